@@ -1,0 +1,58 @@
+# make demo   the whole loop on your machine, in minutes      make test   everything CI checks
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Two small BLAS pools fighting over two cores are slower than one thread each.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint format types imports unit faults bench serve dash clean help
+
+help:
+	@sed -n '1p' Makefile; echo "also: lint format types imports unit faults bench serve dash clean"
+
+# torch first: its pin in constraints.txt takes the build that pip finds for this machine, and the
+# rest then installs nothing more of it.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stepwell needs Python 3.11+")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(BIN)/.installed
+	$(BIN)/stepwell demo $(ARGS)
+
+test: lint types imports unit
+
+lint: $(BIN)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(BIN)/.installed
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+types: $(BIN)/.installed
+	$(BIN)/mypy
+
+imports: $(BIN)/.installed
+	$(BIN)/lint-imports
+
+unit: $(BIN)/.installed
+	$(BIN)/python -m pytest $(ARGS)
+
+# Fifty kills of the live service instead of a dozen.
+faults: $(BIN)/.installed
+	STEPWELL_KILLS=50 $(BIN)/python -m pytest tests/faults $(ARGS)
+
+# The gate of the demo: three training seeds on both datasets, written to benchmarks/results/.
+bench: $(BIN)/.installed
+	$(BIN)/python -m benchmarks.demo_gate $(ARGS)
+
+serve: $(BIN)/.installed
+	$(BIN)/stepwell serve $(ARGS)
+
+dash: $(BIN)/.installed
+	$(BIN)/stepwell dash $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

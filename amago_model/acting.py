@@ -1,0 +1,128 @@
+"""What is needed to act, and nothing else: encoders and actor. A policy file holds one of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amago_model.actor import Actor
+from amago_model.batch import decode_action, previous_features
+from amago_model.config import AgentConfig, Spaces
+from amago_model.timestep_encoders import FeedForwardTimestepEncoder
+from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
+
+
+class ActingPolicy(nn.Module):
+    """Encoders and actor: from what is known on arrival at a row to an action.
+
+    The acting loop, for N environments side by side:
+
+        hidden = policy.initial_hidden(N, "cpu")
+        action, reward, time_idx = zeros, zeros, zeros          # ignored where time_idx is 0
+        while True:
+            action, hidden = policy.act(obs, action, reward, time_idx, hidden, sample=True)
+            obs, reward, done = step the environments; time_idx += 1
+            hidden = policy.reset_hidden(hidden, done); time_idx[done] = 0; obs[done] = first one
+    """
+
+    def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
+        super().__init__()
+        self.config, self.spaces = config, spaces
+        self.metadata: dict[str, Any] = {}
+        """What the policy file said beside config and spaces; see policy_file.py."""
+        self.timestep_encoder = FeedForwardTimestepEncoder(config.timestep_encoder, spaces)
+        self.trajectory_encoder = make_trajectory_encoder(
+            config.trajectory_encoder, self.timestep_encoder.d_output
+        )
+        self.actor = Actor(
+            config.actor,
+            spaces.action,
+            d_state=self.d_state,
+            n_gammas=len(config.losses.gammas),
+        )
+        masks = spaces.keys("mask")
+        self.legal_key = masks[0] if masks else None
+
+    @property
+    def d_state(self) -> int:
+        """D: width of the state vector."""
+        return int(self.trajectory_encoder.d_output)  # type: ignore[arg-type]
+
+    def legal(self, obs: dict[str, Tensor]) -> Tensor | None:
+        """[..., n] bool: the actions allowed, if the environment says so."""
+        return None if self.legal_key is None else obs[self.legal_key] > 0
+
+    def rows(
+        self,
+        obs: dict[str, Tensor],
+        prev_action: Tensor,
+        prev_reward: Tensor,
+        time_idx: Tensor,
+        *,
+        valid: Tensor | None = None,
+        previous_known: Tensor | None = None,
+    ) -> Tensor:
+        """Row vectors [B, L, d] from rows [B, L, ...]: the one way in, for learning and acting."""
+        previous = previous_features(
+            self.spaces, prev_action, prev_reward, time_idx, known=previous_known
+        )
+        return self.timestep_encoder(obs, previous, valid)
+
+    def states(self, rows: Tensor, time_idx: Tensor) -> Tensor:
+        """State vectors [B, L, D] of whole windows."""
+        return self.trajectory_encoder(rows, time_idx)
+
+    def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
+        """The memory of n episodes that are about to begin."""
+        return self.trajectory_encoder.initial_hidden(n, device)  # type: ignore[operator]
+
+    def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
+        """Forget, in the rows where done [n] bool is True. Use only the hidden state it returns."""
+        return self.trajectory_encoder.reset_hidden(hidden, done)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: dict[str, Tensor],
+        prev_action: Tensor,
+        prev_reward: Tensor,
+        time_idx: Tensor,
+        hidden: Hidden,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Hidden]:
+        """One action for each of N environments.
+
+        Args:
+            obs: by key [N, *shape]; keys without the role policy or mask are ignored.
+            prev_action: [N] int64 or [N, *shape] float32, in the environment's units.
+            prev_reward: [N] float32. It and prev_action are ignored where time_idx is 0.
+            time_idx: [N] int64, steps since the episode began.
+            hidden: from initial_hidden or the last call; written into, so keep only the new one.
+            sample: draw from the policy; False takes its most likely (continuous: median) action.
+            generator: source of the randomness, on the tensors' device.
+
+        Returns:
+            (action, hidden): action [N] int64 or [N, *shape] float32, in the environment's units.
+        """
+        if self.training:  # dropout and moving statistics have no place in acting
+            self.eval()
+            try:
+                return self.act(
+                    obs, prev_action, prev_reward, time_idx, hidden, sample, generator
+                )
+            finally:
+                self.train()
+        time = time_idx.unsqueeze(1)
+        rows = self.rows(
+            {key: value.unsqueeze(1) for key, value in obs.items()},
+            prev_action.unsqueeze(1),
+            prev_reward.unsqueeze(1),
+            time,
+        )
+        state, hidden = self.trajectory_encoder.step(rows, time, hidden)  # type: ignore[operator]
+        policy = self.actor.acting(state.squeeze(1), self.legal(obs))
+        x = policy.sample(generator) if sample else policy.greedy()
+        return decode_action(self.spaces.action, x), hidden

@@ -1,0 +1,209 @@
+"""What one update learns from, and how actions and the previous-step input are encoded.
+
+A window of T transitions has L = T + 1 rows. Everything in a row is known on arrival there:
+
+    row t       | obs[t]   prev_action[t]  prev_reward[t]  time_idx[t]
+    transition t| action[t] = prev_action[t+1], reward[t] = prev_reward[t+1], then obs[t+1]
+
+    row         0        1        2        3 = T
+    obs         o0       o1       o2       o3
+    prev_action -        a0       a1       a2        '-' = ignored where time_idx is 0, and
+    prev_reward -        r0       r1       r2              otherwise from before the window
+    time_idx    7        8        9        10
+    transition      0        1        2
+    mask            T        T        T              False: this transition is padding
+    terminated      F        F        x              the task ended: no value beyond
+    truncated       F        F        y              somebody stopped watching: value goes on
+    next_obs_valid  T        T        z              False: obs[t+1] was never recorded
+
+Padding is on the right and is told by `mask` alone: padded values are never read, whatever they are.
+The encoding lives here once; acting and learning both call it. Units are the environment's everywhere
+in this file's inputs: discrete actions as the environment numbers them, continuous ones unscaled.
+
+Letters: B windows, T transitions, L = T + 1 rows, A width of an encoded action.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from amago_model.config import ActionSpace, Spaces
+from amago_model.errors import BatchError
+
+
+@dataclass(slots=True)
+class Batch:
+    """B windows of T transitions; see the picture above. Built by the trainer's collate."""
+
+    obs: dict[str, Tensor]
+    """By key: [B, L, *shape], in the storage dtype."""
+    prev_action: Tensor
+    """[B, L] int64 as the environment numbers them, or [B, L, *shape] float32, unscaled."""
+    prev_reward: Tensor
+    """[B, L] float32, as the environment gave them."""
+    time_idx: Tensor
+    """[B, L] int64, steps since the episode began; 0 means prev_action and prev_reward do not exist."""
+    terminated: Tensor
+    """[B, T] bool: transition t ended the task."""
+    truncated: Tensor
+    """[B, T] bool: transition t was the last one recorded, though the task had not ended."""
+    next_obs_valid: Tensor
+    """[B, T] bool: the observation after transition t exists."""
+    mask: Tensor
+    """[B, T] bool: transition t exists (is not padding)."""
+    action_known: Tensor
+    """[B, T] bool: the action of transition t was recorded."""
+
+    @property
+    def action(self) -> Tensor:
+        """[B, T, ...]: the action leaving row t."""
+        return self.prev_action[:, 1:]
+
+    @property
+    def reward(self) -> Tensor:
+        """[B, T]: what that action earned."""
+        return self.prev_reward[:, 1:]
+
+    @property
+    def row_mask(self) -> Tensor:
+        """[B, L] bool: row t holds a real observation (row 0 of a window with any transition does)."""
+        return torch.cat((self.mask[:, :1], self.mask & self.next_obs_valid), dim=1)
+
+    @property
+    def previous_known(self) -> Tensor:
+        """[B, L] bool: prev_action[t] was recorded. Row 0's lies before the window: taken as known."""
+        return torch.cat((self.mask[:, :1], self.mask & self.action_known), dim=1)
+
+    def _map(self, f) -> Self:  # type: ignore[no-untyped-def]
+        values = {name: getattr(self, name) for name in _TENSOR_FIELDS}
+        moved = {name: f(value) for name, value in values.items()}
+        return type(self)(obs={key: f(value) for key, value in self.obs.items()}, **moved)
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
+        """The same batch on another device (copies only what is not there yet)."""
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The same batch in page-locked memory, from which copies to a GPU can overlap."""
+        return self._map(Tensor.pin_memory)
+
+    def check(self, spaces: Spaces) -> None:
+        """Compare every shape with the spaces. Looks at no values, so it is cheap on any device.
+
+        Raises:
+            BatchError: naming the field, the shape or type expected and the one that came.
+        """
+        if self.mask.ndim != 2:
+            raise BatchError(f"Batch.mask: expected shape [B, T], got {list(self.mask.shape)}")
+        b, t = self.mask.shape
+        action = () if spaces.action.kind == "discrete" else spaces.action.shape
+        expected = {
+            "prev_action": (b, t + 1, *action),
+            "prev_reward": (b, t + 1),
+            "time_idx": (b, t + 1),
+            **dict.fromkeys(_TRANSITION_FIELDS, (b, t)),
+        }
+        for name, shape in expected.items():
+            _check_shape(f"Batch.{name}", getattr(self, name), shape)
+        for name in _TRANSITION_FIELDS:
+            if getattr(self, name).dtype != torch.bool:
+                raise BatchError(f"Batch.{name}: expected bool, got {getattr(self, name).dtype}")
+        for key, space in spaces.observations.items():
+            if space.role not in ("policy", "mask"):
+                continue  # nobody reads it here, so the trainer need not load it
+            if key not in self.obs:
+                raise BatchError(
+                    f"Batch.obs: key {key!r} is missing; it has {sorted(self.obs)}. "
+                    "Were the spaces made from another dataset?"
+                )
+            _check_shape(f"Batch.obs[{key!r}]", self.obs[key], (b, t + 1, *space.shape))
+
+
+_TRANSITION_FIELDS = ("terminated", "truncated", "next_obs_valid", "mask", "action_known")
+_TENSOR_FIELDS = tuple(f.name for f in dataclasses.fields(Batch) if f.name != "obs")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise BatchError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
+
+
+# ---------------------------------------------------------------------------------------- encoding
+
+
+@lru_cache(maxsize=64)
+def _bounds(space: ActionSpace, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Cached: a fresh tensor from Python numbers costs a host-to-device copy in every update. Made
+    # outside inference mode, for autograd refuses tensors that were born inside.
+    with torch.inference_mode(False):
+        low = torch.tensor(space.low, dtype=torch.float32, device=device)
+        high = torch.tensor(space.high, dtype=torch.float32, device=device)
+        return low, high
+
+
+@lru_cache(maxsize=64)
+def _categories(n: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(n, device=device)
+
+
+def one_hot(index: Tensor, n: int) -> Tensor:
+    """[...] integers to [..., n] float32. A number outside 0..n-1 becomes all zeros: no category."""
+    return (index.unsqueeze(-1) == _categories(n, index.device)).to(torch.float32)
+
+
+def action_index(space: ActionSpace, action: Tensor) -> Tensor:
+    """Environment numbers to 0..n-1, int64, for gathering. Unknown actions may lie outside."""
+    return action.to(torch.int64) - space.start
+
+
+def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
+    """Environment units to what networks see: [..., A] float32.
+
+    Discrete [...] becomes one-hot (all zeros for a number that is no action); continuous
+    [..., *shape] is flattened and scaled so that low..high is -1..1, clipped there.
+    """
+    if space.kind == "discrete":
+        return one_hot(action_index(space, action), space.n)
+    low, high = _bounds(space, action.device)
+    flat = action.reshape(*action.shape[: action.ndim - len(space.shape)], space.width)
+    return (2.0 * (flat.to(torch.float32) - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
+
+
+def decode_action(space: ActionSpace, x: Tensor) -> Tensor:
+    """What a policy gives to environment units.
+
+    Discrete: indices 0..n-1 [...] to int64 [...]. Continuous: [..., A] in -1..1 to float32
+    [..., *shape] inside low..high.
+    """
+    if space.kind == "discrete":
+        return x.to(torch.int64) + space.start
+    low, high = _bounds(space, x.device)
+    # Rounding may step over a bound by one part in 10^7, which strict environments refuse.
+    action = torch.clamp(low + (high - low) * (x + 1.0) / 2.0, low, high)
+    return action.reshape(*x.shape[:-1], *space.shape)
+
+
+def previous_features(
+    spaces: Spaces,
+    prev_action: Tensor,
+    prev_reward: Tensor,
+    time_idx: Tensor,
+    known: Tensor | None = None,
+) -> Tensor:
+    """The previous step as the agent sees it: [B, L, 1 + A] float32, [reward | encoded action].
+
+    All zeros where time_idx is 0 (an episode has no step before its first observation), whatever
+    the other inputs hold there. Where `known` ([B, L] bool) is False the action part is zeros.
+    """
+    exists = time_idx > 0
+    reward = torch.where(exists, prev_reward.to(torch.float32), 0.0)
+    shown = exists if known is None else exists & known
+    action = torch.where(shown.unsqueeze(-1), encode_action(spaces.action, prev_action), 0.0)
+    return torch.cat((reward.unsqueeze(-1), action), dim=-1)

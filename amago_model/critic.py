@@ -1,0 +1,89 @@
+"""The critic head: an ensemble of action values as one batched matmul, for all discounts at once.
+
+Every weight is [C, d_in, d_out]. Discrete: the input is the state, the output one value for each
+discount and action. Continuous: the input is [state | discount feature | action], the output one
+value. The first layer is linear, so it is split there: the part of the state, by far the widest, is
+computed once per row (`state_part`) and shared by every action and discount asked about.
+
+Letters: C critics, N rows, K action samples, G discounts, A action width, D state, H hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amago_model.config import ActionSpace, CriticConfig
+from amago_model.layers import make_activation
+
+
+def gamma_feature(gamma: float) -> float:
+    """How a continuous critic is told its discount: ln(1 + 1 / (1 - gamma)), the log of the horizon."""
+    return math.log1p(1.0 / min(max(1.0 - gamma, 1e-6), 1.0))
+
+
+class CriticEnsemble(nn.Module):
+    """C independent MLPs. `frozen=True` uses the weights as constants: gradients reach only inputs."""
+
+    def __init__(
+        self, config: CriticConfig, action: ActionSpace, gammas: tuple[float, ...], *, d_state: int
+    ) -> None:
+        super().__init__()
+        self.config, self.action = config, action
+        self.discrete = action.kind == "discrete"
+        self.n_gammas, self.d_state = len(gammas), d_state
+        d_input = d_state if self.discrete else d_state + 1 + action.width
+        d_output = len(gammas) * action.n if self.discrete else 1
+        widths = [d_input, *[config.d_hidden] * config.n_layers, d_output]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+            bound = fan_in**-0.5  # as nn.Linear draws them
+            weight = torch.empty(config.n_critics, fan_in, fan_out).uniform_(-bound, bound)
+            bias = torch.empty(config.n_critics, 1, fan_out).uniform_(-bound, bound)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(bias))
+        self.activation = make_activation(config.activation)
+        self.register_buffer("gamma_features", torch.tensor([[gamma_feature(g)] for g in gammas]))
+
+    gamma_features: Tensor
+
+    def _layer(self, i: int, frozen: bool) -> tuple[Tensor, Tensor]:
+        weight, bias = cast(Tensor, self.weights[i]), cast(Tensor, self.biases[i])
+        return (weight.detach(), bias.detach()) if frozen else (weight, bias)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        return F.dropout(self.activation(x), self.config.dropout, self.training)
+
+    def state_part(self, state: Tensor) -> Tensor:
+        """state [N, D] -> [C, N, H]: the first layer before its activation, without the action."""
+        weight, bias = self._layer(0, frozen=False)
+        rows = state.expand(weight.shape[0], -1, -1)
+        return torch.baddbmm(bias, rows, weight[:, : self.d_state])
+
+    def _upper_layers(self, x: Tensor, frozen: bool) -> Tensor:
+        """[C, M, H] before the first activation -> [C, M, output]."""
+        for i in range(1, len(self.weights)):
+            weight, bias = self._layer(i, frozen)
+            x = torch.baddbmm(bias, self._hidden(x), weight)
+        return x
+
+    def action_values(self, state_part: Tensor, *, frozen: bool = False) -> Tensor:
+        """Discrete: [C, N, H] -> [C, N, G, A], the value of every action."""
+        # A copy: the activation works in place, and the caller may still need the state part.
+        out = self._upper_layers(state_part.clone(), frozen)
+        return out.unflatten(-1, (self.n_gammas, self.action.n))
+
+    def values(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """Continuous: [C, N, H] and actions [K, N, G, A] in -1..1 -> [C, K, N, G]."""
+        k, n, g, a = action.shape
+        weight, _ = self._layer(0, frozen)
+        w_gamma, w_action = weight[:, self.d_state : -a], weight[:, -a:]
+        acted = action.clamp(-0.999, 0.999).reshape(-1, a)
+        x = torch.matmul(acted, w_action).unflatten(1, (k, n, g))  # [C, K, N, G, H]
+        discounted = state_part.unsqueeze(2) + torch.matmul(self.gamma_features, w_gamma).unsqueeze(1)
+        x = x + discounted.unsqueeze(1)
+        return self._upper_layers(x.flatten(1, 3), frozen).reshape(-1, k, n, g)

@@ -1,0 +1,31 @@
+"""What can go wrong with the agent, as a tree to catch from.
+
+    AmagoError
+    ├── ConfigError       a setting is unknown, of the wrong type, or contradicts another
+    ├── SpaceError        an observation or action space that the agent cannot take
+    ├── BatchError        a batch whose tensors do not fit the spaces or each other
+    └── PolicyFileError   bytes that are not a policy this version can load
+
+All but the last are also `ValueError`s: the caller gave a wrong value. Each message says what was
+expected, what came, and what to do.
+"""
+
+
+class AmagoError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class ConfigError(AmagoError, ValueError):
+    """A setting is unknown, has the wrong type, or contradicts another setting."""
+
+
+class SpaceError(AmagoError, ValueError):
+    """A space the agent cannot take, such as an action without finite bounds."""
+
+
+class BatchError(AmagoError, ValueError):
+    """A batch whose tensors do not fit the spaces or one another."""
+
+
+class PolicyFileError(AmagoError):
+    """Bytes that are not a policy file, are damaged, or come from a newer format."""

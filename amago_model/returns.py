@@ -1,0 +1,39 @@
+"""What a critic should have said: n-step returns that know endings, gaps and padding.
+
+    transition   0     1     2           y[t] = r[t] + g r[t+1] + ... + g^m q[t+m-1]
+    reward       r0    r1    r2
+    next value   q0    q1    q2          q[t] is the value of row t+1, where transition t arrives
+    terminated   F     F     x           x: nothing comes after r2
+    usable       T     T     z           False: padding, or neither an ending nor a next observation
+
+The sum stops after n rewards, at a termination, or before the first transition that is not usable,
+whichever comes first, and bootstraps from the value there unless it stopped at a termination.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def n_step_returns(
+    reward: Tensor,
+    terminated: Tensor,
+    usable: Tensor,
+    next_value: Tensor,
+    gammas: Tensor,
+    n: int,
+) -> Tensor:
+    """reward, terminated, usable [B, T], next_value [B, T, G], gammas [G] -> [B, T, G].
+
+    Entries whose own transition is not usable are of no meaning: the losses mask them.
+    """
+    r_t = reward.unsqueeze(-1)
+    discount_t = gammas * (~terminated).unsqueeze(-1)
+    returns = r_t + discount_t * next_value
+    # y_n[t] = r[t] + discount * (y_(n-1)[t+1] if transition t+1 may be used, else q[t])
+    for _ in range(min(n, reward.shape[1]) - 1):
+        later = torch.where(usable[:, 1:].unsqueeze(-1), returns[:, 1:], next_value[:, :-1])
+        later = torch.cat((later, next_value[:, -1:]), dim=1)
+        returns = r_t + discount_t * later
+    return returns

@@ -1,0 +1,116 @@
+"""A sequence of row vectors to a sequence of state vectors: the agent's memory, or its absence.
+
+Every encoder is causal and offers the same four calls:
+
+    forward(x [B, L, D_in], time_idx [B, L]) -> [B, L, d_output]            whole windows
+    initial_hidden(n, device) -> hidden                                     n episodes about to begin
+    step(x [N, 1, D_in], time_idx [N, 1], hidden) -> ([N, 1, d_output], hidden)
+    reset_hidden(hidden, done [N] bool) -> hidden                           those rows start over
+
+`step` may write into the hidden state it is given: use only the one it returns. Stepping through an
+episode gives what forward gives on the whole of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amago_model.config import FeedForwardConfig, GRUConfig, TrajectoryEncoderConfig
+from amago_model.layers import ResidualBlock, make_activation, make_norm
+from amago_model.transformer import Transformer
+
+Hidden = Any
+"""None, a GRU's tensor or a TransformerHidden: opaque to everyone but the encoder that made it."""
+
+
+class _NoMemory(nn.Module):
+    """The hidden state of an encoder that has none is None."""
+
+    def initial_hidden(self, n: int, device: torch.device | str) -> None:  # noqa: ARG002
+        return None
+
+    def step(self, x: Tensor, time_idx: Tensor, hidden: None) -> tuple[Tensor, None]:
+        return self(x, time_idx), hidden
+
+    def reset_hidden(self, hidden: None, done: Tensor) -> None:  # noqa: ARG002
+        return hidden
+
+
+class IdentityTrajectoryEncoder(_NoMemory):
+    """The state is the row vector: no memory, no parameters."""
+
+    def __init__(self, d_input: int) -> None:
+        super().__init__()
+        self.d_output = d_input
+
+    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
+        return x
+
+
+class FeedForwardTrajectoryEncoder(_NoMemory):
+    """Residual feed-forward blocks on each row by itself."""
+
+    def __init__(self, config: FeedForwardConfig, d_input: int) -> None:
+        super().__init__()
+        self.d_output = d = config.d_model
+        block = {
+            "activation": config.activation,
+            "norm": config.norm,
+            "dropout": config.dropout,
+        }
+        d_ff = config.d_ff or 4 * d
+        self.net = nn.Sequential(
+            nn.Linear(d_input, d),
+            make_activation(config.activation),
+            nn.Dropout(config.dropout),
+            *[ResidualBlock(d, d_ff, **block) for _ in range(config.n_layers)],  # type: ignore[arg-type]
+            nn.Linear(d, d),
+            make_norm(config.out_norm, d),
+            nn.Dropout(config.dropout),
+        )
+
+    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
+        return self.net(x)
+
+
+class GRUTrajectoryEncoder(nn.Module):
+    """A GRU, a linear layer and a norm. Windows start from an empty state."""
+
+    def __init__(self, config: GRUConfig, d_input: int) -> None:
+        super().__init__()
+        self.config = config
+        self.gru = nn.GRU(d_input, config.d_hidden, config.n_layers, batch_first=True)
+        self.out = nn.Linear(config.d_hidden, config.d_output)
+        self.norm = make_norm(config.norm, config.d_output)
+
+    @property
+    def d_output(self) -> int:
+        return self.config.d_output
+
+    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
+        return self.norm(self.out(self.gru(x)[0]))
+
+    def initial_hidden(self, n: int, device: torch.device | str) -> Tensor:
+        return torch.zeros(self.config.n_layers, n, self.config.d_hidden, device=device)
+
+    def step(self, x: Tensor, time_idx: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        y, hidden = self.gru(x, hidden)
+        return self.norm(self.out(y)), hidden
+
+    def reset_hidden(self, hidden: Tensor, done: Tensor) -> Tensor:
+        return torch.where(done.reshape(1, -1, 1), 0.0, hidden)
+
+
+def make_trajectory_encoder(config: TrajectoryEncoderConfig, d_input: int) -> nn.Module:
+    match config.kind:
+        case "identity":
+            return IdentityTrajectoryEncoder(d_input)
+        case "feedforward":
+            return FeedForwardTrajectoryEncoder(config.feedforward, d_input)
+        case "gru":
+            return GRUTrajectoryEncoder(config.gru, d_input)
+        case "transformer":
+            return Transformer(config.transformer, d_input)

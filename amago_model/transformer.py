@@ -1,0 +1,200 @@
+"""The Transformer memory, and the ring buffer with which it acts one row at a time.
+
+    h = dropout(W x + sinusoid(time_idx))                   episode time, not place in the window
+    h = h + norm2(attention(norm1(h)))                      norm2, norm4: NormFormer
+    h = h + dropout(W2 norm4(act(W1 norm3(h))))             all W but the first: sigma-reparametrised
+    out = norm(h)                                           after the last layer
+
+Meaning of `context`: in every layer a row attends to the last `context` rows, itself included. Full
+sequences use a band mask, acting keeps the last `context` keys and values of each layer, so both are
+the same function at any length. As in every windowed Transformer with n layers, what lies up to
+n * (context - 1) rows back can still reach a row, through the rows between. Training windows shorter
+than that never exercise that reach; a context at least as long as the episode removes the question.
+
+    ring, context = 4, after 6 rows:   slot   0  1  2  3
+                                       row    4  5  2  3     next write: slot 6 mod 4 = 2
+
+The order of the slots does not matter, for positions enter with the input. Rows of `steps` count
+separately, so each environment starts over by itself: reset sets its count to 0 and old slots are
+unseen until overwritten. Letters: N rows of environments, H heads, E width of a head, W context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amago_model.attention import ATTENTION, band_mask
+from amago_model.config import TransformerConfig
+from amago_model.layers import make_activation, make_norm
+
+
+@dataclass(slots=True)
+class TransformerHidden:
+    """What a Transformer remembers of N unfinished episodes. `step` writes into it in place."""
+
+    keys: Tensor
+    """[n_layers, N, H, W, E]"""
+    values: Tensor
+    """[n_layers, N, H, W, E]"""
+    steps: Tensor
+    """[N] int64: rows seen since the episode began."""
+
+
+class SigmaLinear(nn.Module):
+    """A linear layer whose matrix has the learned spectral norm gamma (sigma-reparametrisation).
+
+    W is used as gamma / sigma * W, sigma = u' W v its largest singular value, tracked by one power
+    iteration per training forward (Zhai et al. 2023, "Stabilizing Transformer Training by
+    Preventing Attention Entropy Collapse").
+    """
+
+    def __init__(self, d_input: int, d_output: int, *, bias: bool = True) -> None:
+        super().__init__()
+        weight = torch.empty(d_output, d_input)
+        nn.init.trunc_normal_(weight, std=0.02)
+        u, _, vh = torch.linalg.svd(weight, full_matrices=False)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(d_output)) if bias else None
+        self.gamma = nn.Parameter(torch.ones(1))
+        self.register_buffer("u", u[:, 0].clone())
+        self.register_buffer("v", vh[0].clone())
+
+    u: Tensor
+    v: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, v = self.u, self.v
+        if self.training:
+            with torch.no_grad():
+                u = F.normalize(self.weight @ v, dim=0)
+                v = F.normalize(self.weight.T @ u, dim=0)
+                # Fresh tensors go into sigma; the buffers may change again before the backward.
+                self.u.copy_(u)
+                self.v.copy_(v)
+        sigma = torch.dot(u, self.weight @ v)
+        return F.linear(x, self.weight * (self.gamma / sigma), self.bias)
+
+
+def _linear(config: TransformerConfig, d_input: int, d_output: int, bias: bool = True) -> nn.Module:
+    if config.sigma_reparam:
+        return SigmaLinear(d_input, d_output, bias=bias)
+    return nn.Linear(d_input, d_output, bias=bias)
+
+
+@lru_cache(maxsize=16)
+def _frequencies(width: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+        return 10_000.0**-exponent
+
+
+def sinusoid(time_idx: Tensor, width: int) -> Tensor:
+    """[...] int64 -> [..., width]: sines on even channels, cosines on odd (Vaswani et al. 2017)."""
+    angle = time_idx.unsqueeze(-1) * _frequencies(width, time_idx.device)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
+
+
+class TransformerLayer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        d, h = config.d_model, config.n_heads
+        extra = config.norm if config.normformer_norms else "none"
+        self.config, self.attend = config, ATTENTION[config.attention]
+        self.norm1, self.norm2 = make_norm(config.norm, d), make_norm(extra, d)
+        self.norm3, self.norm4 = make_norm(config.norm, d), make_norm(extra, config.d_ff)
+        self.qkv = _linear(config, d, 3 * d, bias=False)
+        self.head_scale = nn.Parameter(torch.ones(h, 1, 1)) if config.head_scaling else None
+        self.out = _linear(config, d, d)
+        self.ff1, self.ff2 = _linear(config, d, config.d_ff), _linear(config, config.d_ff, d)
+        self.activation = make_activation(config.activation)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, L, D] -> queries, keys, values, each [N, H, L, E]."""
+        c = self.config
+        qkv = F.dropout(self.qkv(self.norm1(x)), c.dropout_qkv, self.training)
+        q, k, v = qkv.unflatten(-1, (3, c.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Everything in a layer after the attention kernel: x [N, L, D], attended [N, H, L, E]."""
+        if self.head_scale is not None:
+            attended = attended * self.head_scale
+        x = x + self.norm2(self.out(attended.transpose(1, 2).flatten(2)))
+        hidden = self.norm4(self.activation(self.ff1(self.norm3(x))))
+        return x + F.dropout(self.ff2(hidden), self.config.dropout_ff, self.training)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v = self.split(x)
+        dropout = self.config.dropout_attn if self.training else 0.0
+        attended = self.attend(q, k, v, mask=mask, causal=mask is None, dropout=dropout)
+        return self.join(x, attended)
+
+    def step(
+        self, x: Tensor, keys: Tensor, values: Tensor, row: Tensor, slot: Tensor, seen: Tensor
+    ) -> Tensor:
+        """x [N, 1, D]; write this row's key and value into [N, H, W, E] at `slot`, then attend."""
+        q, k, v = self.split(x)
+        keys[row, :, slot] = k[:, :, 0].to(keys.dtype)
+        values[row, :, slot] = v[:, :, 0].to(values.dtype)
+        cached = keys.to(q.dtype), values.to(q.dtype)
+        return self.join(x, self.attend(q, *cached, mask=seen, causal=False, dropout=0.0))
+
+
+class Transformer(nn.Module):
+    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same one row at a time."""
+
+    def __init__(self, config: TransformerConfig, d_input: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Linear(d_input, config.d_model)
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.n_layers))
+        self.norm = make_norm(config.norm, config.d_model)
+
+    @property
+    def d_output(self) -> int:
+        return self.config.d_model
+
+    def _embed(self, x: Tensor, time_idx: Tensor) -> Tensor:
+        h = self.embed(x)
+        h = h + sinusoid(time_idx, self.config.d_model).to(h.dtype)
+        return F.dropout(h, self.config.dropout_emb, self.training)
+
+    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:
+        length = x.shape[1]
+        # The kernel's own causal flag is faster than a mask, and the same while the window fits.
+        fits = length <= self.config.context
+        mask = None if fits else band_mask(length, self.config.context, x.device)
+        h = self._embed(x, time_idx)
+        for layer in self.layers:
+            h = layer(h, mask)
+        return self.norm(h)
+
+    def initial_hidden(self, n: int, device: torch.device | str) -> TransformerHidden:
+        c = self.config
+        shape = (c.n_layers, n, c.n_heads, c.context, c.d_model // c.n_heads)
+        keys, values = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        steps = torch.zeros(n, dtype=torch.int64, device=device)
+        return TransformerHidden(keys=keys, values=values, steps=steps)
+
+    def step(
+        self, x: Tensor, time_idx: Tensor, hidden: TransformerHidden
+    ) -> tuple[Tensor, TransformerHidden]:
+        """x [N, 1, D_in], time_idx [N, 1] -> [N, 1, d_model]. Writes into `hidden`, in place."""
+        context, device = self.config.context, x.device
+        row, slot = torch.arange(x.shape[0], device=device), hidden.steps % context
+        written = torch.arange(context, device=device) <= hidden.steps.unsqueeze(1)
+        h = self._embed(x, time_idx)
+        for i, layer in enumerate(self.layers):
+            seen = written[:, None, None, :]
+            h = layer.step(h, hidden.keys[i], hidden.values[i], row, slot, seen)  # type: ignore[operator]
+        hidden.steps += 1
+        return self.norm(h), hidden
+
+    def reset_hidden(self, hidden: TransformerHidden, done: Tensor) -> TransformerHidden:
+        hidden.steps.masked_fill_(done, 0)
+        return hidden

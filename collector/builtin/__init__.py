@@ -1,0 +1,33 @@
+"""The environments we ship and the generators of offline data made from them.
+
+Importing this package registers the environments with gymnasium, so both of these work:
+`import collector.builtin; gymnasium.make("stepwell/Recall-v0")` and, without the import,
+`gymnasium.make("collector.builtin:stepwell/Recall-v0")`.
+The generators are modules of their own (`python -m collector.builtin --help`).
+"""
+
+import gymnasium
+
+TMAZE_PASSIVE_ID = "stepwell/TMazePassive-v0"
+RECALL_ID = "stepwell/Recall-v0"
+
+# Entry points are strings: registering must not import what is never played.
+_ENTRY_POINTS = {
+    TMAZE_PASSIVE_ID: "collector.builtin.tmaze:TMazePassive",
+    RECALL_ID: "collector.builtin.recall:Recall",
+}
+
+__all__ = ["RECALL_ID", "TMAZE_PASSIVE_ID", "register_all"]
+
+
+def register_all() -> None:
+    """Make our environments known to gymnasium; a second call changes nothing.
+
+    No time limit is registered: each environment ends its own episodes (`terminated`).
+    """
+    for env_id, entry_point in _ENTRY_POINTS.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(id=env_id, entry_point=entry_point)
+
+
+register_all()

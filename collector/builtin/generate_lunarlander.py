@@ -1,0 +1,89 @@
+"""lunarlander-noisy: gymnasium's own landing heuristic, disturbed, some episodes more than others.
+
+Each episode draws a noise level; the higher it is, the more often a random action is held for a few
+steps. Copying everything crashes, the better episodes land. Needs Box2D, which nothing else does.
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import DependencyNotInstalled
+from numpy.typing import NDArray
+
+from collector.builtin.d4rl_file import write_d4rl
+from collector.builtin.scripted import Progress, Summary, provenance, record
+
+ENV_ID = "LunarLanderContinuous-v3"
+
+_NOISE_LEVELS = (0.1, 0.3, 0.6, 1.0)
+_LEVEL_PROBABILITIES = (0.1, 0.25, 0.35, 0.3)
+_SLIP_STEPS = (2, 6)  # an action drawn, then held for one to five steps more
+
+
+class Box2DMissing(ImportError):
+    """LunarLander needs the Box2D physics, which is not installed; the message says how to."""
+
+
+def lunarlander_noisy(
+    path: str | Path, steps: int = 100_000, seed: int = 0, progress: Progress | None = None
+) -> Summary:
+    """Write at least `steps` steps (whole episodes) of LunarLanderContinuous-v3 to `path`.
+
+    observations float32 (N, 8), actions float32 (N, 2) in [-1, 1]; an episode ends in a terminal
+    (landed, crashed) or, at 1000 steps, a timeout. With the defaults mean return about +36, best
+    decile above about 280, which is what the undisturbed heuristic earns.
+
+    Raises Box2DMissing (an ImportError) when Box2D is not installed.
+    """
+    heuristic = _import_heuristic()
+    env = gymnasium.make(ENV_ID)
+    try:
+        behaviour = _NoisyHeuristic(env.unwrapped, heuristic)
+        columns, summary = record(env, behaviour, steps=steps, seed=seed, progress=progress)
+    finally:
+        env.close()
+    write_d4rl(path, columns, provenance("heuristic+eps", ENV_ID, seed))
+    return summary
+
+
+def _import_heuristic() -> Callable[[Any, NDArray[np.float32]], NDArray[np.float64]]:
+    try:
+        with warnings.catch_warnings():
+            # Box2D's SWIG types warn as they are created. Where warnings are errors (`-W error`,
+            # our tests) that is no exception but a segmentation fault: they must not warn at all.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from gymnasium.envs.box2d.lunar_lander import heuristic
+    except (ImportError, DependencyNotInstalled) as error:
+        raise Box2DMissing(
+            "LunarLander needs Box2D, which is not installed. Install it with:\n"
+            '    pip install "gymnasium[box2d]"'
+        ) from error
+    return heuristic
+
+
+class _NoisyHeuristic:
+    """With probability 0.35 x level, a uniform random action takes over for 2 to 6 steps."""
+
+    def __init__(self, env: Any, heuristic: Any) -> None:
+        self._env = env
+        self._heuristic = heuristic
+
+    def begin(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        level = float(rng.choice(_NOISE_LEVELS, p=_LEVEL_PROBABILITIES))
+        self._slip_probability = 0.35 * level
+        self._held_steps = 0
+        self._held_action = np.zeros(2, np.float32)
+
+    def act(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self._held_steps == 0 and self._rng.random() < self._slip_probability:
+            self._held_steps = int(self._rng.integers(*_SLIP_STEPS, endpoint=True))
+            self._held_action = self._rng.uniform(-1.0, 1.0, 2).astype(np.float32)
+        if self._held_steps > 0:
+            self._held_steps -= 1
+            return self._held_action
+        return np.clip(self._heuristic(self._env, observation), -1.0, 1.0).astype(np.float32)

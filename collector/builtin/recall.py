@@ -1,0 +1,70 @@
+"""Recall: the smallest task that needs memory and nothing else.
+
+    t         0             1 .. delay    delay + 1
+    obs       cue, 1, 0     0, 0, 0       0, 0, 1          (cue one-hot, "is cue", "is query")
+    action    ignored       ignored       the answer
+    reward    0             0             1 if the answer is the cue's index, else 0
+
+A memoryless agent earns 1/symbols on average. Not for exploration: every answer is one step away.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+
+class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Name, after `delay` blank steps, the symbol (of `symbols`) that was shown at the first step.
+
+    Observation: float32 (symbols + 2,): one-hot cue, then the flags "this is the cue" and "this is
+    the query". Actions: Discrete(symbols). The episode is delay + 2 steps and ends at the query
+    with `terminated`; `info["log/success"]` is 1 or 0 there.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, symbols: int = 4, delay: int = 8, render_mode: None = None) -> None:
+        if symbols < 2:
+            raise ValueError(f"symbols: expected at least 2, got {symbols}.")
+        if delay < 0:
+            raise ValueError(f"delay: expected 0 or more blank steps, got {delay}.")
+        self.symbols = symbols
+        self.delay = delay
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(0.0, 1.0, (symbols + 2,), np.float32)
+        self.action_space = spaces.Discrete(symbols)
+        self._cue = self._t = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._t = 0
+        self._cue = int(self.np_random.integers(self.symbols))
+        return self._observe(), {}
+
+    def step(
+        self, action: np.int64
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        if self._t > self.delay + 1:
+            raise ResetNeeded("The episode is over; call reset() before step().")
+        if not self.action_space.contains(action):
+            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        answered = self._t == self.delay + 1
+        self._t += 1
+        if not answered:
+            return self._observe(), 0.0, False, False, {}
+        reward = 1.0 if int(action) == self._cue else 0.0
+        return self._observe(), reward, True, False, {"log/success": reward}
+
+    def _observe(self) -> NDArray[np.float32]:
+        obs = np.zeros(self.symbols + 2, np.float32)
+        if self._t == 0:
+            obs[self._cue] = obs[-2] = 1.0
+        elif self._t == self.delay + 1:
+            obs[-1] = 1.0
+        return obs

@@ -1,0 +1,97 @@
+"""The passive T-Maze: see a cue once, walk a long corridor, then turn to the side of the cue.
+
+                          (H, +1)
+    (0,0) (1,0)  ...  (H, 0)          t        0            1 .. H-1   H              H+1
+                          (H, -1)     obs      [0, cue]     [0, 0]     [1, y]         [1, y]
+
+Only memory of t = 0 tells which way to turn: without it 0.5 is the ceiling, with it 1.0, at any H.
+Dynamics after AMAGO (Grigsby et al., ICLR 2024), the task after Bakker (NeurIPS 2001) and Ni et al.
+(NeurIPS 2023).
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+RIGHT, UP, LEFT, DOWN = range(4)
+_MOVES = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
+
+
+class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """A corridor of `corridor_length` moves to the right, then one move up or down.
+
+    Observation: float32 (2,): [1 if at the junction or in an arm else 0, y], except that the very
+    first one is [0, cue] with the cue +1 (up) or -1 (down). Actions: 0 right, 1 up, 2 left, 3 down;
+    a move into a wall leaves the agent where it is.
+
+    Reward: `penalty` for each step but the last whose action is not "right"; at the last step
+    `goal_reward` if the agent stands in the cued arm, else 0. `penalty=None` means
+    -1/corridor_length; 0 makes the reward sparse, and exploration hard.
+
+    The episode is always corridor_length + 1 steps and ends with `terminated` (never `truncated`):
+    there is no time to lose, so one wrong step in the corridor loses the goal.
+    `info["log/success"]` is 1 or 0 at the last step.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(
+        self,
+        corridor_length: int = 20,
+        penalty: float | None = None,
+        goal_reward: float = 1.0,
+        render_mode: None = None,
+    ) -> None:
+        if corridor_length < 1:
+            raise ValueError(f"corridor_length: expected at least 1, got {corridor_length}.")
+        self.corridor_length = corridor_length
+        self.penalty = -1.0 / corridor_length if penalty is None else penalty
+        self.goal_reward = goal_reward
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self._x = self._y = self._t = 0
+        self._goal_y = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._x = self._y = self._t = 0
+        self._goal_y = 1 if self.np_random.integers(2) else -1
+        return self._observe(), {}
+
+    def step(
+        self, action: np.int64
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        if self._t > self.corridor_length:
+            raise ResetNeeded("The episode is over; call reset() before step().")
+        if not self.action_space.contains(action):
+            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        self._t += 1
+        self._move(int(action))
+        if self._t <= self.corridor_length:
+            return self._observe(), 0.0 if action == RIGHT else self.penalty, False, False, {}
+        success = self._y == self._goal_y
+        info = {"log/success": float(success)}
+        return self._observe(), self.goal_reward if success else 0.0, True, False, info
+
+    def _move(self, action: int) -> None:
+        dx, dy = _MOVES[action]
+        x, y = self._x + dx, self._y + dy
+        in_corridor = y == 0 and 0 <= x <= self.corridor_length
+        in_arm = x == self.corridor_length and abs(y) == 1
+        if in_corridor or in_arm:
+            self._x, self._y = x, y
+
+    def _observe(self) -> NDArray[np.float32]:
+        if self._t == 0:
+            return np.array([0, self._goal_y], np.float32)
+        if self._x == self.corridor_length:
+            return np.array([1, self._y], np.float32)
+        # Back at the start the cue is not shown again: that is what "passive" means.
+        return np.zeros(2, np.float32)

@@ -1,0 +1,154 @@
+"""Everything that can go wrong, as one tree. Catch `StepwellError` and you have caught it all.
+
+StepwellError
+├── InvalidData                 data refused before it left this process (also a ValueError)
+│   ├── InvalidTrajectory       breaks a rule drawn in trajectory.py
+│   ├── InvalidSpace            a space or an env spec that cannot be
+│   └── CodecError              bytes that are not trajectories of this format
+├── ServiceError                the service answered, and refused; carries its problem document
+│   ├── BadRequest              400, 415, 422   the request or its data is wrong; do not retry
+│   ├── Unauthorized            401, 403        no token, or one without the scope
+│   ├── NotFound                404
+│   ├── Gone                    410             an expired snapshot or an evicted trajectory
+│   ├── Conflict                409             exists already, with other content
+│   ├── TooLarge                413
+│   ├── Busy                    429, 503        try again after `retry_after` seconds
+│   ├── StorageFull             507
+│   └── ServiceFault            any other 5xx   a defect of the service; its log says more
+├── ServiceUnreachable          no answer at all: not running, wrong address, network
+├── OutboxError                 the local queue on disk cannot be used
+└── JobFailed                   a job that was waited for ended as failed or cancelled
+
+try:
+    client.upload_dataset("my-data", "hopper.hdf5")
+except stepwell.ServiceError as error:
+    print(error.code, error.expected, error.got)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StepwellError(Exception):
+    """Base of every error that Stepwell raises on purpose."""
+
+
+class InvalidData(StepwellError, ValueError):
+    """Data refused locally. `expected` and `got` say what was wanted and what came."""
+
+    def __init__(self, message: str, *, expected: str | None = None, got: str | None = None):
+        detail = message
+        if expected is not None:
+            detail += f"; expected {expected}"
+        if got is not None:
+            detail += f"; got {got}"
+        super().__init__(detail)
+        self.expected = expected
+        self.got = got
+
+
+class InvalidTrajectory(InvalidData):
+    """A trajectory that breaks one of its rules; nothing half-valid is ever constructed."""
+
+
+class InvalidSpace(InvalidData):
+    """A space or an env spec that cannot be."""
+
+
+class CodecError(InvalidData):
+    """Bytes that do not decode as trajectories: truncated, foreign, or of an unknown format."""
+
+
+class ServiceError(StepwellError):
+    """The service refused. `problem` is the RFC 9457 document it answered with."""
+
+    def __init__(self, problem: dict[str, Any], *, retry_after: float | None = None):
+        self.problem = problem
+        self.status: int = int(problem.get("status", 0))
+        self.code: str = str(problem.get("code", "unknown"))
+        self.detail: str = str(problem.get("detail") or problem.get("title") or "")
+        self.expected: Any = problem.get("expected")
+        self.got: Any = problem.get("got")
+        self.retry_after = retry_after
+        text = f"{self.status} {self.code}: {self.detail}"
+        if self.expected is not None:
+            text += f"; expected {self.expected}"
+        if self.got is not None:
+            text += f"; got {self.got}"
+        super().__init__(text)
+
+
+class BadRequest(ServiceError):
+    """The request or its data is wrong; sending it again will not help."""
+
+
+class Unauthorized(ServiceError):
+    """No token, an unknown one, or one without the needed scope."""
+
+
+class NotFound(ServiceError):
+    """There is nothing by that name or id."""
+
+
+class Gone(ServiceError):
+    """It was there and is no more: an expired snapshot, an evicted trajectory."""
+
+
+class Conflict(ServiceError):
+    """It exists already with other content, or its state forbids this."""
+
+
+class TooLarge(ServiceError):
+    """The body is larger than the service accepts; the limit is in `expected`."""
+
+
+class Busy(ServiceError):
+    """Not now. Try again after `retry_after` seconds; the SDK does so by itself for a while."""
+
+
+class StorageFull(ServiceError):
+    """The service has no room left and stored nothing."""
+
+
+class ServiceFault(ServiceError):
+    """A defect on the other side; its log says more."""
+
+
+class ServiceUnreachable(StepwellError):
+    """No answer at all from the address that was asked."""
+
+
+class OutboxError(StepwellError):
+    """The local queue of unsent trajectories cannot be read or written."""
+
+
+class JobFailed(StepwellError):
+    """A job that somebody waited for ended as failed or cancelled. `job` is its last state."""
+
+    def __init__(self, message: str, job: Any = None):
+        super().__init__(message)
+        self.job = job
+
+
+_BY_STATUS: dict[int, type[ServiceError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Unauthorized,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    413: TooLarge,
+    415: BadRequest,
+    422: BadRequest,
+    429: Busy,
+    503: Busy,
+    507: StorageFull,
+}
+
+
+def from_problem(problem: dict[str, Any], *, retry_after: float | None = None) -> ServiceError:
+    """The exception for a problem document, by its status."""
+    status = int(problem.get("status", 0))
+    fallback = ServiceFault if status >= 500 else BadRequest
+    return _BY_STATUS.get(status, fallback)(problem, retry_after=retry_after)

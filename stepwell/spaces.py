@@ -1,0 +1,359 @@
+"""What an environment's observations and actions look like, as plain data and as JSON.
+
+Box, Discrete, MultiDiscrete and MultiBinary, in flat dicts of named arrays. No gymnasium here: the
+collector converts its spaces into these, the trainer converts these into the agent's. An `EnvSpec`
+is what a dataset is registered under; two trajectories belong together when their specs are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import InvalidSpace
+
+Role = Literal["policy", "critic", "mask", "relabel", "log"]
+ROLES: tuple[str, ...] = get_args(Role)
+DEFAULT_OBSERVATION = "observation"
+DEFAULT_ACTION = "action"
+DTYPES = (
+    *("float16", "float32", "float64", "bool"),
+    *("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64"),
+)
+MAX_ELEMENTS = 1 << 24
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Arrays of one shape and dtype, bounded element by element.
+
+    `low` and `high` are numbers (for all elements) or flat tuples in C order. Infinite bounds are
+    spelt "-inf" and "inf" in JSON.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | tuple[float, ...] = -math.inf
+    high: float | tuple[float, ...] = math.inf
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidSpace("unknown dtype", expected=" | ".join(DTYPES), got=self.dtype)
+        if any(not isinstance(n, int) or n < 1 for n in self.shape) or len(self.shape) > 8:
+            raise InvalidSpace(
+                "bad shape", expected="at most 8 positive sizes", got=str(self.shape)
+            )
+        if self.size > MAX_ELEMENTS:
+            raise InvalidSpace(
+                "too large", expected=f"≤ {MAX_ELEMENTS} elements", got=str(self.size)
+            )
+        for name, bound in (("low", self.low), ("high", self.high)):
+            if isinstance(bound, tuple) and len(bound) != self.size:
+                raise InvalidSpace(
+                    f"{name} has the wrong length", expected=str(self.size), got=str(len(bound))
+                )
+        if np.any(self.bounds()[0] > self.bounds()[1]):
+            raise InvalidSpace(
+                "low exceeds high", expected="low ≤ high", got=f"{self.low}, {self.high}"
+            )
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(low, high), each float64 of `shape`."""
+        low = np.broadcast_to(np.asarray(self.low, np.float64).reshape(-1), (self.size,))
+        high = np.broadcast_to(np.asarray(self.high, np.float64).reshape(-1), (self.size,))
+        return low.reshape(self.shape), high.reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Discrete:
+    """One integer out of `start … start + n - 1`."""
+
+    n: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise InvalidSpace("n must be positive", expected="n ≥ 1", got=str(self.n))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def dtype(self) -> str:
+        return "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscrete:
+    """A vector of integers, element i in `0 … nvec[i] - 1`."""
+
+    nvec: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.nvec or any(n < 1 for n in self.nvec):
+            raise InvalidSpace("nvec needs positive sizes", expected="n ≥ 1", got=str(self.nvec))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> str:
+        return "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiBinary:
+    """A vector of n zeros and ones."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise InvalidSpace("n must be positive", expected="n ≥ 1", got=str(self.n))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.n,)
+
+    @property
+    def dtype(self) -> str:
+        return "int8"
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary
+
+
+def outside(space: Space, values: Array) -> str | None:
+    """Why `values` [N, *shape] are not all in `space`, or None. Dtype and shape are not looked at.
+
+    Floats must be finite. Observations may stray outside a Box by design (many environments lie);
+    callers decide for which arrays bounds count.
+    """
+    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
+        bad = int(np.count_nonzero(~np.isfinite(values)))
+        return f"{bad} values are NaN or infinite"
+    if isinstance(space, Discrete):
+        low, high = space.start, space.start + space.n - 1
+    elif isinstance(space, MultiBinary):
+        low, high = 0, 1
+    elif isinstance(space, MultiDiscrete):
+        if bool((values < 0).any()) or bool((values >= np.asarray(space.nvec)).any()):
+            return f"values outside 0 … nvec-1 = {space.nvec}"
+        return None
+    else:
+        box_low, box_high = space.bounds()
+        # A float32 rendering of a float64 bound may land one rounding beyond it.
+        slack = 1e-5 * np.maximum(1.0, np.where(np.isfinite(box_high), np.abs(box_high), 1.0))
+        if bool((values < box_low - slack).any()) or bool((values > box_high + slack).any()):
+            seen, allowed = (values.min(), values.max()), (box_low.min(), box_high.max())
+            return f"range {seen[0]:g} … {seen[1]:g} leaves {allowed[0]:g} … {allowed[1]:g}"
+        return None
+    if values.size and (int(values.min()) < low or int(values.max()) > high):
+        return f"range {int(values.min())} … {int(values.max())} leaves {low} … {high}"
+    return None
+
+
+def space_to_json(space: Space) -> dict[str, Any]:
+    if isinstance(space, Box):
+        return {
+            "type": "Box",
+            "shape": list(space.shape),
+            "dtype": space.dtype,
+            "low": _bound_to_json(space.low),
+            "high": _bound_to_json(space.high),
+        }
+    if isinstance(space, Discrete):
+        return {"type": "Discrete", "n": space.n, "start": space.start}
+    if isinstance(space, MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": list(space.nvec)}
+    return {"type": "MultiBinary", "n": space.n}
+
+
+def space_from_json(data: Any) -> Space:
+    """Inverse of `space_to_json`; refuses anything else with `InvalidSpace`."""
+    if not isinstance(data, Mapping):
+        raise InvalidSpace("a space is an object with a type", got=type(data).__name__)
+    kind = data.get("type")
+    allowed = {
+        "Box": {"shape", "dtype", "low", "high"},
+        "Discrete": {"n", "start"},
+        "MultiDiscrete": {"nvec"},
+        "MultiBinary": {"n"},
+    }
+    if kind not in allowed:
+        raise InvalidSpace("unknown space", expected=" | ".join(allowed), got=repr(kind))
+    unknown = set(data) - allowed[kind] - {"type"}
+    if unknown:
+        raise InvalidSpace(
+            f"{kind} has unknown fields",
+            expected=str(sorted(allowed[kind])),
+            got=str(sorted(unknown)),
+        )
+    try:
+        if kind == "Box":
+            return Box(
+                tuple(int(n) for n in data["shape"]),
+                str(data.get("dtype", "float32")),
+                _bound_from_json(data.get("low", "-inf")),
+                _bound_from_json(data.get("high", "inf")),
+            )
+        if kind == "Discrete":
+            return Discrete(int(data["n"]), int(data.get("start", 0)))
+        if kind == "MultiDiscrete":
+            return MultiDiscrete(tuple(int(n) for n in data["nvec"]))
+        return MultiBinary(int(data["n"]))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InvalidSpace):
+            raise
+        raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {error!r}") from None
+
+
+def _bound_to_json(bound: float | tuple[float, ...]) -> Any:
+    if isinstance(bound, tuple):
+        return [_bound_to_json(b) for b in bound]
+    return bound if math.isfinite(bound) else ("inf" if bound > 0 else "-inf")
+
+
+def _bound_from_json(bound: Any) -> float | tuple[float, ...]:
+    if isinstance(bound, list | tuple):
+        flat = np.asarray([float(b) for b in bound], np.float64)
+        return tuple(flat.tolist())
+    value = float(bound)
+    if math.isnan(value):
+        raise InvalidSpace("a bound is NaN", expected="a number, 'inf' or '-inf'")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """The schema of a dataset: named observation and action spaces, roles, and named infos.
+
+    `observations` and `actions` are flat dicts (default keys "observation" and "action").
+    `roles` says who may look at an observation: `policy` (default), `critic` (privileged), `mask`
+    (legal actions), `relabel` (achieved goals), `log`. `infos` are extra arrays kept beside the
+    observations, for people and for SQL; no agent ever sees them.
+
+        Example: EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), env="Pendulum-v1")
+    """
+
+    observations: Mapping[str, Space]
+    actions: Mapping[str, Space]
+    roles: Mapping[str, str] = field(default_factory=dict)
+    infos: Mapping[str, Space] = field(default_factory=dict)
+    action_known: bool = False
+    env: str = ""
+
+    def __post_init__(self) -> None:
+        for what, spaces in (
+            ("observations", self.observations),
+            ("actions", self.actions),
+            ("infos", self.infos),
+        ):
+            if not spaces and what != "infos":
+                raise InvalidSpace(f"{what} are empty", expected="at least one named space")
+            for key in spaces:
+                if not _KEY.fullmatch(key):
+                    raise InvalidSpace(
+                        f"bad name in {what}", expected="letters, digits, _ and /", got=repr(key)
+                    )
+        for key, role in self.roles.items():
+            if key not in self.observations:
+                raise InvalidSpace("a role for an unknown observation", got=repr(key))
+            if role not in ROLES:
+                raise InvalidSpace(f"unknown role of {key}", expected=" | ".join(ROLES), got=role)
+        # One order everywhere, whatever order the caller's dicts had.
+        for name in ("observations", "actions", "roles", "infos"):
+            mapping = getattr(self, name)
+            object.__setattr__(self, name, {k: mapping[k] for k in sorted(mapping)})
+
+    @classmethod
+    def of(
+        cls,
+        observation: Space | Mapping[str, Space],
+        action: Space | Mapping[str, Space],
+        *,
+        env: str = "",
+        roles: Mapping[str, str] | None = None,
+        infos: Mapping[str, Space] | None = None,
+        action_known: bool = False,
+    ) -> EnvSpec:
+        """A spec from single spaces or dicts of them."""
+        return cls(
+            observation if isinstance(observation, Mapping) else {DEFAULT_OBSERVATION: observation},
+            action if isinstance(action, Mapping) else {DEFAULT_ACTION: action},
+            roles or {},
+            infos or {},
+            action_known,
+            env,
+        )
+
+    def role(self, key: str) -> str:
+        return self.roles.get(key, "policy")
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "observations": {k: space_to_json(s) for k, s in self.observations.items()},
+            "actions": {k: space_to_json(s) for k, s in self.actions.items()},
+            "env": self.env,
+        }
+        if self.roles:
+            data["roles"] = dict(self.roles)
+        if self.infos:
+            data["infos"] = {k: space_to_json(s) for k, s in self.infos.items()}
+        if self.action_known:
+            data["action_known"] = True
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any) -> EnvSpec:
+        if not isinstance(data, Mapping):
+            raise InvalidSpace("an env spec is an object", got=type(data).__name__)
+        known = {"observations", "actions", "env", "roles", "infos", "action_known"}
+        if unknown := set(data) - known:
+            raise InvalidSpace(
+                "an env spec has unknown fields",
+                expected=str(sorted(known)),
+                got=str(sorted(unknown)),
+            )
+        parts: dict[str, dict[str, Space]] = {}
+        for name in ("observations", "actions", "infos"):
+            part = data.get(name, {})
+            if not isinstance(part, Mapping):
+                raise InvalidSpace(f"{name} is an object of named spaces", got=type(part).__name__)
+            parts[name] = {str(k): space_from_json(v) for k, v in part.items()}
+        roles = data.get("roles", {})
+        if not isinstance(roles, Mapping):
+            raise InvalidSpace("roles is an object", got=type(roles).__name__)
+        return cls(
+            parts["observations"],
+            parts["actions"],
+            {str(k): str(v) for k, v in roles.items()},
+            parts["infos"],
+            bool(data.get("action_known", False)),
+            str(data.get("env", "")),
+        )
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the canonical JSON without `env`: equal digests mean equal layouts."""
+        layout = {k: v for k, v in self.to_json().items() if k != "env"}
+        return hashlib.sha256(
+            json.dumps(layout, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()

@@ -1,0 +1,478 @@
+"""What a trajectory is. Every question of alignment is answered by pointing at this picture.
+
+A trajectory of T transitions has T+1 observations, so T+1 rows:
+
+    row t | obs    action   reward   terminated  truncated | is_last   info
+    0     | o0     a0       r0       F           F         | F         i0
+    1     | o1     a1       r1       F           F         | F         i1       r1 is what a1 earned
+    ...   |
+    T-1   | oT-1   aT-1     rT-1     x           y         | F         iT-1     at most one of x, y
+    T     | oT     -        -        -           -         | T         iT       observation only
+
+x = terminated: the task ended, nothing lies beyond oT. y = truncated: somebody stopped watching,
+and the value of oT still counts. Neither: the episode goes on in another trajectory. oT may be
+unknown (D4RL does not store it): then `final_obs_valid` is False, row T repeats the one before, and
+learners mask it. `infos` stand beside the observation they came with. No next_obs column anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+import uuid_utils
+from numpy.typing import NDArray
+
+from stepwell.errors import InvalidTrajectory
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, Array, EnvSpec, Space, outside
+
+Purpose = Literal["train", "eval"]
+MAX_TAGS = 64
+MAX_TEXT = 1024
+
+
+def new_id() -> str:
+    """A fresh UUIDv7: unique everywhere, ordered by time of birth."""
+    return str(uuid_utils.uuid7())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Where a trajectory came from: everything that is not an array. All of it is SQL-visible."""
+
+    env: str = ""
+    """Environment name, for instance "Hopper-v5"; may differ between trajectories of a dataset."""
+    episode_id: str = ""
+    """The episode this is a piece of; empty means the trajectory is the whole episode."""
+    first_step: int = 0
+    """Episode step of row 0: 0 unless the trajectory is a later piece of its episode."""
+    seed: int | None = None
+    """Seed that the episode was reset with."""
+    policy: str = ""
+    """Who acted, as run/version (for instance "demo/7"), or a free name for a scripted actor."""
+    collector: str = ""
+    """Worker that played it."""
+    run: str = ""
+    """Collect or eval run that it belongs to."""
+    purpose: Purpose = "train"
+    """"eval" trajectories never enter a training snapshot unless asked for by name."""
+    success: bool | None = None
+    """Whether the environment called it a success; None where it does not say."""
+    tags: tuple[str, ...] = ()
+    """Free labels, for people and for SQL."""
+    source: str = ""
+    """Where imported data came from, for instance the file name and its sha256."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Named numbers that the environment reported for the episode."""
+    started_at: float | None = None
+    """Wall clock of row 0 in Unix seconds, as the collector claims."""
+
+    def __post_init__(self) -> None:
+        for name in ("env", "episode_id", "policy", "collector", "run", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) > MAX_TEXT:
+                raise InvalidTrajectory(
+                    f"about.{name}",
+                    expected=f"text of at most {MAX_TEXT} characters",
+                    got=repr(value)[:80],
+                )
+        if self.purpose not in ("train", "eval"):
+            raise InvalidTrajectory(
+                "about.purpose", expected="train | eval", got=repr(self.purpose)
+            )
+        if not isinstance(self.first_step, int) or self.first_step < 0:
+            raise InvalidTrajectory(
+                "about.first_step", expected="an integer ≥ 0", got=repr(self.first_step)
+            )
+        if self.seed is not None and not (
+            isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
+        ):
+            raise InvalidTrajectory("about.seed", expected="a 64-bit integer", got=repr(self.seed))
+        if self.success not in (None, True, False):
+            raise InvalidTrajectory(
+                "about.success", expected="true, false or null", got=repr(self.success)
+            )
+        if len(self.tags) > MAX_TAGS or any(
+            not isinstance(tag, str) or not tag or len(tag) > 128 for tag in self.tags
+        ):
+            raise InvalidTrajectory(
+                "about.tags",
+                expected=f"≤ {MAX_TAGS} labels of 1 to 128 characters",
+                got=repr(self.tags)[:80],
+            )
+        if len(self.metrics) > 256:
+            raise InvalidTrajectory(
+                "about.metrics", expected="≤ 256 numbers", got=str(len(self.metrics))
+            )
+        for key, value in self.metrics.items():
+            if not isinstance(key, str) or len(key) > 128 or not math.isfinite(value):
+                raise InvalidTrajectory(
+                    "about.metrics",
+                    expected="finite numbers under short names",
+                    got=f"{key!r}: {value!r}",
+                )
+        if self.started_at is not None and not math.isfinite(self.started_at):
+            raise InvalidTrajectory(
+                "about.started_at", expected="Unix seconds", got=repr(self.started_at)
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what differs from the defaults."""
+        data = asdict(self)
+        data["tags"] = list(self.tags)
+        data["metrics"] = dict(self.metrics)
+        defaults = {"first_step": 0, "seed": None, "success": None, "started_at": None}
+        return {
+            k: v
+            for k, v in data.items()
+            if not (k in defaults and v == defaults[k])
+            and v not in ("", [], {})
+            and (k, v) != ("purpose", "train")
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> About:
+        if not isinstance(data, Mapping):
+            raise InvalidTrajectory("about", expected="an object", got=type(data).__name__)
+        known = {f.name for f in fields(cls)}
+        if unknown := set(data) - known:
+            raise InvalidTrajectory(
+                "about", expected=f"fields {sorted(known)}", got=str(sorted(unknown))
+            )
+        values = dict(data)
+        if "tags" in values:
+            if not isinstance(values["tags"], list | tuple):
+                raise InvalidTrajectory(
+                    "about.tags", expected="a list", got=repr(values["tags"])[:80]
+                )
+            values["tags"] = tuple(values["tags"])
+        if "metrics" in values:
+            try:
+                values["metrics"] = {str(k): float(v) for k, v in values["metrics"].items()}
+            except (AttributeError, TypeError, ValueError):
+                raise InvalidTrajectory(
+                    "about.metrics", expected="named numbers", got=repr(values["metrics"])[:80]
+                ) from None
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise InvalidTrajectory(f"about: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """A contiguous piece of one episode, its rules checked at birth; see the picture above.
+
+    Raises `InvalidTrajectory` naming the array, what was expected and what came.
+    Arrays are held, not copied, and must not be changed afterwards.
+    """
+
+    obs: Mapping[str, Array]
+    """Observations by name, each [T+1, *shape]."""
+    actions: Mapping[str, Array]
+    """Actions by name (usually the one key "action"), each [T, *shape]."""
+    rewards: NDArray[np.float32]
+    """[T] float32; rewards[t] is what actions[t] earned."""
+    terminated: bool = False
+    """The task ended with the last transition."""
+    truncated: bool = False
+    """Somebody stopped watching after the last transition."""
+    final_obs_valid: bool = True
+    """False where the last observation is unknown and only repeats the one before."""
+    action_known: NDArray[np.bool_] | None = None
+    """[T] bool, or None for all known: human data has gaps."""
+    infos: Mapping[str, Array] = field(default_factory=dict)
+    """Extra arrays beside the observations, each [T+1, *shape]."""
+    about: About = field(default_factory=About)
+    """Where it came from."""
+    id: str = field(default_factory=new_id)
+    """UUID; the idempotency key of the whole trajectory."""
+
+    def __post_init__(self) -> None:
+        try:
+            canonical = str(uuid_utils.UUID(self.id))
+        except (ValueError, TypeError, AttributeError):
+            raise InvalidTrajectory(
+                "id", expected="a UUID (stepwell.new_id())", got=repr(self.id)[:80]
+            ) from None
+        if canonical != self.id:
+            raise InvalidTrajectory(
+                "id", expected=f"the canonical form {canonical}", got=repr(self.id)[:80]
+            )
+        if not self.obs:
+            raise InvalidTrajectory("obs", expected="at least one named array", got="none")
+        if not self.actions:
+            raise InvalidTrajectory("actions", expected="at least one named array", got="none")
+        if not isinstance(self.rewards, np.ndarray) or self.rewards.ndim != 1:
+            raise InvalidTrajectory("rewards", expected="an array [T]", got=_describe(self.rewards))
+        if self.rewards.dtype != np.float32:
+            raise InvalidTrajectory("rewards", expected="float32", got=str(self.rewards.dtype))
+        steps = len(self.rewards)
+        if steps < 1:
+            raise InvalidTrajectory("rewards", expected="at least one transition", got="none")
+        if not bool(np.isfinite(self.rewards).all()):
+            raise InvalidTrajectory("rewards", expected="finite numbers", got="NaN or infinity")
+        for what, arrays, rows in (
+            ("obs", self.obs, steps + 1),
+            ("actions", self.actions, steps),
+            ("infos", self.infos, steps + 1),
+        ):
+            for key, array in arrays.items():
+                if (
+                    not isinstance(array, np.ndarray)
+                    or array.ndim < 1
+                    or array.dtype.kind not in "biuf"
+                ):
+                    raise InvalidTrajectory(
+                        f"{what}[{key}]", expected="an array of numbers", got=_describe(array)
+                    )
+                if len(array) != rows:
+                    count = "T+1" if rows > steps else "T"
+                    raise InvalidTrajectory(
+                        f"{what}[{key}]",
+                        expected=f"{rows} rows ({count}; T={steps} rewards)",
+                        got=f"{len(array)} rows",
+                    )
+                # Infos are for people and may hold gaps; what an agent reads may not.
+                if (
+                    what != "infos"
+                    and array.dtype.kind == "f"
+                    and not bool(np.isfinite(array).all())
+                ):
+                    raise InvalidTrajectory(
+                        f"{what}[{key}]", expected="finite numbers", got="NaN or infinity"
+                    )
+        if self.terminated and self.truncated:
+            raise InvalidTrajectory(
+                "terminated and truncated",
+                expected="at most one (a task that ended was not cut short)",
+                got="both",
+            )
+        known = self.action_known
+        if known is not None and (
+            not isinstance(known, np.ndarray) or known.dtype != np.bool_ or known.shape != (steps,)
+        ):
+            raise InvalidTrajectory(
+                "action_known", expected=f"bool [{steps}]", got=_describe(known)
+            )
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        obs: Any,
+        actions: Any,
+        rewards: Any,
+        terminated: Any = False,
+        truncated: Any = False,
+        spec: EnvSpec | None = None,
+        action_known: Any = None,
+        infos: Mapping[str, Any] | None = None,
+        final_obs_valid: bool | None = None,
+        id: str | None = None,  # noqa: A002 - the word of the API
+        **about: Any,
+    ) -> Trajectory:
+        """A trajectory from whatever is at hand: lists or arrays, one array or a dict of them.
+
+        `terminated` and `truncated` may be booleans or per-step sequences [T] with True only at the
+        end. With a `spec`, arrays are cast to its dtypes where that loses nothing but precision.
+        Observations may have T rows: then the last one is repeated and marked as not valid. Other
+        keywords go to `About`. Raises `InvalidTrajectory`.
+        """
+        reward_array = np.asarray(rewards, dtype=np.float32).reshape(-1)
+        steps = len(reward_array)
+        spaces = (spec.observations, spec.actions, spec.infos) if spec else ({}, {}, {})
+        obs_arrays = _named(obs, DEFAULT_OBSERVATION, spaces[0])
+        info_arrays = _named(infos or {}, "", spaces[2])
+        missing_last = all(len(a) == steps for a in obs_arrays.values()) and steps > 0
+        if missing_last:
+            obs_arrays = {k: _repeat_last(a) for k, a in obs_arrays.items()}
+            info_arrays = {
+                k: _repeat_last(a) if len(a) == steps else a for k, a in info_arrays.items()
+            }
+        if final_obs_valid is None:
+            final_obs_valid = not missing_last
+        try:
+            description = About(**about)
+        except TypeError as error:
+            raise InvalidTrajectory(f"about: {error}") from None
+        return cls(
+            obs=obs_arrays,
+            actions=_named(actions, DEFAULT_ACTION, spaces[1]),
+            rewards=reward_array,
+            terminated=_end_flag("terminated", terminated, steps),
+            truncated=_end_flag("truncated", truncated, steps),
+            final_obs_valid=final_obs_valid,
+            action_known=None if action_known is None else np.asarray(action_known, dtype=np.bool_),
+            infos=info_arrays,
+            about=description,
+            id=id or new_id(),
+        )
+
+    def __len__(self) -> int:
+        """T, the number of transitions."""
+        return len(self.rewards)
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of rewards in float64: the SQL column `return`."""
+        return float(self.rewards.sum(dtype=np.float64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, uncompressed."""
+        groups = (self.obs, self.actions, self.infos)
+        return int(self.rewards.nbytes + sum(a.nbytes for group in groups for a in group.values()))
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raise `InvalidTrajectory` unless this trajectory fits `spec`, key by key.
+
+        Names, shapes and dtypes must be equal; actions must lie in their space; integers too.
+        """
+        for what, arrays, spaces in (
+            ("obs", self.obs, spec.observations),
+            ("actions", self.actions, spec.actions),
+            ("infos", self.infos, spec.infos),
+        ):
+            if arrays.keys() != spaces.keys():
+                raise InvalidTrajectory(
+                    f"{what} have other names",
+                    expected=str(sorted(spaces)),
+                    got=str(sorted(arrays)),
+                )
+            for key, space in spaces.items():
+                array = arrays[key]
+                if array.shape[1:] != space.shape:
+                    raise InvalidTrajectory(
+                        f"{what}[{key}] shape", expected=str(space.shape), got=str(array.shape[1:])
+                    )
+                if array.dtype != np.dtype(space.dtype):
+                    raise InvalidTrajectory(
+                        f"{what}[{key}] dtype", expected=space.dtype, got=str(array.dtype)
+                    )
+                bounded = what == "actions" or (what == "obs" and array.dtype.kind != "f")
+                if bounded and (why := outside(space, array)):
+                    raise InvalidTrajectory(
+                        f"{what}[{key}]", expected="values inside the space", got=why
+                    )
+        if (self.action_known is not None) and not spec.action_known:
+            raise InvalidTrajectory(
+                "action_known",
+                expected="none (the dataset's spec has action_known = false)",
+                got="an array",
+            )
+
+    def header(self) -> dict[str, Any]:
+        """All that is not an array, as JSON; with the arrays it makes the trajectory."""
+        return {
+            "id": self.id,
+            "length": len(self),
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "final_obs_valid": self.final_obs_valid,
+            "about": self.about.to_json(),
+        }
+
+    @property
+    def digest(self) -> str:
+        """sha256 over header and arrays: same digest, same content, whatever carried it."""
+        sha = hashlib.sha256(
+            json.dumps(self.header(), sort_keys=True, separators=(",", ":")).encode()
+        )
+        columns: list[tuple[str, Array]] = [("rewards", self.rewards)]
+        for what, arrays in (("obs", self.obs), ("actions", self.actions), ("infos", self.infos)):
+            columns += [(f"{what}/{key}", array) for key, array in sorted(arrays.items())]
+        if self.action_known is not None:
+            columns.append(("action_known", self.action_known))
+        for name, array in columns:
+            sha.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+            sha.update(np.ascontiguousarray(array).data)
+        return sha.hexdigest()
+
+
+def concatenable(pieces: Sequence[Trajectory]) -> bool:
+    """Whether `pieces`, in order, are contiguous pieces of one episode."""
+    return all(
+        a.about.episode_id == b.about.episode_id != ""
+        and a.about.first_step + len(a) == b.about.first_step
+        and not (a.terminated or a.truncated)
+        for a, b in zip(pieces, pieces[1:], strict=False)
+    )
+
+
+def now() -> float:
+    """Wall clock in Unix seconds, for `About.started_at`."""
+    return time.time()
+
+
+def _named(value: Any, default: str, spaces: Mapping[str, Space]) -> dict[str, Array]:
+    named = value if isinstance(value, Mapping) else {default: value}
+    result: dict[str, Array] = {}
+    for key, raw in named.items():
+        array = np.asarray(raw)
+        space = spaces.get(key)
+        if space is not None:
+            array = _cast(key, array, space)
+        elif array.dtype.kind == "O":
+            raise InvalidTrajectory(
+                f"{key}", expected="equal-shaped numbers", got="ragged or mixed objects"
+            )
+        result[str(key)] = array
+    return result
+
+
+def _cast(key: str, array: Array, space: Space) -> Array:
+    target = np.dtype(space.dtype)
+    if array.dtype.kind == "O":
+        raise InvalidTrajectory(
+            f"{key}", expected="equal-shaped numbers", got="ragged or mixed objects"
+        )
+    # D4RL keeps scalars as [T, 1] and discrete actions as floats; both say the same thing.
+    if array.shape[1:] == (1,) and space.shape == ():
+        array = array[:, 0]
+    if array.dtype == target:
+        return array
+    if (
+        target.kind in "iu"
+        and array.dtype.kind == "f"
+        and not bool((array == np.rint(array)).all())
+    ):
+        raise InvalidTrajectory(
+            f"{key}", expected=f"whole numbers ({target})", got=str(array.dtype)
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(target)
+
+
+def _repeat_last(array: Array) -> Array:
+    return np.concatenate([array, array[-1:]])
+
+
+def _end_flag(name: str, value: Any, steps: int) -> bool:
+    flags = np.asarray(value, dtype=np.bool_)
+    if flags.ndim == 0:
+        return bool(flags)
+    flags = flags.reshape(-1)
+    if len(flags) != steps:
+        raise InvalidTrajectory(
+            name, expected=f"a boolean or {steps} flags", got=f"{len(flags)} flags"
+        )
+    if bool(flags[:-1].any()):
+        raise InvalidTrajectory(
+            name,
+            expected="True at the last step only (cut the data into episodes first)",
+            got=f"True at step {int(flags.argmax())} of {steps}",
+        )
+    return bool(flags[-1])
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,286 @@
+"""The data generators: D4RL's layout, real physics, the same bytes every time."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from collector.builtin.__main__ import main
+from collector.builtin.d4rl_file import write_d4rl
+from collector.builtin.generate_lunarlander import Box2DMissing, lunarlander_noisy
+from collector.builtin.generate_pendulum import expert_torque, pendulum_stitch
+from collector.builtin.generate_tmaze import tmaze_passive
+from collector.builtin.scripted import first_episode_seed
+
+Columns = dict[str, NDArray[Any]]
+GENERATORS = {
+    "pendulum": (pendulum_stitch, 3, ("f4", (1,))),
+    "lunarlander": (lunarlander_noisy, 8, ("f4", (2,))),
+    "tmaze": (tmaze_passive, 2, ("i4", ())),
+}
+
+
+def read(path: Path) -> Columns:
+    with h5py.File(path) as h5:
+        return {name: h5[name][()] for name in h5 if isinstance(h5[name], h5py.Dataset)}
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as h5:
+        return {name: leaf[()] for name, leaf in h5["metadata"].items()}
+
+
+def episodes(columns: Columns) -> list[slice]:
+    ends = np.flatnonzero(columns["terminals"] | columns["timeouts"]) + 1
+    return [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One file of 2000 steps by each generator, with seed 3."""
+    folder = tmp_path_factory.mktemp("generated")
+    made = {}
+    for name, (generate, _, _) in GENERATORS.items():
+        made[name] = folder / f"{name}.hdf5"
+        generate(made[name], steps=2000, seed=3)
+    return made
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_layout_is_d4rls(files: dict[str, Path], name: str) -> None:
+    """Flat columns of D4RL's names, types and shapes; gzip 4; no HDF5 attribute anywhere."""
+    _, width, (action_dtype, action_shape) = GENERATORS[name]
+    with h5py.File(files[name]) as h5:
+        layout = {
+            key: (h5[key].dtype.str[1:], h5[key].shape[1:])
+            for key in h5
+            if isinstance(h5[key], h5py.Dataset)
+        }
+        assert len({len(h5[key]) for key in layout}) == 1
+        assert {(h5[key].compression, h5[key].compression_opts) for key in layout} == {("gzip", 4)}
+        attributes: list[str] = list(h5.attrs)
+        h5.visititems(lambda _, item: attributes.extend(item.attrs))
+        assert attributes == []
+    assert layout == {
+        "observations": ("f4", (width,)),
+        "next_observations": ("f4", (width,)),
+        "actions": (action_dtype, action_shape),
+        "rewards": ("f4", ()),
+        "terminals": ("b1", ()),
+        "timeouts": ("b1", ()),
+    }
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_episodes_are_whole_and_their_rows_join(files: dict[str, Path], name: str) -> None:
+    """The last row ends an episode; no row carries both flags; inside, s' is the next row's s."""
+    columns = read(files[name])
+    assert len(columns["rewards"]) >= 2000
+    assert columns["terminals"][-1] or columns["timeouts"][-1]
+    assert not (columns["terminals"] & columns["timeouts"]).any()
+    for episode in episodes(columns):
+        np.testing.assert_array_equal(
+            columns["observations"][episode][1:], columns["next_observations"][episode][:-1]
+        )
+    assert all(np.isfinite(column).all() for column in columns.values())
+
+
+def test_pendulum_is_cut_every_200_steps_and_never_ends(files: dict[str, Path]) -> None:
+    """Pendulum has no end: timeouts at rows 199, 399, ..., no terminal."""
+    columns = read(files["pendulum"])
+    assert np.flatnonzero(columns["timeouts"]).tolist() == list(range(199, 2000, 200))
+    assert not columns["terminals"].any()
+    assert np.abs(columns["actions"]).max() == 2.0
+
+
+def test_lunarlander_lands_and_crashes(files: dict[str, Path]) -> None:
+    """Episodes end in terminals with +-100 (landed, crashed), unless 1000 steps are up."""
+    columns = read(files["lunarlander"])
+    lengths = {episode.stop - episode.start for episode in episodes(columns)}
+    assert columns["terminals"].any()
+    assert np.abs(columns["rewards"][columns["terminals"]]).min() > 50
+    assert columns["timeouts"].sum() == (1000 in lengths)
+    assert np.abs(columns["actions"]).max() <= 1.0
+
+
+def test_tmaze_data_walks_well_and_turns_at_random(files: dict[str, Path]) -> None:
+    """Every 21st row is a terminal; about half of those at the junction chose the right arm."""
+    columns = read(files["tmaze"])
+    assert np.flatnonzero(columns["terminals"]).tolist() == list(range(20, 2016, 21))
+    junction = columns["terminals"] & (columns["observations"][:, 0] == 1)
+    assert set(columns["actions"][junction]) == {1, 3}
+    assert 0.3 < columns["rewards"][junction].mean() < 0.7
+    assert (columns["actions"][~columns["terminals"]] == 0).mean() > 0.95
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_replaying_the_file_gives_the_file(files: dict[str, Path], name: str) -> None:
+    """The environment named in metadata, reset with the recorded seeds and given the recorded
+    actions, yields the recorded observations, rewards and endings, bit for bit."""
+    columns, about = read(files[name]), metadata(files[name])
+    kwargs = json.loads(about.get("environment_kwargs", b"{}"))
+    env = gymnasium.make(about["environment"].decode(), **kwargs)
+    assert about["first_episode_seed"] == first_episode_seed(3)
+    for i, episode in enumerate(episodes(columns)):
+        obs, _ = env.reset(seed=int(about["first_episode_seed"]) + i)
+        np.testing.assert_array_equal(obs, columns["observations"][episode.start])
+        for t in range(episode.start, episode.stop):
+            obs, reward, terminated, truncated, _ = env.step(columns["actions"][t])
+            np.testing.assert_array_equal(obs, columns["next_observations"][t])
+            assert np.float32(reward) == columns["rewards"][t]
+            assert terminated == columns["terminals"][t]
+            assert truncated == columns["timeouts"][t]
+    env.close()
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_same_arguments_give_the_same_bytes(
+    files: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    """Bit-identical when made again; another seed plays otherwise; a shorter file is a prefix."""
+    generate: Callable[..., Any] = GENERATORS[name][0]
+    again, other, shorter = (tmp_path / part for part in ("again", "other", "shorter"))
+    generate(again, steps=2000, seed=3)
+    assert again.read_bytes() == files[name].read_bytes()
+    generate(other, steps=600, seed=4)
+    generate(shorter, steps=600, seed=3)
+    whole, prefix = read(files[name]), read(shorter)
+    rows = len(prefix["rewards"])
+    np.testing.assert_array_equal(whole["actions"][:rows], prefix["actions"])
+    assert not np.array_equal(read(other)["actions"][:rows], prefix["actions"])
+
+
+def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
+    """Pendulum-stitch's mean is far below the scripted expert's, and so is its best decile."""
+    summary = pendulum_stitch(tmp_path / "stitch.hdf5", steps=20_000)
+    assert (summary.steps, summary.episodes) == (20_000, 100)
+    assert summary.mean_return == pytest.approx(-850, abs=60)
+    assert -650 < summary.p90_return < -500
+    env = gymnasium.make("Pendulum-v1")
+    expert = []
+    for seed in range(10):
+        obs, _ = env.reset(seed=seed)
+        total, truncated = 0.0, False
+        while not truncated:
+            action = np.array([expert_torque(obs)], np.float32)
+            obs, reward, _, truncated, _ = env.step(action)
+            total += float(reward)
+        expert.append(total)
+    assert np.mean(expert) > -220
+
+
+def test_progress_rises_to_the_total(tmp_path: Path) -> None:
+    """One call an episode, never past what was asked for, the last one complete."""
+    calls: list[tuple[int, int]] = []
+    pendulum_stitch(
+        tmp_path / "out.hdf5", steps=500, progress=lambda *done_total: calls.append(done_total)
+    )
+    assert calls == [(200, 500), (400, 500), (500, 500)]
+
+
+def test_without_box2d_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only LunarLander needs Box2D; its absence costs one sentence, and no half file stays."""
+    monkeypatch.setitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", None)
+    with pytest.raises(Box2DMissing, match=r'pip install "gymnasium\[box2d\]"'):
+        lunarlander_noisy(tmp_path / "out.hdf5", steps=100)
+    assert list(tmp_path.iterdir()) == []
+
+
+COLUMNS: Columns = {
+    "observations": np.zeros((4, 3), np.float32),
+    "actions": np.zeros((4, 1), np.float32),
+    "rewards": np.zeros(4, np.float32),
+    "terminals": np.zeros(4, np.bool_),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": None}, r"missing \['rewards'\]"),
+        ({"rewards": np.zeros(3, np.float32)}, "one common length"),
+        ({"rewards": np.zeros((4, 1), np.float32)}, r"rewards: expected .* got \(4, 1\)"),
+        ({"terminals": np.zeros(4, np.float32)}, r"terminals: expected bool .* got float32"),
+        ({"timeouts": np.zeros((4, 1), np.bool_)}, r"timeouts: expected bool \(N,\)"),
+        ({key: column[:0] for key, column in COLUMNS.items()}, "one common length >= 1"),
+    ],
+)
+def test_columns_that_break_the_layout_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """The writer names the column, what it expected and what came; nothing is written."""
+    columns = {key: c for key, c in (COLUMNS | change).items() if c is not None}
+    with pytest.raises(ValueError, match=message):
+        write_d4rl(tmp_path / "out.hdf5", columns, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    """Whole or not at all: the new file takes the name only when it is complete."""
+    path = tmp_path / "out.hdf5"
+    write_d4rl(path, COLUMNS, {"algorithm": "first"})
+    before = path.read_bytes()
+    unstorable: Any = object()
+    with pytest.raises(TypeError):
+        write_d4rl(path, COLUMNS, {"algorithm": unstorable})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nested_names_become_groups(tmp_path: Path) -> None:
+    """`infos/qpos` and `metadata/policy/weight` as in D4RL's files; strings become bytes."""
+    path = tmp_path / "out.hdf5"
+    columns = COLUMNS | {"infos/qpos": np.ones((4, 2), np.float32)}
+    write_d4rl(path, columns, {"algorithm": "SAC", "policy/weight": np.eye(2)})
+    with h5py.File(path) as h5:
+        assert h5["infos/qpos"].shape == (4, 2)
+        assert h5["metadata/algorithm"][()] == b"SAC"
+        np.testing.assert_array_equal(h5["metadata/policy/weight"][()], np.eye(2))
+
+
+def test_command_line_writes_the_same_file_and_reports_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tmaze-passive OUT --steps --seed --json`: exit 0, JSON alone on stdout, the facts right."""
+    by_hand, by_command = tmp_path / "hand.hdf5", tmp_path / "command.hdf5"
+    tmaze_passive(by_hand, steps=300, seed=5, corridor_length=9)
+    arguments = ["--steps", "300", "--seed", "5", "--corridor-length", "9", "--json"]
+    assert main(["tmaze-passive", str(by_command), *arguments]) == 0
+    assert by_command.read_bytes() == by_hand.read_bytes()
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["steps"], facts["episodes"]) == (300, 30)
+    columns = read(by_command)
+    assert facts["mean_return"] == pytest.approx(columns["rewards"].sum() / 30, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["out.hdf5", "--steps", "0"], "steps: expected at least 1, got 0"),
+        (["out.hdf5", "--seed", "-1"], "seed: expected 0"),
+        (["no/such/folder/out.hdf5", "--steps", "200"], "No such file or directory"),
+    ],
+)
+def test_command_line_errors_are_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    """Exit 1, the reason on stderr, nothing on stdout, no file."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["pendulum-stitch", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
