@@ -1,4 +1,4 @@
-"""The rules of the house: who loads what, measured in fresh interpreters, and where packages lie."""
+"""The rules of the house: who loads what, in fresh interpreters, and where packages lie."""
 
 import importlib
 import subprocess

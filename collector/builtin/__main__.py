@@ -19,10 +19,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from collector.builtin.generate_lunarlander import Box2DMissing, lunarlander_noisy
+from collector.builtin.generate_lunarlander import lunarlander_noisy
 from collector.builtin.generate_pendulum import pendulum_stitch
 from collector.builtin.generate_tmaze import tmaze_passive
 from collector.builtin.scripted import Summary
+from stepwell.errors import StepwellError
 
 _DESCRIPTION = """\
 Make an offline data set: a scripted behaviour plays a real gymnasium environment,
@@ -109,6 +110,9 @@ def _show(summary: Summary, out: Path, seconds: float) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 when the file is written, 1 (and one sentence) when it cannot be."""
     args = _parser().parse_args(argv)
+    if not args.out.parent.is_dir():  # said before the work, not after it
+        print(f"{args.kind}: no folder {args.out.parent} to write into; create it", file=sys.stderr)
+        return 1
     started = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -122,9 +126,12 @@ def main(argv: list[str] | None = None) -> int:
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(args.kind, total=args.steps)
             summary = _generate(args, lambda done, _: bar.update(task, completed=done))
-    except (Box2DMissing, ValueError, OSError) as error:
+    except (StepwellError, OSError) as error:
         print(f"{args.kind}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"{args.kind}: stopped, nothing written", file=sys.stderr)
+        return 130
     seconds = time.monotonic() - started
     if args.json:
         facts = {"path": str(args.out), **dataclasses.asdict(summary), "seconds": seconds}

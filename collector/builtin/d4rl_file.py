@@ -17,6 +17,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.errors import InvalidData
+
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FLAGS = ("terminals", "timeouts")
 
@@ -31,7 +33,7 @@ def write_d4rl(path: str | Path, columns: Columns, metadata: Metadata) -> None:
     The file appears whole or not at all, and replaces an older one; the same input gives the same
     bytes.
 
-    Raises ValueError when the columns break the layout, OSError when the disk refuses.
+    Raises InvalidData when the columns break the layout, OSError when the disk refuses.
     """
     path = Path(path)
     _check(columns)
@@ -56,14 +58,14 @@ def write_d4rl(path: str | Path, columns: Columns, metadata: Metadata) -> None:
 def _check(columns: Columns) -> None:
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
-        raise ValueError(f"D4RL columns: expected at least {_REQUIRED}, missing {missing}.")
+        raise InvalidData(f"D4RL columns without {missing}", expected=f"at least {_REQUIRED}")
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or lengths["rewards"] == 0:
-        raise ValueError(f"D4RL columns: expected one common length >= 1, got {lengths}.")
+        raise InvalidData("D4RL columns", expected="one common length >= 1", got=str(lengths))
     if columns["rewards"].ndim != 1:
-        shape = columns["rewards"].shape
-        raise ValueError(f"rewards: expected one number a row, shape (N,), got {shape}.")
+        shape = str(columns["rewards"].shape)
+        raise InvalidData("rewards", expected="one number a row, shape (N,)", got=shape)
     for name in _FLAGS:
         if name in columns and (columns[name].dtype != np.bool_ or columns[name].ndim != 1):
             got = f"{columns[name].dtype} {columns[name].shape}"
-            raise ValueError(f"{name}: expected bool (N,), got {got}.")
+            raise InvalidData(name, expected="bool (N,)", got=got)

@@ -16,6 +16,8 @@ from gymnasium import spaces
 from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
+from stepwell.errors import InvalidData
+
 
 class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Name, after `delay` blank steps, the symbol (of `symbols`) that was shown at the first step.
@@ -29,9 +31,9 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def __init__(self, symbols: int = 4, delay: int = 8, render_mode: None = None) -> None:
         if symbols < 2:
-            raise ValueError(f"symbols: expected at least 2, got {symbols}.")
+            raise InvalidData("symbols", expected="at least 2", got=str(symbols))
         if delay < 0:
-            raise ValueError(f"delay: expected 0 or more blank steps, got {delay}.")
+            raise InvalidData("delay", expected="0 or more blank steps", got=str(delay))
         self.symbols = symbols
         self.delay = delay
         self.render_mode = render_mode

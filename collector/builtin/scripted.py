@@ -14,6 +14,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from collector.builtin.d4rl_file import Columns
+from stepwell.errors import InvalidData
 
 # Room between two seeds, so that their episodes never start from the same reset seed.
 _SEED_STRIDE = 1_000_000
@@ -68,14 +69,19 @@ def record(
     (N,). Pure in (env, behaviour, steps, seed), and a longer record begins with the shorter one:
     episode i depends on (seed, i) alone.
 
-    Raises ValueError when `steps` or `seed` is out of range.
+    Raises InvalidData when `steps` or `seed` is out of range.
     """
     if steps < 1:
-        raise ValueError(f"steps: expected at least 1, got {steps}.")
+        raise InvalidData("steps", expected="at least 1", got=str(steps))
     if not 0 <= seed < 2**31:
-        raise ValueError(f"seed: expected 0 .. 2**31 - 1, got {seed}.")
+        raise InvalidData("seed", expected="0 .. 2**31 - 1", got=str(seed))
     action_dtype = np.int32 if isinstance(env.action_space, spaces.Discrete) else np.float32
-    obs, actions, rewards, next_obs, terminals, timeouts = [], [], [], [], [], []
+    obs: list[Any] = []
+    next_obs: list[Any] = []
+    actions: list[NDArray[np.generic]] = []
+    rewards: list[float] = []
+    terminals: list[bool] = []
+    timeouts: list[bool] = []
     returns: list[float] = []
     while len(rewards) < steps:
         episode = len(returns)

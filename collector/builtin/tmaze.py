@@ -17,6 +17,8 @@ from gymnasium import spaces
 from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
+from stepwell.errors import InvalidData
+
 RIGHT, UP, LEFT, DOWN = range(4)
 _MOVES = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
 
@@ -47,7 +49,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
         render_mode: None = None,
     ) -> None:
         if corridor_length < 1:
-            raise ValueError(f"corridor_length: expected at least 1, got {corridor_length}.")
+            raise InvalidData("corridor_length", expected="at least 1", got=str(corridor_length))
         self.corridor_length = corridor_length
         self.penalty = -1.0 / corridor_length if penalty is None else penalty
         self.goal_reward = goal_reward

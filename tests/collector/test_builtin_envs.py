@@ -9,6 +9,7 @@ from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from collector.builtin import RECALL_ID, TMAZE_PASSIVE_ID, register_all
+from stepwell.errors import InvalidData
 
 RIGHT, UP, LEFT, DOWN = range(4)
 
@@ -105,7 +106,7 @@ def test_tmaze_walking_back_to_the_start_does_not_show_the_cue_again() -> None:
 
 @pytest.mark.parametrize(("symbols", "delay"), [(2, 0), (4, 8), (7, 30)])
 def test_recall_remembering_earns_exactly_one(symbols: int, delay: int) -> None:
-    """The cue's index answered at the query: 1.0 in delay + 2 steps; answers before do not count."""
+    """The cue's index answered at the query: 1.0 in delay + 2 steps, whatever came before."""
     env = gymnasium.make(RECALL_ID, symbols=symbols, delay=delay)
 
     def remember(seen: list[Any]) -> int:
@@ -155,5 +156,5 @@ def test_impossible_sizes_are_refused_by_name(
     env_id: str, kwargs: dict[str, int], name: str
 ) -> None:
     """The message names the argument to change."""
-    with pytest.raises(ValueError, match=f"^{name}: expected"):
+    with pytest.raises(InvalidData, match=f"^{name}; expected"):
         gymnasium.make(env_id, **kwargs)

@@ -1,0 +1,1 @@
+"""Measurements. Each program writes its result, with command, commit, machine and date."""

@@ -1,0 +1,59 @@
+"""What every result carries: command, commit, machine, date. Results lie in benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit (with "+changes" when the tree is not clean), machine and date."""
+    return {
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
+        "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain") else ""),
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write(name: str, result: dict[str, Any]) -> Path:
+    """benchmarks/results/<name>.json: provenance first, then the result."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({**provenance(), **result}, indent=2) + "\n")
+    return path
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else Path(sys.argv[0]).stem
+
+
+def _git(*args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
