@@ -1,1 +1,61 @@
-"""amago_model"""
+"""The agent: encoders, memory, heads and losses. Tensors and a config in, a loss or an action out.
+
+Knows no files of data, no network and no environments. Start at agent.py (the algorithm), batch.py
+(the data, drawn) and config.py (every setting).
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("stepwell")
+except PackageNotFoundError:  # a bare checkout, as on a machine that only runs the benchmark
+    __version__ = "0+unknown"
+
+from amago_model.acting import ActingPolicy
+from amago_model.agent import Agent
+from amago_model.batch import Batch, decode_action, encode_action, previous_features
+from amago_model.config import (
+    ActionSpace,
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    FeedForwardConfig,
+    GRUConfig,
+    LossConfig,
+    ObsSpace,
+    Spaces,
+    TimestepEncoderConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+)
+from amago_model.errors import AmagoError, BatchError, ConfigError, PolicyFileError, SpaceError
+from amago_model.policy_file import load_policy, save_policy
+
+__all__ = [
+    "ActingPolicy",
+    "ActionSpace",
+    "ActorConfig",
+    "Agent",
+    "AgentConfig",
+    "AmagoError",
+    "Batch",
+    "BatchError",
+    "ConfigError",
+    "CriticConfig",
+    "FeedForwardConfig",
+    "GRUConfig",
+    "LossConfig",
+    "ObsSpace",
+    "PolicyFileError",
+    "SpaceError",
+    "Spaces",
+    "TimestepEncoderConfig",
+    "TrajectoryEncoderConfig",
+    "TransformerConfig",
+    "__version__",
+    "decode_action",
+    "encode_action",
+    "load_policy",
+    "previous_features",
+    "save_policy",
+]

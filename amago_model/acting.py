@@ -110,9 +110,7 @@ class ActingPolicy(nn.Module):
         if self.training:  # dropout and moving statistics have no place in acting
             self.eval()
             try:
-                return self.act(
-                    obs, prev_action, prev_reward, time_idx, hidden, sample, generator
-                )
+                return self.act(obs, prev_action, prev_reward, time_idx, hidden, sample, generator)
             finally:
                 self.train()
         time = time_idx.unsqueeze(1)

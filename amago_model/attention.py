@@ -1,6 +1,6 @@
 """Causal attention over a sliding window of keys: one kernel interface, two implementations.
 
-    attend(q, k, v, mask=..., causal=...)     q [N, H, Lq, E], k and v [N, H, Lk, E] -> [N, H, Lq, E]
+    attend(q, k, v, mask=..., causal=...)   q [N, H, Lq, E], k and v [N, H, Lk, E] -> [N, H, Lq, E]
 
 `sdpa` is torch's fused kernel. `math` is its plain twin, for checking. Both take either causal=True
 (row i sees keys 0..i) or a boolean mask, broadcastable to [N, H, Lq, Lk], True where a key is seen.

@@ -16,9 +16,9 @@ A window of T transitions has L = T + 1 rows. Everything in a row is known on ar
     truncated       F        F        y              somebody stopped watching: value goes on
     next_obs_valid  T        T        z              False: obs[t+1] was never recorded
 
-Padding is on the right and is told by `mask` alone: padded values are never read, whatever they are.
-The encoding lives here once; acting and learning both call it. Units are the environment's everywhere
-in this file's inputs: discrete actions as the environment numbers them, continuous ones unscaled.
+Padding is on the right and is told by `mask` alone: padded values are never read, whatever they
+are. The encoding lives here once; acting and learning both call it. What comes in is in the
+environment's units everywhere: discrete actions as it numbers them, continuous ones unscaled.
 
 Letters: B windows, T transitions, L = T + 1 rows, A width of an encoded action.
 """
@@ -48,7 +48,7 @@ class Batch:
     prev_reward: Tensor
     """[B, L] float32, as the environment gave them."""
     time_idx: Tensor
-    """[B, L] int64, steps since the episode began; 0 means prev_action and prev_reward do not exist."""
+    """[B, L] int64, steps since the episode began; 0 means there are no prev_action and reward."""
     terminated: Tensor
     """[B, T] bool: transition t ended the task."""
     truncated: Tensor
@@ -72,12 +72,12 @@ class Batch:
 
     @property
     def row_mask(self) -> Tensor:
-        """[B, L] bool: row t holds a real observation (row 0 of a window with any transition does)."""
+        """[B, L] bool: row t holds a real observation (row 0 does if any transition exists)."""
         return torch.cat((self.mask[:, :1], self.mask & self.next_obs_valid), dim=1)
 
     @property
     def previous_known(self) -> Tensor:
-        """[B, L] bool: prev_action[t] was recorded. Row 0's lies before the window: taken as known."""
+        """[B, L] bool: prev_action[t] was recorded. Row 0's, before the window, counts as known."""
         return torch.cat((self.mask[:, :1], self.mask & self.action_known), dim=1)
 
     def _map(self, f) -> Self:  # type: ignore[no-untyped-def]
@@ -154,7 +154,7 @@ def _categories(n: int, device: torch.device) -> Tensor:
 
 
 def one_hot(index: Tensor, n: int) -> Tensor:
-    """[...] integers to [..., n] float32. A number outside 0..n-1 becomes all zeros: no category."""
+    """[...] integers to [..., n] float32. A number outside 0..n-1 becomes all zeros."""
     return (index.unsqueeze(-1) == _categories(n, index.device)).to(torch.float32)
 
 

@@ -1,250 +1,48 @@
-"""Every setting of the agent, and the spaces it lives in, as plain frozen dataclasses.
+"""Every setting of the agent as plain frozen dataclasses; the spaces too can be had from here.
 
-A config is complete when constructed and refuses contradictions by field name. The docstring under a
-field is its help text. Everything survives JSON: `to_dict` / `from_dict`. Defaults are those of the
-published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2, NeurIPS 2024). No tensor lives here.
+A config is complete when constructed and refuses contradictions by field name. The docstring under
+a field is its help text. Everything survives JSON: `to_dict` / `from_dict`. Defaults are those of
+the published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2, NeurIPS 2024). No tensor lives here.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar, Union
+from typing import Literal
 
-from amago_model.errors import ConfigError, SpaceError
+from amago_model.checked import Checked
+from amago_model.errors import ConfigError
+from amago_model.spaces import ActionSpace, ObsSpace, Role, Spaces
 
-Role = Literal["policy", "critic", "mask", "relabel", "log"]
+__all__ = [
+    "Activation",
+    "ActionSpace",
+    "ActorConfig",
+    "AgentConfig",
+    "CriticConfig",
+    "FeedForwardConfig",
+    "GRUConfig",
+    "LossConfig",
+    "Norm",
+    "ObsSpace",
+    "Role",
+    "Spaces",
+    "TimestepEncoderConfig",
+    "TrajectoryEncoderConfig",
+    "TransformerConfig",
+]
+
 Activation = Literal["leaky_relu", "relu", "gelu", "mish"]
 Norm = Literal["none", "layer", "rms"]
 
-T = TypeVar("T")
-
-# ---------------------------------------------------------------------------- JSON and type checks
-
-
-def _matches(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the annotated type; an int is welcome where a float is asked for."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return value in args
-    if origin in (Union, types.UnionType):
-        return any(_matches(value, arg) for arg in args)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(args) == 2 and args[1] is Ellipsis:
-            return all(_matches(item, args[0]) for item in value)
-        return len(value) == len(args) and all(map(_matches, value, args))
-    if origin is dict:
-        return isinstance(value, dict) and all(_matches(v, args[1]) for v in value.values())
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _readable(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(hint)))
-    return str(hint.__name__ if isinstance(hint, type) else hint).replace("typing.", "")
-
-
-def _from_json(hint: Any, value: Any, where: str) -> Any:
-    """Rebuild dataclasses and tuples from what JSON made of them."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_from_json(args[0], item, where) for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {k: _from_json(args[1], v, f"{where}.{k}") for k, v in value.items()}
-    return value
-
-
-def _build(cls: type[T], data: Any, where: str) -> T:
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected a mapping of settings, got {type(data).__name__}")
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in data:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-            raise ConfigError(
-                f"{where}: unknown setting {key!r}; the nearest known one is {near[0]!r}. "
-                f"Known settings: {', '.join(sorted(known))}"
-            )
-    hints = typing.get_type_hints(cls)
-    values = {k: _from_json(hints[k], v, f"{where}.{k}") for k, v in data.items()}
-    try:
-        return cls(**values)
-    except TypeError as error:  # a field without default is missing
-        raise ConfigError(f"{where}: {error}") from error
-
-
-class _Checked:
-    """Type and Literal checks for every field, and the JSON round trip."""
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if not _matches(value, hints[f.name]):
-                raise ConfigError(
-                    f"{type(self).__name__}.{f.name}: expected {_readable(hints[f.name])}, "
-                    f"got {value!r}"
-                )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types only; `from_dict` gives back an equal object."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Rebuild from `to_dict` output (tuples may be lists). Absent settings take their default.
-
-        Raises:
-            ConfigError: an unknown setting (named, with the nearest known one) or a wrong value.
-        """
-        return _build(cls, data, cls.__name__)
-
-    def _require(self, name: str, ok: bool, what: str) -> None:
-        if not ok:
-            raise ConfigError(
-                f"{type(self).__name__}.{name}: expected {what}, got {getattr(self, name)!r}"
-            )
-
-    def _require_sizes(self, **limits: int) -> None:
-        """Positive and not absurd: a size may come from a file that a stranger wrote."""
-        for name, limit in limits.items():
-            self._require(name, 1 <= getattr(self, name) <= limit, f"a number from 1 to {limit}")
-
-    def _require_fractions(self, *names: str) -> None:
-        for name in names:
-            self._require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
-
-
 _LAYERS, _WIDTH = 256, 65_536
-
-# ------------------------------------------------------------------------------------------ spaces
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObsSpace(_Checked):
-    """One named observation array."""
-
-    shape: tuple[int, ...]
-    """Shape of one observation, without batch or time."""
-    dtype: str
-    """numpy name of the stored type, such as 'float32' or 'uint8'."""
-    n: int | None = None
-    """Number of categories if the array holds category numbers 0..n-1 (they become one-hot)."""
-    role: Role = "policy"
-    """Who may look: policy (the agent), critic (privileged), mask (legal actions), relabel, log."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n is not None:
-            self._require("n", self.n >= 1, "at least 1 category")
-        self._require("shape", all(size >= 0 for size in self.shape), "sizes of at least 0")
-
-    @property
-    def features(self) -> int:
-        """Width of this array once flattened (and one-hot, if it holds categories)."""
-        return math.prod(self.shape) * (self.n or 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActionSpace(_Checked):
-    """What the agent may do. Multi-discrete and multi-binary kinds will join `kind`."""
-
-    kind: Literal["discrete", "continuous"]
-    """discrete: one of n numbers; continuous: an array between low and high."""
-    n: int = 0
-    """discrete: how many actions there are."""
-    start: int = 0
-    """discrete: the number of the first action."""
-    shape: tuple[int, ...] = ()
-    """continuous: shape of one action."""
-    low: tuple[float, ...] = ()
-    """continuous: lower bounds, flattened."""
-    high: tuple[float, ...] = ()
-    """continuous: upper bounds, flattened."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind == "discrete":
-            if self.n < 1:
-                raise SpaceError(f"ActionSpace.n: a discrete space needs at least 1, got {self.n}")
-            if self.low or self.high or self.shape:
-                raise SpaceError("ActionSpace: shape, low and high belong to a continuous space")
-            return
-        if self.n:
-            raise SpaceError("ActionSpace.n belongs to a discrete space; leave it 0")
-        size = math.prod(self.shape)
-        for name, bounds in (("low", self.low), ("high", self.high)):
-            if len(bounds) != size:
-                raise SpaceError(
-                    f"ActionSpace.{name}: expected {size} numbers for shape {self.shape}, "
-                    f"got {len(bounds)}"
-                )
-            for i, bound in enumerate(bounds):
-                if not math.isfinite(bound):
-                    raise SpaceError(
-                        f"ActionSpace.{name}[{i}] is {bound}: the policy acts in a box and needs "
-                        "finite bounds. Register the environment with the range its actions really "
-                        "take (a rescaling action wrapper, or the range found in the data)."
-                    )
-        for i, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
-            if not low < high:
-                raise SpaceError(f"ActionSpace: low[{i}]={low} is not below high[{i}]={high}")
-
-    @property
-    def width(self) -> int:
-        """A: width of an encoded action, one-hot or flattened."""
-        return self.n if self.kind == "discrete" else math.prod(self.shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spaces(_Checked):
-    """What the agent sees and does in one environment."""
-
-    observations: dict[str, ObsSpace]
-    """Observation arrays by name."""
-    action: ActionSpace
-    """What the agent may do."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.keys("policy"):
-            raise SpaceError(
-                "Spaces.observations: no key has the role 'policy', so the agent would see "
-                f"nothing; keys are {sorted(self.observations)}"
-            )
-        masks = self.keys("mask")
-        if len(masks) > 1:
-            raise SpaceError(f"Spaces.observations: more than one key has the role 'mask': {masks}")
-        for key in masks:
-            shape = self.observations[key].shape
-            if self.action.kind != "discrete" or shape != (self.action.n,):
-                raise SpaceError(
-                    f"Spaces.observations[{key!r}]: a mask of legal actions needs a discrete action "
-                    f"space and shape ({self.action.n},), got {self.action.kind} and {shape}"
-                )
-
-    def keys(self, role: Role) -> list[str]:
-        """Names of the arrays with this role, sorted: the order in which they are concatenated."""
-        return sorted(k for k, space in self.observations.items() if space.role == role)
-
 
 # ---------------------------------------------------------------------------------------- encoders
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimestepEncoderConfig(_Checked):
+class TimestepEncoderConfig(Checked):
     """One row (observation, previous action and reward) to one vector, by an MLP."""
 
     n_layers: int = 2
@@ -270,7 +68,7 @@ class TimestepEncoderConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH, d_output=_WIDTH)
+        self.require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH, d_output=_WIDTH)
         if self.hide_previous and self.hide_reward:
             raise ConfigError(
                 "TimestepEncoderConfig.hide_reward: hide_previous already hides the reward; "
@@ -279,7 +77,7 @@ class TimestepEncoderConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig(_Checked):
+class FeedForwardConfig(Checked):
     """The attention-free twin of the Transformer: no memory, same geometry."""
 
     d_model: int = 256
@@ -299,14 +97,14 @@ class FeedForwardConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_sizes(n_layers=_LAYERS, d_model=_WIDTH)
+        self.require_sizes(n_layers=_LAYERS, d_model=_WIDTH)
         if self.d_ff is not None:
-            self._require_sizes(d_ff=4 * _WIDTH)
-        self._require_fractions("dropout")
+            self.require_sizes(d_ff=4 * _WIDTH)
+        self.require_fractions("dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRUConfig(_Checked):
+class GRUConfig(Checked):
     """A recurrent memory (torch's GRU)."""
 
     d_hidden: int = 256
@@ -320,11 +118,11 @@ class GRUConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH, d_output=_WIDTH)
+        self.require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH, d_output=_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(_Checked):
+class TransformerConfig(Checked):
     """A causal Transformer memory (sigma-reparametrised, NormFormer norms, head scaling)."""
 
     d_model: int = 256
@@ -336,7 +134,7 @@ class TransformerConfig(_Checked):
     n_layers: int = 3
     """Layers."""
     context: int = 256
-    """Rows that a row attends to in each layer, itself included: in training and in acting alike."""
+    """Rows a row attends to in each layer, itself included: in training and in acting alike."""
     dropout_ff: float = 0.05
     """Dropout after the feed-forward part."""
     dropout_emb: float = 0.05
@@ -360,10 +158,10 @@ class TransformerConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_sizes(
+        self.require_sizes(
             n_layers=_LAYERS, d_model=_WIDTH, n_heads=_WIDTH, d_ff=4 * _WIDTH, context=1 << 20
         )
-        self._require_fractions("dropout_ff", "dropout_emb", "dropout_attn", "dropout_qkv")
+        self.require_fractions("dropout_ff", "dropout_emb", "dropout_attn", "dropout_qkv")
         if self.d_model % self.n_heads or self.d_model % 2:
             raise ConfigError(
                 f"TransformerConfig.n_heads: {self.n_heads} heads must divide an even "
@@ -372,7 +170,7 @@ class TransformerConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrajectoryEncoderConfig(_Checked):
+class TrajectoryEncoderConfig(Checked):
     """A sequence of row vectors to a sequence of state vectors: the agent's memory."""
 
     kind: Literal["identity", "feedforward", "gru", "transformer"] = "transformer"
@@ -393,8 +191,8 @@ class TrajectoryEncoderConfig(_Checked):
         ):
             if name != self.kind and getattr(self, name) != cls():
                 raise ConfigError(
-                    f"TrajectoryEncoderConfig.{name}: set, but kind={self.kind!r} would not use it; "
-                    f"set kind={name!r} or leave {name} at its defaults"
+                    f"TrajectoryEncoderConfig.{name}: set, but kind={self.kind!r} would not use "
+                    f"it; set kind={name!r} or leave {name} at its defaults"
                 )
 
 
@@ -402,7 +200,7 @@ class TrajectoryEncoderConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorConfig(_Checked):
+class ActorConfig(Checked):
     """State vector to action distribution, one for each discount."""
 
     n_layers: int = 2
@@ -426,16 +224,16 @@ class ActorConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH)
-        self._require_fractions("dropout")
-        self._require("prob_low", 0 <= self.prob_low < self.prob_high, "0 <= prob_low < prob_high")
-        self._require("prob_high", self.prob_high <= 1, "at most 1")
-        self._require("std_low", 0 < self.std_low < self.std_high, "0 < std_low < std_high")
-        self._require("log_prob_clip", 0 < self.log_prob_clip < 1, "a number in (0, 1)")
+        self.require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH)
+        self.require_fractions("dropout")
+        self.require("prob_low", 0 <= self.prob_low < self.prob_high, "0 <= prob_low < prob_high")
+        self.require("prob_high", self.prob_high <= 1, "at most 1")
+        self.require("std_low", 0 < self.std_low < self.std_high, "0 < std_low < std_high")
+        self.require("log_prob_clip", 0 < self.log_prob_clip < 1, "a number in (0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticConfig(_Checked):
+class CriticConfig(Checked):
     """An ensemble of action values, one for each discount."""
 
     n_critics: int = 4
@@ -459,10 +257,10 @@ class CriticConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH, n_critics=1024)
-        self._require_fractions("dropout")
-        self._require("popart_beta", 0 < self.popart_beta < 1, "a number in (0, 1)")
-        self._require("popart_init_nu", self.popart_init_nu > 0, "a positive number")
+        self.require_sizes(n_layers=_LAYERS, d_hidden=_WIDTH, n_critics=1024)
+        self.require_fractions("dropout")
+        self.require("popart_beta", 0 < self.popart_beta < 1, "a number in (0, 1)")
+        self.require("popart_init_nu", self.popart_init_nu > 0, "a positive number")
         if not 1 <= self.n_critics_target <= self.n_critics:
             raise ConfigError(
                 f"CriticConfig.n_critics_target: {self.n_critics_target} of n_critics="
@@ -474,8 +272,8 @@ class CriticConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig(_Checked):
-    """The terms of the update: critic + filtered behaviour cloning + deterministic-gradient term."""
+class LossConfig(Checked):
+    """The terms of the update: critic, filtered behaviour cloning, climbing the critic (DPG)."""
 
     gamma: float = 0.999
     """Discount of the policy that acts."""
@@ -488,11 +286,11 @@ class LossConfig(_Checked):
     critic_weight: float = 10.0
     """Weight of the critic loss."""
     online_weight: float = 1.0
-    """Weight of the term that climbs the critic (DPG); above 0, targets take the ensemble minimum."""
+    """Weight of the term that climbs the critic (DPG); above 0, targets are ensemble minima."""
     offline_weight: float = 0.1
     """Weight of the (filtered) behaviour-cloning term."""
     filter: Literal["binary", "exp"] = "binary"
-    """Weight of a data action by its advantage: 1 if above the threshold, or exp(beta x advantage)."""
+    """Weight of a data action by its advantage: 1 above the threshold, or exp(beta x advantage)."""
     filter_threshold: float = 0.0
     """binary: advantage above which an action is imitated."""
     filter_beta: float = 1.0
@@ -513,15 +311,15 @@ class LossConfig(_Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, values in (("gamma", (self.gamma,)), ("extra_gammas", self.extra_gammas)):
-            self._require(name, all(0 <= g < 1 for g in values), "discounts in [0, 1)")
-        self._require_sizes(n_step=1024, n_target_actions=1024, n_policy_actions=1024)
+            self.require(name, all(0 <= g < 1 for g in values), "discounts in [0, 1)")
+        self.require_sizes(n_step=1024, n_target_actions=1024, n_policy_actions=1024)
         for name in ("critic_weight", "online_weight", "offline_weight"):
             value = getattr(self, name)
-            self._require(name, math.isfinite(value) and value >= 0, "a finite number, at least 0")
-        self._require("tau", 0 < self.tau <= 1, "a number in (0, 1]")
-        self._require("reward_multiplier", self.reward_multiplier > 0, "a positive number")
-        self._require("filter_beta", self.filter_beta > 0, "a positive number")
-        self._require("filter_max", self.filter_max > 0, "a positive number")
+            self.require(name, math.isfinite(value) and value >= 0, "a finite number, at least 0")
+        self.require("tau", 0 < self.tau <= 1, "a number in (0, 1]")
+        self.require("reward_multiplier", self.reward_multiplier > 0, "a positive number")
+        self.require("filter_beta", self.filter_beta > 0, "a positive number")
+        self.require("filter_max", self.filter_max > 0, "a positive number")
         if self.online_weight == 0 and self.offline_weight == 0:
             raise ConfigError(
                 "LossConfig.offline_weight: it and online_weight are both 0, so nothing would "
@@ -550,7 +348,7 @@ class LossConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig(_Checked):
+class AgentConfig(Checked):
     """The whole agent. Saved in every policy file and rebuilt from it."""
 
     timestep_encoder: TimestepEncoderConfig = field(default_factory=TimestepEncoderConfig)

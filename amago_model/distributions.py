@@ -1,6 +1,6 @@
 """Action distributions: sample, greedy, log_prob, entropy; rsample where gradients can pass.
 
-Bare tensors instead of torch.distributions, whose argument checks cost more than our small networks.
+Bare tensors instead of torch.distributions, whose argument checks cost more than small networks do.
 Actions are in the networks' terms (indices 0..n-1, or -1..1); batch.decode_action makes them the
 environment's.
 """

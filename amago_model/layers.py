@@ -40,7 +40,7 @@ def make_mlp(
     norm: Norm = "none",
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """[..., d_input] to [..., d_output] through n_layers hidden layers; the last layer is linear."""
+    """[..., d_input] to [..., d_output] through n_layers hidden layers and a linear one."""
     blocks: list[nn.Module] = []
     for width in (d_input, *[d_hidden] * (n_layers - 1)):
         blocks.append(nn.Linear(width, d_hidden))

@@ -12,16 +12,13 @@ from torch import Tensor
 from amago_model.moments import masked_mean
 
 
-def ensemble_subset(
-    q: Tensor, size: int, *, minimum: bool, noise: Tensor | None = None
-) -> Tensor:
+def ensemble_subset(q: Tensor, size: int, *, minimum: bool, noise: Tensor) -> Tensor:
     """[C, ...] -> [...]: the minimum (or mean) over `size` critics, drawn anew for each entry.
 
-    Drawn without replacement (Chen et al. 2021, REDQ) from `noise`, uniform and shaped like q;
-    it is not needed where size is C.
+    Drawn without replacement (Chen et al. 2021, REDQ): those for which `noise`, independent and
+    shaped like q, is largest. It is not read where size is C.
     """
     if size < q.shape[0]:
-        assert noise is not None
         q = q.gather(0, noise.topk(size, dim=0).indices)
     return q.amin(0) if minimum else q.mean(0)
 

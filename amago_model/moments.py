@@ -21,12 +21,13 @@ def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
     """
     trailing = x.shape[mask.ndim :]
     wide = mask.reshape(*mask.shape, *(1,) * len(trailing))
-    rows = mask.sum() if count is None else count
-    return torch.where(wide, x, 0.0).sum() / (rows.clamp(min=1) * trailing.numel())
+    # A given count may be a fraction: the union's, shared out over processes.
+    rows = mask.sum().clamp(min=1) if count is None else count.clamp(min=1e-9)
+    return torch.where(wide, x, 0.0).sum() / (rows * trailing.numel())
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(count [], mean [...], variance [...]) of x [*mask.shape, ...] over the True rows of the mask.
+    """(count [], mean [...], variance [...]) of x [*mask.shape, ...] over the mask's True rows.
 
     Over the batches of all processes, where several train together. Zeros where nothing is left.
     """

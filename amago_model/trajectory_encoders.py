@@ -2,10 +2,10 @@
 
 Every encoder is causal and offers the same four calls:
 
-    forward(x [B, L, D_in], time_idx [B, L]) -> [B, L, d_output]            whole windows
-    initial_hidden(n, device) -> hidden                                     n episodes about to begin
+    forward(x [B, L, D_in], time_idx [B, L]) -> [B, L, d_output]           whole windows
+    initial_hidden(n, device) -> hidden                                    n episodes about to begin
     step(x [N, 1, D_in], time_idx [N, 1], hidden) -> ([N, 1, d_output], hidden)
-    reset_hidden(hidden, done [N] bool) -> hidden                           those rows start over
+    reset_hidden(hidden, done [N] bool) -> hidden                          those rows start over
 
 `step` may write into the hidden state it is given: use only the one it returns. Stepping through an
 episode gives what forward gives on the whole of it.

@@ -2,14 +2,14 @@
 
     h = dropout(W x + sinusoid(time_idx))                   episode time, not place in the window
     h = h + norm2(attention(norm1(h)))                      norm2, norm4: NormFormer
-    h = h + dropout(W2 norm4(act(W1 norm3(h))))             all W but the first: sigma-reparametrised
+    h = h + dropout(W2 norm4(act(W1 norm3(h))))             all W but the first are sigma-scaled
     out = norm(h)                                           after the last layer
 
-Meaning of `context`: in every layer a row attends to the last `context` rows, itself included. Full
-sequences use a band mask, acting keeps the last `context` keys and values of each layer, so both are
-the same function at any length. As in every windowed Transformer with n layers, what lies up to
-n * (context - 1) rows back can still reach a row, through the rows between. Training windows shorter
-than that never exercise that reach; a context at least as long as the episode removes the question.
+Meaning of `context`: in every layer a row attends to the last `context` rows, itself included.
+Full sequences use a band mask, acting keeps the last `context` keys and values of each layer, so
+both are the same function at any length. As in every windowed Transformer with n layers, what lies
+up to n * (context - 1) rows back can still reach a row, through the rows between. Training windows
+shorter than that never exercise that reach; a context as long as the episode removes the question.
 
     ring, context = 4, after 6 rows:   slot   0  1  2  3
                                        row    4  5  2  3     next write: slot 6 mod 4 = 2
@@ -146,7 +146,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same one row at a time."""
+    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same row by row."""
 
     def __init__(self, config: TransformerConfig, d_input: int) -> None:
         super().__init__()

@@ -1,0 +1,117 @@
+"""What makes a frozen dataclass a setting: types checked at birth, JSON there and back.
+
+No setting is defined here; see config.py and spaces.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any, Literal, Self, TypeVar, Union
+
+from amago_model.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the annotated type; an int is welcome where a float is asked for."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (Union, types.UnionType):
+        return any(_matches(value, arg) for arg in args)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(args) == 2 and args[1] is Ellipsis:
+            return all(_matches(item, args[0]) for item in value)
+        return len(value) == len(args) and all(map(_matches, value, args))
+    if origin is dict:
+        return isinstance(value, dict) and all(_matches(v, args[1]) for v in value.values())
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _readable(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(hint)))
+    return str(hint.__name__ if isinstance(hint, type) else hint).replace("typing.", "")
+
+
+def _from_json(hint: Any, value: Any, where: str) -> Any:
+    """Rebuild dataclasses and tuples from what JSON made of them."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_from_json(args[0], item, where) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {k: _from_json(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    return value
+
+
+def _build(cls: type[T], data: Any, where: str) -> T:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a mapping of settings, got {type(data).__name__}")
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"{where}: unknown setting {key!r}; the nearest known one is {near[0]!r}. "
+                f"Known settings: {', '.join(sorted(known))}"
+            )
+    hints = typing.get_type_hints(cls)
+    values = {k: _from_json(hints[k], v, f"{where}.{k}") for k, v in data.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:  # a field without default is missing
+        raise ConfigError(f"{where}: {error}") from error
+
+
+class Checked:
+    """Type and Literal checks for every field, and the JSON round trip."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if not _matches(value, hints[f.name]):
+                raise ConfigError(
+                    f"{type(self).__name__}.{f.name}: expected {_readable(hints[f.name])}, "
+                    f"got {value!r}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only; `from_dict` gives back an equal object."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild from `to_dict` output (tuples may be lists). Absent settings take their default.
+
+        Raises:
+            ConfigError: an unknown setting (named, with the nearest known one) or a wrong value.
+        """
+        return _build(cls, data, cls.__name__)
+
+    def require(self, name: str, ok: bool, what: str) -> None:
+        if not ok:
+            raise ConfigError(
+                f"{type(self).__name__}.{name}: expected {what}, got {getattr(self, name)!r}"
+            )
+
+    def require_sizes(self, **limits: int) -> None:
+        """Positive and not absurd: a size may come from a file that a stranger wrote."""
+        for name, limit in limits.items():
+            self.require(name, 1 <= getattr(self, name) <= limit, f"a number from 1 to {limit}")
+
+    def require_fractions(self, *names: str) -> None:
+        for name in names:
+            self.require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")

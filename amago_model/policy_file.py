@@ -1,0 +1,152 @@
+"""A policy as bytes: acting weights in safetensors, everything else as JSON in its header.
+
+    header metadata   {"stepwell_policy": "1",                  the format number
+                       "policy": {"config", "spaces", "step", "versions", "extra"} as JSON}
+    tensors           the state of an ActingPolicy: encoders, their statistics, actor
+
+Nothing is ever unpickled. The sizes a file claims are compared with the tensors it really has
+before any memory is set aside, so a foreign file cannot ask for a terabyte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+
+import amago_model
+from amago_model.acting import ActingPolicy
+from amago_model.agent import Agent
+from amago_model.config import AgentConfig, Spaces
+from amago_model.errors import AmagoError, PolicyFileError
+
+FORMAT = 1
+_FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
+_MAX_HEADER = 100_000_000  # as safetensors itself
+
+
+def save_policy(
+    policy: ActingPolicy | Agent,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    step: int = 0,
+    extra: dict[str, Any] | None = None,
+) -> bytes:
+    """The policy file of a policy, or of an agent's acting part, as bytes.
+
+    Args:
+        policy: what to save; its weights are copied to the CPU.
+        path: also written here, whole or not at all (temporary name, fsync, rename).
+        step: updates made when it was published.
+        extra: further JSON to keep: commit, snapshot ids, run name.
+    """
+    if isinstance(policy, Agent):
+        policy = policy.policy
+    about = {
+        "config": policy.config.to_dict(),
+        "spaces": policy.spaces.to_dict(),
+        "step": step,
+        "versions": {"amago_model": amago_model.__version__, "torch": str(torch.__version__)},
+        "extra": extra or {},
+    }
+    metadata = {_FORMAT_KEY: str(FORMAT), _POLICY_KEY: json.dumps(about, sort_keys=True)}
+    tensors = {k: v.detach().to("cpu").contiguous() for k, v in policy.state_dict().items()}
+    data = safetensors.save(tensors, metadata=metadata)
+    if path is not None:
+        _write_whole(Path(path), data)
+    return data
+
+
+def load_policy(
+    source: bytes | str | os.PathLike[str], device: torch.device | str = "cpu"
+) -> ActingPolicy:
+    """Rebuild a policy from its file, given as bytes or by path, ready to act (evaluation mode).
+
+    Its `metadata` holds format, step, versions and extra.
+
+    Raises:
+        PolicyFileError: the bytes are not a policy file, are damaged or too new, or do not fit
+            the config they carry.
+        OSError: the path cannot be read.
+    """
+    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    metadata = _read_metadata(data)
+    found = metadata.get(_FORMAT_KEY)
+    if found is None:
+        raise PolicyFileError(
+            f"not a policy file: its metadata has no {_FORMAT_KEY!r} (keys: {sorted(metadata)}); "
+            "expected what save_policy writes"
+        )
+    if found != str(FORMAT):
+        raise PolicyFileError(
+            f"policy format {found} is not the {FORMAT} that this version reads; "
+            "use the version of the package that wrote it"
+        )
+    try:
+        about = json.loads(metadata[_POLICY_KEY])
+        config, spaces = AgentConfig.from_dict(about["config"]), Spaces.from_dict(about["spaces"])
+        tensors = safetensors.load(data)
+        with torch.device("meta"):  # no memory, no random draws
+            policy = ActingPolicy(config, spaces)
+        _check_tensors(policy, tensors)
+        policy.load_state_dict(tensors, assign=True)
+    except (KeyError, TypeError, json.JSONDecodeError, SafetensorError, AmagoError) as error:
+        if isinstance(error, PolicyFileError):
+            raise
+        raise PolicyFileError(f"damaged policy file: {type(error).__name__}: {error}") from error
+    policy.metadata = {"format": FORMAT} | {k: about.get(k) for k in ("step", "versions", "extra")}
+    return policy.to(device).eval().requires_grad_(False)
+
+
+def _read_metadata(data: bytes) -> dict[str, str]:
+    """The safetensors header's string map: 8 bytes of little-endian length, then JSON."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
+        raise PolicyFileError(
+            f"not a policy file, or cut short: {len(data)} bytes do not hold the safetensors "
+            "header they announce; fetch or write it again"
+        )
+    try:
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        if not isinstance(metadata, dict):
+            raise TypeError("metadata is not a map")
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise PolicyFileError(
+            f"not a policy file: its first bytes are no safetensors header ({error}); "
+            "expected what save_policy writes"
+        ) from error
+    return metadata
+
+
+def _check_tensors(policy: ActingPolicy, tensors: dict[str, torch.Tensor]) -> None:
+    expected = policy.state_dict()
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise PolicyFileError(f"damaged policy file: tensors are missing: {missing}")
+    if unknown := sorted(tensors.keys() - expected.keys()):
+        raise PolicyFileError(f"damaged policy file: tensors the config has no use for: {unknown}")
+    for name, want in expected.items():
+        got = tensors[name]
+        if got.shape != want.shape or got.dtype != want.dtype:
+            raise PolicyFileError(
+                f"damaged policy file: {name} should be {list(want.shape)} {want.dtype} by its "
+                f"config, is {list(got.shape)} {got.dtype}"
+            )
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,120 @@
+"""What the agent sees and does in one environment, as data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from amago_model.checked import Checked
+from amago_model.errors import SpaceError
+
+Role = Literal["policy", "critic", "mask", "relabel", "log"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObsSpace(Checked):
+    """One named observation array."""
+
+    shape: tuple[int, ...]
+    """Shape of one observation, without batch or time."""
+    dtype: str
+    """numpy name of the stored type, such as 'float32' or 'uint8'."""
+    n: int | None = None
+    """Number of categories if the array holds category numbers 0..n-1 (they become one-hot)."""
+    role: Role = "policy"
+    """Who may look: policy (the agent), critic (privileged), mask (legal actions), relabel, log."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n is not None:
+            self.require("n", self.n >= 1, "at least 1 category")
+        self.require("shape", all(size >= 0 for size in self.shape), "sizes of at least 0")
+
+    @property
+    def features(self) -> int:
+        """Width of this array once flattened (and one-hot, if it holds categories)."""
+        return math.prod(self.shape) * (self.n or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionSpace(Checked):
+    """What the agent may do. Multi-discrete and multi-binary kinds will join `kind`."""
+
+    kind: Literal["discrete", "continuous"]
+    """discrete: one of n numbers; continuous: an array between low and high."""
+    n: int = 0
+    """discrete: how many actions there are."""
+    start: int = 0
+    """discrete: the number of the first action."""
+    shape: tuple[int, ...] = ()
+    """continuous: shape of one action."""
+    low: tuple[float, ...] = ()
+    """continuous: lower bounds, flattened."""
+    high: tuple[float, ...] = ()
+    """continuous: upper bounds, flattened."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind == "discrete":
+            if self.n < 1:
+                raise SpaceError(f"ActionSpace.n: a discrete space needs at least 1, got {self.n}")
+            if self.low or self.high or self.shape:
+                raise SpaceError("ActionSpace: shape, low and high belong to a continuous space")
+            return
+        if self.n:
+            raise SpaceError("ActionSpace.n belongs to a discrete space; leave it 0")
+        size = math.prod(self.shape)
+        for name, bounds in (("low", self.low), ("high", self.high)):
+            if len(bounds) != size:
+                raise SpaceError(
+                    f"ActionSpace.{name}: expected {size} numbers for shape {self.shape}, "
+                    f"got {len(bounds)}"
+                )
+            for i, bound in enumerate(bounds):
+                if not math.isfinite(bound):
+                    raise SpaceError(
+                        f"ActionSpace.{name}[{i}] is {bound}: the policy acts in a box and needs "
+                        "finite bounds. Register the environment with the range its actions really "
+                        "take (a rescaling action wrapper, or the range found in the data)."
+                    )
+        for i, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            if not low < high:
+                raise SpaceError(f"ActionSpace: low[{i}]={low} is not below high[{i}]={high}")
+
+    @property
+    def width(self) -> int:
+        """A: width of an encoded action, one-hot or flattened."""
+        return self.n if self.kind == "discrete" else math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spaces(Checked):
+    """What the agent sees and does in one environment."""
+
+    observations: dict[str, ObsSpace]
+    """Observation arrays by name."""
+    action: ActionSpace
+    """What the agent may do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.keys("policy"):
+            raise SpaceError(
+                "Spaces.observations: no key has the role 'policy', so the agent would see "
+                f"nothing; keys are {sorted(self.observations)}"
+            )
+        masks = self.keys("mask")
+        if len(masks) > 1:
+            raise SpaceError(f"Spaces.observations: more than one key has the role 'mask': {masks}")
+        for key in masks:
+            shape = self.observations[key].shape
+            if self.action.kind != "discrete" or shape != (self.action.n,):
+                raise SpaceError(
+                    f"Spaces.observations[{key!r}]: a mask of legal actions needs a discrete "
+                    f"action space and shape ({self.action.n},), got {self.action.kind} and {shape}"
+                )
+
+    def keys(self, role: Role) -> list[str]:
+        """Names of the arrays with this role, sorted: the order in which they are concatenated."""
+        return sorted(k for k, space in self.observations.items() if space.role == role)

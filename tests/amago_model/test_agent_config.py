@@ -1,0 +1,140 @@
+"""Settings: complete, checked by name, and the same after a trip through JSON."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import math
+
+import pytest
+
+from amago_model import (
+    ActionSpace,
+    ActorConfig,
+    AgentConfig,
+    ConfigError,
+    CriticConfig,
+    FeedForwardConfig,
+    LossConfig,
+    ObsSpace,
+    SpaceError,
+    Spaces,
+    TimestepEncoderConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+)
+
+DEMO = AgentConfig(
+    timestep_encoder=TimestepEncoderConfig(d_hidden=64, d_output=64, hide_previous=True),
+    trajectory_encoder=TrajectoryEncoderConfig(
+        kind="feedforward", feedforward=FeedForwardConfig(d_model=64)
+    ),
+    actor=ActorConfig(d_hidden=128),
+    critic=CriticConfig(n_critics=2, d_hidden=128),
+    losses=LossConfig(
+        gamma=0.98,
+        extra_gammas=(),
+        reward_multiplier=0.1,
+        online_weight=0.3,
+        offline_weight=1.0,
+        tau=0.01,
+    ),
+)
+BOX = ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0))
+OBS = {"observation": ObsSpace(shape=(3,), dtype="float32")}
+
+
+@pytest.mark.parametrize("config", [AgentConfig(), DEMO])
+def test_a_config_survives_json(config: AgentConfig) -> None:
+    assert AgentConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_spaces_survive_json() -> None:
+    spaces = Spaces(observations=OBS | {"id": ObsSpace(shape=(), dtype="int64", n=7)}, action=BOX)
+    assert Spaces.from_dict(json.loads(json.dumps(spaces.to_dict()))) == spaces
+
+
+def test_absent_settings_take_their_defaults() -> None:
+    assert AgentConfig.from_dict({"losses": {"gamma": 0.9}}).losses == LossConfig(gamma=0.9)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match=r"losses: unknown setting 'gama'.*'gamma'"):
+        AgentConfig.from_dict({"losses": {"gama": 0.9}})
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: LossConfig(gamma=1.0), "gamma"),
+        (lambda: LossConfig(extra_gammas=(0.9, 1.5)), "extra_gammas"),
+        (lambda: LossConfig(online_weight=0, offline_weight=0), "offline_weight"),
+        (lambda: LossConfig(fake_filter=True, offline_weight=0), "fake_filter"),
+        (lambda: LossConfig(critic_weight=0), "critic_weight"),
+        (lambda: LossConfig(tau=0.0), "tau"),
+        (lambda: LossConfig(filter="sharp"), "filter"),  # type: ignore[arg-type]
+        (lambda: LossConfig(n_step=0), "n_step"),
+        (lambda: LossConfig(online_weight=math.nan), "online_weight"),
+        (lambda: CriticConfig(n_critics=1), "n_critics_target"),
+        (lambda: CriticConfig(d_hidden=True), "d_hidden"),
+        (lambda: TransformerConfig(d_model=30, n_heads=8), "n_heads"),
+        (lambda: TransformerConfig(n_layers=10**9), "n_layers"),
+        (lambda: TimestepEncoderConfig(hide_previous=True, hide_reward=True), "hide_reward"),
+        (
+            lambda: TrajectoryEncoderConfig(
+                kind="identity", transformer=TransformerConfig(n_layers=1)
+            ),
+            "transformer",
+        ),
+    ],
+)
+def test_contradictions_and_nonsense_are_refused_by_field_name(make, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: ActionSpace(kind="continuous", shape=(1,), low=(-math.inf,), high=(1.0,)),
+            "finite bounds",
+        ),
+        (lambda: ActionSpace(kind="continuous", shape=(2,), low=(0.0,), high=(1.0, 1.0)), "low"),
+        (lambda: ActionSpace(kind="continuous", shape=(1,), low=(1.0,), high=(1.0,)), "not below"),
+        (lambda: ActionSpace(kind="discrete"), "at least 1"),
+        (lambda: Spaces(observations={}, action=BOX), "role 'policy'"),
+        (
+            lambda: Spaces(
+                observations=OBS | {"legal": ObsSpace(shape=(3,), dtype="bool", role="mask")},
+                action=ActionSpace(kind="discrete", n=4),
+            ),
+            r"shape \(4,\)",
+        ),
+    ],
+)
+def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
+    with pytest.raises(SpaceError, match=words):
+        make()
+
+
+def _all_configs(cls: type) -> list[type]:
+    nested = [f.default_factory for f in dataclasses.fields(cls)]
+    found = [c for c in nested if isinstance(c, type) and dataclasses.is_dataclass(c)]
+    return [cls, *[deeper for c in found for deeper in _all_configs(c)]]
+
+
+def test_every_setting_has_a_sentence_under_it() -> None:
+    for cls in [*_all_configs(AgentConfig), ObsSpace, ActionSpace, Spaces]:
+        (node,) = ast.parse(inspect.getsource(cls)).body
+        assert isinstance(node, ast.ClassDef)
+        documented = {
+            before.target.id
+            for before, after in zip(node.body, node.body[1:], strict=False)
+            if isinstance(before, ast.AnnAssign)
+            and isinstance(before.target, ast.Name)
+            and isinstance(after, ast.Expr)
+        }
+        assert {f.name for f in dataclasses.fields(cls)} == documented

@@ -1,0 +1,173 @@
+"""Tiny problems that must be solved: an exit code proves nothing about learning."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from amago_model import (
+    ActionSpace,
+    ActorConfig,
+    Agent,
+    AgentConfig,
+    Batch,
+    CriticConfig,
+    LossConfig,
+    ObsSpace,
+    Spaces,
+    TimestepEncoderConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+)
+
+NO_MEMORY = AgentConfig(
+    timestep_encoder=TimestepEncoderConfig(d_hidden=32, d_output=32, hide_previous=True),
+    trajectory_encoder=TrajectoryEncoderConfig(kind="identity"),
+    actor=ActorConfig(d_hidden=32),
+    critic=CriticConfig(n_critics=2, d_hidden=32),
+    losses=LossConfig(gamma=0.5, extra_gammas=(), reward_multiplier=1.0, tau=0.05),
+)
+
+
+def _windows(obs: torch.Tensor, action: torch.Tensor, reward: torch.Tensor) -> Batch:
+    """Whole episodes that end the task: obs [B, L, F], action and reward [B, T, ...]."""
+    b, t = reward.shape
+    yes = torch.ones(b, t, dtype=torch.bool)
+    ends = torch.zeros_like(yes)
+    ends[:, -1] = True
+    return Batch(
+        obs={"observation": obs},
+        prev_action=torch.cat((torch.zeros_like(action[:, :1]), action), dim=1),
+        prev_reward=torch.cat((torch.zeros(b, 1), reward), dim=1),
+        time_idx=torch.arange(t + 1).expand(b, -1),
+        terminated=ends,
+        truncated=torch.zeros_like(yes),
+        next_obs_valid=~ends,
+        mask=yes,
+        action_known=yes,
+    )
+
+
+def _spaces(action: ActionSpace, features: int) -> Spaces:
+    obs = {"observation": ObsSpace(shape=(features,), dtype="float32")}
+    return Spaces(observations=obs, action=action)
+
+
+def _train(agent: Agent, make, updates: int, lr: float = 3e-3) -> None:  # type: ignore[no-untyped-def]
+    optimizer = torch.optim.AdamW(agent.trainable_parameters(), lr=lr)
+    for _ in range(updates):
+        loss, _ = agent(make(), detailed=False)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(agent.trainable_parameters(), 1.0)
+        optimizer.step()
+        agent.update_targets()
+    agent.eval()
+
+
+def _act(agent: Agent, obs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    n = obs.shape[0]
+    zeros = torch.zeros(n)
+    hidden = agent.initial_hidden(n)
+    previous = torch.zeros((n, *like.shape[2:]), dtype=like.dtype)
+    return agent.act({"observation": obs}, previous, zeros, zeros.long(), hidden, sample=False)[0]
+
+
+def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
+    box = ActionSpace(kind="continuous", shape=(2,), low=(-3.0, 0.0), high=(3.0, 1.0))
+    cloning = {"fake_filter": True, "online_weight": 0.0, "offline_weight": 1.0}
+    losses = dataclasses.replace(NO_MEMORY.losses, **cloning)
+    agent = Agent(dataclasses.replace(NO_MEMORY, losses=losses), _spaces(box, 3))
+
+    def wise(obs: torch.Tensor) -> torch.Tensor:
+        return torch.stack((2 * obs[..., 0].tanh(), obs[..., 1].sigmoid()), dim=-1)
+
+    def make() -> Batch:
+        obs = torch.randn(16, 9, 3)
+        return _windows(obs, wise(obs[:, :-1]), torch.zeros(16, 8))
+
+    first = float(agent(make())[1]["loss/clone"])
+    _train(agent, make, 250)
+    assert float(agent(make())[1]["loss/clone"]) < first - 2
+    obs = torch.randn(200, 3)
+    error = (_act(agent, obs, torch.zeros(1, 1, 2)) - wise(obs)).abs().mean(0)
+    assert float(error[0]) < 0.3 and float(error[1]) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_random_data_gives_a_policy_better_than_what_it_shows(kind: str) -> None:
+    # Reward for matching the sign of the observation; the data matches it half of the time.
+    if kind == "discrete":
+        action = ActionSpace(kind="discrete", n=2)
+    else:
+        action = ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+    losses = dataclasses.replace(NO_MEMORY.losses, online_weight=0.3, offline_weight=1.0)
+    agent = Agent(dataclasses.replace(NO_MEMORY, losses=losses), _spaces(action, 1))
+
+    def make() -> Batch:
+        obs = torch.randn(16, 9, 1)
+        right = obs[:, :-1, 0] > 0
+        if kind == "discrete":
+            taken = torch.randint(0, 2, right.shape)
+            return _windows(obs, taken, (taken == right).float())
+        taken = torch.rand(16, 8, 1) * 2 - 1
+        return _windows(obs, taken, taken[..., 0] * torch.where(right, 1.0, -1.0))
+
+    _train(agent, make, 250)
+    obs = torch.randn(200, 1)
+    chosen = _act(agent, obs, make().prev_action).reshape(-1)
+    right = obs[:, 0] > 0
+    assert (
+        float(((chosen > 0.5 if kind == "discrete" else chosen > 0) == right).float().mean()) > 0.9
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("transformer", 0.97, 1.0), ("identity", 0.3, 0.7)]
+)
+def test_recall_is_solved_with_memory_and_not_without(kind: str, low: float, high: float) -> None:
+    """A cue is shown at step 0 only; after H steps the action that names it earns 1."""
+    horizon = 8
+    encoder = TrajectoryEncoderConfig(kind="identity")
+    if kind == "transformer":
+        encoder = TrajectoryEncoderConfig(
+            kind="transformer",
+            transformer=TransformerConfig(
+                d_model=32, n_heads=2, d_ff=64, n_layers=1, context=horizon + 1, dropout_emb=0.0
+            ),
+        )
+    config = AgentConfig(
+        timestep_encoder=TimestepEncoderConfig(d_hidden=32, d_output=32, n_layers=1),
+        trajectory_encoder=encoder,
+        actor=ActorConfig(d_hidden=32),
+        critic=CriticConfig(n_critics=2, d_hidden=32),
+        losses=LossConfig(
+            gamma=0.9, extra_gammas=(), online_weight=0.0, offline_weight=1.0, tau=0.05
+        ),
+    )
+    agent = Agent(config, _spaces(ActionSpace(kind="discrete", n=2), 2))
+
+    def observe(cue: torch.Tensor) -> torch.Tensor:
+        obs = torch.zeros(cue.shape[0], horizon + 1, 2)
+        obs[:, 0, 0] = cue * 2.0 - 1.0
+        obs[:, horizon - 1, 1] = 1.0  # the question
+        return obs
+
+    def make() -> Batch:
+        cue = torch.randint(0, 2, (32,))
+        action = torch.randint(0, 2, (32, horizon))
+        reward = torch.zeros(32, horizon)
+        reward[:, -1] = (action[:, -1] == cue).float()
+        return _windows(observe(cue), action, reward)
+
+    _train(agent, make, 300)
+    cue = torch.arange(64) % 2
+    obs, hidden = observe(cue), agent.initial_hidden(64)
+    action, reward = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+    for t in range(horizon):
+        action, hidden = agent.act(
+            {"observation": obs[:, t]}, action, reward, torch.full((64,), t), hidden, sample=False
+        )
+    assert low <= float((action == cue).float().mean()) <= high

@@ -1,0 +1,213 @@
+"""Statistics, PopArt, n-step returns and critics, against hand numbers and slow loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from amago_model import ActionSpace, CriticConfig
+from amago_model.critic import CriticEnsemble, gamma_feature
+from amago_model.moments import RunningMoments, masked_mean, masked_moments
+from amago_model.returns import n_step_returns
+from amago_model.timestep_encoders import InputNorm
+from amago_model.value_norm import PopArt
+
+# ------------------------------------------------------------------------------------------ moments
+
+
+def test_a_masked_mean_ignores_what_is_masked_even_nan_and_is_zero_when_empty() -> None:
+    x = torch.tensor([[1.0, 3.0], [torch.nan, torch.inf]])
+    assert float(masked_mean(x, torch.tensor([True, False]))) == 2.0
+    assert float(masked_mean(x, torch.tensor([False, False]))) == 0.0
+
+
+def test_masked_moments_equal_the_plain_ones_of_what_is_left() -> None:
+    x, mask = torch.randn(4, 5, 3), torch.rand(4, 5) > 0.4
+    count, mean, variance = masked_moments(x, mask)
+    assert int(count) == int(mask.sum())
+    torch.testing.assert_close(mean, x[mask].mean(0))
+    torch.testing.assert_close(variance, x[mask].var(0, correction=0))
+
+
+@pytest.mark.parametrize(
+    ("beta", "first", "second"), [(5e-4, 0.500125, 0.3335), (1e-4, 0.500025, None)]
+)
+def test_the_first_debiased_steps(beta: float, first: float, second: float | None) -> None:
+    moments = RunningMoments((1,), beta=beta, init_nu=1.0)
+    one = torch.ones(1, dtype=torch.bool)
+    moments.update(torch.ones(1, 1), one)
+    assert float(moments.mean) == pytest.approx(first, abs=1e-6)
+    before = float(moments.mean)
+    moments.update(torch.full((1, 1), 2.0), one)
+    if second is not None:
+        assert float(moments.mean) == pytest.approx(before + second * (2 - before), abs=1e-6)
+
+
+def test_the_variance_is_that_of_averaged_first_and_second_moments() -> None:
+    moments = RunningMoments((2,), beta=0.05, init_nu=3.0)
+    mu, nu = torch.zeros(2), torch.full((2,), 3.0)
+    for k in range(2, 9):
+        x = torch.randn(50, 2) * torch.tensor([1.0, 4.0]) + 2
+        moments.update(x, torch.ones(50, dtype=torch.bool))
+        step = 0.05 / (1 - 0.95**k)
+        mu, nu = mu + step * (x.mean(0) - mu), nu + step * (x.square().mean(0) - nu)
+        torch.testing.assert_close(moments.variance, nu - mu**2)
+        torch.testing.assert_close(moments.mean, mu)
+
+
+def test_a_large_mean_does_not_swallow_the_spread() -> None:
+    moments = RunningMoments((1,), beta=0.05, init_nu=1.0)
+    moments.mean.fill_(50_000.0)
+    for _ in range(100):
+        moments.update(50_000 + torch.randn(512, 1), torch.ones(512, dtype=torch.bool))
+    # In float32, E[x^2] - E[x]^2 is off by hundreds here.
+    assert float(moments.variance) == pytest.approx(1.0, abs=0.1)
+
+
+def test_an_empty_mask_leaves_statistics_untouched() -> None:
+    norm = InputNorm(3)
+    before = {k: v.clone() for k, v in norm.state_dict().items()}
+    out = norm(torch.full((2, 4, 3), torch.nan).nan_to_num(), torch.zeros(2, 4, dtype=torch.bool))
+    assert torch.isfinite(out).all()
+    assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
+
+
+def test_a_feature_that_never_varies_is_centred_and_not_blown_up() -> None:
+    norm = InputNorm(1, beta=0.1)
+    for _ in range(300):
+        norm(torch.full((1, 64, 1), 7.0), torch.ones(1, 64, dtype=torch.bool))
+    norm.eval()
+    assert float(norm(torch.full((1, 1, 1), 7.5), None)) == pytest.approx(0.5, abs=1e-3)
+
+
+# ------------------------------------------------------------------------------------------- PopArt
+
+
+def _popart(g: int = 2) -> PopArt:
+    return PopArt(g, beta=5e-4, init_nu=100.0, enabled=True)
+
+
+def test_an_update_of_popart_moves_no_value() -> None:
+    popart, x = _popart(), torch.randn(3, 5, 2)
+    for scale in (1.0, 30.0, 400.0, 2.0):
+        before = popart.value(x)
+        popart.update(scale * torch.randn(20, 2) + scale, torch.ones(20, dtype=torch.bool))
+        torch.testing.assert_close(popart.value(x), before, rtol=1e-4, atol=1e-3)
+
+
+def test_popart_values_and_returns_are_normalised_alike() -> None:
+    popart, x = _popart(), torch.randn(5, 2)
+    popart.update(torch.randn(20, 2) * 9 + 4, torch.ones(20, dtype=torch.bool))
+    torch.testing.assert_close(popart.normalize(popart.value(x)), popart.normalized_value(x))
+
+
+def test_popart_ignores_masked_returns_and_survives_an_empty_mask() -> None:
+    one, other, y = _popart(), _popart(), torch.randn(6, 2)
+    mask = torch.tensor([True, True, False, True, False, False])
+    one.update(torch.where(mask.unsqueeze(1), y, torch.inf), mask)
+    one.update(y, torch.zeros(6, dtype=torch.bool))
+    other.update(y[mask], torch.ones(3, dtype=torch.bool))
+    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# ------------------------------------------------------------------------------------------ returns
+
+
+@pytest.mark.parametrize(
+    ("n", "ends", "length", "expected"),
+    [
+        (1, None, 3, 1 + 0.9 * 10),
+        (2, None, 3, 19.0),
+        (3, None, 3, 27.1),
+        (3, 1, 3, 2.8),
+        (3, None, 2, 1 + 0.9 * 2 + 0.81 * 20),  # bootstraps at the last valid step
+        (9, None, 3, 27.1),
+    ],
+)
+def test_n_step_returns_by_hand(n: int, ends: int | None, length: int, expected: float) -> None:
+    reward, q = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[[10.0], [20.0], [30.0]]])
+    t = torch.arange(3)[None]
+    terminated = t == (-1 if ends is None else ends)
+    y = n_step_returns(reward, terminated, t < length, q, torch.tensor([0.9]), n)
+    assert float(y[0, 0, 0]) == pytest.approx(expected)
+
+
+def _slow_return(r, end, usable, q, gamma, n, t) -> float:  # type: ignore[no-untyped-def]
+    total, discount = 0.0, 1.0
+    for k in range(t, min(t + n, len(r))):
+        if k > t and not usable[k]:
+            return total + discount * float(q[k - 1])
+        total, discount = total + discount * float(r[k]), discount * gamma
+        if end[k]:
+            return total
+        last = k
+    return total + discount * float(q[last])
+
+
+def test_n_step_returns_equal_a_slow_loop_over_random_endings_and_gaps() -> None:
+    b, t, gammas = 16, 9, (0.5, 0.97)
+    reward, q = torch.randn(b, t, dtype=torch.float64), torch.randn(b, t, 2, dtype=torch.float64)
+    end, usable = torch.rand(b, t) < 0.15, torch.rand(b, t) < 0.8
+    g = torch.tensor(gammas, dtype=torch.float64)
+    for n in (1, 2, 4, 20):
+        y = n_step_returns(reward, end, usable, q, g, n)
+        for i in range(b):
+            for k in range(t):
+                for j, gamma in enumerate(gammas):
+                    expected = _slow_return(reward[i], end[i], usable[i], q[i, :, j], gamma, n, k)
+                    assert float(y[i, k, j]) == pytest.approx(expected, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------------------ critics
+
+
+def test_discount_features_are_the_published_ones() -> None:
+    gammas = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)
+    expected = (0.7472, 2.3979, 3.0445, 3.5361, 4.6151, 5.3033, 6.9088)
+    assert [gamma_feature(g) for g in gammas] == pytest.approx(expected, abs=5e-5)
+
+
+BOX = ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+
+
+def test_the_split_batched_ensemble_equals_one_plain_mlp_at_a_time() -> None:
+    gammas = (0.5, 0.9, 0.99)
+    critic = CriticEnsemble(CriticConfig(n_critics=3, d_hidden=8), BOX, gammas, d_state=5).double()
+    state = torch.randn(7, 5, dtype=torch.float64)
+    action = torch.rand(2, 7, 3, 2, dtype=torch.float64) * 2 - 1
+    out = critic.values(critic.state_part(state), action)
+    assert out.shape == (3, 2, 7, 3)
+    for c in range(3):
+        for k in range(2):
+            for n in range(7):
+                for g, gamma in enumerate(gammas):
+                    feature = torch.tensor([gamma_feature(gamma)]).to(torch.float32).double()
+                    x = torch.cat((state[n], feature, action[k, n, g].clamp(-0.999, 0.999)))
+                    for i, (w, b) in enumerate(zip(critic.weights, critic.biases, strict=True)):
+                        x = x @ w[c] + b[c, 0]
+                        x = torch.nn.functional.leaky_relu(x) if i < 2 else x
+                    torch.testing.assert_close(out[c, k, n, g], x[0])
+
+
+def test_a_discrete_ensemble_gives_every_action_of_every_discount_from_one_mlp_each() -> None:
+    action = ActionSpace(kind="discrete", n=4)
+    critic = CriticEnsemble(CriticConfig(n_critics=2, d_hidden=8), action, (0.5, 0.9), d_state=5)
+    state = torch.randn(7, 5)
+    out = critic.action_values(state)
+    x = state
+    for i, (w, b) in enumerate(zip(critic.weights, critic.biases, strict=True)):
+        x = x @ w[1] + b[1, 0]
+        x = torch.nn.functional.leaky_relu(x) if i < 2 else x
+    torch.testing.assert_close(out[1], x.reshape(7, 2, 4))
+
+
+def test_a_frozen_pass_gives_the_same_values_and_gradients_to_the_action_alone() -> None:
+    critic = CriticEnsemble(CriticConfig(n_critics=2, d_hidden=8), BOX, (0.9,), d_state=5)
+    part = critic.state_part(torch.randn(7, 5)).detach()
+    action = torch.zeros(1, 7, 1, 2, requires_grad=True)
+    frozen = critic.values(part, action, frozen=True)
+    torch.testing.assert_close(frozen, critic.values(part, action))
+    frozen.sum().backward()
+    assert action.grad is not None and bool((action.grad != 0).all())
+    assert all(p.grad is None for p in critic.parameters())
