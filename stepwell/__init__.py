@@ -1,19 +1,84 @@
-"""Stepwell: the contract and the SDK. `import stepwell` is all that an outsider needs."""
+"""Stepwell: the contract and the SDK. `import stepwell` is all that an outsider needs.
 
-from stepwell.errors import InvalidTrajectory, ServiceError, StepwellError
+Light: the words (trajectories, specs, errors) come at once; `Client` and `Outbox`, which bring
+Arrow and an HTTP library, when they are first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import (
+    BadRequest,
+    Busy,
+    CodecError,
+    Conflict,
+    Gone,
+    InvalidData,
+    InvalidSpace,
+    InvalidTrajectory,
+    JobFailed,
+    NotFound,
+    OutboxError,
+    ServiceError,
+    ServiceFault,
+    ServiceUnreachable,
+    StepwellError,
+    StorageFull,
+    TooLarge,
+    Unauthorized,
+)
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.trajectory import About, Trajectory, new_id
 
+if TYPE_CHECKING:
+    from stepwell.client import Client
+    from stepwell.outbox import Outbox
+
 __all__ = [
     "About",
+    "BadRequest",
     "Box",
+    "Busy",
+    "Client",
+    "CodecError",
+    "Conflict",
     "Discrete",
     "EnvSpec",
+    "Gone",
+    "InvalidData",
+    "InvalidSpace",
     "InvalidTrajectory",
+    "JobFailed",
     "MultiBinary",
     "MultiDiscrete",
+    "NotFound",
+    "Outbox",
+    "OutboxError",
     "ServiceError",
+    "ServiceFault",
+    "ServiceUnreachable",
     "StepwellError",
+    "StorageFull",
+    "TooLarge",
     "Trajectory",
+    "Unauthorized",
     "new_id",
 ]
+
+_LAZY = {"Client": "stepwell.client", "Outbox": "stepwell.outbox"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("stepwell")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

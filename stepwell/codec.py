@@ -8,6 +8,8 @@ What comes in is checked here for form; whether it fits a dataset is `Trajectory
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,7 +24,9 @@ from stepwell.schema import (
     TERMINATED,
     TRUNCATED,
     arrow_schema,
+    arrow_type,
     column_names,
+    row_bytes,
     spec_of,
 )
 from stepwell.spaces import Array, EnvSpec, Space
@@ -31,6 +35,10 @@ from stepwell.trajectory import About, Trajectory
 HEADER_KEY = b"stepwell.trajectory"
 MAX_HEADER = 256 * 1024
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+_FLAG = pa.bool_()
+_INT8 = pa.int8()
 
 
 def encode(trajectories: Iterable[Trajectory], spec: EnvSpec) -> bytes:
@@ -43,7 +51,7 @@ def encode(trajectories: Iterable[Trajectory], spec: EnvSpec) -> bytes:
     with pa.ipc.new_stream(sink, schema) as writer:
         for trajectory in trajectories:
             trajectory.check(spec)
-            header = json.dumps(trajectory.header(), separators=(",", ":")).encode()
+            header = _compact(trajectory.header()).encode()
             writer.write_batch(
                 to_batch(trajectory, spec, schema), custom_metadata={HEADER_KEY: header}
             )
@@ -69,66 +77,75 @@ class read_stream:  # noqa: N801 - reads as a function: `for t in read_stream(da
                 got=repr(bytes(data[-8:])),
             )
         try:
-            self._reader = pa.ipc.open_stream(pa.py_buffer(data))
-        except (
-            pa.ArrowInvalid,
-            pa.ArrowNotImplementedError,
-            pa.ArrowSerializationError,
-            OSError,
-        ) as error:
+            buffer = pa.py_buffer(data)
+            _refuse_compressed(buffer)
+            self._reader = pa.ipc.open_stream(buffer)
+            schema = self._reader.schema
+        except CodecError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise CodecError(
                 f"not an Arrow IPC stream: {_first_line(error)}",
                 expected="a body written by stepwell (application/vnd.apache.arrow.stream)",
                 got=repr(bytes(data[:8])),
             ) from None
         try:
-            self.spec = spec_of(self._reader.schema)
+            self.spec = spec_of(schema)
         except InvalidData as error:
             raise error if isinstance(error, CodecError) else CodecError(str(error)) from None
         wanted = arrow_schema(self.spec)
-        if not self._reader.schema.equals(wanted):
+        if not schema.equals(wanted):
             raise CodecError(
                 "columns do not match the spec in the schema",
                 expected=_columns(wanted),
-                got=_columns(self._reader.schema),
+                got=_columns(schema),
             )
+        self._size = len(buffer)
 
-    def __iter__(self) -> Iterator[Trajectory]:
+    def batches(self) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes]]]:
+        """Rows and header bytes of each trajectory, sound as Arrow but not yet looked into."""
         while True:
             try:
                 batch, metadata = self._reader.read_next_batch_with_custom_metadata()
-                if batch is not None:
-                    batch.validate(full=True)
+                batch.validate(full=True)
             except StopIteration:
                 return
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            except (pa.ArrowException, OSError, ValueError) as error:
                 raise CodecError(
                     f"the stream is damaged or cut short: {_first_line(error)}"
                 ) from None
-            yield from_batch(batch, dict(metadata or {}), self.spec)
+            # Columns may point at the same bytes: a small body that claims to be a huge one.
+            claimed = batch.num_rows * row_bytes(self.spec)
+            if claimed > self._size:
+                raise CodecError(
+                    "columns share their bytes",
+                    expected=f"at most the {self._size} bytes of the body",
+                    got=f"{claimed} bytes of values",
+                )
+            yield batch, dict(metadata or {})
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        for batch, metadata in self.batches():
+            yield from_batch(batch, metadata, self.spec)
 
 
 def to_batch(trajectory: Trajectory, spec: EnvSpec, schema: pa.Schema) -> pa.RecordBatch:
     """The T+1 rows of one trajectory that fits `spec`."""
     steps = len(trajectory)
-    last = np.zeros(steps + 1, np.bool_)
-    last[-1] = True
-    columns: list[pa.Array] = []
+    rows = steps + 1
+    valid = _bits(rows, range(steps))  # every row but the last, whose action and reward are NULL
     names = column_names(spec)
-    for _, key, space in names["obs"]:
-        columns.append(_to_arrow(trajectory.obs[key], space))
+    columns = [_to_arrow(trajectory.obs[key], space) for _, key, space in names["obs"]]
     for _, key, space in names["action"]:
-        columns.append(_to_arrow(_pad(trajectory.actions[key]), space, last))
-    columns.append(pa.array(_pad(trajectory.rewards), mask=last))
+        columns.append(_to_arrow(_pad(trajectory.actions[key]), space, valid))
+    columns.append(_values(pa.float32(), _pad(trajectory.rewards), valid))
     for flag in (trajectory.terminated, trajectory.truncated):
-        flags = np.zeros(steps + 1, np.bool_)
-        flags[-2] = flag
-        columns.append(pa.array(flags))
-    columns.append(pa.array(last))
+        columns.append(_flags(rows, _bits(rows, (steps - 1,) if flag else ())))
+    columns.append(_flags(rows, _bits(rows, (steps,))))
     if spec.action_known:
         known = trajectory.action_known
         known = np.ones(steps, np.bool_) if known is None else known
-        columns.append(pa.array(_pad(known), mask=last))
+        columns.append(_flags(rows, _pack(_pad(known)), valid))
     for _, key, space in names["info"]:
         columns.append(_to_arrow(trajectory.infos[key], space))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -146,15 +163,19 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
         )
     terminated, truncated = header.get("terminated"), header.get("truncated")
     for name, flag in ((TERMINATED, terminated), (TRUNCATED, truncated)):
-        flags = batch.column(name).to_numpy(zero_copy_only=False)
-        if not isinstance(flag, bool) or bool(flags[steps - 1]) != flag or int(flags.sum()) != flag:
+        flags = _no_nulls(batch.column(name), batch.num_rows, name)
+        if (
+            not isinstance(flag, bool)
+            or bool(flags[steps - 1]) != flag
+            or np.count_nonzero(flags) != flag
+        ):
             raise InvalidTrajectory(
                 name,
                 expected="True at the last transition only, as the header says",
                 got=f"{flags.sum()} True",
             )
-    last = batch.column(IS_LAST).to_numpy(zero_copy_only=False)
-    if not bool(last[-1]) or int(last.sum()) != 1:
+    last = _no_nulls(batch.column(IS_LAST), batch.num_rows, IS_LAST)
+    if not bool(last[-1]) or np.count_nonzero(last) != 1:
         raise InvalidTrajectory(
             "is_last", expected="True in the last row only", got=f"{last.sum()} True"
         )
@@ -205,63 +226,130 @@ def _pad(array: Array) -> Array:
     return padded
 
 
-def _to_arrow(array: Array, space: Space, null: Array | None = None) -> pa.Array:
+def _to_arrow(array: Array, space: Space, valid: Any = None) -> pa.Array:
+    """Rows as a column, without a copy. `valid` is the validity bitmap, None for no NULL."""
     rows = len(array)
+    kind = arrow_type(space)
+    flat = np.ascontiguousarray(array)
     if space.shape == ():
-        return pa.array(array.reshape(rows), mask=null)
-    flat = np.ascontiguousarray(array).reshape(-1)
+        if space.dtype == "bool":
+            return _flags(rows, _pack(flat), valid)
+        return _values(kind, flat, valid)
     if space.dtype == "uint8":
-        size = flat.size // rows
-        validity = None if null is None else pa.array(~null).buffers()[1]
-        return pa.Array.from_buffers(pa.binary(size), rows, [validity, pa.py_buffer(flat)])
-    if space.dtype == "bool":
-        flat = flat.view(np.int8)
-    values = pa.array(flat)
-    field = pa.field("item", values.type, nullable=False)
-    kind = pa.list_(field, flat.size // rows)
-    mask = None if null is None else pa.array(null)
-    return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
+        return _values(kind, flat, valid)
+    size = flat.size // rows
+    values = pa.Array.from_buffers(
+        _INT8 if space.dtype == "bool" else kind.value_type,
+        rows * size,
+        [None, pa.py_buffer(flat.view(np.int8) if space.dtype == "bool" else flat)],
+    )
+    return pa.Array.from_buffers(kind, rows, [valid], children=[values])
+
+
+def _values(kind: pa.DataType, flat: Array, valid: Any) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(flat), [valid, pa.py_buffer(flat)])
+
+
+def _flags(rows: int, bits: Any, valid: Any = None) -> pa.Array:
+    return pa.Array.from_buffers(_FLAG, rows, [valid, bits])
+
+
+def _bits(rows: int, ones: Iterable[int]) -> Any:
+    """A bitmap of `rows` bits with some of them set, as Arrow packs them."""
+    flags = np.zeros(rows, np.bool_)
+    flags[list(ones) if not isinstance(ones, range) else slice(ones.start, ones.stop)] = True
+    return _pack(flags)
+
+
+def _pack(flags: Array) -> Any:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
 def _from_arrow(column: pa.Array, space: Space, rows: int, name: str) -> Array:
     """The first `rows` rows as [rows, *shape], without a copy where the layout allows."""
     if space.shape == ():
         return _no_nulls(column, rows, name)
-    head = column.slice(0, rows)
-    if head.null_count:
-        raise InvalidTrajectory(
-            name, expected=f"values in rows 0 … {rows - 1}", got=f"{head.null_count} NULL"
-        )
+    _refuse_nulls(column, rows, name)
     dtype = np.dtype(space.dtype)
-    size = int(np.prod(space.shape))
+    size = math.prod(space.shape)
     if space.dtype == "uint8":
-        data = head.buffers()[1]
-        values = np.frombuffer(data, np.uint8, rows * size, head.offset * size)
+        data, start = column.buffers()[1], column.offset * size
     else:
-        values = head.flatten().to_numpy(zero_copy_only=True)
-        if dtype == np.bool_:
-            if bool(((values != 0) & (values != 1)).any()):
-                raise InvalidTrajectory(name, expected="0 or 1", got="other numbers")
-            values = values.view(np.bool_)
-    if values.size != rows * size:
+        values = column.values
+        if values.null_count:
+            raise InvalidTrajectory(
+                name, expected="numbers", got=f"{values.null_count} NULL inside of rows"
+            )
+        data, start = values.buffers()[1], column.offset * size + values.offset
+    try:
+        array = np.frombuffer(data, dtype, rows * size, start * dtype.itemsize)
+    except (ValueError, TypeError):
         raise CodecError(
-            f"{name} is damaged", expected=f"{rows * size} values", got=str(values.size)
-        )
-    return values.reshape(rows, *space.shape)
+            f"{name} is damaged",
+            expected=f"{rows * size} values",
+            got=f"{0 if data is None else data.size} bytes",
+        ) from None
+    if dtype == np.bool_ and bool((array.view(np.uint8) > 1).any()):
+        raise InvalidTrajectory(name, expected="0 or 1", got="other numbers")
+    return array.reshape(rows, *space.shape)
 
 
 def _no_nulls(column: pa.Array, rows: int, name: str) -> Array:
-    head = column.slice(0, rows)
-    if head.null_count:
+    """The first `rows` values of a column of scalars."""
+    _refuse_nulls(column, rows, name)
+    result: Array = (
+        column.to_numpy(zero_copy_only=False)
+        if not column.null_count
+        else (column.slice(0, rows).to_numpy(zero_copy_only=False))
+    )
+    return result[:rows]
+
+
+def _refuse_nulls(column: pa.Array, rows: int, name: str) -> None:
+    if column.null_count and (nulls := column.slice(0, rows).null_count):
         raise InvalidTrajectory(
-            name, expected=f"values in rows 0 … {rows - 1}", got=f"{head.null_count} NULL"
+            name, expected=f"values in rows 0 … {rows - 1}", got=f"{nulls} NULL"
         )
-    result: Array = head.to_numpy(zero_copy_only=False)
-    return result
+
+
+def _refuse_compressed(buffer: Any) -> None:
+    """Our writers never compress bodies; a stranger's megabyte could unpack to a terabyte."""
+    for message in pa.ipc.MessageReader.open_stream(buffer):
+        if message.type == "record batch" and _has_compression(message.metadata):
+            raise CodecError(
+                "a compressed record batch", expected="batches without body compression"
+            )
+        if message.type not in ("schema", "record batch"):
+            raise CodecError("a foreign message", expected="record batches", got=message.type)
+
+
+def _has_compression(metadata: Any) -> bool:
+    """Whether a Message flatbuffer's RecordBatch has its field 3, `compression` (Message.fbs)."""
+    data = memoryview(metadata)
+
+    def field(table: int, index: int) -> int:
+        """Where a field's value stands, 0 where it is absent."""
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        if 4 + 2 * index >= struct.unpack_from("<H", data, vtable)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", data, vtable + 4 + 2 * index)[0]
+        return table + offset if offset else 0
+
+    def target(position: int) -> int:
+        return position + int(struct.unpack_from("<I", data, position)[0])
+
+    try:
+        header = field(target(0), 2)
+        return header == 0 or field(target(header), 3) != 0
+    except struct.error:
+        raise CodecError("a damaged message") from None
 
 
 def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name}: {f.type}" for f in schema)
+    try:
+        return ", ".join(f"{f.name}: {f.type}" for f in schema)[:500]
+    except UnicodeDecodeError:
+        return "names that are not UTF-8"
 
 
 def _first_line(error: BaseException) -> str:

@@ -165,7 +165,7 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
     processes.env["STEPWELL_URL"] = url
     console.print(f"[bold]stepwell demo[/] on {options.env}; everything lies in {options.data}")
     processes.start(
-        "service", *me, "serve", "--data", str(options.data / "service"), "--port", str(port)
+        "service", *me, "serve", "--data", str(options.data / "data"), "--port", str(port)
     )
     dashboard_url = None
     if options.dashboard:
@@ -208,7 +208,7 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
     console.print(_table(options, scores, elapsed))
     if options.json:
         options.json.write_text(json.dumps(_report(options, scores, elapsed), indent=2))
-    console.print(f"service    {url}    (its data: {options.data / 'service'})")
+    console.print(f"service    {url}    (its data: {options.data / 'data'})")
     if dashboard_url:
         console.print(f"dashboard  {dashboard_url}")
     if options.stay:
@@ -343,7 +343,7 @@ group by all order by trajectories desc limit 12"""
     result = client.sql(sql, {"dataset": dataset}, timeout=30)
     table = Table(title=f"SQL, answered in {result.elapsed_ms:.0f} ms")
     for column in result.columns:
-        table.add_column(column.name)
+        table.add_column(column)
     for row in result.rows:
         table.add_row(*["" if value is None else str(value) for value in row])
     console.print(sql, style="dim", highlight=False)

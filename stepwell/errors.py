@@ -12,7 +12,7 @@ StepwellError
 │   ├── Gone                    410             an expired snapshot or an evicted trajectory
 │   ├── Conflict                409             exists already, with other content
 │   ├── TooLarge                413
-│   ├── Busy                    429, 503        try again after `retry_after` seconds
+│   ├── Busy                    408, 429, 503   try again after `retry_after` seconds
 │   ├── StorageFull             507
 │   └── ServiceFault            any other 5xx   a defect of the service; its log says more
 ├── ServiceUnreachable          no answer at all: not running, wrong address, network
@@ -20,7 +20,7 @@ StepwellError
 └── JobFailed                   a job that was waited for ended as failed or cancelled
 
 try:
-    client.upload_dataset("my-data", "hopper.hdf5")
+    client.upload("my-data", "hopper.hdf5")
 except stepwell.ServiceError as error:
     print(error.code, error.expected, error.got)
 """
@@ -136,6 +136,7 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
     401: Unauthorized,
     403: Unauthorized,
     404: NotFound,
+    408: Busy,
     409: Conflict,
     410: Gone,
     413: TooLarge,

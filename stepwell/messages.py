@@ -18,6 +18,9 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Partition = Literal["fifo", "protected"]
 Json = dict[str, Any]
+Number = Annotated[int, Field(ge=0, le=2**53)]
+"""A step or a version: what every reader of JSON keeps exact."""
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 ARROW = "application/vnd.apache.arrow.stream"
 PROBLEM = "application/problem+json"
@@ -341,7 +344,7 @@ class CreateRun(Request):
     config: Json = {}
     """The complete resolved configuration."""
     parent: RunName | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     git_commit: Text = ""
     host: Text = ""
     snapshots: list[str] = []
@@ -383,6 +386,8 @@ class Run(Response):
     policies: int = 0
     latest: dict[str, float] = {}
     """Newest value of every metric."""
+    alive: bool = True
+    """Its status is running, and it was heard of within the last minutes."""
 
 
 class RunPage(Response):
@@ -392,7 +397,7 @@ class RunPage(Response):
 
 class MetricPoint(Request):
     key: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    step: Annotated[int, Field(ge=0)]
+    step: Number
     value: float | None
     """null stands for NaN or infinity, which JSON cannot say."""
     time: float
@@ -440,7 +445,7 @@ class PolicyPage(Response):
 
 
 class PutAlias(Request):
-    version: Annotated[int, Field(ge=0)]
+    version: Number
 
 
 # --- evaluations ------------------------------------------------------------------------------
@@ -491,7 +496,7 @@ class PutWorker(Request):
     role: WorkerRole
     run: RunName | None = None
     host: Text = ""
-    pid: int | None = None
+    pid: Int64 | None = None
     policy: Text = ""
     state: Literal["starting", "running", "paused", "draining", "stopped", "failed"] = "running"
     counters: dict[str, float] = {}

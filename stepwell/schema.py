@@ -12,8 +12,11 @@ Shapes are kept in field metadata; `spec_of` reads a whole EnvSpec back from the
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 
+import numpy as np
 import pyarrow as pa
 
 from stepwell.errors import CodecError
@@ -22,6 +25,7 @@ from stepwell.spaces import DEFAULT_ACTION, EnvSpec, Space
 FORMAT = 1
 """Of the wire and of the shards. Readers refuse a greater one by name and read every lesser one."""
 
+MAX_CACHED_SPEC = 16 * 1024
 FORMAT_KEY = b"stepwell.format"
 SPEC_KEY = b"stepwell.spec"
 
@@ -29,8 +33,9 @@ REWARD, TERMINATED, TRUNCATED, IS_LAST = "reward", "terminated", "truncated", "i
 ACTION_KNOWN = "action_known"
 
 
+@functools.lru_cache(maxsize=256)
 def column_names(spec: EnvSpec) -> dict[str, list[tuple[str, str, Space]]]:
-    """For "obs", "action" and "info": [(column, key, space)], in order."""
+    """For "obs", "action" and "info": [(column, key, space)], in order. Not to be changed."""
     return {
         "obs": [(f"obs.{k}", k, s) for k, s in spec.observations.items()],
         "action": [(action_column(spec, k), k, s) for k, s in spec.actions.items()],
@@ -43,6 +48,7 @@ def action_column(spec: EnvSpec, key: str) -> str:
     return "action" if list(spec.actions) == [DEFAULT_ACTION] else f"action.{key}"
 
 
+@functools.lru_cache(maxsize=1024)
 def arrow_type(space: Space) -> pa.DataType:
     size = 1
     for n in space.shape:
@@ -55,6 +61,18 @@ def arrow_type(space: Space) -> pa.DataType:
     return pa.list_(pa.field("item", pa.from_numpy_dtype(item), nullable=False), size)
 
 
+@functools.lru_cache(maxsize=256)
+def row_bytes(spec: EnvSpec) -> int:
+    """Bytes of one row's values, flags (a bit each) left out."""
+    spaces = [s for group in column_names(spec).values() for _, _, s in group]
+    return 4 + sum(  # 4: the reward
+        np.dtype(s.dtype).itemsize * math.prod(s.shape)
+        for s in spaces
+        if s.shape != () or s.dtype != "bool"
+    )
+
+
+@functools.lru_cache(maxsize=256)
 def arrow_schema(spec: EnvSpec) -> pa.Schema:
     """The schema of rows on the wire; its metadata carries FORMAT and the spec."""
     fields: list[pa.Field] = []
@@ -97,11 +115,22 @@ def spec_of(schema: pa.Schema) -> EnvSpec:
             expected=f"1 … {FORMAT} (upgrade stepwell to read more)",
             got=str(version),
         )
+    written = metadata[SPEC_KEY]
+    if len(written) > MAX_CACHED_SPEC:
+        return _spec_from(written)
+    return _cached_spec_from(written)
+
+
+def _spec_from(written: bytes) -> EnvSpec:
     try:
-        document = json.loads(metadata[SPEC_KEY])
+        document = json.loads(written)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"the spec in the schema is not JSON: {error}") from None
     return EnvSpec.from_json(document)
+
+
+# The same few specs come with every body; parsing one costs more than reading a trajectory.
+_cached_spec_from = functools.lru_cache(maxsize=256)(_spec_from)
 
 
 def _field(name: str, space: Space, *, nullable: bool) -> pa.Field:

@@ -7,9 +7,11 @@ is what a dataset is registered under; two trajectories belong together when the
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ DTYPES = (
     *("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64"),
 )
 MAX_ELEMENTS = 1 << 24
+MAX_KEYS = 1024
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 
 Array = NDArray[Any]
@@ -38,8 +41,9 @@ Array = NDArray[Any]
 class Box:
     """Arrays of one shape and dtype, bounded element by element.
 
-    `low` and `high` are numbers (for all elements) or flat tuples in C order. Infinite bounds are
-    spelt "-inf" and "inf" in JSON.
+    `low` and `high` are numbers (for all elements) or flat tuples in C order; a tuple of equal
+    numbers becomes that number, so that equal spaces are equal. Infinite bounds are spelt "-inf"
+    and "inf" in JSON.
     """
 
     shape: tuple[int, ...]
@@ -49,23 +53,22 @@ class Box:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise InvalidSpace("unknown dtype", expected=" | ".join(DTYPES), got=self.dtype)
-        if any(not isinstance(n, int) or n < 1 for n in self.shape) or len(self.shape) > 8:
+            raise InvalidSpace("unknown dtype", expected=" | ".join(DTYPES), got=str(self.dtype))
+        shape = _integers("shape", self.shape)
+        if any(n < 1 for n in shape) or len(shape) > 8:
             raise InvalidSpace(
                 "bad shape", expected="at most 8 positive sizes", got=str(self.shape)
             )
+        object.__setattr__(self, "shape", shape)
         if self.size > MAX_ELEMENTS:
             raise InvalidSpace(
                 "too large", expected=f"≤ {MAX_ELEMENTS} elements", got=str(self.size)
             )
-        for name, bound in (("low", self.low), ("high", self.high)):
-            if isinstance(bound, tuple) and len(bound) != self.size:
-                raise InvalidSpace(
-                    f"{name} has the wrong length", expected=str(self.size), got=str(len(bound))
-                )
-        if np.any(self.bounds()[0] > self.bounds()[1]):
+        for name in ("low", "high"):
+            object.__setattr__(self, name, _bound(name, getattr(self, name), self.size))
+        if bool(np.any(np.asarray(self.low) > np.asarray(self.high))):
             raise InvalidSpace(
-                "low exceeds high", expected="low ≤ high", got=f"{self.low}, {self.high}"
+                "low exceeds high", expected="low ≤ high", got=f"{self.low}, {self.high}"[:120]
             )
 
     @property
@@ -87,8 +90,12 @@ class Discrete:
     start: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("n", "start"):
+            object.__setattr__(self, name, _integers(name, (getattr(self, name),))[0])
         if self.n < 1:
             raise InvalidSpace("n must be positive", expected="n ≥ 1", got=str(self.n))
+        if not -(2**63) <= self.start <= self.start + self.n - 1 < 2**63:
+            raise InvalidSpace("too wide", expected="64-bit integers", got=f"{self.start}+{self.n}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,8 +113,12 @@ class MultiDiscrete:
     nvec: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.nvec or any(n < 1 for n in self.nvec):
-            raise InvalidSpace("nvec needs positive sizes", expected="n ≥ 1", got=str(self.nvec))
+        nvec = _integers("nvec", self.nvec)
+        if not 1 <= len(nvec) <= MAX_ELEMENTS or any(not 1 <= n < 2**63 for n in nvec):
+            raise InvalidSpace(
+                "nvec needs positive sizes", expected="n ≥ 1", got=str(self.nvec)[:120]
+            )
+        object.__setattr__(self, "nvec", nvec)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,8 +136,11 @@ class MultiBinary:
     n: int
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise InvalidSpace("n must be positive", expected="n ≥ 1", got=str(self.n))
+        object.__setattr__(self, "n", _integers("n", (self.n,))[0])
+        if not 1 <= self.n <= MAX_ELEMENTS:
+            raise InvalidSpace(
+                "n must be positive", expected=f"1 … {MAX_ELEMENTS}", got=str(self.n)
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -158,16 +172,34 @@ def outside(space: Space, values: Array) -> str | None:
             return f"values outside 0 … nvec-1 = {space.nvec}"
         return None
     else:
-        box_low, box_high = space.bounds()
-        # A float32 rendering of a float64 bound may land one rounding beyond it.
-        slack = 1e-5 * np.maximum(1.0, np.where(np.isfinite(box_high), np.abs(box_high), 1.0))
-        if bool((values < box_low - slack).any()) or bool((values > box_high + slack).any()):
-            seen, allowed = (values.min(), values.max()), (box_low.min(), box_high.max())
-            return f"range {seen[0]:g} … {seen[1]:g} leaves {allowed[0]:g} … {allowed[1]:g}"
-        return None
+        return _outside_box(space, values)
     if values.size and (int(values.min()) < low or int(values.max()) > high):
         return f"range {int(values.min())} … {int(values.max())} leaves {low} … {high}"
     return None
+
+
+def _outside_box(space: Box, values: Array) -> str | None:
+    if not values.size or (space.low == -math.inf and space.high == math.inf):
+        return None
+    # Extremes first, then one comparison: with one bound for all elements that is all of the work.
+    axis = 0 if isinstance(space.low, tuple) or isinstance(space.high, tuple) else None
+    flat = values.reshape(len(values), -1)
+    least, most, low, high = flat.min(axis=axis), flat.max(axis=axis), *_loose_bounds(space)
+    if bool((least < low).any()) or bool((most > high).any()):
+        allowed = (np.min(space.low), np.max(space.high))
+        return f"range {least.min():g} … {most.max():g} leaves {allowed[0]:g} … {allowed[1]:g}" + (
+            " (bounds differ by element)" if axis == 0 else ""
+        )
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _loose_bounds(space: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bounds [size] or [] with slack: a float32 rendering of a float64 bound may land one rounding
+    beyond it."""
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+    slack = 1e-5 * np.maximum(1.0, np.where(np.isfinite(high), np.abs(high), 1.0))
+    return low - slack, high + slack
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
@@ -197,7 +229,7 @@ def space_from_json(data: Any) -> Space:
         "MultiDiscrete": {"nvec"},
         "MultiBinary": {"n"},
     }
-    if kind not in allowed:
+    if not isinstance(kind, str) or kind not in allowed:
         raise InvalidSpace("unknown space", expected=" | ".join(allowed), got=repr(kind))
     unknown = set(data) - allowed[kind] - {"type"}
     if unknown:
@@ -225,6 +257,30 @@ def space_from_json(data: Any) -> Space:
         raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {error!r}") from None
 
 
+def _integers(name: str, values: Any) -> tuple[int, ...]:
+    """Plain ints, also from numpy's: they must compare, hash and print alike."""
+    try:
+        return tuple(operator.index(n) for n in values)
+    except TypeError:
+        raise InvalidSpace(f"bad {name}", expected="integers", got=repr(values)[:120]) from None
+
+
+def _bound(name: str, bound: Any, size: int) -> float | tuple[float, ...]:
+    """A float, or `size` of them that are not all the same; no -0.0, which prints otherwise."""
+    try:
+        flat = np.asarray(bound, np.float64).reshape(-1) + 0.0
+    except (TypeError, ValueError):
+        raise InvalidSpace(f"bad {name}", expected="numbers", got=repr(bound)[:120]) from None
+    if bool(np.isnan(flat).any()):
+        raise InvalidSpace("a bound is NaN", expected="a number, 'inf' or '-inf'")
+    single = isinstance(bound, int | float | np.number) or np.ndim(bound) == 0
+    if not single and len(flat) != size:
+        raise InvalidSpace(f"{name} has the wrong length", expected=str(size), got=str(len(flat)))
+    if single or bool((flat == flat[0]).all()):
+        return float(flat[0])
+    return tuple(flat.tolist())
+
+
 def _bound_to_json(bound: float | tuple[float, ...]) -> Any:
     if isinstance(bound, tuple):
         return [_bound_to_json(b) for b in bound]
@@ -233,12 +289,8 @@ def _bound_to_json(bound: float | tuple[float, ...]) -> Any:
 
 def _bound_from_json(bound: Any) -> float | tuple[float, ...]:
     if isinstance(bound, list | tuple):
-        flat = np.asarray([float(b) for b in bound], np.float64)
-        return tuple(flat.tolist())
-    value = float(bound)
-    if math.isnan(value):
-        raise InvalidSpace("a bound is NaN", expected="a number, 'inf' or '-inf'")
-    return value
+        return tuple(float(b) for b in bound)
+    return float(bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +318,14 @@ class EnvSpec:
             ("actions", self.actions),
             ("infos", self.infos),
         ):
+            if len(spaces) > MAX_KEYS:
+                raise InvalidSpace(
+                    f"too many {what}", expected=f"≤ {MAX_KEYS} names", got=str(len(spaces))
+                )
             if not spaces and what != "infos":
                 raise InvalidSpace(f"{what} are empty", expected="at least one named space")
             for key in spaces:
-                if not _KEY.fullmatch(key):
+                if not isinstance(key, str) or not _KEY.fullmatch(key):
                     raise InvalidSpace(
                         f"bad name in {what}", expected="letters, digits, _ and /", got=repr(key)
                     )
@@ -303,6 +359,11 @@ class EnvSpec:
             action_known,
             env,
         )
+
+    def __hash__(self) -> int:
+        """Equal specs hash equal, so that a spec can be a key although it holds dicts."""
+        groups = (self.observations, self.actions, self.roles, self.infos)
+        return hash((self.env, self.action_known, *(tuple(group.items()) for group in groups)))
 
     def role(self, key: str) -> str:
         return self.roles.get(key, "policy")

@@ -19,150 +19,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import uuid_utils
 from numpy.typing import NDArray
 
+from stepwell.about import About
 from stepwell.errors import InvalidTrajectory
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, Array, EnvSpec, Space, outside
 
-Purpose = Literal["train", "eval"]
-MAX_TAGS = 64
-MAX_TEXT = 1024
+__all__ = ["About", "Trajectory", "concatenable", "new_id", "now"]
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def new_id() -> str:
     """A fresh UUIDv7: unique everywhere, ordered by time of birth."""
     return str(uuid_utils.uuid7())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """Where a trajectory came from: everything that is not an array. All of it is SQL-visible."""
-
-    env: str = ""
-    """Environment name, for instance "Hopper-v5"; may differ between trajectories of a dataset."""
-    episode_id: str = ""
-    """The episode this is a piece of; empty means the trajectory is the whole episode."""
-    first_step: int = 0
-    """Episode step of row 0: 0 unless the trajectory is a later piece of its episode."""
-    seed: int | None = None
-    """Seed that the episode was reset with."""
-    policy: str = ""
-    """Who acted, as run/version (for instance "demo/7"), or a free name for a scripted actor."""
-    collector: str = ""
-    """Worker that played it."""
-    run: str = ""
-    """Collect or eval run that it belongs to."""
-    purpose: Purpose = "train"
-    """"eval" trajectories never enter a training snapshot unless asked for by name."""
-    success: bool | None = None
-    """Whether the environment called it a success; None where it does not say."""
-    tags: tuple[str, ...] = ()
-    """Free labels, for people and for SQL."""
-    source: str = ""
-    """Where imported data came from, for instance the file name and its sha256."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Named numbers that the environment reported for the episode."""
-    started_at: float | None = None
-    """Wall clock of row 0 in Unix seconds, as the collector claims."""
-
-    def __post_init__(self) -> None:
-        for name in ("env", "episode_id", "policy", "collector", "run", "source"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or len(value) > MAX_TEXT:
-                raise InvalidTrajectory(
-                    f"about.{name}",
-                    expected=f"text of at most {MAX_TEXT} characters",
-                    got=repr(value)[:80],
-                )
-        if self.purpose not in ("train", "eval"):
-            raise InvalidTrajectory(
-                "about.purpose", expected="train | eval", got=repr(self.purpose)
-            )
-        if not isinstance(self.first_step, int) or self.first_step < 0:
-            raise InvalidTrajectory(
-                "about.first_step", expected="an integer ≥ 0", got=repr(self.first_step)
-            )
-        if self.seed is not None and not (
-            isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
-        ):
-            raise InvalidTrajectory("about.seed", expected="a 64-bit integer", got=repr(self.seed))
-        if self.success not in (None, True, False):
-            raise InvalidTrajectory(
-                "about.success", expected="true, false or null", got=repr(self.success)
-            )
-        if len(self.tags) > MAX_TAGS or any(
-            not isinstance(tag, str) or not tag or len(tag) > 128 for tag in self.tags
-        ):
-            raise InvalidTrajectory(
-                "about.tags",
-                expected=f"≤ {MAX_TAGS} labels of 1 to 128 characters",
-                got=repr(self.tags)[:80],
-            )
-        if len(self.metrics) > 256:
-            raise InvalidTrajectory(
-                "about.metrics", expected="≤ 256 numbers", got=str(len(self.metrics))
-            )
-        for key, value in self.metrics.items():
-            if not isinstance(key, str) or len(key) > 128 or not math.isfinite(value):
-                raise InvalidTrajectory(
-                    "about.metrics",
-                    expected="finite numbers under short names",
-                    got=f"{key!r}: {value!r}",
-                )
-        if self.started_at is not None and not math.isfinite(self.started_at):
-            raise InvalidTrajectory(
-                "about.started_at", expected="Unix seconds", got=repr(self.started_at)
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """Only what differs from the defaults."""
-        data = asdict(self)
-        data["tags"] = list(self.tags)
-        data["metrics"] = dict(self.metrics)
-        defaults = {"first_step": 0, "seed": None, "success": None, "started_at": None}
-        return {
-            k: v
-            for k, v in data.items()
-            if not (k in defaults and v == defaults[k])
-            and v not in ("", [], {})
-            and (k, v) != ("purpose", "train")
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> About:
-        if not isinstance(data, Mapping):
-            raise InvalidTrajectory("about", expected="an object", got=type(data).__name__)
-        known = {f.name for f in fields(cls)}
-        if unknown := set(data) - known:
-            raise InvalidTrajectory(
-                "about", expected=f"fields {sorted(known)}", got=str(sorted(unknown))
-            )
-        values = dict(data)
-        if "tags" in values:
-            if not isinstance(values["tags"], list | tuple):
-                raise InvalidTrajectory(
-                    "about.tags", expected="a list", got=repr(values["tags"])[:80]
-                )
-            values["tags"] = tuple(values["tags"])
-        if "metrics" in values:
-            try:
-                values["metrics"] = {str(k): float(v) for k, v in values["metrics"].items()}
-            except (AttributeError, TypeError, ValueError):
-                raise InvalidTrajectory(
-                    "about.metrics", expected="named numbers", got=repr(values["metrics"])[:80]
-                ) from None
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise InvalidTrajectory(f"about: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -285,11 +162,11 @@ class Trajectory:
         Observations may have T rows: then the last one is repeated and marked as not valid. Other
         keywords go to `About`. Raises `InvalidTrajectory`.
         """
-        reward_array = np.asarray(rewards, dtype=np.float32).reshape(-1)
+        reward_array = _array("rewards", rewards, np.float32).reshape(-1)
         steps = len(reward_array)
         spaces = (spec.observations, spec.actions, spec.infos) if spec else ({}, {}, {})
         obs_arrays = _named(obs, DEFAULT_OBSERVATION, spaces[0])
-        info_arrays = _named(infos or {}, "", spaces[2])
+        info_arrays = _named({} if infos is None else infos, "", spaces[2])
         missing_last = all(len(a) == steps for a in obs_arrays.values()) and steps > 0
         if missing_last:
             obs_arrays = {k: _repeat_last(a) for k, a in obs_arrays.items()}
@@ -309,7 +186,9 @@ class Trajectory:
             terminated=_end_flag("terminated", terminated, steps),
             truncated=_end_flag("truncated", truncated, steps),
             final_obs_valid=final_obs_valid,
-            action_known=None if action_known is None else np.asarray(action_known, dtype=np.bool_),
+            action_known=None
+            if action_known is None
+            else _array("action_known", action_known, np.bool_),
             infos=info_arrays,
             about=description,
             id=id or new_id(),
@@ -382,9 +261,7 @@ class Trajectory:
     @property
     def digest(self) -> str:
         """sha256 over header and arrays: same digest, same content, whatever carried it."""
-        sha = hashlib.sha256(
-            json.dumps(self.header(), sort_keys=True, separators=(",", ":")).encode()
-        )
+        sha = hashlib.sha256(_canonical(self.header()).encode())
         columns: list[tuple[str, Array]] = [("rewards", self.rewards)]
         for what, arrays in (("obs", self.obs), ("actions", self.actions), ("infos", self.infos)):
             columns += [(f"{what}/{key}", array) for key, array in sorted(arrays.items())]
@@ -412,42 +289,57 @@ def now() -> float:
 
 
 def _named(value: Any, default: str, spaces: Mapping[str, Space]) -> dict[str, Array]:
+    if not default and not isinstance(value, Mapping):
+        raise InvalidTrajectory("infos", expected="named arrays", got=_describe(value))
     named = value if isinstance(value, Mapping) else {default: value}
     result: dict[str, Array] = {}
     for key, raw in named.items():
-        array = np.asarray(raw)
+        array = _array(str(key), raw)
+        if array.ndim < 1:
+            raise InvalidTrajectory(str(key), expected="an array with rows", got=_describe(array))
         space = spaces.get(key)
-        if space is not None:
-            array = _cast(key, array, space)
-        elif array.dtype.kind == "O":
-            raise InvalidTrajectory(
-                f"{key}", expected="equal-shaped numbers", got="ragged or mixed objects"
-            )
-        result[str(key)] = array
+        result[str(key)] = array if space is None else _cast(str(key), array, space)
     return result
 
 
 def _cast(key: str, array: Array, space: Space) -> Array:
     target = np.dtype(space.dtype)
-    if array.dtype.kind == "O":
-        raise InvalidTrajectory(
-            f"{key}", expected="equal-shaped numbers", got="ragged or mixed objects"
-        )
     # D4RL keeps scalars as [T, 1] and discrete actions as floats; both say the same thing.
     if array.shape[1:] == (1,) and space.shape == ():
         array = array[:, 0]
-    if array.dtype == target:
-        return array
-    if (
-        target.kind in "iu"
-        and array.dtype.kind == "f"
-        and not bool((array == np.rint(array)).all())
-    ):
-        raise InvalidTrajectory(
-            f"{key}", expected=f"whole numbers ({target})", got=str(array.dtype)
-        )
+    if array.dtype == target or not array.size:
+        return array.astype(target, copy=False)
+    if target.kind in "iub":
+        if array.dtype.kind == "f" and not bool((array == np.rint(array)).all()):
+            raise InvalidTrajectory(key, expected=f"whole numbers ({target})", got=str(array.dtype))
+        least, most = (0, 1) if target.kind == "b" else _limits(target)
+        if int(array.min()) < least or int(array.max()) > most:
+            raise InvalidTrajectory(
+                key,
+                expected=f"{least} … {most} ({target})",
+                got=f"{array.min():g} … {array.max():g}",
+            )
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(target)
+
+
+def _array(name: str, raw: Any, dtype: Any = None) -> Array:
+    """Numbers as an array, or `InvalidTrajectory` for what numpy cannot make one of."""
+    try:
+        array = np.asarray(raw)
+        if array.dtype.kind not in "biuf":
+            raise ValueError
+        with np.errstate(over="ignore"):
+            return array if dtype is None else array.astype(dtype)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidTrajectory(
+            name, expected="numbers in rows of equal shape", got=_describe(raw)
+        ) from None
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def _repeat_last(array: Array) -> Array:
@@ -455,7 +347,7 @@ def _repeat_last(array: Array) -> Array:
 
 
 def _end_flag(name: str, value: Any, steps: int) -> bool:
-    flags = np.asarray(value, dtype=np.bool_)
+    flags = _array(name, value, np.bool_)
     if flags.ndim == 0:
         return bool(flags)
     flags = flags.reshape(-1)

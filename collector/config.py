@@ -1,0 +1,217 @@
+"""What `stepwell collect` and `stepwell evaluate` can be told: the text under a field is its help.
+
+`--config A.toml --config B.toml --epsilon.start 0.2`: what comes later wins, and a key that nobody
+knows is an error. Contradictions are refused by the name of the flag.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+
+from collector.exploration import EpsilonConfig
+from collector.recorder import MAX_STEPS
+from stepwell.errors import StepwellError
+
+C = TypeVar("C")
+
+
+class UsageError(StepwellError, ValueError):
+    """The command line or a config file contradicts itself; the message names the flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """What is played, and where the service is."""
+
+    env: str
+    """Gymnasium id, for instance Pendulum-v1, or my.module:Name-v0."""
+    env_args: tuple[str, ...] = ()
+    """Arguments of the environment, as KEY=VALUE with values in JSON: delay=8 symbols=4."""
+    envs: int = 8
+    """Environments played side by side in this process."""
+    plugin: tuple[str, ...] = ()
+    """Modules to import first, so that they can register environments."""
+    roles: tuple[str, ...] = ()
+    """Who may see an observation, as KEY=ROLE: action_mask=mask state=critic."""
+    keep_float64: bool = False
+    """Store float64 as it is instead of as float32 (new datasets only)."""
+    device: str = "cpu"
+    """Where the policy is computed: cpu, cuda, cuda:1."""
+    threads: int = 1
+    """Threads of torch; small networks on one core are fastest with 1."""
+    url: str | None = None
+    """Address of the service; default: STEPWELL_URL, or http://127.0.0.1:8000."""
+    token: str | None = None
+    """Token for it; default: STEPWELL_TOKEN."""
+
+    def __post_init__(self) -> None:
+        for name in ("envs", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name}: expected at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig(EnvironmentConfig):
+    """Play an environment, by a published policy or at random, and send every episode to a dataset.
+
+    The outbox keeps episodes on disk until the service has them: stop the service, and collecting
+    goes on. Ctrl-C ends cleanly.
+
+      stepwell collect --env Pendulum-v1 --dataset swing --random --episodes 100
+      stepwell collect --env Pendulum-v1 --dataset swing --policy demo --wait-for-policy
+      stepwell collect --env Hopper-v5 --dataset hops --policy demo/best --epsilon.kind greedy
+    """
+
+    dataset: str
+    """Dataset that the episodes go to; made from the environment's spaces if there is none."""
+    policy: str = ""
+    """Who plays: RUN (its newest policy, followed as it improves), RUN/ALIAS or RUN/VERSION."""
+    random: bool = False
+    """Draw every action from the action space instead."""
+    wait_for_policy: bool = False
+    """Wait until the run has published a policy, however long that takes."""
+    episodes: int = 0
+    """Stop after this many episodes; 0 for no limit."""
+    steps: int = 0
+    """Stop after this many steps; 0 for no limit. Running episodes are kept, cut and tagged."""
+    sample: bool = True
+    """Draw actions from the policy; --no-sample takes its most likely ones."""
+    epsilon: EpsilonConfig = field(default_factory=EpsilonConfig)
+    """Exploration on top of the policy."""
+    partition: Literal["fifo", "protected"] = "fifo"
+    """fifo: the oldest go when the dataset is full; protected: never deleted by the system."""
+    create: bool = True
+    """Make the dataset if there is none."""
+    capacity_trajectories: int = 0
+    """Of a dataset made here: how many fifo trajectories it keeps; 0 for all."""
+    capacity_steps: int = 0
+    """Of a dataset made here: how many fifo steps it keeps; 0 for all."""
+    run: str = ""
+    """Name of this collect run; an existing one is taken up again. Default: a new name."""
+    seed: int | None = None
+    """Makes episodes and exploration repeatable; default: a new one, noted in the run."""
+    tags: tuple[str, ...] = ()
+    """Labels for every trajectory."""
+    max_steps: int = MAX_STEPS
+    """Longer episodes are stored in pieces of this many steps."""
+    outbox: Path | None = None
+    """Where episodes wait for the service; default: stepwell-outbox/DATASET/<first free number>."""
+    outbox_bytes: int = 8 << 30
+    """Most that may wait there; collecting pauses when it is full."""
+    poll_every: float = 5.0
+    """Seconds between two looks for a newer policy."""
+    heartbeat_every: float = 5.0
+    """Seconds between two heartbeats; pause, resume, drain and stop come with the answers."""
+    drain_timeout: float = 10.0
+    """Seconds that the outbox may take at the end; what is left stays on disk for the next run."""
+    progress: bool = True
+    """Show a progress bar (a line now and then where the output is no terminal)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.policy) == self.random:
+            raise UsageError("who plays? give either --policy RUN[/VERSION] or --random")
+        if self.wait_for_policy and self.random:
+            raise UsageError("--wait-for-policy: --random waits for nobody")
+        for name in ("episodes", "steps", "capacity_trajectories", "capacity_steps"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')}: expected 0 (no limit) or more")
+        for name in ("max_steps", "outbox_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')}: expected at least 1")
+        for name in ("poll_every", "heartbeat_every"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"--{name.replace('_', '-')}: expected more than 0 seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(EnvironmentConfig):
+    """Play a policy greedily with fixed seeds, and record what it scored.
+
+    The episodes go to a dataset with purpose "eval" (no training snapshot takes them unless asked),
+    the score becomes an evaluation of the service. How many environments run side by side changes
+    the time that it takes and nothing else.
+
+      stepwell evaluate --policy demo --env Pendulum-v1 --episodes 30
+      stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json
+      stepwell evaluate --random --env Pendulum-v1 --no-upload
+    """
+
+    policy: str = ""
+    """Who is evaluated: RUN (its newest policy), RUN/ALIAS or RUN/VERSION."""
+    file: Path | None = None
+    """A policy file on this disk instead."""
+    random: bool = False
+    """Draw every action from the action space instead: the floor to compare with."""
+    episodes: int = 30
+    """How many episodes, one for each seed."""
+    seeds: int = 0
+    """The first seed; episode i is reset with seeds + i."""
+    sample: bool = False
+    """Draw actions from the policy instead of taking the most likely ones."""
+    dataset: str = ""
+    """Where the episodes go; default: eval-<environment>, made if there is none."""
+    run: str = ""
+    """Name of this eval run; default: a new name."""
+    upload: bool = True
+    """Send episodes and score to the service; --no-upload only prints."""
+    json: bool = False
+    """Print the result as JSON instead of as a table."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum((bool(self.policy), self.file is not None, self.random)) != 1:
+            raise UsageError("who plays? give one of --policy RUN[/VERSION], --file, --random")
+        if self.episodes < 1:
+            raise UsageError(f"--episodes: expected at least 1, got {self.episodes}")
+        if self.seeds < 0:
+            raise UsageError(f"--seeds: expected 0 or more, got {self.seeds}")
+
+
+def parse(kind: type[C], argv: Sequence[str] | None, prog: str) -> C:
+    """The config that a command line says. Exits with help or a usage error, as commands do."""
+    given = list(argv) if argv is not None else None
+    return tyro.cli(
+        kind,
+        args=None if given is None else list(_with_files(given)),
+        prog=prog,
+        description=inspect.cleandoc(kind.__doc__ or ""),
+    )
+
+
+def _with_files(argv: list[str]) -> Iterator[str]:
+    """Each --config FILE replaced, in place, by the flags that it stands for."""
+    rest = iter(argv)
+    for word in rest:
+        name, separator, value = word.partition("=")
+        if name != "--config":
+            yield word
+            continue
+        path = Path(value if separator else next(rest, ""))
+        try:
+            table = tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"--config {path}: {error}") from None
+        yield from _flags(table, "")
+
+
+def _flags(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in table.items():
+        flag = f"{prefix}{key.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            yield from _flags(value, f"{flag}.")
+        elif isinstance(value, bool):
+            parent, _, last = flag.rpartition(".")
+            negated = f"{parent}.no-{last}" if parent else f"no-{last}"
+            yield f"--{flag if value else negated}"
+        elif isinstance(value, list):
+            yield from (f"--{flag}", *map(str, value))
+        else:
+            yield from (f"--{flag}", str(value))

@@ -1,0 +1,367 @@
+"""Gymnasium's spaces and values ↔ Stepwell's: make an environment, name its arrays, convert.
+
+    gymnasium space          EnvSpec                            the agent
+    Box, any shape, dtype    Box                                sees it; acts in finite float ones
+    Discrete                 Discrete                           sees it as one-hot; acts in it
+    MultiDiscrete, -Binary   the same                           sees it; cannot act in it yet
+    Dict of those            one key each; nested: "arm/angle"  sees keys of the role `policy`
+    anything else            refused, by name
+
+float64 becomes float32 unless asked otherwise, as D4RL stores it: it halves the data and no network
+sees the difference. The spec says which it is. Stepping environments is rollout.py's business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from amago_model.config import ActionSpace, ObsSpace, Spaces
+from stepwell.errors import InvalidSpace, StepwellError
+from stepwell.spaces import (
+    DEFAULT_ACTION,
+    DEFAULT_OBSERVATION,
+    Array,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+)
+
+Env = gymnasium.Env[Any, Any]
+Arrays = dict[str, Array]
+Leaf = tuple[str, tuple[str, ...], gym_spaces.Space[Any]]
+"""(key in the spec, keys down to it in nested Dicts, the space there)."""
+
+
+class EnvError(StepwellError):
+    """An environment cannot be made: unknown, not installed, or wrong arguments."""
+
+
+class BrokenEnv(StepwellError):
+    """An environment raised, or answered with what its own spaces do not allow."""
+
+
+def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
+    """`gymnasium.make` with our environments known and errors that say what to do.
+
+    Raises `EnvError`.
+    """
+    importlib.import_module("collector.builtin")  # registers the environments we ship
+    try:
+        # The passive checker warns about style on every step; what we need we check ourselves.
+        return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise EnvError(
+            f"{env_id} needs a package that is not installed: {error}; "
+            "for Box2D and MuJoCo: pip install 'stepwell[envs]'"
+        ) from None
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise EnvError(
+            f"no environment {env_id!r}: {error}. Environments of your own are registered by a "
+            "module: name it with --plugin my.module, or in the id as my.module:Name-v0"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise EnvError(f"{env_id} does not accept {dict(kwargs or {})}: {error}") from None
+
+
+def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
+    """("delay=8", "name=x") → {"delay": 8, "name": "x"}; values are JSON where they can be."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise EnvError(f"{what}: expected KEY=VALUE, got {pair!r}")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """How the values of one environment travel: made by `interface_of`."""
+
+    env_id: str
+    observation_space: gym_spaces.Space[Any]
+    action_space: gym_spaces.Space[Any]
+    spec: EnvSpec
+    """What is recorded; its env is `env_id`."""
+
+    def observe(self, raw: Any) -> Arrays:
+        """One observation as owned arrays by key, in the spec's dtypes.
+
+        Copies: many environments hand out the same buffer every step. Raises `BrokenEnv` for NaN,
+        infinity, another shape or a missing key.
+        """
+        found: Arrays = {}
+        for key, path, _ in _leaves(self.observation_space, DEFAULT_OBSERVATION):
+            space = self.spec.observations[key]
+            value = raw
+            try:
+                for part in path:
+                    value = value[part]
+                array = np.array(value, dtype=space.dtype)
+            except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+                raise BrokenEnv(
+                    f"observation {key!r} is not what its space says: {error!r}"
+                ) from None
+            if array.shape != space.shape:
+                raise BrokenEnv(
+                    f"observation {key!r} has shape {array.shape}, its space says {space.shape}"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BrokenEnv(f"observation {key!r} holds NaN or infinity")
+            found[key] = array
+        return found
+
+    def native_action(self, arrays: Mapping[str, Array]) -> Any:
+        """Named arrays, each one action, as the environment's `step` wants it."""
+        if not isinstance(self.action_space, gym_spaces.Dict):
+            return _native(self.action_space, arrays[DEFAULT_ACTION])
+        nested: dict[str, Any] = {}
+        for key, path, space in _leaves(self.action_space, DEFAULT_ACTION):
+            place = nested
+            for part in path[:-1]:
+                place = place.setdefault(part, {})
+            place[path[-1]] = _native(space, arrays[key])
+        return nested
+
+    def action_arrays(self, native: Any) -> Arrays:
+        """Inverse of `native_action`: what somebody gave to `step`, as owned named arrays."""
+        found: Arrays = {}
+        for key, path, _ in _leaves(self.action_space, DEFAULT_ACTION):
+            value = native
+            for part in path:
+                value = value[part]
+            space = self.spec.actions[key]
+            found[key] = np.array(value, dtype=space.dtype).reshape(space.shape)
+        return found
+
+    def legal(self, actions: Mapping[str, Array]) -> Arrays:
+        """Actions [N, *shape] by key, in the recorded dtype, clipped to what everybody allows.
+
+        What is recorded must be what was done, so the clipping that an environment might do in
+        silence is done here, before.
+        """
+        kept: Arrays = {}
+        for key, array in actions.items():
+            array = np.asarray(array, self.spec.actions[key].dtype)
+            limits = self._limits.get(key)
+            kept[key] = array if limits is None else np.clip(array, *limits)
+        return kept
+
+    @cached_property
+    def _limits(self) -> dict[str, tuple[Array, Array]]:
+        """Of every float Box among the actions: (low, high) in the recorded dtype."""
+        limits: dict[str, tuple[Array, Array]] = {}
+        for key, _, leaf in _leaves(self.action_space, DEFAULT_ACTION):
+            space = self.spec.actions[key]
+            if isinstance(leaf, gym_spaces.Box) and isinstance(space, Box):
+                dtype = np.dtype(space.dtype)
+                if dtype.kind == "f":
+                    low, high = space.bounds()
+                    low, high = np.maximum(low, leaf.low), np.minimum(high, leaf.high)
+                    limits[key] = low.astype(dtype), high.astype(dtype)
+        return limits
+
+    def for_dataset(self, spec: EnvSpec, name: str) -> Interface:
+        """The same interface, recording under the spec of an existing dataset.
+
+        An imported dataset knows no bounds of observations, and its env may be spelt otherwise:
+        names, shapes and kinds must agree, and its dtypes are taken. Infos that it has and the
+        environment does not report become NaN, so they must be floats. Raises `InvalidSpace`.
+        """
+        for key, space in spec.infos.items():
+            if np.dtype(space.dtype).kind != "f":
+                raise InvalidSpace(
+                    f"dataset {name} wants info {key!r}, in a type that has no word for unknown; "
+                    "collect into a dataset of its own (--dataset NEW-NAME)",
+                    expected="infos of floats, or none",
+                    got=space.dtype,
+                )
+        for what, ours, theirs in (
+            ("observations", self.spec.observations, spec.observations),
+            ("actions", self.spec.actions, spec.actions),
+        ):
+            if ours.keys() != theirs.keys():
+                raise InvalidSpace(
+                    f"{self.env_id} does not fit dataset {name}: other {what}",
+                    expected=str(sorted(theirs)),
+                    got=str(sorted(ours)),
+                )
+            for key, space in theirs.items():
+                if not _same_kind(ours[key], space):
+                    raise InvalidSpace(
+                        f"{self.env_id} does not fit dataset {name}: {what} {key!r}; "
+                        "collect into a dataset of its own (--dataset NEW-NAME)",
+                        expected=str(space),
+                        got=str(ours[key]),
+                    )
+        return replace(self, spec=replace(spec, env=self.env_id))
+
+    def check_policy(self, spaces: Spaces, author: str) -> None:
+        """Raise `InvalidSpace` unless a policy that knows `spaces` can play this environment."""
+        try:
+            ours = agent_spaces(self.spec)
+        except ValueError as error:
+            raise InvalidSpace(f"{author} cannot play {self.env_id}: {error}") from None
+        for key, wanted in spaces.observations.items():
+            if wanted.role not in ("policy", "mask"):
+                continue
+            here = ours.observations.get(key)
+            if here is None or (here.shape, here.n) != (wanted.shape, wanted.n):
+                raise InvalidSpace(
+                    f"{author} cannot play {self.env_id}: observation {key!r}",
+                    expected=f"shape {wanted.shape}, categories {wanted.n}",
+                    got="none of that name" if here is None else f"shape {here.shape}, {here.n}",
+                )
+        wanted_action, action = spaces.action, ours.action
+        if (wanted_action.kind, wanted_action.n, wanted_action.start, wanted_action.shape) != (
+            (action.kind, action.n, action.start, action.shape)
+        ):
+            raise InvalidSpace(
+                f"{author} cannot play {self.env_id}: other actions",
+                expected=str(wanted_action),
+                got=str(action),
+            )
+
+
+def interface_of(
+    env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any],
+    env_id: str,
+    *,
+    roles: Mapping[str, str] | None = None,
+    keep_float64: bool = False,
+) -> Interface:
+    """The interface of `env`. Raises `InvalidSpace` for a space that has no place in a spec."""
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        observation_space, action_space = env.single_observation_space, env.single_action_space
+    else:
+        observation_space, action_space = env.observation_space, env.action_space
+    spec = EnvSpec.of(
+        _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
+        _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
+        env=env_id,
+        roles=roles,
+    )
+    return Interface(
+        env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
+    )
+
+
+def agent_spaces(spec: EnvSpec) -> Spaces:
+    """The agent's view of a spec. Raises ValueErrors of amago_model, or `InvalidSpace`."""
+    observations: dict[str, ObsSpace] = {}
+    for key, space in spec.observations.items():
+        n = None
+        if isinstance(space, Discrete):
+            if space.start < 0:
+                raise InvalidSpace(
+                    f"observation {key!r}", expected="categories from 0 up", got=str(space)
+                )
+            n = space.start + space.n
+        elif isinstance(space, MultiDiscrete):
+            n = max(space.nvec)
+        observations[key] = ObsSpace(
+            shape=space.shape,
+            dtype=space.dtype,
+            n=n,
+            role=spec.role(key),  # type: ignore[arg-type]
+        )
+    if len(spec.actions) != 1:
+        raise InvalidSpace(
+            "the agent plays one action array", expected="one", got=str(sorted(spec.actions))
+        )
+    (space,) = spec.actions.values()
+    if isinstance(space, Discrete):
+        return Spaces(
+            observations=observations,
+            action=ActionSpace(kind="discrete", n=space.n, start=space.start),
+        )
+    if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
+        raise InvalidSpace(
+            "the agent cannot play this action space yet",
+            expected="Discrete, or a Box of floats",
+            got=str(space),
+        )
+    low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
+    return Spaces(
+        observations=observations,
+        action=ActionSpace(kind="continuous", shape=space.shape, low=low, high=high),
+    )
+
+
+def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
+    """Every non-Dict space below `space`; a lone one goes by `default`."""
+    if not isinstance(space, gym_spaces.Dict):
+        yield default, (), space
+        return
+    for key, child in space.spaces.items():
+        for name, path, leaf in _leaves(child, ""):
+            yield f"{key}/{name}" if name else key, (key, *path), leaf
+
+
+def _named_spaces(
+    space: gym_spaces.Space[Any], default: str, keep_float64: bool, env_id: str
+) -> dict[str, Space]:
+    named: dict[str, Space] = {}
+    for key, _, leaf in _leaves(space, default):
+        if key in named:
+            raise InvalidSpace(f"{env_id}: two arrays would both be named {key!r}")
+        named[key] = _space(leaf, key, keep_float64, env_id)
+    return named
+
+
+def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: str) -> Space:
+    if isinstance(space, gym_spaces.Box):
+        dtype = space.dtype.name
+        if dtype == "float64" and not keep_float64:
+            dtype = "float32"
+        return Box(tuple(space.shape), dtype, _bound(space.low), _bound(space.high))
+    if isinstance(space, gym_spaces.Discrete):
+        return Discrete(int(space.n), int(space.start))
+    if isinstance(space, gym_spaces.MultiDiscrete):
+        if space.nvec.ndim == 1 and not np.any(space.start):
+            return MultiDiscrete(tuple(int(n) for n in space.nvec))
+    elif isinstance(space, gym_spaces.MultiBinary) and len(space.shape) == 1:
+        return MultiBinary(int(space.shape[0]))
+    raise InvalidSpace(
+        f"{env_id}: {key!r} has a space that cannot be recorded; wrap the environment "
+        "(gymnasium.wrappers.TransformObservation, FlattenObservation, …)",
+        expected="Box, Discrete, MultiDiscrete and MultiBinary (flat, from 0), or Dicts of them",
+        got=str(space),
+    )
+
+
+def _bound(bound: Array) -> float | tuple[float, ...]:
+    values = bound.astype(np.float64).reshape(-1)
+    if values.size == 0:
+        return 0.0  # Box refuses the empty shape by name
+    return float(values[0]) if np.all(values == values[0]) else tuple(values.tolist())
+
+
+def _same_kind(ours: Space, theirs: Space) -> bool:
+    """Whether values of `ours` can be recorded as `theirs` without becoming something else."""
+    if not isinstance(ours, Box) or not isinstance(theirs, Box):
+        return ours == theirs
+    kinds = np.dtype(ours.dtype).kind, np.dtype(theirs.dtype).kind
+    exact = kinds == ("f", "f") or ours.dtype == theirs.dtype
+    return ours.shape == theirs.shape and exact
+
+
+def _native(space: gym_spaces.Space[Any], array: Array) -> Any:
+    if isinstance(space, gym_spaces.Discrete):
+        return np.int64(array)
+    return np.asarray(array, dtype=space.dtype).reshape(space.shape)

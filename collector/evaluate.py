@@ -1,0 +1,307 @@
+"""`stepwell evaluate`: a policy's score on fixed seeds, its uncertainty, and its episodes kept.
+
+Evaluation is collection: greedy, purpose "eval". Episode i is reset with seed i and computed in
+chunks of one fixed width, so the numbers do not depend on how many environments run side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from amago_model.acting import ActingPolicy
+from amago_model.errors import AmagoError
+from amago_model.policy_file import load_policy
+from collector.actor import Actor, Authored, Policy, PolicyActor, RandomActor
+from collector.config import EvaluateConfig, parse
+from collector.envs import BrokenEnv, Interface, interface_of, make, parse_pairs
+from collector.policy_source import PolicySource
+from collector.recorder import Episode
+from collector.reference_scores import normalised_score
+from collector.rollout import EnvSlots, Rollout
+from collector.session import (
+    close_run,
+    fresh,
+    interface_for,
+    make_env,
+    open_dataset,
+    open_run,
+    post_all,
+    prepare,
+    resolved,
+    slug,
+)
+from stepwell.client import Client
+from stepwell.errors import StepwellError
+from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
+from stepwell.trajectory import About, Trajectory
+
+WIDTH = 8
+"""Rows of a chunk (collector/actor.py says why it is fixed)."""
+
+Player = Policy | Callable[[Interface, int], Actor]
+"""A policy, or a function (interface, slots) → actor for scripted and random ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """What a policy scored; lists are in the order of `seeds`."""
+
+    env: str
+    policy: str
+    seeds: list[int]
+    returns: list[float]
+    """Undiscounted sums of rewards."""
+    lengths: list[int]
+    successes: list[bool | None]
+    mean: float
+    iqm: float
+    """Mean of the middle half of the returns (Agarwal et al., 2021)."""
+    ci_low: float
+    """Bootstrap interval of the mean: percentiles of 10,000 seeded resamples."""
+    ci_high: float
+    confidence: float
+    normalised: float | None
+    """0 … 100 on D4RL's scale where it has a reference for the environment."""
+    trajectories: list[Trajectory] = field(default_factory=list, repr=False)
+    """Every episode, in the order of `seeds` (long ones in several pieces)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the trajectories."""
+        return {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "trajectories"}
+
+    def table(self) -> Table:
+        table = Table(title=f"{self.policy} in {self.env}")
+        table.add_column("")
+        table.add_column("value", justify="right")
+        rows = {
+            "episodes": f"{len(self.returns)} (seeds {self.seeds[0]} … {self.seeds[-1]})",
+            "mean return": f"{self.mean:.2f}",
+            f"{100 * self.confidence:.0f}% interval": f"{self.ci_low:.2f} … {self.ci_high:.2f}",
+            "interquartile mean": f"{self.iqm:.2f}",
+            "lowest … highest": f"{min(self.returns):.2f} … {max(self.returns):.2f}",
+            "mean length": f"{np.mean(self.lengths):.1f}",
+        }
+        if self.normalised is not None:
+            rows["normalised (0 … 100)"] = f"{self.normalised:.1f}"
+        if known := [s for s in self.successes if s is not None]:
+            rows["success"] = f"{100 * np.mean(known):.1f}%"
+        for name, value in rows.items():
+            table.add_row(name, value)
+        return table
+
+
+def evaluate_policy(
+    policy: Player,
+    env_id: str,
+    seeds: Sequence[int],
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    envs: int = 8,
+    sample: bool = False,
+    author: str = "policy",
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Play one episode for each of `seeds` and summarise. Needs no service.
+
+    `policy` is what `amago_model.load_policy` gives, or a function that makes an actor. With
+    sample=False the result depends on policy and seeds alone, not on `envs`. Raises `BrokenEnv` if
+    the environment fails: a score with holes is none.
+    """
+    makers = [make(env_id, env_kwargs) for _ in range(min(envs, len(seeds)))]
+    face = interface_of(makers[0], env_id)
+    slots = EnvSlots(lambda: make(env_id, env_kwargs), makers, face)
+    return _evaluate(
+        policy, slots, seeds, About(env=env_id, purpose="eval"), author, sample, device, progress
+    )
+
+
+def _evaluate(
+    policy: Player,
+    slots: EnvSlots,
+    seeds: Sequence[int],
+    about: About,
+    author: str,
+    sample: bool,
+    device: str,
+    progress: Callable[[int, int], None] | None,
+) -> EvaluationResult:
+    face = slots.interface
+    pieces: list[tuple[int, Trajectory]] = []
+    episodes: dict[int, Episode] = {}
+    try:
+        rollout = Rollout(
+            slots,
+            _actor(policy, face, slots.count, author, sample, device),
+            seeds=iter(seeds),
+            sink=lambda trajectory, index: pieces.append((index, trajectory)),
+            about=about,
+        )
+        while not rollout.done:
+            for episode in rollout.step():
+                episodes[episode.index] = episode
+                if progress is not None:
+                    progress(len(episodes), len(seeds))
+            if rollout.broken:
+                raise BrokenEnv(
+                    f"{face.env_id} failed ({rollout.last_error}); a score with holes is none"
+                )
+    finally:
+        slots.close()
+    played = [episodes[i] for i in sorted(episodes)]
+    assert [e.seed for e in played] == list(seeds), "episodes begin in the order of their seeds"
+    # A stable sort: the pieces of one episode stay in order.
+    ordered = [t for _, t in sorted(pieces, key=lambda pair: pair[0])]
+    return summarise(face.env_id, author, played, ordered)
+
+
+def summarise(
+    env: str, author: str, episodes: Sequence[Episode], trajectories: Sequence[Trajectory] = ()
+) -> EvaluationResult:
+    returns = [e.total_reward for e in episodes]
+    interval = bootstrap_mean(returns)
+    return EvaluationResult(
+        env=env,
+        policy=author,
+        seeds=[e.seed or 0 for e in episodes],
+        returns=returns,
+        lengths=[e.length for e in episodes],
+        successes=[e.success for e in episodes],
+        mean=interval.value,
+        iqm=iqm(returns),
+        ci_low=interval.low,
+        ci_high=interval.high,
+        confidence=interval.confidence,
+        normalised=normalised_score(env, interval.value),
+        trajectories=list(trajectories),
+    )
+
+
+def _actor(
+    policy: Player, face: Interface, slots: int, author: str, sample: bool, device: str
+) -> Actor:
+    if not isinstance(policy, Policy):
+        return policy(face, slots)
+    if isinstance(policy, ActingPolicy):
+        face.check_policy(policy.spaces, author)
+    authored = Authored(author, policy)
+    return PolicyActor(lambda: authored, face, slots, sample=sample, width=WIDTH, device=device)
+
+
+def main(argv: list[str] | None = None) -> int:
+    out, console = Console(), Console(stderr=True)
+    try:
+        result, notes = run_evaluation(parse(EvaluateConfig, argv, "stepwell evaluate"), console)
+    except (StepwellError, AmagoError) as error:
+        console.print(f"stepwell evaluate: {error}", style="red", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if notes.pop("json"):
+        print(json.dumps({**result.to_json(), **notes}, indent=2))
+    else:
+        out.print(result.table())
+        for name, value in notes.items():
+            out.print(f"{name}: {value}", highlight=False)
+    return 0
+
+
+def run_evaluation(
+    config: EvaluateConfig, console: Console
+) -> tuple[EvaluationResult, dict[str, Any]]:
+    """The command: fetch the policy, play, upload. Returns the result and where it was put."""
+    prepare(config)
+    with Client(config.url, config.token) as client:
+        envs = [make_env(config) for _ in range(min(config.envs, config.episodes))]
+        face = interface_for(config, envs[0])
+        author, player = _player(config, client)
+        dataset = run = ""
+        if config.upload:
+            dataset = config.dataset or f"eval-{slug(config.env)}"
+            run = config.run or fresh("eval", slug(author.replace("/", "-"), 60), slug(config.env))
+            face = open_dataset(client, dataset, face, description=f"evaluations in {config.env}")
+            open_run(client, run, "eval", resolved(config, run=run, dataset=dataset), config.seeds)
+        about = About(env=config.env, purpose="eval", run=run, collector="evaluate")
+        seeds = range(config.seeds, config.seeds + config.episodes)
+        slots = EnvSlots(lambda: make_env(config), envs, face)
+        status = "failed"
+        try:
+            with _progress(console, quiet=config.json) as progress:
+                bar = progress.add_task(f"evaluate {author}", total=len(seeds))
+                result = _evaluate(
+                    player,
+                    slots,
+                    seeds,
+                    about,
+                    author,
+                    config.sample,
+                    config.device,
+                    lambda done, _: progress.update(bar, completed=done),
+                )
+            notes: dict[str, Any] = {"json": config.json}
+            if config.upload:
+                post_all(client, dataset, result.trajectories, face.spec)
+                made = client.create_evaluation(**_evaluation_row(config, result, dataset, run))
+                notes |= {"evaluation": made.id, "dataset": dataset, "run": run}
+            status = "finished"
+        finally:
+            if config.upload:
+                close_run(client, run, status)
+    return result, notes
+
+
+def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
+    """(author, policy or actor maker)"""
+    if config.random:
+        return "random", lambda face, slots: RandomActor(face, slots)
+    if config.file is not None:
+        try:
+            return config.file.name, load_policy(config.file, device=config.device)
+        except OSError as error:
+            raise StepwellError(f"--file {config.file}: {error}") from None
+    source = PolicySource(client, config.policy, device=config.device)
+    source.poll()
+    return source.current.author, source.current.policy
+
+
+def _evaluation_row(
+    config: EvaluateConfig, result: EvaluationResult, dataset: str, run: str
+) -> dict[str, Any]:
+    row = result.to_json()
+    successes = row.pop("successes")
+    return {
+        **row,
+        "run": run,
+        "dataset": dataset,
+        "details": {
+            "statistic": "mean",
+            "bootstrap": RESAMPLES,
+            "greedy": not config.sample,
+            "env_args": parse_pairs(config.env_args, "--env-args"),
+            "successes": successes,
+        },
+    }
+
+
+def _progress(console: Console, *, quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

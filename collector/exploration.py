@@ -1,0 +1,134 @@
+"""Noise on top of the policy's own sampling: AMAGO's epsilon-greedy and its bilevel form.
+
+    epsilon = u · ( b - (b - e) · min(1, t / horizon) )      u ~ U[0, 1), drawn anew per episode
+    b = begin level, annealed start → end over `steps`       e = the level at an episode's end
+
+Discrete actions: with probability epsilon a uniform random one. Continuous: Gaussian noise whose
+standard deviation is epsilon, on the scale where the action range is -1 … 1, then clipped. What is
+executed is what is recorded. Facts: AMAGO v3.3.0, `ExplorationWrapper` (Grigsby et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.actor import Seen
+from collector.envs import Arrays
+from stepwell.errors import InvalidSpace
+from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonConfig:
+    """How much the collector deviates from its policy."""
+
+    kind: Literal["none", "greedy", "bilevel"] = "none"
+    """none: the policy alone; greedy: one level; bilevel: also falling within an episode."""
+    start: float = 1.0
+    """Level before any annealing."""
+    end: float = 0.05
+    """Level after `steps` environment steps."""
+    steps: int = 1_000_000
+    """Environment steps over which start falls linearly to end."""
+    randomize: bool = True
+    """Scale each episode's level by its own random number in [0, 1)."""
+    late_start: float = 0.8
+    """bilevel: level at an episode's end before annealing."""
+    late_end: float = 0.01
+    """bilevel: level at an episode's end after annealing."""
+    horizon: int = 0
+    """bilevel: episode step at which the late level is reached; must be given."""
+    clock: Literal["own", "policy"] = "own"
+    """own: steps played by this collector, kept over restarts; policy: the published step."""
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end", "late_start", "late_end"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(
+                    f"epsilon.{name}: expected a number from 0 to 1, got {getattr(self, name)}"
+                )
+        if self.steps < 1:
+            raise ValueError(f"epsilon.steps: expected at least 1, got {self.steps}")
+        if self.kind == "bilevel" and self.horizon < 1:
+            raise ValueError("epsilon.horizon: bilevel needs it (the usual length of an episode)")
+
+    def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
+        """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
+        progress = min(1.0, max(0, clock) / self.steps)
+        begin = self.start + (self.end - self.start) * progress
+        if self.kind != "bilevel":
+            return u * begin
+        late = self.late_start + (self.late_end - self.late_start) * progress
+        return u * (begin - (begin - late) * np.minimum(1.0, t / self.horizon))
+
+
+class Exploration:
+    """Epsilon-greedy over N slots. `clock()` gives the global step that the schedule runs on."""
+
+    def __init__(
+        self,
+        config: EpsilonConfig,
+        spec: EnvSpec,
+        slots: int,
+        *,
+        seed: int,
+        clock: Callable[[], int],
+    ):
+        self._config, self._spaces, self._clock = config, spec.actions, clock
+        self._rng = np.random.default_rng(seed)
+        self._u = np.ones(slots)
+        for key, space in spec.actions.items():
+            if isinstance(space, Box) and config.kind != "none":
+                _require_range(key, space)
+
+    def begin(self, slot: int) -> None:
+        """An episode begins in `slot`: it draws its own share of the level."""
+        if self._config.randomize:
+            self._u[slot] = self._rng.random()
+
+    def level(self, seen: Seen) -> Array:
+        """[N] epsilon of every slot now."""
+        return self._config.level(self._clock(), seen.time_idx, self._u)
+
+    def apply(self, actions: Arrays, seen: Seen) -> Arrays:
+        """The actions [N, *shape] to execute."""
+        if self._config.kind == "none":
+            return actions
+        epsilon = self.level(seen)
+        return {key: self._noisy(self._spaces[key], a, epsilon) for key, a in actions.items()}
+
+    def _noisy(self, space: Space, action: Array, epsilon: Array) -> Array:
+        n = len(action)
+        if isinstance(space, Box):
+            low, high = space.bounds()
+            scale = epsilon.reshape(n, *(1,) * len(space.shape)) * (high - low) / 2.0
+            noisy = action + scale * self._rng.standard_normal(action.shape)
+            return np.clip(noisy, low, high).astype(action.dtype)
+        # A uniform number decides, once per slot: a normal one would be random half of the time.
+        random = self._rng.random(n) < epsilon
+        drawn = self._uniform(space, n)
+        return np.where(random.reshape(n, *(1,) * (action.ndim - 1)), drawn, action)
+
+    def _uniform(self, space: Space, n: int) -> Array:
+        if isinstance(space, Discrete):
+            return self._rng.integers(space.start, space.start + space.n, n)
+        if isinstance(space, MultiBinary):
+            return self._rng.integers(0, 2, (n, space.n), np.int8)
+        assert not isinstance(space, Box), "a Box gets Gaussian noise"
+        return self._rng.integers(0, np.asarray(space.nvec), (n, len(space.nvec)))
+
+
+def _require_range(key: str, space: Box) -> None:
+    low, high = space.bounds()
+    if np.dtype(space.dtype).kind != "f" or not np.isfinite(low).all() & np.isfinite(high).all():
+        raise InvalidSpace(
+            f"epsilon needs a range to be a part of: action {key!r}; "
+            "rescale the actions (gymnasium.wrappers.RescaleAction) or use --epsilon.kind none",
+            expected="a Box of floats with finite bounds",
+            got=str(space),
+        )

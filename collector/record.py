@@ -1,0 +1,113 @@
+"""Record whoever plays: a person, a script, another library's agent.
+
+    env = collector.record.record(gymnasium.make("CartPole-v1"), "my-data", policy="by hand")
+    …                      play as ever: reset and step
+    env.close()            sends the rest
+
+Each finished episode goes to the dataset through an outbox on disk, so a service that is down costs
+nothing. The dataset is made from the environment's spaces if there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium
+
+from collector.envs import Arrays, Env, Interface, interface_of
+from collector.lanes import free_lane
+from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
+from collector.session import open_dataset
+from stepwell.client import Client
+from stepwell.outbox import Outbox
+from stepwell.trajectory import About, Trajectory
+
+
+def record(
+    env: Env,
+    dataset: str,
+    client: Client | None = None,
+    *,
+    policy: str = "",
+    run: str = "",
+    env_id: str = "",
+    tags: Sequence[str] = (),
+    partition: str = "fifo",
+    outbox: str | Path | None = None,
+    max_steps: int = MAX_STEPS,
+) -> Recording:
+    """`env`, wrapped so that its episodes arrive in `dataset`.
+
+    `client` defaults to the service of STEPWELL_URL. `policy` says who plays. The outbox lies in
+    stepwell-outbox/DATASET/… unless a directory is given. Raises `InvalidSpace` where the
+    environment does not fit the dataset, `ServiceUnreachable` where there is no service to ask.
+    """
+    own = client is None
+    client = client or Client()
+    env_id = env_id or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
+    try:
+        face = open_dataset(client, dataset, interface_of(env, env_id))
+        directory = Path(outbox) if outbox else free_lane(Path("stepwell-outbox") / dataset)
+        queue = Outbox(directory, client, dataset, face.spec, partition=partition)
+    except BaseException:
+        if own:
+            client.close()
+        raise
+    about = About(env=env_id, policy=policy, run=run, tags=tuple(tags))
+    return Recording(env, face, queue, about, max_steps, client if own else None)
+
+
+class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Made by `record`. Plays exactly as the environment does; `outbox` shows what still waits."""
+
+    def __init__(
+        self,
+        env: Env,
+        interface: Interface,
+        outbox: Outbox,
+        about: About,
+        max_steps: int,
+        client: Client | None,
+    ):
+        super().__init__(env)
+        self.outbox = outbox
+        self._face, self._client, self._episodes = interface, client, 0
+        self._recorder = Recorder(interface.spec, about, self._keep, max_steps=max_steps)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode; one that was still running is kept, tagged "interrupted"."""
+        self._recorder.cut(INTERRUPTED)
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._recorder.begin(
+            self._face.observe(obs), index=self._episodes, seed=seed, author="", info=info
+        )
+        self._episodes += 1
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """One step; an environment that raises leaves its episode behind, tagged "broken"."""
+        given: Arrays = self._face.action_arrays(action)  # before the environment may change it
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            seen = self._face.observe(obs)
+        except Exception as error:
+            self._recorder.cut(BROKEN, repr(error))
+            raise
+        if self._recorder.running:
+            self._recorder.append(given, float(reward), seen, terminated, truncated, info)
+        return obs, reward, terminated, truncated, info
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Keep what was played, send for at most `timeout` seconds; the rest waits on disk."""
+        self._recorder.cut(INTERRUPTED)
+        self.outbox.close(timeout)
+        if self._client is not None:
+            self._client.close()
+        super().close()
+
+    def _keep(self, trajectory: Trajectory, _: int) -> None:
+        self.outbox.put(trajectory)

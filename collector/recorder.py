@@ -1,0 +1,275 @@
+"""One running episode → its trajectories. Knows nothing of environments, actors or networks.
+
+    begin(o0)  append(a0, r0, o1)  append(a1, r1, o2)  …  append(…, terminated or truncated) → done
+
+An episode is one trajectory, unless it is longer than `max_steps`: then it is cut into pieces that
+share an `episode_id` and say their `first_step`. A full piece waits for the next transition before
+it is handed over, so the last piece of an episode always carries the episode's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from stepwell.spaces import Array, EnvSpec
+from stepwell.trajectory import About, Trajectory, new_id, now
+
+BROKEN = "broken"
+"""Tag: the environment failed after the last transition."""
+INTERRUPTED = "interrupted"
+"""Tag: the episode was still running when its player was stopped."""
+MAX_STEPS = 10_000
+MAX_BYTES = 16 << 20
+"""A piece of images is cut earlier: a group of trajectories must fit into one request."""
+
+LOG_PREFIX = "log/"
+_MAX_METRICS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What became of one episode, all pieces together."""
+
+    index: int
+    """Number in the order of beginning, from 0."""
+    slot: int
+    seed: int | None
+    author: str
+    total_reward: float
+    """Sum of the recorded (float32) rewards: what SQL answers as `return`."""
+    length: int
+    terminated: bool
+    truncated: bool
+    success: bool | None
+    metrics: Mapping[str, float]
+    tags: tuple[str, ...] = ()
+    error: str = ""
+    """Why it broke, where it did."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the environment ended it, not a failure or a stop."""
+        return BROKEN not in self.tags and INTERRUPTED not in self.tags
+
+
+Sink = Callable[[Trajectory, int], None]
+"""Takes a trajectory and the index of its episode."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of the piece that is being recorded."""
+
+    obs: list[Mapping[str, Array]]
+    infos: list[Mapping[str, Array]]
+    actions: list[Mapping[str, Array]] = field(default_factory=list)
+    rewards: list[np.float32] = field(default_factory=list)
+    started_at: float = field(default_factory=now)
+
+
+class Recorder:
+    """Records one episode after another; complete trajectories go to `sink`.
+
+    Arrays handed in are kept, not copied: give it arrays that nobody changes later.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, about: About, sink: Sink, *, max_steps: int = MAX_STEPS, slot: int = 0
+    ):
+        self._spec, self._about, self._sink, self._slot = spec, about, sink, slot
+        self._max_steps = min(max_steps, max(1, MAX_BYTES // _row_bytes(spec)))
+        self._rows: _Rows | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._rows is not None
+
+    @property
+    def length(self) -> int:
+        """Transitions of the running episode so far."""
+        return self._first_step + len(self._rows.rewards) if self._rows else 0
+
+    def begin(
+        self,
+        obs: Mapping[str, Array],
+        *,
+        index: int,
+        seed: int | None,
+        author: str,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A new episode, at its first observation."""
+        assert self._rows is None, "the episode before has not ended"
+        self._rows = _Rows([obs], [info_row(self._spec, info or {})])
+        self._index, self._seed, self._author = index, seed, author
+        self._first_step, self._episode_id = 0, ""
+        self._total = 0.0
+        self._metrics: dict[str, float] = {}
+        self._success: bool | None = None
+        self._read(info or {})
+
+    def append(
+        self,
+        actions: Mapping[str, Array],
+        reward: float,
+        obs: Mapping[str, Array] | None,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any] | None = None,
+    ) -> Episode | None:
+        """One transition and the observation after it; the Episode if that ended it.
+
+        `obs` may be None, for unknown, in an episode's last transition only.
+        """
+        rows = self._rows
+        assert rows is not None, "no episode has begun"
+        if len(rows.rewards) == self._max_steps:
+            rows = self._next_piece(rows)
+        rows.actions.append(actions)
+        rows.rewards.append(np.float32(reward))
+        assert obs is not None or terminated or truncated, "only a final observation may be unknown"
+        rows.obs.append(rows.obs[-1] if obs is None else obs)
+        rows.infos.append(info_row(self._spec, info or {}))
+        self._final_obs_valid = obs is not None
+        self._total += float(rows.rewards[-1])
+        if info:
+            self._read(info)
+        # A task that ended was not cut short, whatever a time limit said in the same step.
+        return (
+            self._end(terminated, truncated and not terminated)
+            if (terminated or truncated)
+            else None
+        )
+
+    def cut(self, tag: str, error: str = "") -> Episode | None:
+        """Stop watching: what there is becomes a truncated trajectory with `tag`.
+
+        None where no transition was recorded: an observation alone is no trajectory.
+        """
+        if self._rows is None:
+            return None
+        if not self._rows.rewards:
+            self._rows = None
+            return None
+        return self._end(False, True, tags=(tag,), error=error)
+
+    def _next_piece(self, rows: _Rows) -> _Rows:
+        self._episode_id = self._episode_id or new_id()
+        self._rows = following = _Rows([rows.obs[-1]], [rows.infos[-1]])
+        self._hand_over(rows, False, False)
+        self._first_step += len(rows.rewards)
+        return following
+
+    def _end(
+        self, terminated: bool, truncated: bool, tags: tuple[str, ...] = (), error: str = ""
+    ) -> Episode:
+        rows = self._rows
+        assert rows is not None
+        length = self.length
+        self._rows = None  # over, even if what follows refuses the trajectory
+        self._hand_over(rows, terminated, truncated, last=True, tags=tags)
+        return Episode(
+            index=self._index,
+            slot=self._slot,
+            seed=self._seed,
+            author=self._author,
+            total_reward=self._total,
+            length=length,
+            terminated=terminated,
+            truncated=truncated,
+            success=self._success,
+            metrics=dict(self._metrics),
+            tags=tags,
+            error=error,
+        )
+
+    def _hand_over(
+        self,
+        rows: _Rows,
+        terminated: bool,
+        truncated: bool,
+        *,
+        last: bool = False,
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        about = replace(
+            self._about,
+            episode_id=self._episode_id,
+            first_step=self._first_step,
+            seed=self._seed,
+            policy=self._author or self._about.policy,
+            tags=(*self._about.tags, *tags),
+            started_at=rows.started_at,
+            # The episode's own numbers are known at its end only.
+            success=self._success if last else None,
+            metrics=dict(self._metrics) if last else {},
+        )
+        trajectory = Trajectory(
+            obs={k: np.stack([o[k] for o in rows.obs]) for k in self._spec.observations},
+            actions={k: np.stack([a[k] for a in rows.actions]) for k in self._spec.actions},
+            rewards=np.array(rows.rewards, np.float32),
+            infos={k: np.stack([i[k] for i in rows.infos]) for k in self._spec.infos},
+            terminated=terminated,
+            truncated=truncated,
+            final_obs_valid=not last or self._final_obs_valid,
+            about=about,
+        )
+        self._sink(trajectory, self._index)
+
+    def _read(self, info: Mapping[str, Any]) -> None:
+        """Numbers that the environment reports; of each name the last one counts."""
+        for key, value in info.items():
+            if key.startswith(LOG_PREFIX):
+                self._note(key[len(LOG_PREFIX) :], value)
+            elif key in ("is_success", "success"):
+                self._success = _flag(value, self._success)
+            elif key == "episode" and isinstance(value, Mapping):
+                for name, symbol in (("episode_return", "r"), ("episode_length", "l")):
+                    if symbol in value:
+                        self._note(name, value[symbol])
+        if "log/success" in info:
+            self._success = _flag(info["log/success"], self._success)
+
+    def _note(self, name: str, value: Any) -> None:
+        try:
+            numbers = np.asarray(value, dtype=np.float64).reshape(-1)
+        except (TypeError, ValueError):
+            return  # a text or an object: not a number, and no reason to stop playing
+        for i, number in enumerate(numbers.tolist()):
+            label = (name if len(numbers) == 1 else f"{name}/{i}")[:128]
+            room = label in self._metrics or len(self._metrics) < _MAX_METRICS
+            if np.isfinite(number) and label and room:
+                self._metrics[label] = number
+
+
+def info_row(spec: EnvSpec, info: Mapping[str, Any]) -> Mapping[str, Array]:
+    """The infos that a dataset keeps beside one observation; NaN where the environment has none.
+
+    Imported datasets have some (a simulator's state) that no environment reports as it plays.
+    """
+    row: dict[str, Array] = {}
+    for key, space in spec.infos.items():
+        row[key] = np.full(space.shape, np.nan, space.dtype)
+        try:
+            value = np.array(info.get(key, np.nan), space.dtype)
+        except (TypeError, ValueError):
+            continue
+        if value.shape == space.shape:
+            row[key] = value
+    return row
+
+
+def _flag(value: Any, fallback: bool | None) -> bool | None:
+    try:
+        return bool(np.asarray(value).reshape(-1)[-1])
+    except (TypeError, ValueError, IndexError):
+        return fallback
+
+
+def _row_bytes(spec: EnvSpec) -> int:
+    spaces = [*spec.observations.values(), *spec.actions.values(), *spec.infos.values()]
+    return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in spaces)

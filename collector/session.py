@@ -1,0 +1,147 @@
+"""What collecting and evaluating have in common before and after playing: names, datasets, runs.
+
+Not for playing itself (rollout.py), nor for telling how it goes (worker.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
+from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
+from stepwell.client import Client
+from stepwell.errors import NotFound, StepwellError
+from stepwell.messages import Capacity
+from stepwell.trajectory import Trajectory
+
+GROUP = 16
+
+
+class RefusedError(StepwellError):
+    """The service did not take what was played; the message says why."""
+
+
+def slug(text: str, limit: int = 40) -> str:
+    """A piece of a name: lower case letters, digits, dots, dashes."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit].strip("-.") or "x"
+
+
+def fresh(*parts: str) -> str:
+    """A name that nobody else has."""
+    return "-".join((*parts, secrets.token_hex(3)))
+
+
+def worker_name() -> str:
+    return fresh("collect", slug(socket.gethostname(), 24), str(os.getpid()))
+
+
+def prepare(config: EnvironmentConfig) -> None:
+    """Once per process: plug-ins and threads."""
+    torch.set_num_threads(config.threads)
+    # A plug-in usually lies where the person stands, and the console script does not look there.
+    if config.plugin and "" not in sys.path:
+        sys.path.insert(0, "")
+    for name in config.plugin:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise EnvError(f"--plugin {name}: {error}") from None
+
+
+def make_env(config: EnvironmentConfig) -> Env:
+    return make(config.env, parse_pairs(config.env_args, "--env-args"))
+
+
+def interface_for(config: EnvironmentConfig, env: Env) -> Interface:
+    roles = {key: str(role) for key, role in parse_pairs(config.roles, "--roles").items()}
+    return interface_of(env, config.env, roles=roles, keep_float64=config.keep_float64)
+
+
+def open_dataset(
+    client: Client,
+    name: str,
+    interface: Interface,
+    *,
+    create: bool = True,
+    capacity: Capacity | None = None,
+    description: str = "",
+) -> Interface:
+    """The interface that records under the spec of dataset `name`, which is made if need be."""
+    try:
+        spec = client.spec(name)
+    except NotFound:
+        if not create:
+            raise
+        client.create_dataset(
+            name,
+            interface.spec,
+            capacity=capacity,
+            description=description or f"collected in {interface.env_id}",
+            exist_ok=True,  # another collector may have been faster
+        )
+        spec = client.spec(name)
+    return interface.for_dataset(spec, name)
+
+
+def resolved(config: CollectConfig | EvaluateConfig, **changed: Any) -> dict[str, Any]:
+    """The complete config as JSON for the run's row. A token is nobody's business."""
+    values = {**asdict(config), **changed}
+    values.pop("token")
+    return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+
+
+def open_run(client: Client, name: str, kind: str, config: dict[str, Any], seed: int) -> None:
+    client.create_run(
+        name,
+        kind,
+        config=config,
+        seed=seed,
+        git_commit=_git_commit(),
+        host=socket.gethostname(),
+        command=" ".join(sys.argv)[:4096],
+        exist_ok=True,
+    )
+
+
+def close_run(client: Client, name: str, status: str, error: str | None = None) -> None:
+    """Say how a run ended. Nobody there to hear it is no error: its silence says so too."""
+    with contextlib.suppress(StepwellError):
+        client.patch_run(name, status=status, error=error and error[:20_000])
+
+
+def post_all(client: Client, dataset: str, trajectories: Sequence[Trajectory], spec: Any) -> None:
+    """Store all in this order. Raises `RefusedError` naming the first that was not taken."""
+    for start in range(0, len(trajectories), GROUP):
+        result = client.post(dataset, trajectories[start : start + GROUP], spec=spec)
+        for item in result.items:
+            if item.status not in ("stored", "duplicate"):
+                reason = item.problem.detail if item.problem else item.status
+                raise RefusedError(f"dataset {dataset} did not take trajectory {item.id}: {reason}")
+
+
+def _git_commit() -> str:
+    """Commit of the code that runs, or "" outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

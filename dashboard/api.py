@@ -1,0 +1,338 @@
+"""Everything the pages read or change, through `stepwell.Client`: the only file that imports it.
+
+Reads are cached for a few seconds, by address and arguments, for all browsers together (there
+are no users to keep apart: whoever reaches this page acts with the token it was started with).
+Writes clear the cache, so a page shows what it just did.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from stepwell import Client
+from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
+from stepwell.messages import (
+    Dataset,
+    Evaluation,
+    Health,
+    Job,
+    Launch,
+    Policy,
+    QuerySchema,
+    Run,
+    Series,
+    Snapshot,
+    TrajectoryInfo,
+    Worker,
+)
+from stepwell.spaces import Box, Discrete, EnvSpec
+from stepwell.trajectory import Trajectory
+
+__all__ = ["ServiceError", "ServiceUnreachable", "StepwellError"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+UPLOAD_LIMIT = 200_000_000
+"""Bytes taken by the page itself; larger files go by the command line it shows."""
+LIST_LIMIT = 500
+"""Rows of any list that is fetched whole."""
+
+
+def address() -> str:
+    return os.environ.get("STEPWELL_URL", DEFAULT_URL)
+
+
+@st.cache_resource(show_spinner=False, on_release=Client.close)
+def _client(url: str, token: str | None) -> Client:
+    # A page that waits ten seconds for a service that is down looks broken itself.
+    return Client(url, token, timeout=15.0, retry_for=0.5)
+
+
+def client() -> Client:
+    return _client(address(), os.environ.get("STEPWELL_TOKEN"))
+
+
+def read(seconds: float) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Cache a read for so long. The address is part of the key; failures are never cached."""
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        def answer(at: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+            del at  # only part of the key
+            return function(*args, **kwargs)
+
+        # Streamlit tells cached functions apart by their names, and would mix these up.
+        answer.__qualname__ = f"read.{function.__qualname__}"
+        cached = st.cache_data(ttl=seconds, max_entries=200, show_spinner=False)(answer)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return cached(address(), args, kwargs)
+
+        return call
+
+    return wrap
+
+
+def refresh() -> None:
+    """Forget every cached read."""
+    st.cache_data.clear()
+
+
+# --- reads -------------------------------------------------------------------------------------
+
+
+@read(2)
+def health() -> Health:
+    return client().health()
+
+
+@read(3)
+def datasets() -> list[Dataset]:
+    return client().datasets()
+
+
+@read(3)
+def runs() -> list[Run]:
+    """Newest first, as many as LIST_LIMIT."""
+    return list(client().runs())[:LIST_LIMIT]
+
+
+@read(3)
+def run(name: str) -> Run:
+    return client().run(name)
+
+
+@read(3)
+def metrics(name: str, points: int = 500) -> dict[str, Series]:
+    """Key → series, down-sampled by the service to at most `points` points each."""
+    return client().metrics(name, points=points)
+
+
+@read(3)
+def run_log(name: str) -> str:
+    return client().run_log(name)
+
+
+@read(3)
+def policies(name: str) -> list[Policy]:
+    return list(client().policies(name))
+
+
+@read(3)
+def evaluations() -> list[Evaluation]:
+    return list(client().evaluations())[:LIST_LIMIT]
+
+
+@read(2)
+def workers() -> list[Worker]:
+    return list(client().workers())
+
+
+@read(2)
+def launches() -> list[Launch]:
+    return list(client().launches())[:LIST_LIMIT]
+
+
+@read(5)
+def snapshots() -> list[Snapshot]:
+    return list(client().snapshots())[:LIST_LIMIT]
+
+
+@read(2)
+def jobs() -> list[Job]:
+    return list(client().jobs())[:100]
+
+
+@read(3)
+def trajectory(trajectory_id: str) -> TrajectoryInfo:
+    return client().trajectory(trajectory_id)
+
+
+@read(60)
+def steps(trajectory_id: str) -> Trajectory:
+    """The whole trajectory; it never changes, only its labels do."""
+    return client().steps(trajectory_id)
+
+
+@read(60)
+def spec(dataset: str) -> EnvSpec:
+    return EnvSpec.from_json(client().dataset(dataset).spec)
+
+
+@read(60)
+def query_schema() -> QuerySchema:
+    return client().query_schema()
+
+
+class Answer:
+    """A query's result: `frame`, whether there was more (`truncated`), and how long it took."""
+
+    def __init__(self, sql: str, frame: pd.DataFrame, truncated: bool, elapsed_ms: float):
+        self.sql = sql
+        self.frame = frame
+        self.truncated = truncated
+        self.elapsed_ms = elapsed_ms
+
+
+@read(3)
+def sql(
+    query: str,
+    params: dict[str, Any] | None = None,
+    *,
+    dataset: str | None = None,
+    limit: int = 1000,
+    timeout: float = 5.0,
+) -> Answer:
+    result = client().sql(query, params, dataset=dataset, limit=limit, timeout=timeout)
+    return Answer(query, _plain(result.to_pandas()), result.truncated, result.elapsed_ms)
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Decimals (DuckDB's sum of integers is one) as the numbers that charts and tables know."""
+    for column in (c for c in frame.columns if pd.api.types.is_object_dtype(frame[c])):
+        present = frame[column].dropna()
+        if len(present) and isinstance(present.iloc[0], Decimal):
+            frame[column] = pd.to_numeric(frame[column])
+    return frame
+
+
+# --- writes ------------------------------------------------------------------------------------
+
+
+def create_dataset(
+    name: str, spec: dict[str, Any], *, capacity: dict[str, int], description: str, tags: list[str]
+) -> Dataset:
+    made = client().create_dataset(
+        name, EnvSpec.from_json(spec), capacity=capacity, description=description, tags=tags
+    )
+    refresh()
+    return made
+
+
+def patch_dataset(name: str, **fields: Any) -> None:
+    client().patch_dataset(name, **fields)
+    refresh()
+
+
+def delete_dataset(name: str) -> None:
+    client().delete_dataset(name)
+    refresh()
+
+
+def flush(name: str) -> int:
+    """Seal what is acknowledged now; how many trajectories became visible in SQL `steps`."""
+    sealed = client().flush(name).sealed
+    refresh()
+    return sealed
+
+
+def upload(
+    dataset: str,
+    file_name: str,
+    data: Any,
+    *,
+    partition: str,
+    env: str,
+    progress: Callable[[float, str], None],
+) -> Job:
+    """Send a file and wait for its import; `progress(0 … 1, what)` is called as it goes."""
+
+    def sent(done: int, total: int) -> None:
+        progress(0.5 * done / max(total, 1), f"sending {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    def read_in(job: Job) -> None:
+        progress(0.5 + 0.5 * job.progress, job.message or job.state)
+
+    suffix = Path(file_name).suffix.lower()
+    with tempfile.TemporaryDirectory(prefix="stepwell-dash-") as folder:
+        path = Path(folder) / f"upload{suffix}"
+        path.write_bytes(data.getbuffer())
+        job = client().upload(
+            dataset, path, partition=partition, env=env, create=True, progress=sent, wait=False
+        )
+        done = client().wait_job(job.id, 600, progress=read_in)
+    refresh()
+    return done
+
+
+def cancel_job(job_id: str) -> None:
+    client().cancel_job(job_id)
+    refresh()
+
+
+def patch_trajectories(ids: Sequence[str], **fields: Any) -> None:
+    """The same change for each; stops at the first refusal."""
+    for trajectory_id in ids:
+        client().patch_trajectory(trajectory_id, **fields)
+    refresh()
+
+
+def add_label(ids: Sequence[str], field: str, label: str) -> None:
+    """Add one tag or flag (`field` is "tags" or "flags") to each, keeping those it has."""
+    for trajectory_id in ids:
+        now = getattr(client().trajectory(trajectory_id), field)
+        if label not in now:
+            client().patch_trajectory(trajectory_id, **{field: [*now, label]})
+    refresh()
+
+
+def npz(trajectory: Trajectory) -> bytes:
+    """The arrays of a trajectory as an .npz file: obs.<key>, action.<key>, rewards, ends."""
+    arrays: dict[str, np.ndarray] = {f"obs.{k}": v for k, v in trajectory.obs.items()}
+    arrays |= {f"action.{k}": v for k, v in trajectory.actions.items()}
+    arrays["rewards"] = trajectory.rewards
+    arrays["terminated"] = np.asarray(trajectory.terminated)
+    arrays["truncated"] = np.asarray(trajectory.truncated)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def patch_run(name: str, **fields: Any) -> None:
+    client().patch_run(name, **fields)
+    refresh()
+
+
+def delete_run(name: str) -> None:
+    client().delete_run(name)
+    refresh()
+
+
+def set_alias(run_name: str, alias: str, version: int) -> None:
+    client().set_alias(run_name, alias, version)
+    refresh()
+
+
+def command(worker_id: str, what: str) -> None:
+    client().command(worker_id, what)
+    refresh()
+
+
+def create_launch(role: str, recipe: str, args: dict[str, Any], count: int) -> Launch:
+    made = client().create_launch(role, recipe, args, count)
+    refresh()
+    return made
+
+
+def cancel_launch(launch_id: str) -> None:
+    client().cancel_launch(launch_id)
+    refresh()
+
+
+def simple_spec(width: int, kind: str, size: int, bound: float, env: str) -> dict[str, Any]:
+    """The spec of the commonest case: one vector in; a vector within ±bound, or a choice, out."""
+    action = Discrete(size) if kind == "discrete" else Box((size,), low=-bound, high=bound)
+    return EnvSpec.of(Box((width,)), action, env=env).to_json()

@@ -1,0 +1,1 @@
+"""One file per page; each exports `show()`, a function that draws it."""

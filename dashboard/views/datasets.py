@@ -1,0 +1,358 @@
+"""Datasets: what there is, what it looks like, and everything one does to a dataset as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, charts, components, state
+
+LIST_SQL = (
+    "SELECT dataset, partition, purpose, count(*) AS trajectories, sum(length) AS transitions,\n"
+    '       min("return") AS return_min, avg("return") AS return_mean,'
+    ' max("return") AS return_max\n'
+    "FROM trajectories GROUP BY ALL ORDER BY ALL"
+)
+
+
+@components.view("Datasets", "Trajectories under one schema, in two partitions: `fifo` (the oldest "
+                 "go when it is full) and `protected` (never deleted by the system).")  # fmt: skip
+def show() -> None:
+    found = api.datasets()
+    with st.container(horizontal=True):
+        with st.popover("Upload a file", icon=":material/upload:", width="content"):
+            _upload([d.name for d in found])
+        with st.popover("Create an empty dataset", icon=":material/add:", width="content"):
+            _create()
+    if not found:
+        components.empty(
+            "No dataset yet. Upload a D4RL or .npz file here, or from a terminal:",
+            "curl -T hopper-medium-v2.hdf5 -X POST \\\n"
+            "  -H 'Content-Type: application/octet-stream' \\\n"
+            f"  '{api.address()}/v1/datasets/hopper/imports?format=d4rl&create=true&env=Hopper-v5'",
+        )
+        return
+    _table(found)
+    names = [d.name for d in found]
+    # A dataset that was deleted, or a stale link, must not break the page.
+    if st.session_state.get("dataset") not in names:
+        st.session_state.pop("dataset", None)
+    chosen = st.selectbox("Dataset", names, key="dataset", bind="query-params")
+    _detail(next(d for d in found if d.name == chosen))
+
+
+def _table(found: list[Any]) -> None:
+    rows = []
+    for d in found:
+        limits = [
+            (d.fifo.trajectories, d.capacity.trajectories),
+            (d.fifo.steps, d.capacity.steps),
+            (d.fifo.bytes, d.capacity.bytes),
+        ]
+        full = [have / limit for have, limit in limits if limit]
+        rows.append(
+            {
+                "dataset": d.name,
+                "env": d.spec.get("env", ""),
+                "fifo": d.fifo.trajectories,
+                "protected": d.protected.trajectories,
+                "eval": d.eval.trajectories,
+                "transitions": d.fifo.steps + d.protected.steps + d.eval.steps,
+                "fifo filled": max(full) if full else None,
+                "mean return": d.return_mean,
+                "on disk": state.size(d.stored_bytes),
+                "not sealed": d.unsealed,
+                "last arrival": state.ago(d.last_ingest_at),
+                "tags": d.tags,
+            }
+        )
+    columns = {
+        "fifo filled": st.column_config.ProgressColumn(
+            "fifo filled", format="percent", min_value=0.0, max_value=1.0
+        ),
+        "mean return": st.column_config.NumberColumn(format="%.2f"),
+        "transitions": st.column_config.NumberColumn(format="localized"),
+    }
+    components.table(pd.DataFrame(rows), "datasets", sql=LIST_SQL, columns=columns)
+
+
+def _detail(dataset: Any) -> None:
+    st.subheader(f"`{dataset.name}`")
+    if dataset.description:
+        st.write(dataset.description)
+    with st.container(horizontal=True):
+        for tag in dataset.tags:
+            st.badge(tag)
+    summary, schema, snapshots, jobs, manage = st.tabs(
+        ["Summary", "Schema", "Snapshots", "Imports", "Manage"]
+    )
+    with summary:
+        components.guarded(lambda: _summary(dataset))
+    with schema:
+        _schema(dataset)
+    with snapshots:
+        components.guarded(lambda: _snapshots(dataset))
+    with jobs:
+        components.live(_jobs)
+    with manage:
+        components.guarded(lambda: _manage(dataset))
+
+
+# --- summary and schema ---------------------------------------------------------------------------
+
+
+def _summary(dataset: Any) -> None:
+    where = f"dataset = {state.literal(dataset.name)} AND purpose = 'train'"
+    sql = (
+        'SELECT count(*) AS n, sum(length) AS steps, avg(length) AS length,\n'
+        '       avg("return") AS mean, min("return") AS least, max("return") AS most,\n'
+        "       avg(CAST(terminated AS INTEGER)) AS terminated\n"
+        f"FROM trajectories WHERE {where}"
+    )
+    row = api.sql(sql).frame.astype(float).fillna(float("nan")).iloc[0]
+    extent = f"{state.decimal(row['least'])} … {state.decimal(row['most'])}"
+    components.numbers(
+        [
+            ("Trajectories", state.count(row["n"]), "For training"),
+            ("Transitions", state.count(row["steps"]), "For training"),
+            ("Mean return", state.decimal(row["mean"]), f"From {extent}"),
+            ("Mean length", state.decimal(row["length"], 1), "Transitions"),
+            ("Terminated", state.percent(row["terminated"]), "The others were cut off"),
+            ("Evaluation", state.count(dataset.eval.trajectories), "Never used for training"),
+            ("Evicted", state.count(dataset.evicted), "Ever, from fifo"),
+            ("Shards", state.count(dataset.shards), state.size(dataset.stored_bytes)),
+        ]
+    )
+    components.sql_note(sql, "summary")
+    pictures = (('"return"', "return", "sum of rewards"), ("length", "length", "transitions"))
+    for place, (column, title, unit) in zip(st.columns(2, gap="large"), pictures, strict=True):
+        with place:
+            sql = components.histogram_sql(column, where)
+            bins = api.sql(sql).frame
+            if bins.empty:
+                st.caption(f"No {title}s to show yet.")
+            else:
+                st.altair_chart(charts.histogram(bins, title=title, unit=unit), key=f"h_{title}")
+            components.sql_note(sql, f"histogram_{title}")
+    sql = (
+        "SELECT policy, source, purpose, count(*) AS trajectories,\n"
+        '       avg("return") AS mean_return, avg(length) AS mean_length\n'
+        f"FROM trajectories WHERE dataset = {state.literal(dataset.name)}\n"
+        "GROUP BY ALL ORDER BY trajectories DESC LIMIT 100"
+    )
+    st.markdown("**Who made it**")
+    components.table(api.sql(sql).frame, "authors", sql=sql)
+
+
+def _schema(dataset: Any) -> None:
+    rows = []
+    spec = dataset.spec
+    for group in ("observations", "actions", "infos"):
+        for key, space in (spec.get(group) or {}).items():
+            rows.append(
+                {
+                    "group": group,
+                    "key": key,
+                    "kind": space.get("type", space.get("kind", "")),
+                    "shape": str(space.get("shape", "")),
+                    "dtype": space.get("dtype", ""),
+                    "role": (spec.get("roles") or {}).get(key, ""),
+                }
+            )
+    components.table(pd.DataFrame(rows), "spaces")
+    with st.expander("As JSON (what POST /v1/datasets takes)"):
+        st.code(components.show_json(spec), language=None)
+    st.caption(f"digest of the layout: {dataset.spec_digest}")
+
+
+def _snapshots(dataset: Any) -> None:
+    mine = [s for s in api.snapshots() if dataset.name in s.datasets]
+    if not mine:
+        components.empty("No snapshot of this dataset: a trainer takes one when it starts.")
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "snapshot": s.id,
+                "taken": state.ago(s.created_at),
+                "trajectories": s.trajectories,
+                "transitions": s.steps,
+                "shards": s.shards,
+                "to fetch": state.size(s.bytes),
+                "lease": "leased" if s.leased_until else "no lease",
+                "selection": components.show_json(s.selection),
+            }
+            for s in mine
+        ]
+    )
+    components.table(frame, "snapshots")
+
+
+# --- uploads and jobs -----------------------------------------------------------------------------
+
+
+def _upload(names: list[str]) -> None:
+    file = st.file_uploader(
+        "D4RL (.hdf5) or .npz, up to 200 MB", type=["hdf5", "h5", "npz"], key="upload_file"
+    )
+    st.caption("Larger ones stream from a terminal: `stepwell import FILE --dataset NAME --env ID`")
+    name = st.text_input("Into dataset (made if it is not there)", key="upload_name")
+    if name and name in names:
+        st.caption("It exists: the file must have the same layout.")
+    env = st.text_input("Environment", key="upload_env", placeholder="Hopper-v5")
+    partition = st.segmented_control(
+        "Partition", ["protected", "fifo"], default="protected", key="upload_partition",
+        required=True,
+    )  # fmt: skip
+    if not st.button("Upload", type="primary", key="upload_go", disabled=not (file and name)):
+        return
+    assert file is not None, "the button is disabled without a file"
+    bar = st.progress(0.0, "sending")
+    made: list[Any] = []
+
+    def go() -> None:
+        made.append(
+            api.upload(
+                name, file.name, file, partition=str(partition), env=env,
+                progress=lambda done, what: bar.progress(min(done, 1.0), what),
+            )
+        )  # fmt: skip
+
+    if components.attempt(go, f"uploaded {file.name}"):
+        result = made[0].result or {}
+        bar.progress(1.0, "done")
+        st.success(
+            f"{state.count(result.get('trajectories'))} trajectories,"
+            f" {state.count(result.get('steps'))} transitions in `{name}`"
+        )
+        for warning in result.get("warnings", []):
+            st.warning(warning)
+
+
+def _jobs() -> None:
+    found = api.jobs()
+    if not found:
+        components.empty("No import has run yet.")
+        return
+    frame = pd.DataFrame(
+        [
+            {
+                "job": j.id,
+                "kind": j.kind,
+                "state": components.mark(j.state),
+                "progress": j.progress,
+                "message": j.error.detail if j.error else j.message,
+                "started": state.ago(j.created_at),
+            }
+            for j in found
+        ]
+    )
+    progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
+    components.table(frame, "jobs", columns={"progress": progress})
+    running = [j.id for j in found if j.state in ("queued", "running")]
+    if running:
+        job_id = st.selectbox("Running", running, key="job_cancel")
+        if st.button("Cancel this job", icon=":material/cancel:", key="job_cancel_go"):
+            components.attempt(lambda: api.cancel_job(str(job_id)), "cancelled")
+
+
+# --- create, change, delete -----------------------------------------------------------------------
+
+
+def _create() -> None:
+    with st.form("create_dataset", border=False):
+        name = st.text_input("Name", key="new_name", placeholder="my-data")
+        env = st.text_input("Environment", key="new_env", placeholder="Pendulum-v1")
+        width = st.number_input("Observation: numbers per step", 1, 100_000, 3, key="new_obs")
+        kind = st.segmented_control(
+            "Action", ["continuous", "discrete"], default="continuous", key="new_kind",
+            required=True,
+        )  # fmt: skip
+        size = st.number_input("Action: dimensions, or number of choices", 1, 10_000, 1,
+                               key="new_size")  # fmt: skip
+        bound = st.number_input("Continuous actions lie within ±", 0.01, 1e6, 1.0, key="new_bound")
+        capacity = st.number_input(
+            "Capacity of fifo (transitions, 0 = unlimited)", 0, 10**12, 0, key="new_capacity"
+        )
+        description = st.text_input("Description", key="new_description")
+        tags = st.text_input("Tags, separated by commas", key="new_tags")
+        st.caption("Images, dicts and other spaces: `Client.create_dataset(name, spec)`.")
+        sent = st.form_submit_button("Create", type="primary", key="new_go")
+    if sent:
+        spec = api.simple_spec(int(width), str(kind), int(size), float(bound), env)
+        done = components.attempt(
+            lambda: api.create_dataset(
+                name, spec, capacity={"steps": int(capacity)} if capacity else {},
+                description=description, tags=components.tags_of(tags),
+            ),
+            f"dataset {name} created",
+        )  # fmt: skip
+        if done:
+            st.rerun()
+
+
+def _manage(dataset: Any) -> None:
+    left, right = st.columns(2, gap="large")
+    with left:
+        _settings(dataset)
+    with right:
+        _protect(dataset)
+        if st.button("Seal now", key="seal", help="Make everything visible in SQL `steps`"):
+            components.attempt(lambda: api.flush(dataset.name), "sealed")
+        components.confirm_delete(
+            "dataset", dataset.name, "delete_dataset", lambda: api.delete_dataset(dataset.name)
+        )
+
+
+def _settings(dataset: Any) -> None:
+    with st.form("dataset_settings", border=True):
+        st.markdown("**Settings**, which work while data flows in")
+        description = st.text_area("Description", dataset.description, key="set_description")
+        tags = st.text_input("Tags, separated by commas", ", ".join(dataset.tags), key="set_tags")
+        st.caption("Capacity of fifo; empty = unlimited. The oldest go when any is exceeded.")
+        given = {
+            field: st.number_input(
+                f"At most … {field}", min_value=1, value=getattr(dataset.capacity, field),
+                step=1, key=f"set_{field}",
+            )
+            for field in ("trajectories", "steps", "bytes")
+        }  # fmt: skip
+        if st.form_submit_button("Save", type="primary", key="set_go"):
+            capacity = {k: int(v) for k, v in given.items() if v}
+            done = components.attempt(
+                lambda: api.patch_dataset(
+                    dataset.name, description=description, tags=components.tags_of(tags),
+                    capacity=capacity,
+                ),
+                "saved",
+            )  # fmt: skip
+            if done:
+                st.rerun()
+
+
+def _protect(dataset: Any) -> None:
+    """fifo → protected for the best: the reason most people want to protect something."""
+    with st.form("protect", border=True):
+        st.markdown("**Protect** trajectories of fifo, so that they are never evicted")
+        least = st.number_input(
+            "With a return of at least", value=float(dataset.return_mean or 0.0), key="protect_min"
+        )
+        most = st.number_input("At most … of them, the best first", 1, 10_000, 100,
+                               key="protect_n")  # fmt: skip
+        sent = st.form_submit_button("Protect", icon=":material/shield:", key="protect_go")
+    sql = (
+        f"SELECT id FROM trajectories WHERE dataset = {state.literal(dataset.name)}\n"
+        f"  AND partition = 'fifo' AND \"return\" >= {least!r}\n"
+        f'ORDER BY "return" DESC LIMIT {int(most)}'
+    )
+    components.sql_note(sql, "protect", label="SQL of what would be protected")
+    if sent:
+        ids = [str(value) for value in api.sql(sql, limit=10_000).frame["id"]]
+        if not ids:
+            st.info("Nothing in fifo has such a return.")
+        elif components.attempt(
+            lambda: api.patch_trajectories(ids, partition="protected"), f"{len(ids)} protected"
+        ):
+            st.rerun()

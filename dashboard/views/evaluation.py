@@ -1,0 +1,174 @@
+"""Evaluation: what policies score with fixed seeds, with intervals, side by side and one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, charts, components, state
+
+SQL = (
+    "SELECT policy, run, env, episodes, mean, iqm, ci_low, ci_high, confidence, normalised,"
+    " dataset, created_at\nFROM evaluations ORDER BY created_at DESC"
+)
+
+
+@components.view(
+    "Evaluation",
+    "Greedy episodes with fixed seeds. The bar is the bootstrap interval of the mean, the dot the "
+    "mean, the tick the interquartile mean.",
+)
+def show() -> None:
+    found = api.evaluations()
+    if not found:
+        components.empty("Nothing has been evaluated yet:",
+                         "stepwell evaluate --run RUN --env Pendulum-v1 --episodes 30")  # fmt: skip
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        envs = sorted({e.env for e in found})
+        if st.session_state.get("env") not in envs:
+            st.session_state.pop("env", None)
+        env = st.selectbox("Environment", envs, key="env", bind="query-params")
+        newest = st.toggle(
+            "Newest of each policy", value=True, key="newest", bind="query-params",
+            help="Off: every evaluation ever recorded",
+        )  # fmt: skip
+    mine = [e for e in found if e.env == env]
+    if newest:
+        first: dict[str, Any] = {}
+        for evaluation in mine:  # newest first
+            first.setdefault(evaluation.policy, evaluation)
+        mine = list(first.values())
+    _intervals(mine)
+    _table(mine)
+    if len(envs) > 1:
+        _matrix(found)
+    _drill(mine)
+
+
+def _label(evaluation: Any) -> str:
+    return f"{evaluation.policy} ({len(evaluation.returns)} episodes)"
+
+
+def _intervals(mine: list[Any]) -> None:
+    ranked = sorted(mine, key=lambda e: e.mean, reverse=True)[:40]
+    names = [e.run or e.policy.split("/")[0] for e in ranked]
+    frame = pd.DataFrame(
+        [
+            {
+                "label": _label(e),
+                "env": e.env,
+                "run": name,
+                "mean": e.mean,
+                "iqm": e.iqm,
+                "ci_low": e.ci_low,
+                "ci_high": e.ci_high,
+                "episodes": len(e.returns),
+            }
+            for e, name in zip(ranked, names, strict=True)
+        ]
+    )
+    confidence = ranked[0].confidence
+    # Runs first, oldest first, so that each has here the colour it has on the page Runs.
+    known = [r.name for r in reversed(api.runs())]
+    palette = state.colours([*known, *names])
+    st.altair_chart(
+        charts.intervals(
+            frame, x_title=f"return per episode (mean and {confidence:.0%} interval)",
+            colours={name: palette[name] for name in dict.fromkeys(names)},
+        ),
+        key="intervals",
+    )  # fmt: skip
+
+
+def _table(mine: list[Any]) -> None:
+    frame = pd.DataFrame(
+        [
+            {
+                "policy": e.policy,
+                "mean": e.mean,
+                "IQM": e.iqm,
+                "interval": f"{e.ci_low:.2f} … {e.ci_high:.2f}",
+                "normalised": e.normalised,
+                "episodes": len(e.returns),
+                "seeds": f"{min(e.seeds)} … {max(e.seeds)}" if e.seeds else "",
+                "dataset": e.dataset or "",
+                "when": state.ago(e.created_at),
+            }
+            for e in sorted(mine, key=lambda e: e.mean, reverse=True)
+        ]
+    )
+    two = st.column_config.NumberColumn(format="%.2f")
+    columns = {
+        "mean": two,
+        "IQM": two,
+        "normalised": st.column_config.NumberColumn(
+            format="%.1f", help="0 = random, 100 = expert, on the D4RL scale"
+        ),
+    }
+    components.table(frame, "evaluations", sql=SQL, columns=columns)
+
+
+def _matrix(found: list[Any]) -> None:
+    """Policies by environments: the newest mean of each pair."""
+    st.subheader("All environments")
+    cells: dict[tuple[str, str], float] = {}
+    for e in found:  # newest first
+        cells.setdefault((e.policy, e.env), e.mean)
+    frame = pd.Series(cells).unstack()
+    sql = (
+        "SELECT policy, env, arg_max(mean, created_at) AS mean\n"
+        "FROM evaluations GROUP BY policy, env ORDER BY policy, env"
+    )
+    two = st.column_config.NumberColumn(format="%.2f")
+    components.table(
+        frame.reset_index(names="policy"), "matrix", sql=sql,
+        columns={env: two for env in frame.columns},
+    )  # fmt: skip
+
+
+def _drill(mine: list[Any]) -> None:
+    """One evaluation: every seed and what it returned."""
+    st.subheader("One evaluation")
+    ids = [e.id for e in mine]
+    named = {e.id: f"{_label(e)}, {state.ago(e.created_at)}" for e in mine}
+    if st.session_state.get("evaluation") not in ids:
+        st.session_state.pop("evaluation", None)
+    chosen = st.selectbox(
+        "Evaluation", ids, key="evaluation", bind="query-params", format_func=named.__getitem__
+    )
+    one = next(e for e in mine if e.id == chosen)
+    frame = pd.DataFrame(
+        {
+            "episode": range(len(one.returns)),
+            "seed": one.seeds or [None] * len(one.returns),
+            "return": one.returns,
+            "length": one.lengths or [None] * len(one.returns),
+        }
+    )
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.altair_chart(
+            charts.bars(
+                frame, x="episode", y="return", x_title="episode (in order of seeds)",
+                y_title="return (sum of rewards)",
+            ),
+            key="episodes",
+        )  # fmt: skip
+    with right:
+        sql = (
+            'SELECT unnest(seeds) AS seed, unnest(returns) AS "return"\n'
+            f"FROM evaluations WHERE id = {state.literal(one.id)}"
+        )
+        components.table(frame, "episodes_table", sql=sql, height=250)
+    page = state.page("trajectories")
+    if page is not None and one.dataset:
+        st.page_link(
+            page, label="Watch its episodes", icon=":material/timeline:",
+            query_params={"dataset": one.dataset, "purpose": "eval", "policy": one.policy},
+        )  # fmt: skip
+    if one.details:
+        with st.expander("Details"):
+            st.code(components.show_json(one.details), language=None)

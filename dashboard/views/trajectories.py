@@ -1,0 +1,184 @@
+"""Trajectories: find them, look at one step by step, label what you saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import api, components, state
+from dashboard.views import episode
+
+PAGE = 100
+ORDERS = {
+    "newest": "created_at DESC, seq DESC",
+    "oldest": "created_at, seq",
+    "best return": '"return" DESC',
+    "worst return": '"return"',
+    "longest": "length DESC",
+    "shortest": "length",
+}
+COLUMNS = (
+    'id, dataset, seq, "return", length, terminated, truncated, partition, purpose,'
+    " env, policy, run, tags, flags, notes, state, created_at"
+)
+
+
+@components.view("Trajectories", "Filter, open one, step through it; tag, flag, protect or note.")
+def show() -> None:
+    where = _filters()
+    total = int(api.sql(f"SELECT count(*) AS n FROM trajectories WHERE {where}").frame["n"][0])
+    if total == 0:
+        components.empty(
+            "No trajectory matches." if where != "TRUE" else "No trajectory has arrived yet.",
+            None if where != "TRUE" else "stepwell collect --env Pendulum-v1 --random --dataset x",
+        )
+    else:
+        _list(where, total)
+    _viewer()
+
+
+def _filters() -> str:
+    """The WHERE clause of the widgets, all of which live in the URL."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        dataset = st.selectbox(
+            "Dataset", ["", *[d.name for d in api.datasets()]], key="dataset", bind="query-params",
+            format_func=lambda name: name or "all",
+        )  # fmt: skip
+        partition = st.selectbox(
+            "Partition", ["", "fifo", "protected"], key="partition", bind="query-params",
+            format_func=lambda name: name or "both",
+        )  # fmt: skip
+        purpose = st.selectbox(
+            "Purpose", ["", "train", "eval"], key="purpose", bind="query-params",
+            format_func=lambda name: name or "both",
+        )  # fmt: skip
+        policy = st.text_input("Policy contains", key="policy", bind="query-params")
+        label = st.text_input("Tag or flag", key="label", bind="query-params")
+        st.selectbox("Order", list(ORDERS), key="order", bind="query-params")
+    condition = st.text_input(
+        "Further SQL condition", key="where", bind="query-params",
+        placeholder="\"return\" > -300 AND length >= 200 AND env = 'Pendulum-v1'",
+    )  # fmt: skip
+    parts = []
+    for column, value in (("dataset", dataset), ("partition", partition), ("purpose", purpose)):
+        if value:
+            parts.append(f"{column} = {state.literal(value)}")
+    if policy:
+        parts.append(f"contains(policy, {state.literal(policy)})")
+    if label:
+        mark = state.literal(label)
+        parts.append(f"(list_contains(tags, {mark}) OR list_contains(flags, {mark}))")
+    if condition and condition.strip():
+        parts.append(f"({condition.strip()})")
+    return " AND ".join(parts) or "TRUE"
+
+
+def _list(where: str, total: int) -> None:
+    pages = -(-total // PAGE)
+    if st.session_state.get("page", 1) > pages:
+        st.session_state["page"] = 1
+    number = 1
+    if pages > 1:
+        number = st.pagination(pages, key="page", bind="query-params")
+    order = ORDERS[st.session_state.get("order", "newest")]
+    sql = (
+        f"SELECT {COLUMNS}\nFROM trajectories\nWHERE {where}\nORDER BY {order}\n"
+        f"LIMIT {PAGE} OFFSET {(number - 1) * PAGE}"
+    )
+    frame = api.sql(sql).frame
+    st.caption(f"{total:,} trajectories match")
+    chosen = components.table(
+        _shown(frame), "trajectories", sql=sql, select="multi-row", height=320,
+        columns={
+            "return": st.column_config.NumberColumn(format="%.3f"),
+            "arrived": st.column_config.DatetimeColumn(format="distance"),
+        },
+    )  # fmt: skip
+    ids = [str(frame["id"].iloc[row]) for row in chosen]
+    st.session_state["trajectory_ids"] = [str(value) for value in frame["id"]]
+    # A new selection opens its first row; afterwards the viewer's own buttons may move on.
+    if ids != st.session_state.get("trajectory_selection", []):
+        st.session_state["trajectory_selection"] = ids
+        if ids:
+            st.session_state["id"] = ids[0]
+    if len(ids) > 1:
+        _labels(ids, f"{len(ids)} trajectories", "bulk")
+
+
+def _shown(frame: pd.DataFrame) -> pd.DataFrame:
+    ends = frame["terminated"].map({True: "terminated", False: ""})
+    ends = ends.where(~frame["truncated"].astype(bool), "truncated")
+    arrived = pd.to_datetime(frame["created_at"], unit="s")
+    shown = frame.assign(end=ends, arrived=arrived)
+    first = ["id", "dataset", "seq", "return", "length", "end", "partition", "purpose", "policy"]
+    rest = [c for c in frame.columns if c not in (*first, "terminated", "truncated", "created_at")]
+    return shown[[*first, *rest, "arrived"]]
+
+
+def _viewer() -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.text_input(
+            "Trajectory", key="id", bind="query-params",
+            placeholder="select a row above, or paste an id",
+        )  # fmt: skip
+        listed: list[str] = st.session_state.get("trajectory_ids", [])
+        at = listed.index(chosen) if chosen in listed else None
+        st.button(
+            "Previous", key="previous", icon=":material/chevron_left:", on_click=_open,
+            args=(listed[at - 1] if at else None,), disabled=not at,
+        )  # fmt: skip
+        last = at is None or at + 1 >= len(listed)
+        st.button(
+            "Next", key="next", icon=":material/chevron_right:", on_click=_open,
+            args=(None if last or at is None else listed[at + 1],), disabled=last,
+        )  # fmt: skip
+    if chosen and chosen.strip():
+        components.guarded(lambda: _open_one(chosen.strip()))
+
+
+def _open(trajectory_id: str | None) -> None:
+    if trajectory_id:
+        st.session_state["id"] = trajectory_id
+
+
+def _open_one(trajectory_id: str) -> None:
+    info = api.trajectory(trajectory_id)
+    episode.draw(info)
+    _labels([trajectory_id], "this trajectory", f"one_{trajectory_id}", info)
+
+
+def _labels(ids: list[str], what: str, key: str, info: Any | None = None) -> None:
+    with st.form(f"labels_{key}", border=True):
+        st.markdown(f"**Label {what}**")
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            tag = st.text_input("Add tag", key=f"tag_{key}")
+            flag = st.text_input(
+                "Add flag", key=f"flag_{key}", help="What is wrong with it: broken, duplicate, …"
+            )
+            note = None
+            if info is not None:
+                note = st.text_input("Note", info.notes, key=f"note_{key}")
+            protect = st.checkbox(
+                "Protect", key=f"protect_{key}", help="Move to the protected partition; the way "
+                "back is an admin's",
+                value=info is not None and info.partition == "protected",
+                disabled=info is not None and info.partition == "protected",
+            )  # fmt: skip
+            sent = st.form_submit_button("Apply", type="primary", key=f"apply_{key}")
+    if not sent:
+        return
+
+    def go() -> None:
+        if tag:
+            api.add_label(ids, "tags", tag)
+        if flag:
+            api.add_label(ids, "flags", flag)
+        if info is not None and note is not None and note != info.notes:
+            api.patch_trajectories(ids, notes=note)
+        if protect and (info is None or info.partition != "protected"):
+            api.patch_trajectories(ids, partition="protected")
+
+    if components.attempt(go, f"{what} labelled"):
+        st.rerun()

@@ -1,0 +1,34 @@
+"""Your own data: arrays in, SQL out.      python examples/own_data.py [DATASET]"""
+
+import sys
+
+import numpy as np
+
+from stepwell import Box, Client, EnvSpec
+
+dataset = sys.argv[1] if len(sys.argv) > 1 else "robot"
+rng = np.random.default_rng(0)
+spec = EnvSpec.of(Box((7,)), Box((2,), low=-1.0, high=1.0), env="robot-arm")
+
+with Client() as client:
+    client.create_dataset(dataset, spec, exist_ok=True)
+    for attempt in range(5):
+        steps = 50 + attempt
+        client.add(
+            dataset,
+            obs=rng.normal(size=(steps + 1, 7)),  # one more observation than actions
+            actions=rng.uniform(-1, 1, size=(steps, 2)),
+            rewards=rng.normal(size=steps),
+            truncated=True,  # somebody stopped watching; the task had not ended
+            env="robot-arm",
+            policy="teleoperated",
+            success=attempt % 2 == 0,
+            metrics={"grip_force": float(rng.uniform(2, 5))},
+        )
+    client.flush(dataset)  # now the steps are visible to SQL too
+    print(client.sql("select seq, length, return, success from trajectories order by seq").rows)
+    by_time = """
+        select t // 10 as decade, avg(reward) from steps where not is_last
+        group by decade order by decade"""
+    for decade, reward in client.sql(by_time, dataset=dataset):
+        print(f"steps {10 * decade:>3} …  mean reward {reward:.3f}")

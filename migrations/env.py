@@ -1,0 +1,35 @@
+"""Alembic's entry: migrates the SQLite file that `server.index.db.upgrade` names.
+
+By hand (`alembic revision --autogenerate`), STEPWELL_DATA names a data directory to compare with.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from alembic import context
+
+from server.index.db import connect
+from server.index.tables import metadata
+
+
+def main() -> None:
+    path = context.config.attributes.get("path")
+    if path is None:
+        path = Path(os.environ.get("STEPWELL_DATA", ".")) / "index.sqlite"
+    engine = connect(path)
+    try:
+        with engine.connect().execution_options(stepwell_write=True) as connection:
+            context.configure(
+                connection=connection, target_metadata=metadata, transactional_ddl=True
+            )
+            # One transaction for all steps: a file is at one revision or at another, never between.
+            with context.begin_transaction():
+                context.run_migrations()
+            connection.commit()
+    finally:
+        engine.dispose()
+
+
+main()

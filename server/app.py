@@ -1,0 +1,151 @@
+"""The application: routes, edge checks, and every error as one shape. Made by `create_app`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from server.deps import Service
+from server.edge import Edge
+from server.problems import ProblemError, title_of
+from server.settings import Settings
+from stepwell import __version__
+from stepwell.errors import InvalidData
+from stepwell.messages import PROBLEM, Problem
+
+ROUTES = (
+    "health",
+    "datasets",
+    "ingest",
+    "imports",
+    "jobs",
+    "trajectories",
+    "query",
+    "snapshots",
+    "shards",
+    "runs",
+    "policies",
+    "evaluations",
+    "workers",
+    "launches",
+    "tokens",
+)
+
+log = structlog.get_logger("stepwell.app")
+
+
+def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
+    """The whole service over `settings.data`.
+
+    The data directory is opened when the app starts, unless an opened `service` is handed in; it
+    is closed when the app stops.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        opened = service if service is not None else await run_in_threadpool(Service, settings)
+        app.state.service = opened
+        try:
+            opened.start()
+            yield
+        finally:
+            await run_in_threadpool(opened.close)
+
+    app = FastAPI(
+        title="Stepwell dataset service",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": {"model": Problem, "description": "application/problem+json"}},
+    )
+    app.state.settings = settings
+    for name in ROUTES:
+        module = f"server.routes.{name}"
+        if importlib.util.find_spec(module) is not None:
+            app.include_router(importlib.import_module(module).router)
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(InvalidData, _on_invalid)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_defect)
+    # The last one added is the first one met: strangers are turned away before tokens are read.
+    if importlib.util.find_spec("server.auth") is not None:
+        auth = importlib.import_module("server.auth")
+        if hasattr(auth, "AuthMiddleware"):
+            app.add_middleware(auth.AuthMiddleware)
+    app.add_middleware(Edge, settings=settings)
+    return app
+
+
+def respond(error: ProblemError) -> Response:
+    """A problem document as a response."""
+    body = orjson.dumps(error.problem().model_dump(mode="json", exclude_none=True))
+    return Response(body, error.status, headers=error.headers, media_type=PROBLEM)
+
+
+async def _on_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return respond(error)
+
+
+async def _on_invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidData)
+    return respond(
+        ProblemError(422, "invalid_data", str(error), expected=error.expected, got=error.got)
+    )
+
+
+async def _on_validation(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors: list[dict[str, Any]] = [
+        {
+            "where": ".".join(str(part) for part in item["loc"]),
+            "message": item["msg"],
+            "got": repr(item.get("input"))[:200],
+        }
+        for item in error.errors()[:20]
+    ]
+    first = errors[0]
+    return respond(
+        ProblemError(
+            422,
+            "validation_error",
+            f"{first['where']}: {first['message']}",
+            got=first["got"],
+            errors=errors,
+        )
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed", 400: "bad_request"}
+    detail = str(error.detail)
+    if error.status_code == 404:
+        detail = f"there is no route {request.method} {request.url.path}"
+    return respond(
+        ProblemError(
+            error.status_code,
+            codes.get(error.status_code, title_of(error.status_code).lower().replace(" ", "_")),
+            detail,
+            headers=dict(error.headers or {}),
+        )
+    )
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    log.error("defect", method=request.method, path=request.url.path, exc_info=error)
+    return respond(
+        ProblemError(500, "internal_error", "a defect of the service; its log says more")
+    )

@@ -1,0 +1,374 @@
+"""Who may do what: opaque tokens, their scopes, and the one table of what each route needs.
+
+    stw_<id>_<secret>      id finds the row; sha256(secret) is compared in constant time
+
+Checked by `AuthMiddleware` before a byte of the body is read. The service is open only on loopback,
+and only while the operator has set no token and none has been created. A route that the table does
+not know needs `admin`: forgetting a line locks out, it never lets in.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.index.db import Database
+from server.index.tables import audit, tokens
+from server.problems import ProblemError, not_found
+from server.settings import Settings
+from stepwell.messages import PROBLEM, CreateToken, Token, TokenPage
+
+USED_INTERVAL = 60.0
+"""Seconds between two writes of a token's `last_used_at`: a read must not cost an fsync."""
+
+OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
+"""Answered to anybody: they hold no data, and a supervisor has no token."""
+
+_GET = ("GET", "HEAD")
+_NAME = r"(?P<dataset>[^/]+)"
+
+RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
+    # (methods, path, scopes of which one is needed); "ingest:{dataset}" is filled from the path.
+    # The first match counts. `admin` may do everything.
+    (_GET, r"/v1/tokens(/.*)?", ("admin",)),
+    (_GET, rf"/v1/datasets/{_NAME}", ("read", "train", "ingest:{dataset}")),
+    (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
+    (_GET, r"/v1/query/schema", ("sql", "read")),
+    (_GET, r"/v1/.*|/metrics", ("read", "train")),
+    (("POST",), r"/v1/datasets", ("ingest:*",)),
+    (("POST",), rf"/v1/datasets/{_NAME}/(trajectories|flush|imports)", ("ingest:{dataset}",)),
+    (("DELETE",), r"/v1/jobs/[^/]+", ("ingest",)),
+    (("POST",), r"/v1/query", ("sql",)),
+    (("POST",), r"/v1/snapshots", ("train",)),
+    (("PUT", "DELETE"), r"/v1/snapshots/[^/]+/lease", ("train",)),
+    (("POST",), r"/v1/runs(/[^/]+/metrics)?", ("train", "ingest")),
+    (("PATCH",), r"/v1/runs/[^/]+", ("train", "ingest")),
+    (("PUT",), r"/v1/runs/[^/]+/(policies|aliases)/[^/]+", ("train",)),
+    (("POST",), r"/v1/evaluations", ("train", "ingest")),
+    (("PUT",), r"/v1/workers/[^/]+", ("train", "ingest")),
+    (("POST",), r"/v1/launches/claim", ("train", "ingest")),
+    (("PATCH",), r"/v1/launches/[^/]+", ("train", "ingest")),
+)
+_RULES = tuple((methods, re.compile(path), scopes) for methods, path, scopes in RULES)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. `who` goes into the audit log: a token's id, "operator" or "local"."""
+
+    who: str
+    scopes: tuple[str, ...]
+
+    def may(self, needed: str) -> bool:
+        """Whether one of the scopes covers `needed`.
+
+        "ingest" needs some ingest scope, "ingest:hopper" one whose pattern covers that dataset,
+        "ingest:*" one for all datasets.
+        """
+        return any(_covers(scope, needed) for scope in self.scopes)
+
+
+LOCAL = Principal("local", ("admin",))
+OPERATOR = Principal("operator", ("admin",))
+
+
+def _covers(scope: str, needed: str) -> bool:
+    if scope in ("admin", needed):
+        return True
+    kind, _, dataset = needed.partition(":")
+    if kind != "ingest":
+        return False
+    if scope == "ingest" or (needed == "ingest" and scope.startswith("ingest:")):
+        return True
+    # A dataset's name holds no "*", so the name "*" (all datasets) is covered by "*" alone.
+    return scope.startswith("ingest:") and fnmatch.fnmatchcase(
+        dataset, scope.removeprefix("ingest:")
+    )
+
+
+def scopes_for(method: str, path: str) -> tuple[str, ...]:
+    """The scopes of which a caller needs one; ("admin",) for what no rule names."""
+    for methods, pattern, scopes in _RULES:
+        if method in methods:
+            found = pattern.fullmatch(path.rstrip("/") or "/")
+            if found is not None:
+                dataset = found.groupdict().get("dataset") or ""
+                return tuple(s.replace("{dataset}", dataset) for s in scopes)
+    return ("admin",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    id: str
+    name: str
+    hash: str
+    scopes: tuple[str, ...]
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+    saved_at: float | None
+    """`last_used_at` as the index knows it; ours is newer by up to USED_INTERVAL."""
+
+    def live(self, now: float) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+    def message(self, secret: str | None = None) -> Token:
+        return Token(
+            id=self.id,
+            name=self.name,
+            scopes=list(self.scopes),
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            last_used_at=self.last_used_at,
+            token=None if secret is None else f"stw_{self.id}_{secret}",
+        )
+
+
+class TokenBook:
+    """All unrevoked tokens, in memory: this process is the only one that changes them."""
+
+    def __init__(self, db: Database, settings: Settings):
+        self._db = db
+        self._settings = settings
+        self._lock = threading.Lock()
+        with db.read() as c:
+            rows = c.execute(sa.select(tokens).where(tokens.c.revoked_at.is_(None))).mappings()
+            self._rows = {row["id"]: _row(row) for row in rows}
+
+    @property
+    def required(self) -> bool:
+        """Whether callers must show a token. Expired ones count: time opens no doors."""
+        return self._settings.token is not None or bool(self._rows) or not self._settings.loopback
+
+    def authenticate(self, authorization: str | None) -> Principal:
+        """The caller behind an Authorization header, or a 401."""
+        if not self.required:
+            return LOCAL
+        if not authorization:
+            raise _unauthorized("this service needs a token: set STEPWELL_TOKEN")
+        kind, _, presented = authorization.partition(" ")
+        presented = presented.strip()
+        if kind.lower() != "bearer" or not presented:
+            raise _unauthorized("the Authorization header is not of the form: Bearer TOKEN")
+        operator = self._settings.token
+        if operator is not None and hmac.compare_digest(
+            presented.encode(), operator.get_secret_value().encode()
+        ):
+            return OPERATOR
+        return self._by_secret(presented)
+
+    def _by_secret(self, presented: str) -> Principal:
+        prefix, _, rest = presented.partition("_")
+        token_id, _, secret = rest.partition("_")
+        row = self._rows.get(token_id)
+        # An unknown id is compared too, so that time does not tell which ids exist.
+        match = hmac.compare_digest(_hash(secret), row.hash if row else _hash(""))
+        if prefix != "stw" or row is None or not match:
+            raise _unauthorized("the token is unknown or was revoked")
+        now = time.time()
+        if not row.live(now):
+            raise _unauthorized("the token has expired; ask for a new one")
+        with self._lock:
+            if token_id in self._rows:
+                self._rows[token_id] = replace(self._rows[token_id], last_used_at=now)
+        return Principal(row.id, row.scopes)
+
+    def authorise(self, principal: Principal, method: str, path: str) -> None:
+        """403 unless one of the scopes that the route needs is there."""
+        needed = scopes_for(method, path)
+        if any(principal.may(scope) for scope in needed):
+            return
+        raise ProblemError(
+            403,
+            "forbidden",
+            f"the token may not {method} {path}",
+            expected="one of " + ", ".join(dict.fromkeys((*needed, "admin"))),
+            got=", ".join(principal.scopes),
+        )
+
+    def create(self, body: CreateToken, who: str) -> Token:
+        """A new token; its secret is in this answer and nowhere else."""
+        if not self.required and "admin" not in body.scopes:
+            raise ProblemError(
+                409,
+                "conflict",
+                "the first token closes the service to everybody without one, so it must be able"
+                " to manage the others",
+                expected="the scope admin among its scopes",
+                got=", ".join(body.scopes),
+            )
+        now = time.time()
+        secret = secrets.token_urlsafe(32)
+        row = _Row(
+            id=secrets.token_hex(6),
+            name=body.name,
+            hash=_hash(secret),
+            scopes=tuple(dict.fromkeys(body.scopes)),
+            created_at=now,
+            expires_at=None if body.expires_in is None else now + body.expires_in,
+            last_used_at=None,
+            saved_at=None,
+        )
+        with self._db.write() as c:
+            c.execute(
+                sa.insert(tokens).values(
+                    id=row.id,
+                    name=row.name,
+                    hash=row.hash,
+                    scopes=json.dumps(list(row.scopes)),
+                    created_at=row.created_at,
+                    expires_at=row.expires_at,
+                )
+            )
+            _note(c, who, "token.create", row.id, {"name": row.name, "scopes": list(row.scopes)})
+        with self._lock:
+            self._rows[row.id] = row
+        return row.message(secret)
+
+    def page(self) -> TokenPage:
+        """All of them, newest first: a service has dozens, not thousands."""
+        rows = sorted(self._rows.values(), key=lambda row: row.created_at, reverse=True)
+        return TokenPage(items=[row.message() for row in rows])
+
+    def revoke(self, token_id: str, who: str) -> None:
+        """From now on the token opens nothing. Refused when that would lock everybody out."""
+        if token_id not in self._rows:
+            raise not_found("token", token_id)
+        others = [row for row in self._rows.values() if row.id != token_id]
+        now = time.time()
+        managed = any("admin" in row.scopes and row.live(now) for row in others)
+        if others and not managed and self._settings.token is None:
+            raise ProblemError(
+                409,
+                "conflict",
+                "this is the last token that may manage the others; revoke them first, or create"
+                " another with the scope admin",
+            )
+        with self._db.write() as c:
+            c.execute(
+                sa.update(tokens).where(tokens.c.id == token_id).values(revoked_at=time.time())
+            )
+            _note(c, who, "token.revoke", token_id, {})
+        with self._lock:
+            self._rows.pop(token_id, None)
+
+    def due(self) -> bool:
+        """Whether some `last_used_at` has not been written for a while."""
+        return any(self._unsaved(USED_INTERVAL))
+
+    def save_used(self, older_than: float = 0.0) -> None:
+        rows = list(self._unsaved(older_than))
+        if not rows:
+            return
+        with self._db.write() as c:
+            for row in rows:
+                c.execute(
+                    sa.update(tokens)
+                    .where(tokens.c.id == row.id)
+                    .values(last_used_at=row.last_used_at)
+                )
+        with self._lock:
+            for row in rows:
+                if row.id in self._rows:
+                    self._rows[row.id] = replace(self._rows[row.id], saved_at=row.last_used_at)
+
+    def _unsaved(self, older_than: float) -> Iterable[_Row]:
+        for row in list(self._rows.values()):
+            if row.last_used_at is not None and row.last_used_at != row.saved_at:
+                if row.last_used_at - (row.saved_at or 0.0) >= older_than:
+                    yield row
+
+    def close(self) -> None:
+        self.save_used()
+
+
+class AuthMiddleware:
+    """Pure ASGI: a caller without the right is answered before the body is read or parsed."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            await self.app(scope, receive, send)
+            return
+        book: TokenBook = scope["app"].state.service.auth
+        header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
+        try:
+            principal = book.authenticate(None if header is None else header.decode("latin-1"))
+            book.authorise(principal, scope["method"], scope["path"])
+        except ProblemError as error:
+            await _refuse(error, send)
+            return
+        scope.setdefault("state", {})["principal"] = principal
+        if book.due():
+            await run_in_threadpool(book.save_used)
+        await self.app(scope, receive, send)
+
+
+def build(service: Any) -> TokenBook:
+    """The part of the service that deps.py asks for."""
+    return TokenBook(service.db, service.settings)
+
+
+async def _refuse(error: ProblemError, send: Send) -> None:
+    body = error.problem().model_dump_json(exclude_none=True).encode()
+    headers = {
+        "content-type": PROBLEM,
+        "content-length": str(len(body)),
+        # The body was not read, so the connection cannot carry another request.
+        "connection": "close",
+        **error.headers,
+    }
+    raw = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _unauthorized(detail: str) -> ProblemError:
+    return ProblemError(
+        401,
+        "unauthorized",
+        detail,
+        expected="Authorization: Bearer stw_…",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def _hash(secret: str) -> str:
+    # 256 random bits need no slow hash: there is nothing to guess.
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _row(row: Any) -> _Row:
+    return _Row(
+        id=row["id"],
+        name=row["name"],
+        hash=row["hash"],
+        scopes=tuple(json.loads(row["scopes"])),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        last_used_at=row["last_used_at"],
+        saved_at=row["last_used_at"],
+    )
+
+
+def _note(c: sa.Connection, who: str, action: str, subject: str, detail: dict[str, Any]) -> None:
+    c.execute(
+        sa.insert(audit).values(
+            time=time.time(), who=who, action=action, subject=subject, detail=json.dumps(detail)
+        )
+    )

@@ -1,0 +1,369 @@
+"""D4RL's flat arrays → trajectories: where episodes end, and which spec they have.
+
+A D4RL file is one long table of N steps; the only borders are flags:
+
+    row  | observations actions rewards terminals timeouts [next_observations]
+    i    | s_i          a_i     r_i     0         0         s_i+1
+    e    | s_e          a_e     r_e     1         0         true s_e+1       the task ended here
+    e+1  | s_0 of the next episode …
+
+Rules, each against a quirk of real files (tests/server/test_imports_d4rl.py has one of each):
+- an episode ends at terminals or timeouts; both at one row: it terminated, with a warning;
+- the last observation is next_observations[e] where the file has it (and did not make it up by
+  shifting the rows); else it is unknown (`final_obs_valid` false) and the one before is repeated;
+- an unfinished tail is kept, as truncated; consecutive ends make one-step trajectories;
+- terminals that no reset follows are no ends (antmaze flags every step near the goal): decided by
+  next_observations where there are any, else see `_flags_only`. They are kept as info `terminals`;
+- without timeouts (kitchen, minigrid) terminals alone end, and `max_steps` if it is given;
+- flags and rewards may be floats or [N, 1]; float64 observations and actions become float32;
+- infos with N rows are kept beside their observation, whatever their rank; others are named and
+  left out.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.imports.source import REQUIRED, Array, Refused, Source, check_dtype
+from server.imports.spec import choose_spec, fit
+from stepwell.errors import InvalidTrajectory
+from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
+from stepwell.trajectory import About, Trajectory
+
+KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
+"""Names that an env spec takes (stepwell/spaces.py)."""
+NAMESPACE = uuid.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
+"""Of the ids of imported trajectories: same dataset, file and place → same id, so no copies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the upload said about the file."""
+
+    dataset: str
+    sha256: str
+    """Of the uploaded file."""
+    format: str = "d4rl"
+    env: str = ""
+    action: str = ""
+    """"" (look at the data), "box" or "discrete:N"."""
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    max_steps: int = 0
+    """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
+    spec: EnvSpec | None = None
+    """Of the dataset, if it exists already."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """A file, judged: what it will become."""
+
+    spec: EnvSpec
+    obs: Array
+    actions: Array
+    rewards: NDArray[np.float32]
+    next_obs: Array | None
+    infos: dict[str, Array]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    """Last row of each episode, inclusive."""
+    terminated: NDArray[np.bool_]
+    """Per episode; all others are truncated."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return len(self.rewards)
+
+
+def plan(source: Source, options: Options, max_rows: int) -> Plan:
+    """Judge the arrays and find the episodes. Raises `Refused`."""
+    for name in REQUIRED:
+        if name not in source.arrays:
+            raise Refused(
+                f"{name} is missing",
+                expected=", ".join(REQUIRED),
+                got=", ".join(sorted(source.arrays)) or "none of them",
+            )
+    rows = _rows(source.arrays["observations"])
+    if not 1 <= rows <= max_rows:
+        raise Refused("observations has no usable length", expected=f"1 … {max_rows}", got=rows)
+    warnings = list(source.warnings)
+    rewards = _column(source, "rewards", rows)
+    terminals = _flags(source, "terminals", rows)
+    timeouts = _flags(source, "timeouts", rows) if "timeouts" in source.arrays else None
+    obs = _table(source, "observations", rows)
+    actions = _table(source, "actions", rows)
+    next_obs = _table(source, "next_observations", rows, like=obs)
+    if next_obs is not None and not _informative(terminals, timeouts, obs, next_obs):
+        warnings.append("next_observations are only the next rows: the last of each is unknown")
+        next_obs = None
+    infos = _infos(source, rows, warnings)
+    with np.errstate(over="ignore"):
+        rewards = rewards.astype(np.float32)
+    _finite("rewards", rewards)
+    ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
+    if in_flags:
+        infos["terminals"] = terminals
+    spec = choose_spec(obs, actions, infos, options, warnings)
+    obs, actions, next_obs, infos = fit(spec, obs, actions, next_obs, infos, warnings)
+    for name, array in (("observations", obs), ("actions", actions)):
+        _finite(name, array)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return Plan(
+        spec,
+        obs,
+        actions,
+        rewards,
+        next_obs,
+        infos,
+        starts,
+        ends,
+        terminals[ends],
+        warnings,
+    )
+
+
+def trajectories(found: Plan, options: Options) -> Iterator[Trajectory]:
+    """The episodes in file order. Raises `Refused` for one that breaks a rule."""
+    source = f"{options.format}:{options.sha256}"
+    for index, (start, end) in enumerate(zip(found.starts, found.ends, strict=True)):
+        stop = end + 1
+        obs = found.obs[start:stop]
+        last = obs[-1:] if found.next_obs is None else found.next_obs[end:stop]
+        terminated = bool(found.terminated[index])
+        try:
+            yield Trajectory(
+                obs={DEFAULT_OBSERVATION: np.concatenate([obs, last])},
+                actions={DEFAULT_ACTION: found.actions[start:stop]},
+                rewards=found.rewards[start:stop],
+                terminated=terminated,
+                truncated=not terminated,
+                final_obs_valid=found.next_obs is not None,
+                infos={
+                    key: np.concatenate([a[start:stop], a[end:stop]])
+                    for key, a in found.infos.items()
+                },
+                about=About(
+                    env=options.env,
+                    episode_id=f"{options.sha256[:12]}/{index}",
+                    source=source,
+                ),
+                id=trajectory_id(options, index),
+            )
+        except InvalidTrajectory as error:
+            raise Refused(
+                f"episode {index} (rows {start} … {end}): {error}",
+                expected=error.expected,
+                got=error.got,
+            ) from None
+
+
+def trajectory_id(options: Options, index: int) -> str:
+    return str(uuid.uuid5(NAMESPACE, f"{options.dataset}/{options.sha256}/{index}"))
+
+
+# --- where episodes end ---------------------------------------------------------------------------
+
+
+def _split(
+    terminals: NDArray[np.bool_],
+    timeouts: NDArray[np.bool_] | None,
+    obs: Array,
+    next_obs: Array | None,
+    max_steps: int,
+    warnings: list[str],
+) -> tuple[NDArray[np.int64], bool]:
+    """(last row of each episode, whether some terminals are flags inside an episode)."""
+    rows = len(terminals)
+    outs = np.zeros(rows, np.bool_) if timeouts is None else timeouts
+    ends = terminals | outs
+    candidates = np.flatnonzero(terminals[:-1] & ~outs[:-1])
+    inside = np.zeros(0, np.int64)
+    if next_obs is not None:
+        inside = candidates[_same(obs[candidates + 1], next_obs[candidates])]
+    elif len(candidates) and bool(outs.any()) and _flags_only(terminals, outs, obs, candidates):
+        inside = candidates
+    ends[inside] = False
+    if max_steps and not bool(outs.any()):
+        _cut(ends, max_steps)
+    if not bool(ends[-1]):
+        tail = rows - 1 - int(np.flatnonzero(ends)[-1]) if bool(ends.any()) else rows
+        warnings.append(f"the last {tail} steps have no end: kept as a truncated trajectory")
+        ends[-1] = True
+    if both := int(np.count_nonzero(terminals & outs)):
+        warnings.append(f"{both} steps are both terminal and timeout: taken as terminated")
+    if len(inside):
+        warnings.append(
+            f"{len(inside)} terminals are followed by no reset: not ends, kept as info 'terminals'"
+        )
+    _warn_of_jumps(obs, next_obs, ends, warnings)
+    return np.flatnonzero(ends), len(inside) > 0
+
+
+def _informative(
+    terminals: NDArray[np.bool_], timeouts: NDArray[np.bool_] | None, obs: Array, next_obs: Array
+) -> bool:
+    """Whether next_observations differ from the next row at any end.
+
+    Where they never do, they were made by shifting the rows: at an end they are the next episode's
+    first observation, and worse than none.
+    """
+    ends = np.flatnonzero((terminals if timeouts is None else terminals | timeouts)[:-1])
+    return len(ends) == 0 or not bool(_same(obs[ends + 1], next_obs[ends]).all())
+
+
+def _flags_only(
+    terminals: NDArray[np.bool_],
+    timeouts: NDArray[np.bool_],
+    obs: Array,
+    candidates: NDArray[np.int64],
+) -> bool:
+    """Whether this file's terminals are mere flags, judged without next_observations.
+
+    They are when most stand in runs of three or more (antmaze, near the goal), or when the data is
+    smooth and at hardly any terminal the next row is further away than a step ever goes (diverse
+    antmaze: one flag per success). Data that is not smooth tells nothing: then they are ends.
+    """
+    alone = terminals & ~timeouts
+    triple = alone[:-2] & alone[1:-1] & alone[2:]
+    in_run = np.zeros(len(alone), np.bool_)
+    for shift in range(3):
+        in_run[shift : len(alone) - 2 + shift] |= triple
+    if int(np.count_nonzero(in_run)) * 2 > int(np.count_nonzero(alone)):
+        return True
+    flat = obs.reshape(len(obs), -1)
+    if flat.shape[1] > 512 or flat.dtype.kind != "f":
+        return False
+    moves = np.abs(np.diff(flat, axis=0))
+    within = moves[~(terminals | timeouts)[:-1]]
+    if len(within) < 100:
+        return False
+    spread = flat.max(axis=0) - flat.min(axis=0)
+    usual = np.quantile(within, 0.99, axis=0)
+    smooth = (usual > 0) & (usual < 0.1 * spread)
+    if not bool(smooth.any()):
+        return False
+    jumped = (moves[candidates][:, smooth] > 2 * within[:, smooth].max(axis=0)).any(axis=1)
+    return float(jumped.mean()) < 0.1
+
+
+def _cut(ends: NDArray[np.bool_], max_steps: int) -> None:
+    count = 0
+    for row in range(len(ends)):
+        count += 1
+        if ends[row]:
+            count = 0
+        elif count == max_steps:
+            ends[row] = True
+            count = 0
+
+
+def _same(a: Array, b: Array) -> NDArray[np.bool_]:
+    """Row by row: equal but for rounding."""
+    near = a == b if a.dtype.kind != "f" else np.abs(a - b) <= 1e-6 * np.maximum(1.0, np.abs(a))
+    return np.asarray(near.all(axis=tuple(range(1, near.ndim))))
+
+
+def _warn_of_jumps(
+    obs: Array, next_obs: Array | None, ends: NDArray[np.bool_], warnings: list[str]
+) -> None:
+    """Rows inside an episode that do not follow from the row before (antmaze v0's timeouts)."""
+    if next_obs is None:
+        return
+    broken = 0
+    for start in range(0, len(ends) - 1, 65_536):
+        stop = min(start + 65_536, len(ends) - 1)
+        apart = ~_same(obs[start + 1 : stop + 1], next_obs[start:stop])
+        broken += int(np.count_nonzero(apart & ~ends[start:stop]))
+    if broken:
+        warnings.append(
+            f"{broken} steps inside trajectories do not lead to the next row: timeouts may be out"
+            " of step with resets"
+        )
+
+
+# --- the arrays -----------------------------------------------------------------------------------
+
+
+def _rows(array: Array) -> int:
+    if array.ndim < 1:
+        raise Refused("observations", expected="an array [N, …]", got="a scalar")
+    return len(array)
+
+
+def _native(array: Array) -> Array:
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _table(source: Source, name: str, rows: int, *, like: Array | None = None) -> Any:
+    """An array [N, …]; with `like`, of the same shape and type, or None if there is none."""
+    if name not in source.arrays:
+        return None
+    array = source.arrays.pop(name)
+    check_dtype(name, array.dtype)
+    if array.ndim < 1 or len(array) != rows:
+        raise Refused(
+            f"{name} has the wrong length",
+            expected=f"{rows} rows, as observations has",
+            got=f"shape {array.shape}",
+        )
+    if array.ndim > 5:
+        raise Refused(f"{name} has too many dimensions", expected="≤ 5", got=str(array.shape))
+    if like is not None and (array.shape != like.shape):
+        raise Refused(f"{name} has the wrong shape", expected=str(like.shape), got=str(array.shape))
+    if like is not None and array.dtype != like.dtype:
+        array = array.astype(like.dtype)
+    return _native(array)
+
+
+def _column(source: Source, name: str, rows: int) -> Array:
+    """An array [N], or [N, 1]."""
+    array = source.arrays[name]
+    check_dtype(name, array.dtype)
+    if array.shape == (rows, 1):
+        array = array[:, 0]
+    if array.shape != (rows,):
+        raise Refused(
+            f"{name} has the wrong length",
+            expected=f"[{rows}] or [{rows}, 1], as observations has {rows} rows",
+            got=f"shape {array.shape}",
+        )
+    return _native(array)
+
+
+def _flags(source: Source, name: str, rows: int) -> NDArray[np.bool_]:
+    array = _column(source, name, rows)
+    # Some writers store flags as floats; anything but 0 and 1 is not a flag.
+    if array.dtype != np.bool_ and bool(((array != 0) & (array != 1)).any()):
+        raise Refused(f"{name} does not hold flags", expected="0 or 1", got="other numbers")
+    return array.astype(np.bool_)
+
+
+def _infos(source: Source, rows: int, warnings: list[str]) -> dict[str, Array]:
+    kept: dict[str, Array] = {}
+    left: list[str] = []
+    for name, array in source.infos.items():
+        clean = KEY.fullmatch(name) is not None
+        plain = array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
+        if clean and plain and 1 <= array.ndim <= 5 and len(array) == rows and array.size:
+            kept[name] = _native(array)
+        else:
+            left.append(f"{name} {array.dtype} {list(array.shape)}")
+    if left:
+        warnings.append("infos left out (not one row per step): " + "; ".join(sorted(left)[:20]))
+    return kept
+
+
+def _finite(name: str, array: Array) -> None:
+    if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+        bad = int(np.count_nonzero(~np.isfinite(array)))
+        raise Refused(f"{name} holds bad numbers", expected="finite", got=f"{bad} NaN or infinite")

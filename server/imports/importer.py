@@ -1,0 +1,290 @@
+"""An offline dataset's way in: an uploaded file, a job, and everything or nothing of it stored.
+
+    POST … /imports → uploads/<upload> (streamed, counted, hashed, fsynced) → 202 and a job
+      → child parses (child.py, confined) → checked like any POST → shards nobody knows of
+      → one transaction makes all of it visible (ingest/bulk.py) → the upload is deleted
+
+A file is recognised by its content: uploading it again stores nothing twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import structlog
+from starlette.concurrency import run_in_threadpool
+
+from server import datasets
+from server.failpoints import failpoint
+from server.imports.parse import frames
+from server.index.db import Database
+from server.ingest.bulk import Bulk, sweep_pending
+from server.ingest.registered import Registered, Registry
+from server.ingest.validate import Checked, read_body
+from server.jobs import JobContext, Jobs
+from server.problems import ProblemError
+from server.settings import Settings
+from server.storage.store import Store, new_name, sync_directory
+from stepwell.errors import InvalidData
+from stepwell.messages import CreateDataset, Job
+from stepwell.schema import arrow_schema
+from stepwell.spaces import EnvSpec
+
+log = structlog.get_logger("stepwell.imports")
+FOLDER, SUFFIX = "uploads", ".part"
+_CHUNK = 4 << 20
+_PARSE_SHARE = 0.9
+"""Of the progress bar; the rest is the commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """What the URL of an upload said. Kept in the job's row."""
+
+    dataset: str
+    format: str
+    partition: str
+    create: bool
+    env: str = ""
+    action: str = ""
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    max_steps: int = 0
+
+
+class Imports:
+    """Receives uploads and runs import jobs."""
+
+    def __init__(
+        self, settings: Settings, db: Database, store: Store, registry: Registry, jobs: Jobs
+    ):
+        self._settings, self._db, self._store = settings, db, store
+        self._registry, self._jobs = registry, jobs
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """What the last process left: shards never committed, uploads never finished."""
+        removed = sweep_pending(self._db, self._store)
+        for name in self._store.names(FOLDER):
+            if name.endswith(SUFFIX):
+                self._store.delete(FOLDER, name)
+                removed += 1
+        if removed:
+            log.info("remains of imports removed", files=removed)
+
+    def check(self, request: ImportRequest) -> None:
+        """Before the body is read: raises 404 if the dataset is neither there nor to be made."""
+        try:
+            self._registry.get(request.dataset)
+        except ProblemError as error:
+            if not request.create:
+                error.detail += "; add create=true to make it from what the file holds"
+                raise
+            CreateDataset(name=request.dataset, spec={})
+
+    async def receive(self, body: AsyncIterator[bytes]) -> tuple[str, str, int]:
+        """Stream a body to disk; returns (upload, sha256, size). Nothing is left if it fails."""
+        upload = new_name("up", SUFFIX)
+        path = self._store.path(FOLDER, upload)
+        sha, size, pending = hashlib.sha256(), 0, bytearray()
+        file = await run_in_threadpool(open, path, "xb")
+
+        def write(data: bytes) -> None:
+            sha.update(data)
+            file.write(data)
+
+        def finish() -> None:
+            write(bytes(pending))
+            file.flush()
+            os.fsync(file.fileno())
+            sync_directory(path.parent)
+
+        try:
+            async for chunk in body:
+                size += len(chunk)
+                if size > self._settings.max_upload:
+                    raise ProblemError(
+                        413,
+                        "body_too_large",
+                        "the upload is larger than this service accepts (STEPWELL_MAX_UPLOAD)",
+                        expected=f"at most {self._settings.max_upload} bytes",
+                        got=f"{size} bytes or more",
+                    )
+                pending += chunk
+                if len(pending) >= _CHUNK:
+                    data, pending = bytes(pending), bytearray()
+                    await run_in_threadpool(write, data)
+            await run_in_threadpool(finish)
+        except OSError as error:
+            self._discard(file, upload)
+            raise ProblemError(
+                507, "storage_full", "the upload could not be stored", got=error.strerror
+            ) from None
+        except BaseException:
+            self._discard(file, upload)
+            raise
+        file.close()
+        if size == 0:
+            self._store.delete(FOLDER, upload)
+            raise ProblemError(
+                422,
+                "import_refused",
+                "the body is empty",
+                expected="the file's bytes (curl -T FILE -X POST …)",
+                got="0 bytes",
+            )
+        return upload, sha.hexdigest(), size
+
+    def _discard(self, file: Any, upload: str) -> None:
+        file.close()
+        self._store.delete(FOLDER, upload)
+
+    def submit(self, request: ImportRequest, upload: str, sha256: str, size: int) -> Job:
+        """Queue the job that turns an upload into trajectories."""
+        payload = {"upload": upload, "sha256": sha256, "size": size, **asdict(request)}
+        try:
+            return self._jobs.submit("import", self._run, payload, "waiting for a free thread")
+        except BaseException:
+            self._store.delete(FOLDER, upload)
+            raise
+
+    # --- the job, in the order it happens -------------------------------------------------------
+
+    def _run(self, context: JobContext, payload: dict[str, Any]) -> dict[str, Any]:
+        fields = {key: payload[key] for key in ImportRequest.__dataclass_fields__}
+        request = ImportRequest(**fields)
+        try:
+            return self._import(context, request, payload)
+        except OSError as error:
+            log.error("an import could not be written", error=str(error))
+            raise ProblemError(
+                507,
+                "storage_full",
+                "the disk took no more; nothing was stored: make room and upload again",
+                got=error.strerror,
+            ) from None
+        finally:
+            self._store.delete(FOLDER, payload["upload"])
+
+    def _import(
+        self, context: JobContext, request: ImportRequest, payload: dict[str, Any]
+    ) -> dict[str, Any]:
+        context.report(0.0, "reading the file")
+        existing = self._existing(request)
+        stream = frames(
+            self._store.path(FOLDER, payload["upload"]),
+            self._child_request(request, payload, existing),
+            seconds=self._settings.import_seconds,
+            resident=self._settings.import_memory,
+            check=context.check,
+        )
+        plan = next(stream)
+        spec, steps, count = _plan_of(plan.header)
+        dataset = existing or Registered(0, request.dataset, spec, spec.digest, arrow_schema(spec))
+        bulk = Bulk(self._settings, self._db, self._store, dataset, request.partition, count)
+        try:
+            done = 0
+            for frame in stream:
+                items = read_body(frame.payload, dataset)
+                if frame.kind != "data" or not all(isinstance(item, Checked) for item in items):
+                    raise _foreign()
+                checked = [item for item in items if isinstance(item, Checked)]
+                bulk.add(checked)
+                done += sum(len(item.trajectory) for item in checked)
+                context.report(_PARSE_SHARE * done / steps, f"{done} of {steps} steps read")
+            if done != steps:
+                raise _foreign()
+            failpoint("import.after_parse")
+            context.report(_PARSE_SHARE, "storing")
+            metadata = plan.header.get("metadata") or {}
+            stored = bulk.commit(None if existing else self._creator(request, spec, metadata))
+        except BaseException:
+            bulk.abandon()
+            raise
+        finally:
+            stream.close()
+        result = {
+            "dataset": request.dataset,
+            "partition": request.partition,
+            "trajectories": stored.stored,
+            "steps": stored.steps,
+            "duplicates": stored.duplicates,
+            "evicted": stored.evicted,
+            "sha256": payload["sha256"],
+            "created": existing is None,
+            "warnings": [str(w)[:1000] for w in plan.header.get("warnings", [])],
+            "metadata": metadata,
+        }
+        if stored.duplicates and not stored.stored:
+            result["warnings"].append("this file was imported before: nothing new was stored")
+        return result
+
+    def _existing(self, request: ImportRequest) -> Registered | None:
+        try:
+            return self._registry.get(request.dataset)
+        except ProblemError:
+            if not request.create:
+                raise
+            return None
+
+    def _child_request(
+        self, request: ImportRequest, payload: dict[str, Any], existing: Registered | None
+    ) -> dict[str, Any]:
+        options = {
+            "dataset": request.dataset,
+            "sha256": payload["sha256"],
+            "format": request.format,
+            "env": request.env or (existing.spec.env if existing else ""),
+            "action": request.action,
+            "action_low": request.action_low,
+            "action_high": request.action_high,
+            "max_steps": request.max_steps,
+            "spec": existing.spec.to_json() if existing else None,
+        }
+        return {
+            "format": request.format,
+            "size": payload["size"],
+            "memory": self._settings.import_memory,
+            "seconds": self._settings.import_seconds,
+            "max_rows": self._settings.import_max_rows,
+            "options": options,
+        }
+
+    def _creator(self, request: ImportRequest, spec: EnvSpec, metadata: dict[str, Any]) -> Any:
+        about = ", ".join(f"{k}={v}" for k, v in metadata.items() if "/" not in k)
+        body = CreateDataset(
+            name=request.dataset,
+            spec=spec.to_json(),
+            description=f"Imported ({request.format}){': ' + about if about else ''}"[:4096],
+            tags=[request.format],
+        )
+        return lambda connection: datasets.insert(connection, body, spec)
+
+
+def _plan_of(header: dict[str, Any]) -> tuple[EnvSpec, int, int]:
+    """(spec, steps, trajectories) as the child says; checked, for it may say anything."""
+    try:
+        spec = EnvSpec.from_json(header["spec"])
+        steps, count = int(header["steps"]), int(header["trajectories"])
+    except (KeyError, TypeError, ValueError, InvalidData):
+        raise _foreign() from None
+    if header.get("kind") != "plan" or not 1 <= count <= steps:
+        raise _foreign()
+    return spec, steps, count
+
+
+def _foreign() -> ProblemError:
+    return ProblemError(
+        422, "import_refused", "what was read from the file makes no sense; it is damaged or worse"
+    )
+
+
+def build(service: Any) -> Imports:
+    """The part of the service that deps.py asks for."""
+    return Imports(
+        service.settings, service.db, service.store, service.ingest.registry, service.jobs
+    )

@@ -1,0 +1,104 @@
+"""What every foreign file becomes before it is judged: named arrays of numbers, and odds and ends.
+
+Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+MAX_RATIO = 200
+"""Logical bytes per byte of file beyond which it is taken for a bomb …"""
+FREE_BYTES = 64 << 20
+"""… unless it is no larger than this when unpacked: flags that are all false pack very well."""
+MAX_MEMBERS = 512
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("timeouts", "next_observations")
+
+
+class Refused(Exception):
+    """The file cannot be imported. Says what was expected and what came; nothing was stored."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        expected: Any = None,
+        got: Any = None,
+        code: str = "import_refused",
+        status: int = 422,
+    ):
+        super().__init__(detail)
+        self.detail, self.expected, self.got = detail, expected, got
+        self.code, self.status = code, status
+
+
+@dataclass(slots=True)
+class Source:
+    """The content of one file."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """By D4RL's names: observations, actions, rewards, terminals, timeouts, next_observations."""
+    infos: dict[str, Array] = field(default_factory=dict)
+    """infos/<name>, each [N, …]."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """metadata/<name>: scalars and short texts; of arrays only the shape."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse what is not plain numbers: objects, references, compounds, strings."""
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
+        raise Refused(
+            f"{name} does not hold plain numbers",
+            expected="integers, floats of at most 64 bits, or booleans",
+            got=str(dtype)[:100],
+        )
+
+
+def check_size(logical: int, stored: int, memory: int) -> None:
+    """Refuse a file that would unpack to far more than it is, or than may be held."""
+    if logical > FREE_BYTES and logical > MAX_RATIO * max(stored, 1):
+        raise Refused(
+            "the file claims to unpack to far more than it holds",
+            expected=f"at most {MAX_RATIO} times its {stored} bytes",
+            got=f"{logical} bytes",
+        )
+    if logical > memory:
+        raise Refused(
+            "the file needs more memory than an import may have (STEPWELL_IMPORT_MEMORY)",
+            expected=f"at most {memory} bytes unpacked",
+            got=f"{logical} bytes",
+            code="body_too_large",
+            status=413,
+        )
+
+
+def sniff(head: bytes) -> str:
+    """What a file seems to be, for a message."""
+    known = {
+        b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+        b"PK\x03\x04": "a zip archive (or .npz)",
+        b"PK\x05\x06": "an empty zip archive",
+        b"\x93NUMPY": "a single .npy array",
+        b"PAR1": "a Parquet file",
+        b"ARROW1": "an Arrow file",
+        b"\x1f\x8b": "a gzip file",
+        b"CDF": "a NetCDF file",
+    }
+    for magic, name in known.items():
+        if head.startswith(magic):
+            return name
+    if head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5:
+        return "a pickle (never read: a pickle is a program)"
+    if head.lstrip()[:1] == b"<":
+        return "a web page or XML"
+    if not head:
+        return "an empty file"
+    return f"something that begins with {head[:8]!r}"

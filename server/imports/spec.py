@@ -1,0 +1,219 @@
+"""Which spaces a D4RL file's arrays have, and the arrays brought to them.
+
+Observations   floats: a Box without bounds, float64 made float32 (agents compute in float32; a
+               warning says so); uint8: a Box 0 … 255; other integers: an unbounded Box of theirs
+Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete; whole
+               numbers stored as floats: only with `?action=discrete:N`, for a robot may well move
+               by 1.0; other floats: a Box, and its bounds are a guess: ±1 where all lie within
+               (D4RL's own), else per dimension the largest magnitude rounded up to 1, 2, 3 or
+               5 × 10^k; `?action_low=&action_high=` say it better
+Infos          a Box without bounds, in the file's own type
+
+An existing dataset's spec is what counts instead: arrays are cast to it or refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from server.imports.source import Array, Refused
+from stepwell.spaces import (
+    DEFAULT_ACTION,
+    DEFAULT_OBSERVATION,
+    DTYPES,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Space,
+    outside,
+    space_to_json,
+)
+
+if TYPE_CHECKING:
+    from server.imports.episodes import Options
+
+MAX_DISCRETE = 100_000
+
+
+def choose_spec(
+    obs: Array, actions: Array, infos: dict[str, Array], options: Options, warnings: list[str]
+) -> EnvSpec:
+    """The dataset's own spec if it exists, else what the data suggests. Raises `Refused`."""
+    if options.spec is not None:
+        _check_names(options.spec, infos, warnings)
+        return options.spec
+    for name, array in (("observations", obs), *(("infos/" + k, a) for k, a in infos.items())):
+        if array.dtype.name not in DTYPES:
+            raise Refused(
+                f"{name} has an unsupported type", expected=", ".join(DTYPES), got=str(array.dtype)
+            )
+    return EnvSpec.of(
+        _observation_space(obs),
+        _action_space(actions, options),
+        infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
+        env=options.env,
+    )
+
+
+def fit(
+    spec: EnvSpec,
+    obs: Array,
+    actions: Array,
+    next_obs: Array | None,
+    infos: dict[str, Array],
+    warnings: list[str],
+) -> tuple[Array, Array, Array | None, dict[str, Array]]:
+    """The arrays in the shapes and types of `spec`. Raises `Refused` (schema_mismatch)."""
+    space = spec.observations[DEFAULT_OBSERVATION]
+    for name, array in (("observations", obs), ("actions", actions)):
+        if array.dtype == np.float64:
+            warnings.append(f"{name}: float64 stored as float32")
+    fitted = {key: _cast(f"infos/{key}", infos[key], s) for key, s in spec.infos.items()}
+    action_space = spec.actions[DEFAULT_ACTION]
+    actions = _cast("actions", actions, action_space)
+    if why := outside(action_space, actions):
+        raise Refused(
+            f"actions leave their space: {why}",
+            expected=space_to_json(action_space),
+            got=why,
+            code="schema_mismatch",
+        )
+    return (
+        _cast("observations", obs, space),
+        actions,
+        None if next_obs is None else _cast("next_observations", next_obs, space),
+        fitted,
+    )
+
+
+def _check_names(spec: EnvSpec, infos: dict[str, Array], warnings: list[str]) -> None:
+    for what, spaces, name in (
+        ("observations", spec.observations, DEFAULT_OBSERVATION),
+        ("actions", spec.actions, DEFAULT_ACTION),
+    ):
+        if list(spaces) != [name]:
+            raise Refused(
+                f"the dataset has other {what} than a D4RL file",
+                expected=sorted(spaces),
+                got=[name],
+                code="schema_mismatch",
+            )
+    for key in spec.infos:
+        if key not in infos:
+            raise Refused(
+                f"infos/{key} is missing",
+                expected=f"infos of the dataset: {', '.join(spec.infos)}",
+                got=", ".join(sorted(infos)) or "none",
+                code="schema_mismatch",
+            )
+    if more := sorted(set(infos) - set(spec.infos)):
+        warnings.append(f"infos the dataset does not have, left out: {', '.join(more)}")
+
+
+def _observation_space(obs: Array) -> Space:
+    dtype = "float32" if obs.dtype == np.float64 else obs.dtype.name
+    shape = obs.shape[1:] or (1,)
+    if dtype == "uint8":
+        return Box(shape, dtype, 0, 255)
+    return Box(shape, dtype)
+
+
+def _action_space(actions: Array, options: Options) -> Space:
+    kind, _, count = options.action.partition(":")
+    if kind == "discrete":
+        return Discrete(_count(count))
+    if kind not in ("", "box"):
+        raise Refused("?action=", expected="box or discrete:N", got=options.action[:50])
+    if actions.dtype.kind in "iu" and kind == "":
+        return _whole(actions)
+    shape = actions.shape[1:] or (1,)
+    return Box(shape, "float32", *_bounds(actions.reshape(len(actions), -1), options))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_DISCRETE:
+        raise Refused("?action=discrete:N", expected=f"N in 1 … {MAX_DISCRETE}", got=text[:50])
+    return int(text)
+
+
+def _whole(actions: Array) -> Space:
+    flat = actions.reshape(len(actions), -1)
+    low, high = int(flat.min()), flat.max(axis=0)
+    if low < 0 or int(high.max()) >= MAX_DISCRETE:
+        raise Refused(
+            "integer actions are no small choices",
+            expected=f"0 … {MAX_DISCRETE - 1}, or ?action=box",
+            got=f"{low} … {int(high.max())}",
+        )
+    if flat.shape[1] == 1:
+        return Discrete(int(high[0]) + 1)
+    return MultiDiscrete(tuple(int(n) + 1 for n in high))
+
+
+def _bounds(flat: Array, options: Options) -> tuple[Any, Any]:
+    size = flat.shape[1]
+    given = []
+    for name, values in (("action_low", options.action_low), ("action_high", options.action_high)):
+        if values and len(values) not in (1, size):
+            raise Refused(f"?{name}=", expected=f"1 or {size} numbers", got=len(values))
+        given.append(values[0] if len(values) == 1 else values)
+    if not np.isfinite(flat).all():
+        raise Refused("actions holds bad numbers", expected="finite", got="NaN or infinite")
+    reach = np.abs(flat).max(axis=0)
+    if float(reach.max()) <= 1.0:
+        low, high = [-1.0] * size, [1.0] * size
+    else:
+        high = [_nice(float(x)) for x in reach]
+        low = [-x for x in high]
+    chosen = [
+        bound if bound != () else (guess[0] if len(set(guess)) == 1 else tuple(guess))
+        for bound, guess in zip(given, (low, high), strict=True)
+    ]
+    return chosen[0], chosen[1]
+
+
+def _nice(value: float) -> float:
+    """`value` rounded up to 1, 2, 3 or 5 times a power of ten; never below 1."""
+    if value <= 1.0:
+        return 1.0
+    scale = 10.0 ** math.floor(math.log10(value))
+    # What only rounding carried beyond a bound does not raise it.
+    return next(scale * n for n in (1, 2, 3, 5, 10) if value <= scale * n * (1 + 1e-5))
+
+
+def _cast(name: str, array: Array, space: Space) -> Array:
+    target = np.dtype(space.dtype)
+    rows = len(array)
+    if array.shape[1:] != space.shape:
+        if array.shape[1:] not in ((), (1,)) or space.shape not in ((), (1,)):
+            raise Refused(
+                f"{name} has another shape than the dataset",
+                expected=list(space.shape),
+                got=list(array.shape[1:]),
+                code="schema_mismatch",
+            )
+        array = array.reshape(rows, *space.shape)
+    if array.dtype == target:
+        return array
+    if target.kind in "iub" and (array.dtype.kind == "f" or not _holds(array, target)):
+        if not bool((array == np.rint(array)).all()) or not _holds(array, target):
+            raise Refused(
+                f"{name} does not fit its type",
+                expected=target.name,
+                got=str(array.dtype),
+                code="schema_mismatch",
+            )
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(target)
+
+
+def _holds(array: Array, target: np.dtype[Any]) -> bool:
+    """Whether every value lies in the range of an integer type."""
+    if target.kind == "b":
+        return bool(((array == 0) | (array == 1)).all())
+    limits = np.iinfo(target)
+    return bool((array >= limits.min).all()) and bool((array <= limits.max).all())

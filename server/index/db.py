@@ -1,0 +1,167 @@
+"""The door to the index: SQLite in WAL mode, many readers, one writer, every commit on disk.
+
+    with db.read() as c:  …      a consistent view; never blocks, never blocked
+    with db.write() as c: …      BEGIN IMMEDIATE behind one lock; commits at the end, or not at all
+
+pysqlite opens transactions when it sees fit, which would make both promises hollow: so its own
+handling is switched off (`isolation_level = None`) and BEGIN is said here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+
+from server.index.tables import REVISION, counters
+
+ROOT = Path(__file__).resolve().parents[2]
+UPGRADE = "stepwell db upgrade --data DIR"
+REBUILD = "stepwell fsck --rebuild --data DIR"
+
+
+class IndexUnusable(RuntimeError):
+    """The index cannot be used; the message says what to do."""
+
+
+class Database:
+    """One per process; complete when constructed: the file exists and has this code's schema."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.engine = connect(path)
+        self._lock = threading.Lock()
+        self._writer: int | None = None
+        found = revision(path)
+        if found != REVISION:
+            self.engine.dispose()
+            raise IndexUnusable(
+                f"the index is at revision {found}, this program needs {REVISION}; run {UPGRADE}"
+            )
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads."""
+        with self.engine.connect() as connection:
+            yield connection
+            connection.rollback()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """The one transaction that writes, at this moment, in this process. Not to be nested."""
+        assert self._writer != threading.get_ident(), "a write inside a write would wait for itself"
+        with self._lock, self.engine.connect() as connection:
+            self._writer = threading.get_ident()
+            try:
+                connection = connection.execution_options(stepwell_write=True)
+                with connection.begin():
+                    yield connection
+            finally:
+                self._writer = None
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def next_mark(connection: Connection) -> int:
+    """The stamp for trajectories changed in this transaction; see tables.py."""
+    return _bump(connection, "mark")
+
+
+def next_epoch(connection: Connection) -> int:
+    """Say that rows vanished in bulk: the mirror starts afresh."""
+    return _bump(connection, "epoch")
+
+
+def _bump(connection: Connection, name: str) -> int:
+    value = connection.execute(
+        sa.update(counters)
+        .where(counters.c.name == name)
+        .values(value=counters.c.value + 1)
+        .returning(counters.c.value)
+    ).scalar_one()
+    return int(value)
+
+
+def connect(path: Path) -> sa.Engine:
+    """An engine whose connections are set up as promised above."""
+    engine = sa.create_engine(
+        f"sqlite:///{path}",
+        connect_args={"check_same_thread": False, "timeout": 30.0},
+        pool_size=16,
+        max_overflow=64,
+    )
+
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            "busy_timeout = 30000",
+            "temp_store = MEMORY",
+            "cache_size = -16000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    def on_begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("stepwell_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+    return engine
+
+
+def revision(path: Path) -> str | None:
+    """The migration that the file is at; None for a new or empty file."""
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise IndexUnusable(
+                f"{path} cannot be read ({error}); rebuild it with: {REBUILD}"
+            ) from None
+        return None
+    except sqlite3.DatabaseError as error:
+        raise IndexUnusable(f"{path} is damaged ({error}); rebuild it with: {REBUILD}") from None
+    finally:
+        connection.close()
+    return str(row[0]) if row else None
+
+
+def upgrade(path: Path) -> str:
+    """Bring the file to this code's revision; make it if there is none. Returns the revision.
+
+    Raises `IndexUnusable` when the file is newer than the code: nothing is touched then.
+    """
+    if revision(path) == REVISION:
+        return REVISION
+    # Only now: alembic costs a quarter of a second that an ordinary start need not pay.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util.exc import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.attributes["path"] = path
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        if "locate revision" in str(error):
+            raise IndexUnusable(
+                f"{path} was written by a newer Stepwell (revision {revision(path)}, this program"
+                f" knows {REVISION}); install that version"
+            ) from None
+        raise
+    return REVISION

@@ -1,0 +1,401 @@
+"""The index as Parquet files that the SQL worker can read: it must not open the live SQLite.
+
+    trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
+                   newer `mark` than the last look (tables.py), so a query pays for what changed
+    metrics        in pieces of a few runs each; rewritten when a piece's counts and sums changed
+    all others     small; rewritten when their rows changed
+
+Only living trajectories are here. A cache and nothing more: it is emptied at every start, refreshed
+before every query, and costs one PRAGMA when nothing was committed. Replaced files stay a while for
+the queries that still read them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PIECE = 8192
+RUNS_PER_PIECE = 8
+KEEP_SECONDS = 180.0
+"""Longer than any query may run."""
+
+_ARROW: dict[str, pa.DataType] = {
+    "VARCHAR": pa.string(),
+    "BIGINT": pa.int64(),
+    "INTEGER": pa.int32(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "VARCHAR[]": pa.list_(pa.string()),
+    "BIGINT[]": pa.list_(pa.int64()),
+    "DOUBLE[]": pa.list_(pa.float64()),
+    "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
+}
+
+TABLES: dict[str, list[tuple[str, str]]] = {
+    "trajectories": [
+        *(("id", "VARCHAR"), ("seq", "BIGINT"), ("dataset", "VARCHAR"), ("partition", "VARCHAR")),
+        *(("state", "VARCHAR"), ("env", "VARCHAR"), ("length", "BIGINT"), ("return", "DOUBLE")),
+        *(("terminated", "BOOLEAN"), ("truncated", "BOOLEAN"), ("final_obs_valid", "BOOLEAN")),
+        *(("success", "BOOLEAN"), ("purpose", "VARCHAR"), ("policy", "VARCHAR")),
+        *(("run", "VARCHAR"), ("collector", "VARCHAR"), ("seed", "BIGINT")),
+        *(("episode_id", "VARCHAR"), ("first_step", "BIGINT"), ("tags", "VARCHAR[]")),
+        *(("flags", "VARCHAR[]"), ("notes", "VARCHAR"), ("source", "VARCHAR")),
+        *(("digest", "VARCHAR"), ("bytes", "BIGINT"), ("started_at", "DOUBLE")),
+        *(("created_at", "DOUBLE"), ("shard", "VARCHAR"), ("traj_idx", "INTEGER")),
+        *(("metrics", "MAP(VARCHAR, DOUBLE)"), ("_file", "VARCHAR")),
+    ],
+    "datasets": [
+        *(("name", "VARCHAR"), ("env", "VARCHAR"), ("description", "VARCHAR")),
+        *(("tags", "VARCHAR[]"), ("capacity_trajectories", "BIGINT"), ("capacity_steps", "BIGINT")),
+        *(("capacity_bytes", "BIGINT"), ("fifo_trajectories", "BIGINT"), ("fifo_steps", "BIGINT")),
+        *(("fifo_bytes", "BIGINT"), ("protected_trajectories", "BIGINT")),
+        *(("protected_steps", "BIGINT"), ("protected_bytes", "BIGINT")),
+        *(("eval_trajectories", "BIGINT"), ("eval_steps", "BIGINT"), ("eval_bytes", "BIGINT")),
+        *(("evicted", "BIGINT"), ("created_at", "DOUBLE"), ("last_ingest_at", "DOUBLE")),
+        *(("spec", "VARCHAR"), ("spec_digest", "VARCHAR")),
+    ],
+    "runs": [
+        *(("name", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR"), ("parent", "VARCHAR")),
+        *(("seed", "BIGINT"), ("git_commit", "VARCHAR"), ("host", "VARCHAR")),
+        *(("snapshots", "VARCHAR[]"), ("tags", "VARCHAR[]"), ("notes", "VARCHAR")),
+        *(("command", "VARCHAR"), ("error", "VARCHAR"), ("config", "VARCHAR")),
+        *(("created_at", "DOUBLE"), ("heartbeat_at", "DOUBLE"), ("finished_at", "DOUBLE")),
+    ],
+    "metrics": [
+        *(("run", "VARCHAR"), ("key", "VARCHAR"), ("step", "BIGINT")),
+        *(("time", "DOUBLE"), ("value", "DOUBLE")),
+    ],
+    "policies": [
+        *(("run", "VARCHAR"), ("version", "BIGINT"), ("policy", "VARCHAR"), ("step", "BIGINT")),
+        *(("sha256", "VARCHAR"), ("bytes", "BIGINT"), ("metadata", "VARCHAR")),
+        *(("aliases", "VARCHAR[]"), ("created_at", "DOUBLE")),
+    ],
+    "evaluations": [
+        *(("id", "VARCHAR"), ("run", "VARCHAR"), ("policy", "VARCHAR"), ("env", "VARCHAR")),
+        *(("dataset", "VARCHAR"), ("episodes", "BIGINT"), ("mean", "DOUBLE"), ("iqm", "DOUBLE")),
+        *(("ci_low", "DOUBLE"), ("ci_high", "DOUBLE"), ("confidence", "DOUBLE")),
+        *(("normalised", "DOUBLE"), ("seeds", "BIGINT[]"), ("returns", "DOUBLE[]")),
+        *(("lengths", "BIGINT[]"), ("details", "VARCHAR"), ("created_at", "DOUBLE")),
+    ],
+    "workers": [
+        *(("id", "VARCHAR"), ("role", "VARCHAR"), ("run", "VARCHAR"), ("host", "VARCHAR")),
+        *(("pid", "BIGINT"), ("policy", "VARCHAR"), ("state", "VARCHAR")),
+        *(("counters", "MAP(VARCHAR, DOUBLE)"), ("last_error", "VARCHAR"), ("command", "VARCHAR")),
+        *(("started_at", "DOUBLE"), ("heartbeat_at", "DOUBLE")),
+    ],
+}
+"""The tables of the SQL surface: (column, DuckDB type). Names with an underscore are not shown."""
+
+_TRAJECTORIES = """
+    SELECT t.id, t.seq, d.name, t.partition, t.state, t.env, t.length, t."return", t.terminated,
+        t.truncated, t.final_obs_valid, t.success, t.purpose, t.policy, t.run, t.collector, t.seed,
+        t.episode_id, t.first_step, t.tags, t.flags, t.notes, t.source, t.digest, t.bytes,
+        t.started_at, t.created_at, s.id, t.traj_idx, t.metrics,
+        'shards/' || s.partition || '/' || s.id || '.parquet'
+    FROM trajectories AS t JOIN datasets AS d ON d.pk = t.dataset_pk
+    LEFT JOIN shards AS s ON s.pk = t.shard_pk
+    WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted' ORDER BY t.pk
+"""
+_METRICS = """
+    SELECT r.name, m.key, m.step, m.time, m.value 
+    FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk
+    WHERE m.run_pk BETWEEN ? AND ? ORDER BY m.run_pk, m.key, m.step
+"""
+_STATS = ", ".join(
+    f"coalesce((SELECT {what} FROM partition_stats AS p WHERE p.dataset_pk = d.pk"
+    f" AND p.bucket = '{bucket}'), 0)"
+    for bucket in ("fifo", "protected", "eval")
+    for what in ("trajectories", "steps", "bytes")
+)
+_SMALL: dict[str, str] = {
+    "datasets": f"""
+        SELECT name, coalesce(json_extract(spec, '$.env'), ''), description, tags,
+            capacity_trajectories, capacity_steps, capacity_bytes, {_STATS}, evicted, created_at,
+            last_ingest_at, spec, spec_digest
+        FROM datasets AS d ORDER BY name""",
+    "runs": """
+        SELECT name, kind, status, parent, seed, git_commit, host, snapshots, tags, notes, command,
+            error, config, created_at, heartbeat_at, finished_at
+        FROM runs ORDER BY pk""",
+    "policies": """
+        SELECT r.name, p.version, r.name || '/' || p.version, p.step, p.sha256, p.bytes, p.metadata,
+            (SELECT json_group_array(a.alias) FROM policy_aliases AS a WHERE a.policy_pk = p.pk),
+            p.created_at
+        FROM policies AS p JOIN runs AS r ON r.pk = p.run_pk ORDER BY p.pk""",
+    "evaluations": """
+        SELECT id, run, policy, env, dataset, episodes, mean, iqm, ci_low, ci_high, confidence,
+            normalised, seeds, returns, lengths, details, created_at
+        FROM evaluations ORDER BY pk""",
+    "workers": """
+        SELECT id, role, run, host, pid, policy, state, counters, last_error, command, started_at,
+            heartbeat_at
+        FROM workers ORDER BY id""",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """What the files were at one moment. Paths are relative to the data directory."""
+
+    version: int
+    """Equal versions are equal states."""
+    tables: dict[str, list[str]]
+    specs: dict[str, str]
+    """Dataset → its EnvSpec as JSON."""
+    shards: dict[str, list[str]]
+    """Dataset → its living shards."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    path: str | None
+    """None: no row of it is alive."""
+    stamp: Any
+    seqs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Dataset → least and greatest seq in this piece of `trajectories`."""
+
+
+@dataclass(slots=True)
+class _Content:
+    version: int = 0
+    mark: int = -1
+    epoch: int = -1
+    pieces: dict[str, dict[int, _Piece]] = field(default_factory=dict)
+    specs: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, list[str]] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    """Table → the database's version when it was last looked at."""
+
+
+class Mirror:
+    """Keeps `directory` in step with the index. Thread-safe; one per process."""
+
+    def __init__(self, index_file: Path, directory: Path):
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.iterdir():
+            old.unlink()
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(
+            f"file:{index_file}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
+        )
+        self._db.execute("PRAGMA busy_timeout = 30000")
+        self._content = _Content(pieces={name: {} for name in TABLES})
+        self._garbage: list[tuple[float, str]] = []
+        self._written = 0
+
+    def state(self, sql: str | None = None) -> MirrorState:
+        """The state now, refreshed as far as `sql` may look (None: everything).
+
+        A table whose name is nowhere in the text cannot be read by it.
+        """
+        text = None if sql is None else sql.lower()
+        wanted = {name for name in TABLES if text is None or name in text}
+        if text is None or "steps" in text:
+            wanted |= {"trajectories", "steps"}
+        with self._lock:
+            self._refresh(wanted)
+            self._collect_garbage()
+            content = self._content
+            return MirrorState(
+                content.version,
+                {
+                    name: [p.path for p in pieces.values() if p.path is not None]
+                    for name, pieces in content.pieces.items()
+                },
+                dict(content.specs),
+                dict(content.shards),
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _refresh(self, wanted: set[str]) -> None:
+        content = self._content
+        seen = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        stale = {name for name in wanted if content.seen.get(name) != seen}
+        if not stale:
+            return
+        self._db.execute("BEGIN")
+        try:
+            # Asked again inside: what is read now is of this version or newer, never older.
+            seen = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+            if stale & {"trajectories", "steps"}:
+                self._refresh_trajectories()
+            if "steps" in stale:
+                self._refresh_shards()
+            if "metrics" in stale:
+                self._refresh_metrics()
+            for name in stale & _SMALL.keys():
+                self._refresh_small(name)
+            for name in stale:
+                content.seen[name] = seen
+        finally:
+            self._db.execute("ROLLBACK")
+
+    def _refresh_trajectories(self) -> None:
+        content = self._content
+        counters = dict(self._db.execute("SELECT name, value FROM counters"))
+        mark, epoch = int(counters.get("mark", 0)), int(counters.get("epoch", 0))
+        if epoch != content.epoch:
+            content.mark, content.epoch = -1, epoch
+            for number in list(content.pieces["trajectories"]):
+                self._put("trajectories", number, [], None)
+        if mark == content.mark:
+            return
+        changed = self._db.execute(
+            f"SELECT DISTINCT pk / {PIECE} FROM trajectories WHERE mark > ?", (content.mark,)
+        )
+        dirty = {int(number) for (number,) in changed} | self._bereft(content.mark)
+        for number in sorted(dirty):
+            low = number * PIECE
+            rows = self._db.execute(_TRAJECTORIES, (low, low + PIECE - 1)).fetchall()
+            self._put("trajectories", number, rows, None)
+        content.mark = mark
+
+    def _bereft(self, mark: int) -> set[int]:
+        """Pieces that lost rows for good: evicted, then removed, since the last look.
+
+        A tombstone does not know its `pk`, but within a dataset `pk` and `seq` rise together.
+        """
+        lost: dict[str, list[int]] = {}
+        for name, seq in self._db.execute(
+            "SELECT d.name, b.seq FROM tombstones AS b JOIN datasets AS d ON d.pk = b.dataset_pk"
+            " WHERE b.mark > ?",
+            (mark,),
+        ):
+            lost.setdefault(name, []).append(seq)
+        gone = {name: np.asarray(seqs) for name, seqs in lost.items()}
+        return {
+            number
+            for number, piece in self._content.pieces["trajectories"].items()
+            for name, (low, high) in piece.seqs.items()
+            if name in gone and bool(((gone[name] >= low) & (gone[name] <= high)).any())
+        }
+
+    def _refresh_shards(self) -> None:
+        shards: dict[str, list[str]] = {}
+        for name, partition, shard in self._db.execute(
+            "SELECT d.name, s.partition, s.id FROM shards AS s JOIN datasets AS d"
+            " ON d.pk = s.dataset_pk WHERE s.state = 'live' ORDER BY s.id"
+        ):
+            shards.setdefault(name, []).append(f"shards/{partition}/{shard}.parquet")
+        specs = dict(self._db.execute("SELECT name, spec FROM datasets ORDER BY name"))
+        if (shards, specs) != (self._content.shards, self._content.specs):
+            self._content.shards, self._content.specs = shards, specs
+            self._content.version += 1
+
+    def _refresh_metrics(self) -> None:
+        pieces = self._content.pieces["metrics"]
+        stamps = {
+            number: tuple(rest)
+            for number, *rest in self._db.execute(
+                f"SELECT run_pk / {RUNS_PER_PIECE}, count(*), max(time), total(value), total(step)"
+                " FROM metrics GROUP BY 1"
+            )
+        }
+        for number in pieces.keys() - stamps.keys():
+            self._put("metrics", number, [], None)
+        for number, stamp in stamps.items():
+            if number not in pieces or pieces[number].stamp != stamp:
+                low = number * RUNS_PER_PIECE
+                rows = self._db.execute(_METRICS, (low, low + RUNS_PER_PIECE - 1)).fetchall()
+                self._put("metrics", number, rows, stamp)
+
+    def _refresh_small(self, name: str) -> None:
+        rows = self._db.execute(_SMALL[name]).fetchall()
+        stamp = hash(tuple(rows))
+        old = self._content.pieces[name].get(0)
+        if old is None or old.stamp != stamp:
+            self._put(name, 0, rows, stamp)
+
+    def _put(self, table: str, number: int, rows: list[tuple[Any, ...]], stamp: Any) -> None:
+        """Replace one piece by these rows."""
+        pieces = self._content.pieces[table]
+        old = pieces.pop(number, None)
+        if old is not None and old.path is not None:
+            self._garbage.append((time.monotonic(), old.path))
+        path = None
+        if rows:
+            self._written += 1
+            name = f"{table}_{number}_{self._written}.parquet"
+            _write(self._directory / name, TABLES[table], rows)
+            path = f"{self._directory.name}/{name}"
+        pieces[number] = _Piece(path, stamp, _seqs(rows) if table == "trajectories" else {})
+        self._content.pieces[table] = dict(sorted(pieces.items()))
+        self._content.version += 1
+
+    def _collect_garbage(self) -> None:
+        limit = time.monotonic() - KEEP_SECONDS
+        while self._garbage and self._garbage[0][0] < limit:
+            _, path = self._garbage.pop(0)
+            (self._directory.parent / path).unlink(missing_ok=True)
+
+
+def _seqs(rows: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
+    """Dataset → (least, greatest) seq; the columns stand in TABLES["trajectories"]."""
+    found: dict[str, tuple[int, int]] = {}
+    for _, seq, dataset, *_rest in rows:
+        low, high = found.get(dataset, (seq, seq))
+        found[dataset] = (min(low, seq), max(high, seq))
+    return found
+
+
+def _write(path: Path, columns: list[tuple[str, str]], rows: list[tuple[Any, ...]]) -> None:
+    arrays = [
+        pa.array(_convert(kind, values), type=_ARROW[kind])
+        for (_, kind), values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    table = pa.Table.from_arrays(arrays, names=[name for name, _ in columns])
+    unique = {"id", "digest", "episode_id", "notes", "config", "spec", "error", "returns"}
+    repeated = [n for n, kind in columns if kind == "VARCHAR" and n not in unique]
+    unfinished = path.with_suffix(".tmp")
+    pq.write_table(
+        table, unfinished, compression="lz4", use_dictionary=repeated, row_group_size=PIECE
+    )
+    os.chmod(unfinished, 0o644)
+    os.rename(unfinished, path)
+
+
+def _convert(kind: str, values: Iterable[Any]) -> list[Any]:
+    """SQLite's values as Arrow takes them; lists and maps lie there as JSON text."""
+    if kind == "BOOLEAN":
+        return [None if v is None else bool(v) for v in values]
+    if kind.endswith("[]"):
+        return _parsed(values, list)
+    if kind.startswith("MAP"):
+        return _parsed(values, _map_items)
+    return list(values)
+
+
+def _map_items(document: Any) -> list[tuple[str, float]]:
+    return [(str(key), float(value)) for key, value in document.items() if value is not None]
+
+
+def _parsed(values: Iterable[Any], make: Callable[[Any], Any]) -> list[Any]:
+    # Nearly all are empty or alike: each text is parsed once.
+    known: dict[str, Any] = {}
+    out = []
+    for value in values:
+        if value not in known:
+            known[value] = make(json.loads(value or "[]"))
+        out.append(known[value])
+    return out
+
+
+def build(service: Any) -> Mirror:
+    """The part of the service that deps.py asks for."""
+    return Mirror(service.settings.index_file, service.settings.data / "mirror")

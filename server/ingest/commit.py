@@ -1,0 +1,389 @@
+"""Group commit: one thread, one fsync and one index transaction for all who wait; then answers.
+
+    collect (whatever came while the last group was on its way to the disk)
+      → BEGIN IMMEDIATE → which ids are known? → append → fsync → rows, totals, eviction → COMMIT
+      → answer
+
+The payload is durable before the index speaks of it, and the index before anybody is told. Ids are
+looked up inside the transaction that adds them, so concurrent posts of one id cannot both be new.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from server.failpoints import failpoint
+from server.index.db import Database, next_mark
+from server.index.tables import datasets, segments
+from server.ingest.evict import enforce
+from server.ingest.registered import Registered
+from server.ingest.rows import Known, insert_rows, known, row_of, take_seqs
+from server.ingest.spool import Segment, Spool
+from server.problems import ProblemError, not_found, title_of
+from server.settings import Settings
+from server.storage.shards import Entry
+from server.storage.store import Store
+from server.telemetry import Telemetry
+from stepwell.messages import IngestItem, Problem
+
+log = structlog.get_logger("stepwell.ingest")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PROBE_EVERY = 0.5
+"""Seconds between attempts to write again after the disk refused."""
+
+
+@dataclass(slots=True)
+class Submission:
+    """The new trajectories of one request, and the promise of an answer."""
+
+    dataset: Registered
+    partition: str
+    items: list[tuple[Entry, bytes]]
+    """Descriptions (seq still 0) with their encoded records."""
+    answer: Future[list[IngestItem]] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        return sum(len(record) for _, record in self.items)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """One group, sorted out: what is new, by dataset, and every item's answer so far."""
+
+    answers: list[tuple[Submission, list[IngestItem]]] = field(default_factory=list)
+    fresh: dict[int, list[tuple[Entry, bytes, IngestItem]]] = field(default_factory=dict)
+    specs: dict[int, Registered] = field(default_factory=dict)
+    repeats: list[tuple[IngestItem, IngestItem]] = field(default_factory=list)
+    """Duplicates inside the group: they take the seq of the first."""
+
+
+class Committer:
+    """Owns the spool. `submit` from any thread; the answer comes when it is durable."""
+
+    def __init__(
+        self, settings: Settings, db: Database, store: Store, spool: Spool, telemetry: Telemetry
+    ):
+        self._settings, self._db, self._store = settings, db, store
+        self._spool, self._telemetry = spool, telemetry
+        self._queue: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._queued = 0
+        self._count_lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Held while a group is written and while a segment is rotated."""
+        self.trouble: ProblemError | None = None
+        """Why the service is read-only at the moment."""
+        self._probed = 0.0
+        self.full: list[Segment] = []
+        """Segments closed by size or by trouble; the sealer takes them."""
+        self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
+        telemetry.writable.set(1)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Commit what is queued, then stop."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, submission: Submission) -> Future[list[IngestItem]]:
+        """Raises 429 when too much waits already."""
+        size = submission.size
+        with self._count_lock:
+            if self._queued and self._queued + size > self._settings.queue_bytes:
+                raise ProblemError(
+                    429,
+                    "too_busy",
+                    "more is waiting to be written than the service will hold; try again",
+                    expected=f"at most {self._settings.queue_bytes} bytes waiting",
+                    got=self._queued + size,
+                    headers={"Retry-After": "1"},
+                )
+            self._queued += size
+        self._queue.put(submission)
+        return submission.answer
+
+    def rotate(self) -> Segment | None:
+        """Close the current segment, if it holds anything, so that it can be sealed."""
+        with self.lock:
+            if self._spool.current is None or not self._spool.current.records:
+                return None
+            return self._spool.rotate()
+
+    def due(self, now: float) -> bool:
+        """Whether the current segment has waited long enough to be sealed."""
+        segment = self._spool.current
+        return (
+            segment is not None
+            and segment.records > 0
+            and (
+                now - segment.last_at >= self._settings.seal_idle
+                or now - segment.first_at >= self._settings.seal_age
+            )
+        )
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group, last = self._collect(first)
+            with self._count_lock:
+                self._queued -= sum(submission.size for submission in group)
+                self._telemetry.queued_bytes.set(self._queued)
+            self._handle(group)
+            if last:
+                return
+
+    def _collect(self, first: Submission) -> tuple[list[Submission], bool]:
+        """Everything that waits, up to group_bytes. No delay: groups form while the disk works."""
+        group, size = [first], first.size
+        while size < self._settings.group_bytes:
+            try:
+                more = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                return group, True
+            group.append(more)
+            size += more.size
+        return group, False
+
+    def _handle(self, group: list[Submission]) -> None:
+        try:
+            with self._telemetry.commit_seconds.time(), self.lock:
+                self._check_disk()
+                answers = self._commit(group)
+        except Exception as error:
+            if not isinstance(error, ProblemError):
+                log.error("commit failed", exc_info=error)
+                error = ProblemError(500, "internal_error", "nothing of this request was stored")
+            for submission in group:
+                submission.answer.set_exception(error)
+            return
+        for submission, items in answers:
+            submission.answer.set_result(items)
+
+    # --- one group, in the order it happens ----------------------------------------------------
+
+    def _commit(self, group: list[Submission]) -> list[tuple[Submission, list[IngestItem]]]:
+        before = self._spool.current
+        size = before.file.size if before is not None and before.file is not None else 0
+        now = time.time()
+        plan = _Plan()
+        segment: Segment | None = None
+        segment_pk: int | None = None
+        written = False
+        try:
+            with self._db.write() as connection:
+                self._sort_out(connection, group, plan)
+                if plan.fresh:
+                    offsets = self._append(plan)
+                    written = True
+                    segment = self._spool.current
+                    assert segment is not None
+                    segment_pk = segment.pk or _register(connection, segment.name, now)
+                    self._index(connection, plan, segment_pk, offsets, now)
+                failpoint("index.before_commit")
+        except sa.exc.DatabaseError as error:
+            self._give_up(error, size if before is self._spool.current else None, written)
+        except OSError as error:
+            self._give_up(error, None, False)
+        failpoint("index.after_commit")
+        if segment is not None:
+            segment.pk = segment_pk
+            assert segment.file is not None
+            if segment.file.size >= self._settings.seal_bytes:
+                self._spool.rotate()
+                self.full.append(segment)
+        for copy, first in plan.repeats:
+            copy.seq = first.seq
+        return plan.answers
+
+    def _sort_out(self, connection: Connection, group: list[Submission], plan: _Plan) -> None:
+        """Decide item by item: stored, duplicate, evicted, conflict or refused."""
+        remembered = known(connection, [e.id for s in group for e, _ in s.items])
+        d = datasets.c
+        rows = connection.execute(
+            sa.select(d.pk, d.capacity_steps, d.capacity_bytes).where(
+                d.pk.in_({s.dataset.pk for s in group})
+            )
+        )
+        limits = {row[0]: (row[1], row[2]) for row in rows}
+        firsts: dict[str, tuple[Entry, int, IngestItem]] = {}
+        for submission in group:
+            dataset = submission.dataset
+            if dataset.pk not in limits:
+                gone = not_found("dataset", dataset.name)
+                submission.answer.set_exception(gone)
+                continue
+            items: list[IngestItem] = []
+            for entry, record in submission.items:
+                item = IngestItem(id=entry.id, status="stored")
+                items.append(item)
+                if (before := remembered.get(entry.id)) is not None:
+                    _answer_known(item, entry, dataset.pk, before)
+                elif (first := firsts.get(entry.id)) is not None:
+                    same = first[0].digest == entry.digest and first[1] == dataset.pk
+                    if same:
+                        item.status = "duplicate"
+                        plan.repeats.append((item, first[2]))
+                    else:
+                        _conflict(item, first[0].digest, entry.digest)
+                elif (problem := _too_large(entry, limits[dataset.pk])) is not None:
+                    item.status, item.problem = "refused", problem
+                else:
+                    firsts[entry.id] = (entry, dataset.pk, item)
+                    plan.fresh.setdefault(dataset.pk, []).append((entry, record, item))
+                    plan.specs[dataset.pk] = dataset
+            plan.answers.append((submission, items))
+
+    def _append(self, plan: _Plan) -> list[int]:
+        return self._spool.append(
+            [
+                (plan.specs[pk].name, plan.specs[pk].spec, [record for _, record, _ in fresh])
+                for pk, fresh in plan.fresh.items()
+            ]
+        )
+
+    def _index(
+        self,
+        connection: Connection,
+        plan: _Plan,
+        segment_pk: int,
+        offsets: list[int],
+        now: float,
+    ) -> None:
+        mark = next_mark(connection)
+        places = iter(offsets)
+        for pk, fresh in plan.fresh.items():
+            first = take_seqs(connection, pk, len(fresh), now)
+            assert first is not None, "looked up in this very transaction"
+            env = plan.specs[pk].spec.env
+            rows: list[dict[str, Any]] = []
+            for seq, (entry, _, item) in enumerate(fresh, first):
+                row = row_of(entry, pk, seq, mark, env)
+                row |= {
+                    "state": "spooled",
+                    "segment_pk": segment_pk,
+                    "segment_offset": next(places),
+                }
+                rows.append(row)
+                item.seq = seq
+            insert_rows(connection, rows)
+            self._telemetry.steps.inc(sum(row["length"] for row in rows))
+            self._telemetry.ingest_bytes.inc(sum(row["bytes"] for row in rows))
+            self._telemetry.evicted.inc(enforce(connection, pk, now, mark))
+
+    # --- when the disk refuses ------------------------------------------------------------------
+
+    def _give_up(self, error: Exception, size: int | None, written: bool) -> None:
+        """Nothing of the group counts. Leave no whole record behind that a restart would believe.
+
+        Always raises: 507 or 503.
+        """
+        segment = self._spool.current
+        kept = written and size is not None and self._spool.undo(size)
+        if segment is not None and not kept:
+            self._spool.rotate()
+            self.full.append(segment)  # without a pk nothing in it counts: the sealer removes it
+        full = isinstance(error, OSError) and error.errno in _FULL
+        full = full or "disk is full" in str(error)
+        log.error("the disk refused", error=str(error), full=full)
+        self._enter_read_only(full, str(getattr(error, "strerror", None) or error)[:200])
+
+    def _enter_read_only(self, full: bool, why: str) -> None:
+        self.trouble = ProblemError(
+            507 if full else 503,
+            "storage_full" if full else "read_only",
+            "nothing of this request was stored; reading goes on, and writing comes back by itself"
+            " when the disk takes bytes again",
+            expected="room on the disk" if full else "a working disk",
+            got=why,
+            headers={"Retry-After": "5"},
+        )
+        self._probed = time.monotonic()
+        self._telemetry.writable.set(0)
+        raise self.trouble
+
+    def _check_disk(self) -> None:
+        """Raise 507 or 503 while the disk refuses; once in a while, see whether it still does."""
+        if self.trouble is not None:
+            if time.monotonic() - self._probed < PROBE_EVERY:
+                raise self.trouble
+            self._probed = time.monotonic()
+            try:
+                self._spool.probe()
+            except OSError as error:
+                self._enter_read_only(error.errno in _FULL, error.strerror or str(error))
+        free = self._store.free()
+        if free < self._settings.min_free:
+            self._enter_read_only(True, f"{free} bytes left of at least {self._settings.min_free}")
+        if self.trouble is not None:
+            log.info("writable again")
+            self.trouble = None
+            self._telemetry.writable.set(1)
+
+    def check_disk(self) -> None:
+        """From the upkeep thread: come back from read-only without waiting for a request."""
+        with self.lock:
+            self._check_disk()
+
+
+def _register(connection: Connection, name: str, now: float) -> int:
+    return int(
+        connection.execute(
+            sa.insert(segments)
+            .values(name=name, state="open", created_at=now)
+            .returning(segments.c.pk)
+        ).scalar_one()
+    )
+
+
+def _answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: Known) -> None:
+    if before.digest != entry.digest or before.dataset_pk != dataset_pk:
+        _conflict(item, before.digest, entry.digest)
+        if before.digest == entry.digest and item.problem is not None:
+            item.problem.detail = "the same trajectory is already in another dataset"
+        return
+    item.seq = before.seq
+    item.status = "evicted" if before.evicted else "duplicate"
+
+
+def _conflict(item: IngestItem, there: str, here: str) -> None:
+    item.status = "conflict"
+    item.problem = Problem(
+        title=title_of(409),
+        status=409,
+        code="conflict",
+        detail="another trajectory was stored under this id; ids are never reused",
+        expected=f"content of sha256 {there}",
+        got=here,
+    )
+
+
+def _too_large(entry: Entry, limits: tuple[int | None, int | None]) -> Problem | None:
+    """A training trajectory that alone exceeds the capacity of fifo could never stay."""
+    if entry.partition != "fifo" or entry.header.get("about", {}).get("purpose") == "eval":
+        return None
+    sizes = (entry.rows - 1, entry.bytes)
+    for what, limit, size in zip(("steps", "bytes"), limits, sizes, strict=True):
+        if limit is not None and size > limit:
+            return Problem(
+                title=title_of(422),
+                status=422,
+                code="exceeds_capacity",
+                detail="this trajectory alone exceeds the dataset's fifo capacity",
+                expected=f"at most {limit} {what}",
+                got=size,
+            )
+    return None

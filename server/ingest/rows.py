@@ -1,0 +1,147 @@
+"""From a trajectory's description to its row in the index, and the running totals beside it.
+
+Everything here happens inside somebody's write transaction: the group commit, an import, a seal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.engine import Connection
+
+from server.index.tables import datasets, partition_stats, tombstones, trajectories
+from server.storage.shards import Entry
+
+CHUNK = 500
+"""Ids per IN list: well below SQLite's limit on variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the index remembers of an id."""
+
+    dataset_pk: int
+    seq: int
+    digest: str
+    evicted: bool
+
+
+def bucket_of(partition: str, purpose: str) -> str:
+    """Which totals a trajectory counts in: evaluation stands apart and fills no capacity."""
+    return "eval" if purpose == "eval" else partition
+
+
+def chunks(items: Sequence[Any], size: int = CHUNK) -> Iterable[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def known(connection: Connection, ids: Sequence[str]) -> dict[str, Known]:
+    """Those of `ids` that are or were here, alive, evicted or as tombstones."""
+    found: dict[str, Known] = {}
+    t, dead = trajectories.c, tombstones.c
+    for some in chunks(ids):
+        rows = connection.execute(
+            sa.select(dead.id, dead.dataset_pk, dead.seq, dead.digest, sa.true()).where(
+                dead.id.in_(some)
+            )
+        )
+        for row in rows:
+            found[row[0]] = Known(row[1], row[2], row[3], True)
+        rows = connection.execute(
+            sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.state).where(t.id.in_(some))
+        )
+        for row in rows:
+            found[row[0]] = Known(row[1], row[2], row[3], row[4] == "evicted")
+    return found
+
+
+def row_of(entry: Entry, dataset_pk: int, seq: int, mark: int, default_env: str) -> dict[str, Any]:
+    """The columns that do not depend on where the trajectory lies."""
+    header, about = entry.header, entry.header.get("about", {})
+    return {
+        "id": header["id"],
+        "dataset_pk": dataset_pk,
+        "seq": seq,
+        "partition": entry.partition,
+        "env": about.get("env") or default_env,
+        "length": header["length"],
+        "return": entry.total_reward,
+        "terminated": header["terminated"],
+        "truncated": header["truncated"],
+        "final_obs_valid": header["final_obs_valid"],
+        "success": about.get("success"),
+        "purpose": about.get("purpose", "train"),
+        "policy": about.get("policy", ""),
+        "run": about.get("run", ""),
+        "collector": about.get("collector", ""),
+        "seed": about.get("seed"),
+        "episode_id": about.get("episode_id", ""),
+        "first_step": about.get("first_step", 0),
+        "tags": orjson.dumps(about.get("tags", [])).decode(),
+        "source": about.get("source", ""),
+        "metrics": orjson.dumps(about.get("metrics", {})).decode(),
+        "digest": entry.digest,
+        "bytes": entry.bytes,
+        "started_at": about.get("started_at"),
+        "created_at": entry.created_at,
+        "mark": mark,
+    }
+
+
+def take_seqs(connection: Connection, dataset_pk: int, count: int, now: float) -> int | None:
+    """Reserve `count` sequence numbers; returns the first, or None if the dataset is gone."""
+    after = connection.execute(
+        sa.update(datasets)
+        .where(datasets.c.pk == dataset_pk)
+        .values(next_seq=datasets.c.next_seq + count, last_ingest_at=now)
+        .returning(datasets.c.next_seq)
+    ).scalar()
+    return None if after is None else int(after) - count
+
+
+def insert_rows(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    """Rows of one dataset (row_of + state and location), and their totals."""
+    connection.execute(sa.insert(trajectories), rows)
+    totals: dict[str, list[float]] = {}
+    for row in rows:
+        sums = totals.setdefault(bucket_of(row["partition"], row["purpose"]), [0, 0, 0, 0.0])
+        for i, value in enumerate((1, row["length"], row["bytes"], row["return"])):
+            sums[i] += value
+    for bucket, (count, steps, size, reward) in totals.items():
+        add_totals(
+            connection, rows[0]["dataset_pk"], bucket, int(count), int(steps), int(size), reward
+        )
+
+
+def add_totals(
+    connection: Connection,
+    dataset_pk: int,
+    bucket: str,
+    count: int,
+    steps: int,
+    size: int,
+    reward: float,
+) -> None:
+    """Add to (or, with negative numbers, take from) a bucket's running totals."""
+    c = partition_stats.c
+    values = {
+        "trajectories": count,
+        "steps": steps,
+        "bytes": size,
+        "return_sum": reward,
+    }
+    statement = sqlite_insert(partition_stats).values(
+        dataset_pk=dataset_pk, bucket=bucket, **values
+    )
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=[c.dataset_pk, c.bucket],
+            set_={name: c[name] + statement.excluded[name] for name in values},
+        )
+    )

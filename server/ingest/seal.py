@@ -1,0 +1,339 @@
+"""Sealing: a closed segment becomes immutable shards, in the background.
+
+    write DIR/tmp → fsync → rename → fsync dir     per dataset and partition
+      → one transaction: shards in, trajectories moved, segment consumed → unlink the segment
+
+Dying anywhere is harmless: before the commit the segment still holds everything and the new file is
+an orphan; after it the segment is waste, and the next start removes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from server.failpoints import failpoint
+from server.index.db import Database, next_mark
+from server.index.tables import datasets, segments, shards, tombstones, trajectories
+from server.ingest.commit import Committer
+from server.ingest.registered import Registered, Registry
+from server.ingest.rows import chunks
+from server.ingest.spool import Segment, SegmentDamaged, SegmentFile
+from server.problems import ProblemError
+from server.settings import Settings
+from server.storage.shards import Entry, write_shard
+from server.storage.store import Store, Stored, new_name
+from server.telemetry import Telemetry
+
+log = structlog.get_logger("stepwell.seal")
+TICK = 0.2
+RETRY = 1.0
+"""Seconds between attempts while sealing fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """A shard file that is on disk, not yet in the index."""
+
+    id: str
+    dataset_pk: int
+    partition: str
+    file: Stored
+    entries: list[Entry]
+    pks: list[int]
+    """Index keys of the trajectories, in step with `entries`."""
+
+
+class Sealer:
+    """A thread that turns segments into shards. `lock` is held while locations change."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        db: Database,
+        store: Store,
+        registry: Registry,
+        committer: Committer,
+        telemetry: Telemetry,
+    ):
+        self._settings, self._db, self._store = settings, db, store
+        self._registry, self._committer, self._telemetry = registry, committer, telemetry
+        self._waiting: list[Segment] = []
+        self._changed = threading.Condition()
+        self._stop = False
+        self.lock = threading.Lock()
+        self.failure = ""
+        """Why the last attempt did not succeed; for /readyz."""
+        self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Seal what there is, then stop."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def add(self, segment: Segment) -> None:
+        """Queue a closed segment (recovery does so for those it finds)."""
+        with self._changed:
+            self._waiting.append(segment)
+            self._changed.notify()
+
+    def flush(self, timeout: float = 120.0) -> dict[int, tuple[int, int]]:
+        """Seal everything acknowledged so far; returns dataset pk → (trajectories, shards)."""
+        self._take(force=True)
+        with self._changed:
+            mine = list(self._waiting)
+            self._changed.notify()
+        moved: dict[int, tuple[int, int]] = {}
+        deadline = time.monotonic() + timeout
+        for segment in mine:
+            if not segment.sealed.wait(max(0.0, deadline - time.monotonic())):
+                raise ProblemError(
+                    503,
+                    "not_sealed",
+                    "sealing takes longer than expected; the data is durable, ask again later",
+                    headers={"Retry-After": "5"},
+                )
+            if segment.failure is not None:
+                raise _seal_problem(segment.failure)
+            for pk, (count, files) in segment.moved.items():
+                before = moved.get(pk, (0, 0))
+                moved[pk] = (before[0] + count, before[1] + files)
+        return moved
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                stop = self._stop
+                if not self._waiting and not stop:
+                    self._changed.wait(TICK)
+                stop = self._stop
+            self._take(force=stop)
+            with self._changed:
+                todo = list(self._waiting)
+            for segment in todo:
+                self._attempt(segment)
+            if stop:
+                return
+            if self.failure:
+                time.sleep(RETRY)
+
+    def _take(self, *, force: bool) -> None:
+        """Collect segments that are full, idle or old; with `force`, the current one too."""
+        committer = self._committer
+        fresh: Segment | None = None
+        if force or committer.due(time.monotonic()):
+            fresh = committer.rotate()
+        with committer.lock:
+            closed, committer.full = committer.full, []
+        if fresh is not None:
+            closed.append(fresh)
+        if closed:
+            with self._changed:
+                self._waiting.extend(closed)
+
+    def _attempt(self, segment: Segment) -> None:
+        try:
+            with self._telemetry.seal_seconds.time(), self.lock:
+                segment.moved = self._seal(segment)
+        except Exception as error:
+            # The segment keeps everything; it stays queued and is tried again.
+            self.failure = f"{segment.name}: {error}"
+            segment.failure = error
+            segment.sealed.set()
+            log.error("sealing failed", segment=segment.name, exc_info=error)
+            with self._changed:
+                self._waiting.remove(segment)
+                if not self._stop:
+                    self._waiting.append(replace(segment, sealed=threading.Event(), failure=None))
+            return
+        self.failure = ""
+        with self._changed:
+            self._waiting.remove(segment)
+        segment.sealed.set()
+
+    # --- one segment, in the order it happens ---------------------------------------------------
+
+    def _seal(self, segment: Segment) -> dict[int, tuple[int, int]]:
+        if segment.pk is None:  # nothing in it was ever acknowledged
+            self._store.delete("segments", segment.name)
+            return {}
+        t = trajectories.c
+        with self._db.read() as connection:
+            rows = connection.execute(
+                sa.select(
+                    t.pk, t.id, t.dataset_pk, t.seq, t.partition, t.segment_offset, datasets.c.name
+                )
+                .join(datasets, datasets.c.pk == t.dataset_pk)
+                .where(t.segment_pk == segment.pk, t.state == "spooled")
+                .order_by(t.dataset_pk, t.partition, t.seq)
+            ).all()
+        failpoint("seal.before_tmp")
+        made: list[NewShard] = []
+        damaged: list[str] = []
+        if rows:
+            file = SegmentFile(self._store.path("segments", segment.name))
+            for _, members in groupby(rows, key=lambda row: (row.dataset_pk, row.partition)):
+                shard = self._write(file, list(members), damaged)
+                if shard is not None:
+                    made.append(shard)
+        with self._db.write() as connection:
+            self._move(connection, segment, made, damaged)
+            failpoint("seal.before_commit")
+        failpoint("seal.after_commit")
+        if damaged:
+            log.error("records damaged", segment=segment.name, trajectories=damaged)
+        else:
+            self._store.delete("segments", segment.name)
+            failpoint("seal.after_unlink")
+            with self._db.write() as connection:
+                connection.execute(sa.delete(segments).where(segments.c.pk == segment.pk))
+        moved: dict[int, tuple[int, int]] = {}
+        for shard in made:
+            count, files = moved.get(shard.dataset_pk, (0, 0))
+            moved[shard.dataset_pk] = (count + len(shard.entries), files + 1)
+        return moved
+
+    def _write(self, file: SegmentFile, rows: Sequence[Any], damaged: list[str]) -> NewShard | None:
+        """One shard of one dataset and partition."""
+        dataset = self._registry.get(rows[0].name)
+        records, entries, pks = [], [], []
+        for row in rows:
+            try:
+                record = file.record(row.segment_offset)
+            except SegmentDamaged:
+                damaged.append(row.id)
+                continue
+            records.append(record)
+            entries.append(replace(record.entry, seq=row.seq, partition=row.partition))
+            pks.append(row.pk)
+        if not entries:
+            return None
+        batches = (record.batch(dataset.schema) for record in records)
+        return new_shard(self._store, self._settings, dataset, entries, batches, pks)
+
+    def _move(
+        self, connection: Connection, segment: Segment, made: list[NewShard], damaged: list[str]
+    ) -> None:
+        mark = next_mark(connection)
+        for shard in made:
+            insert_shard(connection, shard, mark)
+        # Evicted before they were ever sealed: nothing of them remains but the id.
+        t = trajectories.c
+        gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.evicted_at, sa.literal(mark)).where(
+            t.segment_pk == segment.pk, t.state == "evicted"
+        )
+        names = ["id", "dataset_pk", "seq", "digest", "evicted_at", "mark"]
+        connection.execute(sa.insert(tombstones).from_select(names, gone))
+        connection.execute(
+            sa.delete(trajectories).where(t.segment_pk == segment.pk, t.state == "evicted")
+        )
+        connection.execute(
+            sa.update(segments)
+            .where(segments.c.pk == segment.pk)
+            .values(state="damaged" if damaged else "consumed")
+        )
+
+
+def new_shard(
+    store: Store,
+    settings: Settings,
+    dataset: Registered,
+    entries: list[Entry],
+    batches: Any,
+    pks: list[int],
+    points: tuple[str, str] = ("seal.after_tmp_fsync", "seal.after_rename"),
+) -> NewShard:
+    """Write one shard file of `entries` (one dataset, one partition), durably. Raises OSError."""
+    shard_id = new_name("sh")
+    partition = entries[0].partition
+    with store.new(f"shards/{partition}", f"{shard_id}.parquet", points=points) as writer:
+        placed: list[Entry] = []
+        writer.fill(
+            lambda path: placed.extend(
+                write_shard(
+                    path,
+                    dataset.name,
+                    dataset.spec,
+                    entries,
+                    batches,
+                    group_rows=settings.row_group_rows,
+                    group_bytes=settings.row_group_bytes,
+                )
+            )
+        )
+        file = writer.commit()
+    return NewShard(shard_id, dataset.pk, partition, file, placed, pks)
+
+
+def insert_shard(connection: Connection, shard: NewShard, mark: int) -> int:
+    """Put a shard into the index and move its trajectories there; returns its key.
+
+    A trajectory that was evicted meanwhile stays evicted; one that vanished is not brought back.
+    """
+    seqs = [entry.seq for entry in shard.entries]
+    shard_pk = int(
+        connection.execute(
+            sa.insert(shards)
+            .values(
+                id=shard.id,
+                dataset_pk=shard.dataset_pk,
+                partition=shard.partition,
+                state="live",
+                sha256=shard.file.sha256,
+                bytes=shard.file.bytes,
+                rows=sum(entry.rows for entry in shard.entries),
+                trajectories=len(shard.entries),
+                seq_min=min(seqs),
+                seq_max=max(seqs),
+                created_at=time.time(),
+            )
+            .returning(shards.c.pk)
+        ).scalar_one()
+    )
+    t = trajectories.c
+    statement = (
+        sa.update(trajectories)
+        .where(t.pk == sa.bindparam("key"))
+        .values(
+            state=sa.case((t.state == "evicted", "evicted"), else_="sealed"),
+            shard_pk=shard_pk,
+            traj_idx=sa.bindparam("number"),
+            row_start=sa.bindparam("row"),
+            segment_pk=None,
+            segment_offset=None,
+            mark=mark,
+        )
+    )
+    places = [
+        {"key": pk, "number": i, "row": entry.row_start}
+        for i, (pk, entry) in enumerate(zip(shard.pks, shard.entries, strict=True))
+    ]
+    for some in chunks(places):
+        connection.execute(statement, list(some))
+    return shard_pk
+
+
+def _seal_problem(error: BaseException) -> ProblemError:
+    if isinstance(error, OSError):
+        return ProblemError(
+            507,
+            "storage_full",
+            "the data is durable but could not be sealed; it will be tried again",
+            got=str(error.strerror or error)[:200],
+            headers={"Retry-After": "5"},
+        )
+    return ProblemError(500, "internal_error", "the data is durable but could not be sealed")

@@ -1,0 +1,233 @@
+"""Segments: append-only files in which trajectories wait, acknowledged, until they are sealed.
+
+    segment   MAGIC, then records
+    record    length u32 | crc32 u32 | head length u32 | 0 u32 | head JSON (padded to 8) | body
+              length counts from the third word on; crc32 covers the same bytes
+    heads     {"spec": {…}, "dataset": name}                     once per dataset and segment
+              {"entry": {…}, "dataset": name}  body = one Arrow record batch, without schema
+
+A record counts once it is fsynced and its index row committed, in this order. What a crash leaves
+beyond that at the tail is torn (cut off) or whole (its index row is written at the next start).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from server.failpoints import failpoint
+from server.storage.shards import Entry
+from server.storage.store import Appender, Store, new_name
+from stepwell.schema import arrow_schema
+from stepwell.spaces import EnvSpec
+
+MAGIC = b"STEPWELL-SEG\x00\x00\x00\x01"
+_WORDS = struct.Struct("<IIII")
+
+
+class SegmentDamaged(RuntimeError):
+    """A record that was acknowledged cannot be read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, as it lies in a segment."""
+
+    head: dict[str, Any]
+    body: pa.Buffer
+    offset: int
+    end: int
+
+    @property
+    def dataset(self) -> str:
+        return str(self.head["dataset"])
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(**self.head["entry"])
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(self.body, schema)
+
+
+def encode_record(head: dict[str, Any], body: pa.Buffer | bytes = b"") -> bytes:
+    text = orjson.dumps(head)
+    text += b" " * (-len(text) % 8)
+    view = memoryview(body)
+    padding = b"\0" * (-len(view) % 8)
+    crc = zlib.crc32(struct.pack("<II", len(text), 0))
+    for part in (text, view, padding):
+        crc = zlib.crc32(part, crc)
+    length = 8 + len(text) + len(view) + len(padding)
+    return b"".join((_WORDS.pack(length, crc, len(text), 0), text, view, padding))
+
+
+def encode_entry(dataset: str, entry: Entry, batch: pa.RecordBatch) -> bytes:
+    return encode_record({"dataset": dataset, "entry": asdict(entry)}, batch.serialize())
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file. `pk` is None until its first group is in the index."""
+
+    name: str
+    pk: int | None = None
+    file: Appender | None = None
+    described: set[str] = field(default_factory=set)
+    """Datasets whose spec it already holds."""
+    records: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    sealed: threading.Event = field(default_factory=threading.Event)
+    moved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Once sealed: dataset pk → (trajectories, shards)."""
+    failure: BaseException | None = None
+
+
+class Spool:
+    """The segment that is being written. Used by one thread at a time (the committer's)."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self.current: Segment | None = None
+
+    def append(self, groups: list[tuple[str, EnvSpec, list[bytes]]]) -> list[int]:
+        """Write all records of (dataset, spec, records), one fsync; returns their offsets.
+
+        Raises OSError: then nothing of it counts, and the segment takes no more.
+        """
+        segment = self.current or self._open()
+        file = segment.file
+        assert file is not None
+        start = file.size
+        parts: list[bytes] = []
+        offsets: list[int] = []
+        position = start
+        described: set[str] = set()
+        for dataset, spec, records in groups:
+            if dataset not in segment.described and dataset not in described:
+                described.add(dataset)
+                record = encode_record({"dataset": dataset, "spec": spec.to_json()})
+                parts.append(record)
+                position += len(record)
+            for record in records:
+                offsets.append(position)
+                parts.append(record)
+                position += len(record)
+        failpoint("append.before_write")
+        file.append(b"".join(parts))
+        failpoint("append.after_write")
+        file.sync()
+        failpoint("append.after_fsync")
+        segment.described |= described
+        segment.records += len(offsets)
+        segment.last_at = time.monotonic()
+        segment.first_at = segment.first_at or segment.last_at
+        return offsets
+
+    def _open(self) -> Segment:
+        name = new_name("sg", ".seg")
+        file = self._store.append_to("segments", name)
+        try:
+            file.append(MAGIC)
+            file.sync()
+        except OSError:
+            file.close()
+            with contextlib.suppress(OSError):
+                self._store.delete("segments", name)
+            raise
+        failpoint("segment.after_create")
+        self.current = Segment(name, file=file)
+        return self.current
+
+    def undo(self, size: int) -> bool:
+        """Forget records whose index rows were not committed; False if that failed too."""
+        assert self.current is not None and self.current.file is not None
+        try:
+            self.current.file.cut(size)
+        except OSError:
+            return False
+        return True
+
+    def rotate(self) -> Segment | None:
+        """Close the current segment and hand it over; None if nothing is in it."""
+        segment = self.current
+        if segment is None or segment.file is None:
+            return None
+        segment.file.close()
+        self.current = None
+        return segment
+
+    def probe(self) -> None:
+        """Prove that the disk takes and keeps bytes again. Raises OSError."""
+        self.rotate()
+        self._open()
+
+
+class SegmentFile:
+    """Reading: by offset, or from front to back."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with pa.memory_map(str(path)) as source:
+            self._data = source.read_buffer()
+        if self._data.size >= len(MAGIC) and bytes(self._data[: len(MAGIC)]) != MAGIC:
+            raise SegmentDamaged(f"{path.name} does not begin as a segment does")
+
+    def record(self, offset: int) -> Record:
+        """The record at `offset`. Raises `SegmentDamaged`."""
+        found = self._read(offset)
+        if found is None:
+            raise SegmentDamaged(f"{self.path.name}: the record at byte {offset} is damaged")
+        return found
+
+    def scan(self, start: int = len(MAGIC)) -> Iterator[Record]:
+        """Whole records from `start` on; ends at the first that is torn."""
+        while (found := self._read(start)) is not None:
+            yield found
+            start = found.end
+
+    @property
+    def size(self) -> int:
+        return int(self._data.size)
+
+    def _read(self, offset: int) -> Record | None:
+        data = self._data
+        if offset + _WORDS.size > data.size:
+            return None
+        length, crc, head_length, _ = _WORDS.unpack(data[offset : offset + _WORDS.size])
+        end = offset + 8 + length
+        if length < 8 or end > data.size or head_length > length - 8:
+            return None
+        if zlib.crc32(data[offset + 8 : end]) != crc:
+            return None
+        body_at = offset + _WORDS.size + head_length
+        head = json.loads(bytes(data[offset + _WORDS.size : body_at]))
+        return Record(head, data.slice(body_at, end - body_at), offset, end)
+
+
+def read_spooled(path: Path, offset: int, spec: EnvSpec) -> tuple[Entry, pa.RecordBatch]:
+    """One trajectory from a segment, touching only its own bytes. Raises `SegmentDamaged`."""
+    with open(path, "rb") as file:
+        words = os.pread(file.fileno(), _WORDS.size, offset)
+        if len(words) < _WORDS.size:
+            raise SegmentDamaged(f"{path.name}: the record at byte {offset} is missing")
+        length, crc, head_length, _ = _WORDS.unpack(words)
+        raw = os.pread(file.fileno(), length, offset + 8)
+    if len(raw) != length or zlib.crc32(raw) != crc:
+        raise SegmentDamaged(f"{path.name}: the record at byte {offset} is damaged")
+    head = json.loads(raw[8 : 8 + head_length])
+    body = pa.py_buffer(raw)[8 + head_length :]
+    return Entry(**head["entry"]), pa.ipc.read_record_batch(body, arrow_schema(spec))

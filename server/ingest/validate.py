@@ -1,0 +1,109 @@
+"""A stranger's body → trajectories that fit the dataset, or an error naming key, expected, got.
+
+The body as a whole must be a sound stream under the dataset's layout (else 422, nothing stored);
+each trajectory in it then stands or falls alone. Digests are computed here, from content, never
+taken from the sender.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from server.ingest.registered import Registered
+from server.problems import ProblemError, title_of
+from stepwell.codec import HEADER_KEY, from_batch, read_stream
+from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
+from stepwell.messages import Problem
+from stepwell.spaces import EnvSpec, space_to_json
+from stepwell.trajectory import Trajectory
+
+MAX_ITEMS = 4096
+"""Trajectories in one body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A trajectory that fits, with the digest of its content."""
+
+    trajectory: Trajectory
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """One that does not; the others of its body are not concerned."""
+
+    id: str
+    problem: Problem
+
+
+def read_body(data: bytes, dataset: Registered) -> list[Checked | Refused]:
+    """Everything in the body, in order. Raises `ProblemError` (422) if the body itself is bad."""
+    try:
+        stream = read_stream(data)
+        check_layout(dataset, stream.spec)
+        return list(_items(stream, dataset.spec))
+    except CodecError as error:
+        raise ProblemError(
+            422, "invalid_stream", str(error), expected=error.expected, got=error.got
+        ) from None
+
+
+def _items(stream: read_stream, spec: EnvSpec) -> Iterator[Checked | Refused]:
+    for number, (batch, metadata) in enumerate(stream.batches(), 1):
+        if number > MAX_ITEMS:
+            raise CodecError("too many trajectories in one body", expected=f"≤ {MAX_ITEMS}")
+        try:
+            trajectory = from_batch(batch, metadata, spec)
+            trajectory.check(spec)
+        except InvalidTrajectory as error:
+            yield Refused(_claimed_id(metadata), problem_of(error))
+            continue
+        yield Checked(trajectory, trajectory.digest)
+
+
+def problem_of(error: InvalidData) -> Problem:
+    return Problem(
+        title=title_of(422),
+        status=422,
+        code="invalid_trajectory",
+        detail=str(error),
+        expected=error.expected,
+        got=error.got,
+    )
+
+
+def _claimed_id(metadata: dict[bytes, bytes]) -> str:
+    """What a refused trajectory calls itself, so that its sender finds it again."""
+    claimed = json.loads(metadata[HEADER_KEY]).get("id", "")
+    return claimed[:64] if isinstance(claimed, str) else ""
+
+
+def check_layout(dataset: Registered, got: EnvSpec) -> None:
+    """Raise 422 naming the first key that differs from the registered spec."""
+    if got is dataset.spec or got.digest == dataset.spec_digest:
+        return
+    where, expected, found = difference(dataset.spec, got)
+    raise ProblemError(
+        422,
+        "schema_mismatch",
+        f"{where} is not what dataset {dataset.name!r} is registered with; nothing was stored",
+        expected=expected,
+        got=found,
+    )
+
+
+def difference(expected: EnvSpec, got: EnvSpec) -> tuple[str, object, object]:
+    """(where, expected, got) of the first difference between two layouts."""
+    for what in ("observations", "actions", "infos"):
+        ours, theirs = getattr(expected, what), getattr(got, what)
+        if ours.keys() != theirs.keys():
+            return f"{what}: the set of names", sorted(ours), sorted(theirs)
+        for key, space in ours.items():
+            if space != theirs[key]:
+                return f"{what}[{key}]", space_to_json(space), space_to_json(theirs[key])
+    if expected.roles != got.roles:
+        return "roles", dict(expected.roles), dict(got.roles)
+    return "action_known", expected.action_known, got.action_known

@@ -1,0 +1,221 @@
+"""Long work: rows in a table, a few threads, progress, cancelling, and honesty after a restart.
+
+    queued → running → succeeded | failed | cancelled
+
+A job's row outlives the process; its thread does not. What was queued or running when the service
+died is failed at the next start, with what to do. What a kind of job does is handed in as a
+function: this file knows none. Progress lives in memory, because each write of it would be an
+fsync.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+import uuid_utils
+
+from server.index.db import Database
+from server.index.tables import jobs as table
+from server.problems import ProblemError, not_found
+from stepwell.messages import Job, JobPage, Problem
+
+log = structlog.get_logger("stepwell.jobs")
+
+Handler = Callable[["JobContext", dict[str, Any]], dict[str, Any]]
+
+
+class JobCancelled(Exception):
+    """Raised inside a handler when somebody asked the job to stop."""
+
+
+class JobContext:
+    """What a handler knows of its job: report progress, and ask whether to go on."""
+
+    def __init__(self, job_id: str):
+        self.id = job_id
+        self.progress = 0.0
+        self.message = ""
+        self._cancel = threading.Event()
+
+    def report(self, progress: float, message: str | None = None) -> None:
+        """Say how far it is (0 … 1) and what it is doing. Raises `JobCancelled`."""
+        self.progress = min(1.0, max(self.progress, progress))
+        if message is not None:
+            self.message = message
+        self.check()
+
+    def check(self) -> None:
+        if self._cancel.is_set():
+            raise JobCancelled
+
+    def cancel(self) -> None:
+        self._cancel.set()
+
+
+class Jobs:
+    """Runs jobs and remembers them. Thread-safe; one per process."""
+
+    def __init__(self, db: Database, *, threads: int = 2):
+        self._db = db
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="job")
+        self._live: dict[str, JobContext] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._fail_interrupted()
+
+    def submit(
+        self, kind: str, handler: Handler, payload: dict[str, Any], message: str = ""
+    ) -> Job:
+        """Queue a job. `payload` is kept in its row and handed to `handler`."""
+        job_id = f"job_{uuid_utils.uuid7()}"
+        context = JobContext(job_id)
+        context.message = message
+        with self._db.write() as c:
+            c.execute(
+                sa.insert(table).values(
+                    id=job_id,
+                    kind=kind,
+                    state="queued",
+                    message=message,
+                    payload=json.dumps(payload),
+                    created_at=time.time(),
+                )
+            )
+        with self._lock:
+            if self._closed:
+                raise ProblemError(503, "shutting_down", "the service is stopping")
+            self._live[job_id] = context
+            self._pool.submit(self._run, context, handler, payload)
+        return self.get(job_id)
+
+    def get(self, job_id: str) -> Job:
+        with self._db.read() as c:
+            row = c.execute(sa.select(table).where(table.c.id == job_id)).mappings().first()
+        if row is None:
+            raise not_found("job", job_id)
+        return self._message(row)
+
+    def page(
+        self, *, limit: int = 100, cursor: int | None = None, state: str | None = None
+    ) -> JobPage:
+        """Newest first."""
+        query = sa.select(table).order_by(table.c.pk.desc()).limit(limit + 1)
+        if cursor is not None:
+            query = query.where(table.c.pk < cursor)
+        if state is not None:
+            query = query.where(table.c.state == state)
+        with self._db.read() as c:
+            rows = list(c.execute(query).mappings())
+        more = str(rows[limit - 1]["pk"]) if len(rows) > limit else None
+        return JobPage(items=[self._message(row) for row in rows[:limit]], next=more)
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to stop; it does at its next look. Jobs that have ended are answered as is."""
+        job = self.get(job_id)
+        with self._lock:
+            context = self._live.get(job_id)
+            if context is not None:
+                context.cancel()
+        if context is None and job.state in ("queued", "running"):
+            job = self.get(job_id)
+        return job
+
+    def close(self) -> None:
+        """Stop: running jobs are cancelled, and said to have been interrupted."""
+        with self._lock:
+            self._closed = True
+            for context in self._live.values():
+                context.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._fail_interrupted()
+
+    def _run(self, context: JobContext, handler: Handler, payload: dict[str, Any]) -> None:
+        state, result, error = "failed", None, None
+        try:
+            context.check()
+            self._save(context.id, state="running", started_at=time.time())
+            result = handler(context, payload)
+            state = "succeeded"
+        except JobCancelled:
+            state = "failed" if self._closed else "cancelled"
+            error = _interrupted() if self._closed else None
+        except ProblemError as problem:
+            error = problem.problem()
+        except Exception as defect:
+            log.error("a job failed", job=context.id, exc_info=defect)
+            error = ProblemError(
+                500, "internal_error", f"a defect of the service: {defect!r}"[:500]
+            ).problem()
+        done = 1.0 if state == "succeeded" else context.progress
+        try:
+            self._save(
+                context.id,
+                state=state,
+                progress=done,
+                message=context.message if state != "succeeded" else "done",
+                result=None if result is None else json.dumps(result),
+                error=None if error is None else error.model_dump_json(),
+                finished_at=time.time(),
+            )
+        except Exception as defect:
+            # The row stays as it is until the next start, which fails it.
+            log.error("a job's end could not be saved", job=context.id, exc_info=defect)
+        finally:
+            with self._lock:
+                self._live.pop(context.id, None)
+
+    def _save(self, job_id: str, **values: Any) -> None:
+        with self._db.write() as c:
+            c.execute(sa.update(table).where(table.c.id == job_id).values(**values))
+
+    def _fail_interrupted(self) -> None:
+        unfinished = table.c.state.in_(("queued", "running"))
+        with self._db.read() as c:
+            if not c.execute(sa.select(table.c.pk).where(unfinished).limit(1)).first():
+                return
+        with self._db.write() as c:
+            c.execute(
+                sa.update(table)
+                .where(unfinished)
+                .values(
+                    state="failed",
+                    error=_interrupted().model_dump_json(),
+                    finished_at=time.time(),
+                )
+            )
+
+    def _message(self, row: Any) -> Job:
+        with self._lock:
+            live = self._live.get(row["id"])
+        running = live is not None and row["state"] in ("queued", "running")
+        return Job(
+            id=row["id"],
+            kind=row["kind"],
+            state=row["state"],
+            progress=live.progress if running and live is not None else row["progress"],
+            message=live.message if running and live is not None else row["message"],
+            result=None if row["result"] is None else json.loads(row["result"]),
+            error=None if row["error"] is None else Problem.model_validate_json(row["error"]),
+            created_at=row["created_at"],
+            finished_at=row["finished_at"],
+        )
+
+
+def _interrupted() -> Problem:
+    return ProblemError(
+        503,
+        "interrupted",
+        "the service stopped before the job was done; nothing was stored: upload again",
+    ).problem()
+
+
+def build(service: Any) -> Jobs:
+    """The part of the service that deps.py asks for."""
+    return Jobs(service.db)

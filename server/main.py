@@ -1,0 +1,154 @@
+"""`stepwell serve` and `stepwell db`: one process, one data directory, one address printed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from server.index.db import IndexUnusable, revision, upgrade
+from server.index.tables import REVISION
+from server.settings import Settings
+from server.storage.store import DirectoryInUse, DirectoryLock
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; then finish requests, seal, and leave. Returns 0."""
+    parser = argparse.ArgumentParser(prog="stepwell serve", description=main.__doc__)
+    parser.add_argument("--data", type=Path, help="directory that holds everything (STEPWELL_DATA)")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 8000; 0: a free one)")
+    parser.add_argument("--token", help="the operator's token; better: STEPWELL_TOKEN")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    options = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    try:
+        settings = Settings(**options)
+    except ValidationError as error:
+        return _fail(_explain(error))
+    if not settings.loopback and settings.token is None:
+        return _fail(
+            f"refusing to listen on {settings.host} without a token: anybody could write. Set"
+            " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32)"
+        )
+    _configure_logging(settings.log_level)
+    try:
+        listener = socket.create_server(
+            (settings.host, settings.port),
+            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
+        )
+    except OSError as error:
+        return _fail(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror};"
+            " choose another with --port, or 0 for a free one"
+        )
+    return _serve(settings, listener)
+
+
+def _serve(settings: Settings, listener: socket.socket) -> int:
+    # Here, not above: `stepwell serve --help` and a refused option need no web framework.
+    import uvicorn
+
+    from server.app import create_app
+    from server.deps import Service
+
+    try:
+        service = Service(settings)
+    except (DirectoryInUse, IndexUnusable, OSError) as error:
+        listener.close()
+        return _fail(str(error))
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.should_exit:
+                host, port = listener.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                print(f"stepwell serves {settings.data} at http://{shown}:{port}", flush=True)
+
+    config = uvicorn.Config(
+        create_app(settings, service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=30,
+        lifespan="on",
+    )
+    server = Server(config)
+
+    # uvicorn raises a captured signal again after its shutdown, which would turn a clean stop into
+    # death by signal before everything is sealed; with its own handler replaced, it cannot.
+    def stop(_signal: int, _frame: Any) -> None:
+        if server.should_exit:
+            server.force_exit = True
+        server.should_exit = True
+
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def db_main(argv: list[str] | None = None) -> int:
+    """`stepwell db upgrade | current`: the index's schema, by hand. A start migrates by itself."""
+    parser = argparse.ArgumentParser(prog="stepwell db", description=db_main.__doc__)
+    parser.add_argument("command", choices=("upgrade", "current"))
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEPWELL_DATA"))
+    options = parser.parse_args(argv)
+    if options.data is None:
+        return _fail("say which data directory: --data DIR or STEPWELL_DATA")
+    path = Path(options.data) / "index.sqlite"
+    try:
+        if options.command == "current":
+            print(f"{path}: revision {revision(path) or 'none'}, this program needs {REVISION}")
+            return 0
+        lock = DirectoryLock(Path(options.data))
+        try:
+            print(f"{path}: revision {upgrade(path)}")
+        finally:
+            lock.release()
+    except (DirectoryInUse, IndexUnusable) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        # Looked up at each line, not once: whoever replaces sys.stderr gets the log too.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        name = "_".join(str(part) for part in item["loc"]).upper()
+        lines.append(f"--{name.lower()} or STEPWELL_{name}: {item['msg']}")
+    return "; ".join(lines)
+
+
+def _fail(message: str) -> int:
+    print(f"stepwell: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

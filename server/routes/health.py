@@ -1,0 +1,48 @@
+"""Is it alive, can it work, and its numbers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from server.deps import ServiceDep
+from server.index.tables import REVISION
+from stepwell import __version__
+from stepwell.messages import Health
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def healthz(service: ServiceDep) -> Health:
+    """Alive: always 200 while the process answers."""
+    return _health(service)
+
+
+@router.get("/readyz", responses={503: {"model": Health}})
+def readyz(service: ServiceDep, response: Response) -> Health:
+    """Able to take data: 503 while read-only."""
+    health = _health(service)
+    if not health.writable:
+        response.status_code = 503
+    return health
+
+
+@router.get("/metrics")
+def metrics(service: ServiceDep) -> Response:
+    """Prometheus text."""
+    service.telemetry.free_bytes.set(service.store.free())
+    return Response(service.telemetry.text(), media_type="text/plain; version=0.0.4")
+
+
+def _health(service: ServiceDep) -> Health:
+    trouble = service.ingest.committer.trouble
+    why = [str(trouble.got)] if trouble is not None else []
+    if service.ingest.sealer.failure:
+        why.append(f"sealing: {service.ingest.sealer.failure}")
+    return Health(
+        status="degraded" if why else "ok",
+        version=__version__,
+        database_revision=REVISION,
+        writable=trouble is None,
+        detail="; ".join(why),
+    )

@@ -1,0 +1,71 @@
+"""Uploading an offline dataset: the raw file as the body (`curl -T FILE -X POST …`), then a job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from server.deps import ServiceDep
+from server.imports.importer import ImportRequest
+from server.problems import ProblemError
+from stepwell.messages import NAME, JobAccepted, Partition
+
+router = APIRouter(prefix="/v1/datasets", tags=["imports"])
+
+
+@router.post(
+    "/{name}/imports",
+    status_code=202,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            },
+        }
+    },
+)
+async def upload(
+    service: ServiceDep,
+    request: Request,
+    name: Annotated[str, Path(pattern=NAME)],
+    format: Annotated[Literal["d4rl", "npz"], Query()] = "d4rl",  # noqa: A002 - the API's word
+    partition: Annotated[Partition, Query()] = "protected",
+    create: Annotated[bool, Query(description="make the dataset if there is none")] = False,
+    env: Annotated[str, Query(max_length=256, description="for instance Hopper-v5")] = "",
+    action: Annotated[
+        str, Query(max_length=32, description="box or discrete:N, where the data does not say")
+    ] = "",
+    action_low: Annotated[str, Query(max_length=4096, description="numbers, by comma")] = "",
+    action_high: Annotated[str, Query(max_length=4096, description="numbers, by comma")] = "",
+    max_steps: Annotated[
+        int, Query(ge=0, description="where no timeouts are marked: cut after so many steps")
+    ] = 0,
+) -> JobAccepted:
+    """All of the file or nothing becomes trajectories; GET /v1/jobs/{id} tells how it goes."""
+    wanted = ImportRequest(
+        dataset=name,
+        format=format,
+        partition=partition,
+        create=create,
+        env=env,
+        action=action,
+        action_low=_numbers("action_low", action_low),
+        action_high=_numbers("action_high", action_high),
+        max_steps=max_steps,
+    )
+    await run_in_threadpool(service.imports.check, wanted)
+    stored, sha256, size = await service.imports.receive(request.stream())
+    job = await run_in_threadpool(service.imports.submit, wanted, stored, sha256, size)
+    return JobAccepted(job=job)
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ProblemError(
+            422, "validation_error", f"{name} is not a list of numbers", got=text[:100]
+        ) from None

@@ -1,0 +1,46 @@
+"""Posting trajectories: the body is read here, everything else happens in server/ingest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from server.deps import ServiceDep
+from server.problems import ProblemError
+from stepwell.messages import ARROW, IngestResult, Partition
+
+router = APIRouter(prefix="/v1/datasets", tags=["ingest"])
+
+
+@router.post(
+    "/{name}/trajectories",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def post_trajectories(
+    service: ServiceDep,
+    request: Request,
+    name: str,
+    partition: Annotated[Partition, Query()] = "fifo",
+    wait: Annotated[Literal["sealed"] | None, Query()] = None,
+) -> IngestResult:
+    """One or many trajectories, each stored exactly once; answered when they are durable."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != ARROW:
+        raise ProblemError(
+            415,
+            "unsupported_media_type",
+            "trajectories travel as an Arrow IPC stream (stepwell.codec.encode)",
+            expected=ARROW,
+            got=kind or "none",
+        )
+    body = await request.body()
+    return await run_in_threadpool(
+        service.ingest.post, name, partition, body, wait_sealed=wait == "sealed"
+    )

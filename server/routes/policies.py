@@ -1,0 +1,108 @@
+"""Policies over HTTP: bytes in, bytes out, ETags; the work is in server/policies.py."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi.responses import FileResponse
+from starlette.concurrency import run_in_threadpool
+
+from server import policies
+from server.deps import ServiceDep
+from server.problems import ProblemError
+from server.routes.paging import Cursor, Limit
+from stepwell.messages import Alias, Policy, PolicyPage, PutAlias
+
+router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])
+
+BYTES = "application/octet-stream"
+WRITE_BYTES = 1 << 20
+"""Chunks of a body are gathered to this size: a hop to a thread for each packet would cost more
+than the writing."""
+
+Version = Annotated[int, Path(ge=0, le=policies.MAX_NUMBER)]
+_ETAGS = re.compile(r'(?:W/)?"([^"]*)"')
+
+
+@router.put(
+    "/policies/{version}",
+    status_code=201,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def put_policy(
+    service: ServiceDep,
+    name: str,
+    version: Version,
+    request: Request,
+    response: Response,
+    metadata: Annotated[str | None, Header(alias="X-Stepwell-Metadata")] = None,
+) -> Policy:
+    """Publish (201). The same bytes again: 200. Other bytes under that version: 409."""
+    kind = request.headers.get("content-type", BYTES).partition(";")[0].strip().lower()
+    if kind != BYTES:
+        raise ProblemError(
+            415, "unsupported_media_type", "a policy is raw bytes", expected=BYTES, got=kind
+        )
+    about = policies.parse_metadata(metadata)
+    writer = await run_in_threadpool(policies.open_writer, service.db, service.store, name)
+    with writer:
+        waiting = bytearray()
+        async for chunk in request.stream():
+            waiting += chunk
+            if len(waiting) >= WRITE_BYTES:
+                await run_in_threadpool(writer.write, bytes(waiting))
+                waiting.clear()
+        await run_in_threadpool(writer.write, bytes(waiting))
+        policy, new = await run_in_threadpool(
+            policies.publish, service.db, service.store, name, version, writer, about
+        )
+    if not new:
+        response.status_code = 200
+    return policy
+
+
+@router.get("/policies")
+def list_policies(
+    service: ServiceDep, name: str, limit: Limit = 100, cursor: Cursor = None
+) -> PolicyPage:
+    """Greatest version first."""
+    return policies.page(service.db, name, limit=limit, before=cursor)
+
+
+@router.get(
+    "/policies/{which}",
+    response_class=FileResponse,
+    responses={200: {"content": {BYTES: {}}}, 304: {"description": "you have it already"}},
+)
+@router.head("/policies/{which}", response_class=FileResponse, include_in_schema=False)
+def get_policy(
+    service: ServiceDep,
+    name: str,
+    which: str,
+    known: Annotated[str | None, Header(alias="If-None-Match")] = None,
+) -> Response:
+    """The bytes of a version or an alias (`latest`, `best`, …). The ETag is the sha256."""
+    found = policies.locate(service.db, service.store, name, which)
+    policy = found.policy
+    headers = {
+        "ETag": f'"{policy.sha256}"',
+        "X-Stepwell-Version": str(policy.version),
+        # A version never changes; where an alias points does.
+        "Cache-Control": "immutable, max-age=31536000" if which.isdecimal() else "no-cache",
+    }
+    if known is not None and (known.strip() == "*" or policy.sha256 in _ETAGS.findall(known)):
+        return Response(status_code=304, headers=headers)
+    return FileResponse(found.path, media_type=BYTES, headers=headers)
+
+
+@router.put("/aliases/{alias}")
+def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> Policy:
+    """Point an alias at a version. `latest` is automatic and cannot be set."""
+    return policies.set_alias(service.db, name, alias, body.version)

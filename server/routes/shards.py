@@ -1,0 +1,41 @@
+"""Shards over HTTP: immutable files, with Range and an ETag that is their sha256."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse
+
+from server.deps import ServiceDep
+from server.index.tables import shards
+from server.problems import ProblemError, not_found
+
+router = APIRouter(prefix="/v1/shards", tags=["shards"])
+PARQUET = "application/vnd.apache.parquet"
+
+
+@router.api_route(
+    "/{shard_id}", methods=["GET", "HEAD"], responses={200: {"content": {PARQUET: {}}}}
+)
+def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
+    """The Parquet file. 410 when it was deleted after its trajectories were evicted or moved."""
+    s = shards.c
+    with service.db.read() as connection:
+        row = connection.execute(
+            sa.select(s.id, s.partition, s.state, s.sha256).where(s.id == shard_id)
+        ).one_or_none()
+    if row is None:
+        raise not_found("shard", shard_id[:64])
+    if row.state in ("deleting", "deleted"):
+        raise ProblemError(
+            410,
+            "snapshot_expired",
+            "this shard is gone: no lease held it; make a new snapshot, or read the manifest again",
+        )
+    etag = f'"{row.sha256}"'
+    headers = {"etag": etag, "cache-control": "private, max-age=31536000, immutable"}
+    asked = request.headers.get("if-none-match", "")
+    if asked == "*" or etag in (tag.strip().removeprefix("W/") for tag in asked.split(",")):
+        return Response(status_code=304, headers=headers)
+    path = service.store.path(f"shards/{row.partition}", f"{row.id}.parquet")
+    return FileResponse(path, media_type=PARQUET, headers=headers)

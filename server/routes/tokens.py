@@ -1,0 +1,29 @@
+"""Tokens over HTTP, for admins; what a token may do is in server/auth.py."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from server.deps import ServiceDep
+from stepwell.messages import CreateToken, Token, TokenPage
+
+router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
+
+
+@router.post("", status_code=201)
+def create_token(service: ServiceDep, body: CreateToken, request: Request) -> Token:
+    """The answer holds the secret, this once. From the first token on, callers need one."""
+    token: Token = service.auth.create(body, request.state.principal.who)
+    return token
+
+
+@router.get("")
+def list_tokens(service: ServiceDep) -> TokenPage:
+    """Without secrets, newest first; revoked ones are gone."""
+    page: TokenPage = service.auth.page()
+    return page
+
+
+@router.delete("/{token_id}", status_code=204)
+def revoke_token(service: ServiceDep, token_id: str, request: Request) -> None:
+    service.auth.revoke(token_id, request.state.principal.who)

@@ -1,0 +1,112 @@
+"""Every knob of the service, its default and what it means. Set by option or by STEPWELL_<NAME>."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Settings(BaseSettings):
+    """Immutable once the service runs. Sizes are bytes, times are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_", extra="ignore", frozen=True)
+
+    data: Path
+    """Directory that holds everything: index, segments, shards, policies. Created if missing."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Any but loopback needs a token."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 picks a free one, which is printed."""
+    token: SecretStr | None = None
+    """The operator's token (all scopes). Without one, loopback is open."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, besides loopback and `host`, that requests may address this service by."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins (scheme://host:port) that browsers may call from, besides the service's own."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    # requests
+    max_body: int = 64 * MIB
+    """Largest body of a POST of trajectories."""
+    max_json: int = 8 * MIB
+    """Largest body of every other request that is not an upload."""
+    max_upload: int = 8 * GIB
+    """Largest offline dataset uploaded for import."""
+    max_policy: int = 1 * GIB
+    """Largest policy file."""
+    body_timeout: float = 30.0
+    """A body that stands still for so long is given up."""
+
+    # ingest
+    group_bytes: int = 4 * MIB
+    """One fsync serves at most so much, however much waits."""
+    queue_bytes: int = 256 * MIB
+    """Answer 429 when so much waits to be written."""
+    seal_bytes: int = 32 * MIB
+    """A segment of this size is sealed into shards."""
+    seal_idle: float = 2.0
+    """A segment is sealed when nothing has come for so long."""
+    seal_age: float = 10.0
+    """A segment is sealed when its first record is so old, whatever comes."""
+    min_free: int = 64 * MIB
+    """Refuse ingest (507) when the disk has less than this left."""
+
+    # shards and upkeep
+    row_group_rows: int = 20_000
+    """Row groups hold whole trajectories, about so many rows."""
+    row_group_bytes: int = 16 * MIB
+    """And at most about so many bytes."""
+    shard_bytes: int = 128 * MIB
+    """Uncompressed size at which a shard is closed."""
+    shard_grace: float = 900.0
+    """A retired shard is kept for so long, for readers without a lease."""
+    compact_below: int = 16 * MIB
+    """Adjacent shards smaller than this are merged."""
+    compact_after: float = 60.0
+    """Shards younger than this are left alone."""
+    upkeep_interval: float = 5.0
+    """Seconds between rounds of retention, compaction and sweeping; 0 turns them off."""
+    orphan_age: float = 3600.0
+    """Unknown files older than this are swept."""
+    tombstone_days: float = 30.0
+    """A retry of an evicted trajectory is recognised for so long."""
+
+    # SQL
+    sql_workers: int = 2
+    """Child processes that run queries."""
+    sql_queue: int = 8
+    """Queries that may wait; beyond, 429."""
+    sql_memory: int = 512 * MIB
+    """Memory of one query."""
+    sql_max_timeout: float = 60.0
+    """Longest deadline a request may ask for."""
+    sql_max_bytes: int = 256 * MIB
+    """Largest result."""
+
+    # imports
+    import_memory: int = 4 * GIB
+    """Address space of the confined child that parses an upload."""
+    import_seconds: float = 1800.0
+    """Longest time it may take."""
+    import_max_rows: int = 200_000_000
+    """Most transitions in one file."""
+
+    @property
+    def index_file(self) -> Path:
+        return self.data / "index.sqlite"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the service."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

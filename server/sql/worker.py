@@ -1,0 +1,372 @@
+"""The process that runs strangers' SQL: `python -m server.sql.worker DATA`, started by pool.py.
+
+Standard library, DuckDB and pyarrow only. It gives up its rights first (confine.py), then answers
+one request after another over stdin and stdout, each in a fresh in-memory DuckDB that can read the
+files it was given and nothing else, and that is closed after one query.
+
+    frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
+    request   {sql, params, limit, max_bytes, seconds, form: json|arrow, dataset, catalog?}
+    answer    {ok: true, columns, rows, truncated, elapsed_ms} + JSON rows, or an Arrow stream
+              {ok: false, code, detail, expected, got}
+
+`catalog` is what the tables are made of (server/sql/catalog.py); it stays until another comes.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import math
+import os
+import struct
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+from server.sql.confine import confine, libraries
+
+MEMORY_MARGIN = 3
+"""Address space granted, as a multiple of DuckDB's own memory limit (and 2 GiB at least)."""
+_BATCH = 2048
+
+
+def main(argv: list[str]) -> int:
+    data, memory = argv[0], int(argv[1])
+    os.chdir(data)
+    layers = confine(
+        [
+            *libraries(),
+            *(os.path.join(data, folder) for folder in ("shards", "mirror")),
+            *("/proc/self/cgroup", "/sys/fs/cgroup"),  # DuckDB aborts without its memory limits
+        ],
+        address_space=max(3 << 30, MEMORY_MARGIN * memory),
+        cpu_seconds=3600,
+    )
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    # After confinement: threads that libraries start while loading are bound by it too.
+    import duckdb
+    import pyarrow  # noqa: F401 - loaded now, so that no query pays for it
+
+    parser = duckdb.connect(":memory:", config={"threads": 1})
+    parser.execute("SELECT json_serialize_sql('SELECT 1')")
+    write_frame(stdout, {"ok": True, "confined": layers})
+    catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
+    # Made ahead of need, like the process itself: half of what a small query costs.
+    connection = _connect(memory)
+    while (frame := read_frame(stdin)) is not None:
+        request, _ = frame
+        catalog = request.get("catalog") or catalog
+        header, payload = _answer(request, catalog, parser, connection)
+        write_frame(stdout, header, payload)
+        connection.close()
+        connection = _connect(memory)
+    return 0
+
+
+def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+    """The next (header, payload), or None at the end. Raises `EOFError` inside a frame."""
+    size = source.read(4)
+    if not size:
+        return None
+    header = json.loads(_exactly(source, struct.unpack(">I", size)[0]))
+    return header, _exactly(source, int(header.get("bytes", 0)))
+
+
+def write_frame(sink: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+    raw = json.dumps({**header, "bytes": len(payload)}).encode()
+    sink.write(struct.pack(">I", len(raw)) + raw)
+    if len(payload):
+        sink.write(payload)
+    sink.flush()
+
+
+def _exactly(source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) != size:
+        raise EOFError("the stream ended inside a frame")
+    return data
+
+
+def _answer(
+    request: dict[str, Any], catalog: dict[str, Any], parser: Any, connection: Any
+) -> tuple[dict[str, Any], bytes | memoryview]:
+    import duckdb
+
+    from server.sql.guard import NotAllowed, check
+
+    began = time.perf_counter()
+    timer = threading.Timer(float(request["seconds"]), connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        allowed = check(request["sql"], parser)
+        _make_tables(connection, allowed.tables, catalog, request)
+        header, payload = _run(connection, allowed, request, began)
+        header["elapsed_ms"] = (time.perf_counter() - began) * 1e3
+        return header, payload
+    except NotAllowed as error:
+        return _refusal("sql_not_allowed", str(error), error.expected, error.got), b""
+    except duckdb.PermissionException as error:
+        return _refusal("sql_not_allowed", _clean(error)), b""
+    except duckdb.InterruptException:
+        return _refusal("query_timeout", f"stopped after {request['seconds']} s"), b""
+    except (duckdb.Error, RuntimeError, OverflowError, ValueError, RecursionError) as error:
+        code = "sql_not_allowed" if "data-modifying" in str(error) else "sql_error"
+        return _refusal(code, _clean(error)), b""
+    except MemoryError:
+        return _refusal("sql_error", "out of memory"), b""
+    finally:
+        timer.cancel()
+
+
+def _refusal(code: str, detail: str, expected: str = "", got: str = "") -> dict[str, Any]:
+    return {"ok": False, "code": code, "detail": detail, "expected": expected, "got": got}
+
+
+def _clean(error: BaseException) -> str:
+    """DuckDB's words without where the data lies."""
+    return str(error).replace(os.getcwd() + "/", "").replace(os.getcwd(), "")[:2000]
+
+
+def _connect(memory: int) -> Any:
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    for setting in (
+        "threads = 2",
+        f"memory_limit = '{memory // (1 << 20)}MiB'",
+        "temp_directory = ''",  # before external access goes: it would stay writable
+        "allow_persistent_secrets = false",
+        "allow_community_extensions = false",
+        "autoinstall_known_extensions = false",
+        "autoload_known_extensions = false",
+        "python_enable_replacements = false",
+        "max_expression_depth = 250",
+        "TimeZone = 'UTC'",
+    ):
+        connection.execute(f"SET {setting}")
+    return connection
+
+
+# --- the tables a query sees ----------------------------------------------------------------------
+
+RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", "pg_catalog", "q"})
+"""Schema names that DuckDB keeps: such a dataset is reached by `dataset` in the request."""
+
+
+def _make_tables(
+    connection: Any,
+    wanted: frozenset[tuple[str, str]],
+    catalog: dict[str, Any],
+    request: dict[str, Any],
+) -> None:
+    """Create what the query names, allow exactly the files behind it, then close the door."""
+    names = {name for schema, name in wanted if schema in ("", "main")}
+    schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
+    dataset = request.get("dataset")
+    bare = "steps" in names
+    tables = {t: v for t, v in catalog["tables"].items() if t in names}
+    chosen = {
+        name: entry
+        for name, entry in catalog["datasets"].items()
+        if name in schemas or (bare and dataset in (None, name))
+    }
+    if chosen or request["form"] == "selection":
+        tables["trajectories"] = catalog["tables"]["trajectories"]
+    files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
+    connection.execute(f"SET allowed_paths = [{', '.join(map(_text, files))}]")
+    for name, entry in tables.items():
+        connection.execute(f"CREATE VIEW _all_{name} AS {_table_sql(entry)}")
+        # A selection for one dataset sees only that dataset's trajectories.
+        only = request.get("only") if name == "trajectories" else None
+        where = f" WHERE dataset = {_text(only)}" if only else ""
+        columns = ", ".join(_name(c[0]) for c in entry["columns"] if not c[0].startswith("_"))
+        connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM _all_{name}{where}")
+    views = {name: f"_steps_{number}" for number, name in enumerate(chosen)}
+    for name, entry in chosen.items():
+        connection.execute(f"CREATE VIEW {views[name]} AS {_steps_sql(entry)}")
+        if name in schemas:
+            connection.execute(f"CREATE SCHEMA {_name(name)}")
+            connection.execute(
+                f"CREATE VIEW {_name(name)}.steps AS SELECT * FROM main.{views[name]}"
+            )
+    if bare:
+        connection.execute(f"CREATE VIEW steps AS {_bare_steps(chosen, views, catalog, dataset)}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _table_sql(entry: dict[str, Any]) -> str:
+    columns = entry["columns"]
+    if not entry["files"]:
+        return _empty(columns)
+    names = ", ".join(_name(name) for name, _ in columns)
+    return f"SELECT {names} FROM read_parquet([{', '.join(map(_text, entry['files']))}])"
+
+
+def _steps_sql(entry: dict[str, Any]) -> str:
+    """Rows of the shards whose trajectory is alive, found by file name and number in the file."""
+    if not entry["files"]:
+        return _empty([(name, kind) for name, kind, _ in entry["columns"]])
+    columns = ", ".join(f"{expr} AS {_name(name)}" for name, _, expr in entry["columns"])
+    files = ", ".join(map(_text, entry["files"]))
+    return (
+        f"SELECT {columns} FROM read_parquet([{files}], filename = '_file') AS s"
+        " JOIN _all_trajectories AS t ON s._file = t._file AND s.traj_idx = t.traj_idx"
+    )
+
+
+def _bare_steps(
+    chosen: dict[str, Any], views: dict[str, str], catalog: dict[str, Any], dataset: str | None
+) -> str:
+    """One dataset's steps, or the columns that all datasets with data have in common."""
+    if dataset in views:
+        return f"SELECT * FROM {views[dataset]}"
+    full = {name: entry for name, entry in chosen.items() if entry["files"]}
+    if not full:
+        return _empty(catalog["common"])
+    first, *others = [[(n, k) for n, k, _ in entry["columns"]] for entry in full.values()]
+    common = [column for column in first if all(column in other for other in others)]
+    names = ", ".join(_name(name) for name, _ in common)
+    return " UNION ALL ".join(f"SELECT {names} FROM {views[name]}" for name in full)
+
+
+def _empty(columns: list[Any]) -> str:
+    typed = ", ".join(f"CAST(NULL AS {kind}) AS {_name(name)}" for name, kind in columns)
+    return f"SELECT {typed} WHERE false"
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def _run(
+    connection: Any, allowed: Any, request: dict[str, Any], began: float
+) -> tuple[dict[str, Any], bytes | memoryview]:
+    limit, params = int(request["limit"]), request.get("params")
+    text: str = allowed.wrapped(limit + 1)
+    relation = connection.sql(text, params=params or None)
+    if request["form"] == "selection":
+        relation = connection.sql(_selection(text, relation.columns), params=params or None)
+    columns = [
+        {"name": name, "type": str(kind)}
+        for name, kind in zip(relation.columns, relation.types, strict=True)
+    ]
+    most = int(request["max_bytes"])
+    payload: bytes | memoryview
+    if request["form"] == "json":
+        payload, rows, cut = _json(connection, text, relation, request)
+    else:
+        payload, rows, cut = _arrow(relation, limit, most, began)
+    return {"ok": True, "columns": columns, "rows": rows, "truncated": cut}, payload
+
+
+def _selection(text: str, columns: list[str]) -> str:
+    """id, weight and whether there is such a trajectory, for each row of a selection."""
+    names = [name.lower() for name in columns]
+    if names not in (["id"], ["id", "weight"], ["weight", "id"]):
+        from server.sql.guard import NotAllowed
+
+        raise NotAllowed(
+            "a selection has the wrong columns",
+            expected="SELECT id FROM trajectories …, or SELECT id, weight FROM trajectories …",
+            got=", ".join(columns),
+        )
+    weight = "CAST(s.weight AS DOUBLE)" if "weight" in names else "CAST(NULL AS DOUBLE)"
+    return (
+        f"SELECT CAST(s.id AS VARCHAR) AS id, {weight} AS weight, t.id IS NOT NULL AS known"
+        f" FROM (SELECT *, row_number() OVER () AS place FROM ({text})) AS s"
+        " LEFT JOIN trajectories AS t ON t.id = CAST(s.id AS VARCHAR) ORDER BY s.place"
+    )
+
+
+def _json(
+    connection: Any, text: str, relation: Any, request: dict[str, Any]
+) -> tuple[bytes, int, bool]:
+    """A JSON list of rows, as many as fit."""
+    limit, max_bytes = int(request["limit"]), int(request["max_bytes"])
+    names, kinds = relation.columns, [str(kind) for kind in relation.types]
+    if any("TIME ZONE" in kind for kind in kinds):
+        # Python would need a time zone library for these; text says the same.
+        text = (
+            f"SELECT {', '.join(map(_time_as_text, range(len(kinds)), names, kinds))} FROM ({text})"
+        )
+        text += f" AS q({', '.join(f'c{i}' for i in range(len(kinds)))})"
+    connection.execute(text, request.get("params") or None)
+    parts: list[bytes] = []
+    size, cut = 0, False
+    while not cut and (batch := connection.fetchmany(_BATCH)):
+        for row in batch:
+            raw = json.dumps([_plain(value) for value in row], allow_nan=False).encode()
+            size += len(raw) + 1
+            if len(parts) == limit or size > max_bytes:
+                cut = True
+                break
+            parts.append(raw)
+    return b"[" + b",".join(parts) + b"]", len(parts), cut
+
+
+def _time_as_text(number: int, name: str, kind: str) -> str:
+    value = f"CAST(c{number} AS VARCHAR)" if "TIME ZONE" in kind else f"c{number}"
+    return f"{value} AS {_name(name)}"
+
+
+def _arrow(relation: Any, limit: int, max_bytes: int, began: float) -> tuple[memoryview, int, bool]:
+    """An Arrow IPC stream of rows, as many as fit; its schema's metadata tells of the query."""
+    import pyarrow as pa
+
+    reader = relation.to_arrow_reader(65_536)
+    batches: list[Any] = []
+    rows = size = 0
+    cut = False
+    for batch in reader:
+        if rows + batch.num_rows > limit:
+            batch, cut = batch.slice(0, limit - rows), True
+        size += batch.nbytes
+        if size > max_bytes:
+            cut = True
+            break
+        batches.append(batch)
+        rows += batch.num_rows
+    elapsed = (time.perf_counter() - began) * 1e3
+    told = {"truncated": "true" if cut else "false", "elapsed_ms": f"{elapsed:.3f}"}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, reader.schema.with_metadata(told)) as writer:
+        for batch in batches:
+            writer.write_batch(batch.replace_schema_metadata(told))
+    return memoryview(sink.getvalue()), rows, cut
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say. NaN and infinity are null, times ISO 8601, bytes base64."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, decimal.Decimal):
+        return float(value) if value.is_finite() else None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,240 @@
+"""The Parquet layout of a shard: written here, once; read here, by the trainer, and by DuckDB.
+
+    traj_idx  t  | obs.<key> …  action …  reward  terminated  truncated  is_last  info.<key> …
+    0         0  |
+    0         …  |   the columns of stepwell.schema, T+1 rows per trajectory (trajectory.py)
+    0         T  |
+    1         0  |   sorted by (traj_idx, t); row groups hold whole trajectories
+
+The footer describes itself: format, spec, dataset, and a table of the trajectories with their
+headers and digests. So an index can be rebuilt from the files alone (upkeep/rebuild.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stepwell.codec import HEADER_KEY, from_batch
+from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema, spec_of
+from stepwell.spaces import EnvSpec
+from stepwell.trajectory import Trajectory
+
+TRAJ_IDX, T = "traj_idx", "t"
+DATASET_KEY = b"stepwell.dataset"
+TRAJECTORIES_KEY = b"stepwell.trajectories"
+MAX_GROUP_ROWS = 65_536
+"""Only a trajectory longer than this is split over row groups."""
+
+
+class ShardDamaged(RuntimeError):
+    """A shard that cannot be read as what the index says it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One row of the footer's table: all of a trajectory but its arrays."""
+
+    header: dict[str, Any]
+    """Trajectory.header(): id, length, flags, about; as it was sent, labels patched later apart."""
+    digest: str
+    seq: int
+    partition: str
+    total_reward: float
+    bytes: int
+    created_at: float
+    row_start: int = 0
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+    @property
+    def rows(self) -> int:
+        return int(self.header["length"]) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a shard says of itself."""
+
+    dataset: str
+    spec: EnvSpec
+    entries: tuple[Entry, ...]
+
+
+def shard_schema(spec: EnvSpec) -> pa.Schema:
+    rows = arrow_schema(spec)
+    head = [pa.field(TRAJ_IDX, pa.int32(), nullable=False), pa.field(T, pa.int32(), nullable=False)]
+    return pa.schema([*head, *rows], metadata=rows.metadata)
+
+
+def write_shard(
+    path: Path,
+    dataset: str,
+    spec: EnvSpec,
+    entries: Sequence[Entry],
+    batches: Iterator[pa.RecordBatch],
+    *,
+    group_rows: int = 20_000,
+    group_bytes: int = 16 << 20,
+) -> list[Entry]:
+    """Write `entries` with their `batches` (in step) to `path`; returns them with `row_start`.
+
+    One row group is in memory at a time. Not atomic: the store makes it so.
+    """
+    schema = shard_schema(spec)
+    placed: list[Entry] = []
+    row = 0
+    with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
+        group: list[pa.RecordBatch] = []
+        rows = size = 0
+        for index, (entry, batch) in enumerate(zip(entries, batches, strict=True)):
+            if group and (rows + batch.num_rows > group_rows or size + batch.nbytes > group_bytes):
+                writer.write_batch(pa.concat_batches(group), row_group_size=MAX_GROUP_ROWS)
+                group, rows, size = [], 0, 0
+            assert entry.rows == batch.num_rows, "a description beside the rows of another"
+            group.append(_numbered(batch, index, schema))
+            rows += batch.num_rows
+            size += batch.nbytes
+            placed.append(Entry(**{**asdict(entry), "row_start": row}))
+            row += batch.num_rows
+        writer.write_batch(pa.concat_batches(group), row_group_size=MAX_GROUP_ROWS)
+        table = json.dumps([asdict(entry) for entry in placed], separators=(",", ":"))
+        writer.add_key_value_metadata(
+            {
+                DATASET_KEY.decode(): dataset,
+                TRAJECTORIES_KEY.decode(): table,
+                FORMAT_KEY.decode(): schema.metadata[FORMAT_KEY].decode(),
+                SPEC_KEY.decode(): schema.metadata[SPEC_KEY].decode(),
+            }
+        )
+    return placed
+
+
+def _numbered(batch: pa.RecordBatch, index: int, schema: pa.Schema) -> pa.RecordBatch:
+    rows = batch.num_rows
+    head = [pa.array(np.full(rows, index, np.int32)), pa.array(np.arange(rows, dtype=np.int32))]
+    return pa.RecordBatch.from_arrays([*head, *batch.columns], schema=schema)
+
+
+def _options(schema: pa.Schema) -> dict[str, Any]:
+    """Parquet settings for these columns: measured to be small and quick for DuckDB.
+
+    Float vectors split by byte (their high bytes repeat); no dictionaries, there are no strings;
+    min and max only of scalars, since those of vectors help nobody. float16 and integers stay
+    plain: DuckDB refuses byte-stream-split on them.
+    """
+    encoding = {TRAJ_IDX: "DELTA_BINARY_PACKED", T: "DELTA_BINARY_PACKED"}
+    statistics: list[str] = []
+    for field in schema:
+        if pa.types.is_fixed_size_list(field.type):
+            if field.type.value_type in (pa.float32(), pa.float64()):
+                encoding[f"{field.name}.list.item"] = "BYTE_STREAM_SPLIT"
+        elif not pa.types.is_fixed_size_binary(field.type):
+            statistics.append(field.name)
+    return {
+        "version": "2.6",
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": False,
+        "column_encoding": encoding,
+        "write_statistics": statistics,
+        "write_page_checksum": True,
+        "write_page_index": True,
+        "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
+        "store_schema": True,
+        # Keeps the inner field's own name, so that what is read has the type that was written.
+        "use_compliant_nested_type": False,
+    }
+
+
+def read_footer(path: Path) -> Footer:
+    """What the shard says of itself. Raises `ShardDamaged`."""
+    try:
+        metadata = pq.read_metadata(path)
+        entries = json.loads(metadata.metadata[TRAJECTORIES_KEY])
+        return Footer(
+            metadata.metadata[DATASET_KEY].decode(),
+            spec_of(pa.schema([], metadata=metadata.metadata)),
+            tuple(Entry(**entry) for entry in entries),
+        )
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise ShardDamaged(f"{path.name}: its footer cannot be read ({error})") from None
+
+
+@lru_cache(maxsize=32)
+def cached_footer(path: Path) -> Footer:
+    """`read_footer` of an immutable file, remembered."""
+    return read_footer(path)
+
+
+def read_batches(path: Path) -> Iterator[tuple[Entry, pa.RecordBatch]]:
+    """Every trajectory of a shard in order, one row group in memory at a time."""
+    footer = read_footer(path)
+    schema = arrow_schema(footer.spec)
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            groups = file.iter_batches(batch_size=MAX_GROUP_ROWS)
+            rest: pa.Table | None = None
+            for entry in footer.entries:
+                while rest is None or rest.num_rows < entry.rows:
+                    more = pa.Table.from_batches([next(groups)])
+                    rest = more if rest is None else pa.concat_tables([rest, more])
+                yield entry, _plain(rest.slice(0, entry.rows), schema)
+                rest = rest.slice(entry.rows)
+    except (OSError, pa.ArrowException, StopIteration) as error:
+        raise ShardDamaged(f"{path.name}: {error}") from None
+
+
+def read_trajectory(path: Path, traj_idx: int) -> Trajectory:
+    """One trajectory, reading only the row groups that it lies in. Raises `ShardDamaged`."""
+    footer = cached_footer(path)
+    entry = footer.entries[traj_idx]
+    start, stop = entry.row_start, entry.row_start + entry.rows
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            groups: list[int] = []
+            first = row = 0
+            for index in range(file.metadata.num_row_groups):
+                rows = file.metadata.row_group(index).num_rows
+                if row < stop and row + rows > start:
+                    first = row if not groups else first
+                    groups.append(index)
+                row += rows
+            table = file.read_row_groups(groups, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise ShardDamaged(f"{path.name}: {error}") from None
+    table = table.slice(start - first, entry.rows)
+    numbers = table.column(TRAJ_IDX).to_numpy()
+    if table.num_rows != entry.rows or not bool((numbers == traj_idx).all()):
+        raise ShardDamaged(f"{path.name}: rows {start} … {stop} are not trajectory {traj_idx}")
+    batch = _plain(table, arrow_schema(footer.spec))
+    return from_batch(batch, {HEADER_KEY: json.dumps(entry.header).encode()}, footer.spec)
+
+
+def _plain(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of a shard as rows on the wire: without the numbering, in one piece."""
+    columns = [_whole(column) for column in table.select(schema.names).columns]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array. Where a vector is NULL, Parquet hands out NULL elements too; ours have none."""
+    array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    if not pa.types.is_fixed_size_list(array.type) or not array.null_count:
+        return array
+    size = array.type.list_size
+    values = array.values.slice(array.offset * size, len(array) * size)
+    plain = pa.Array.from_buffers(
+        values.type, len(values), [None, values.buffers()[1]], offset=values.offset
+    )
+    return pa.FixedSizeListArray.from_arrays(plain, type=array.type, mask=array.is_null())

@@ -1,0 +1,234 @@
+"""Files that are written once, whole, or not at all. Nobody else opens a data file for writing.
+
+    put      DIR/tmp/<new> → fsync → rename to its folder → fsync the folder
+    append   segments only: bytes at the end, fsync; what a crash tears is cut off at the next start
+
+Names are made by the service (`new_name`), never by a stranger: no path is built from a request.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import uuid_utils
+
+from server.failpoints import failpoint
+
+FOLDERS = (
+    "segments",
+    "shards/fifo",
+    "shards/protected",
+    "snapshots",
+    "policies",
+    "uploads",
+    "mirror",
+)
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(\.[a-z0-9]{1,16})?")
+
+
+class DirectoryInUse(RuntimeError):
+    """Another process serves this data directory; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file that is where it should be, to the last byte."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+
+def new_name(prefix: str, suffix: str = "") -> str:
+    """A fresh file name, ordered by time: `new_name("sh", ".parquet")`."""
+    return f"{prefix}_{uuid_utils.uuid7()}{suffix}"
+
+
+class Store:
+    """The data directory."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        for folder in (*FOLDERS, "tmp"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+
+    def path(self, folder: str, name: str) -> Path:
+        if folder not in FOLDERS or not _NAME.fullmatch(name):
+            raise ValueError(f"not a file of the store: {folder}/{name}")
+        return self.root / folder / name
+
+    def names(self, folder: str) -> list[str]:
+        """Files of a folder, oldest name first."""
+        return sorted(e.name for e in os.scandir(self.root / folder) if e.is_file())
+
+    def new(self, folder: str, name: str, *, points: tuple[str, str] | None = None) -> Writer:
+        """A file to be; it exists after `commit()`. `points`: failpoints before, after rename."""
+        return Writer(self, self.path(folder, name), points)
+
+    def put(self, folder: str, name: str, data: bytes | memoryview) -> Stored:
+        """Write `data` as a whole."""
+        with self.new(folder, name) as writer:
+            writer.write(data)
+            return writer.commit()
+
+    def append_to(self, folder: str, name: str) -> Appender:
+        """A fresh file that grows; durable as far as its last `sync()`."""
+        return Appender(self.path(folder, name))
+
+    def truncate(self, folder: str, name: str, size: int) -> None:
+        """Cut off a torn tail."""
+        with open(self.path(folder, name), "r+b") as file:
+            file.truncate(size)
+            os.fsync(file.fileno())
+
+    def delete(self, folder: str, name: str) -> bool:
+        """Remove a file for good; False when it was not there."""
+        path = self.path(folder, name)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        sync_directory(path.parent)
+        return True
+
+    def clear_tmp(self) -> int:
+        """Remove what a crash left unfinished. Only while nothing else writes."""
+        leftovers = list((self.root / "tmp").iterdir())
+        for path in leftovers:
+            path.unlink()
+        return len(leftovers)
+
+    def free(self) -> int:
+        """Bytes left on the disk."""
+        return shutil.disk_usage(self.root).free
+
+
+class Writer:
+    """One file being written; leaving the `with` without `commit()` leaves nothing."""
+
+    def __init__(self, store: Store, target: Path, points: tuple[str, str] | None):
+        self.target = target
+        self.tmp = store.root / "tmp" / f"{uuid_utils.uuid7()}-{target.name}"
+        self._points = points
+        self._file = open(self.tmp, "xb")
+        self._sha = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._sha.update(data)
+        self._bytes += len(data)
+
+    def fill(self, write: Callable[[Path], object]) -> None:
+        """Let a library that wants a path write the content."""
+        assert self._bytes == 0, "either write() or fill()"
+        write(self.tmp)
+        with open(self.tmp, "rb") as file:
+            while chunk := file.read(1 << 20):
+                self._sha.update(chunk)
+                self._bytes += len(chunk)
+
+    def commit(self) -> Stored:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if self._points:
+            failpoint(self._points[0])
+        if self.target.exists():
+            raise FileExistsError(f"{self.target.name} exists; data files are never overwritten")
+        os.rename(self.tmp, self.target)
+        sync_directory(self.target.parent)
+        if self._points:
+            failpoint(self._points[1])
+        return Stored(self.target, self._bytes, self._sha.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self.tmp.unlink(missing_ok=True)
+
+
+class Appender:
+    """A file that only grows. After a failed `append` or `sync` it must not be used again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.size = 0
+        self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+        try:
+            sync_directory(path.parent)
+        except OSError:
+            os.close(self._fd)
+            path.unlink(missing_ok=True)
+            raise
+
+    def append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Until this returns, nothing appended since the last time is certain.
+
+        A failed sync is never tried again: the kernel may have dropped the pages it could not
+        write, and a second call would then report success over a hole.
+        """
+        os.fdatasync(self._fd)
+
+    def cut(self, size: int) -> None:
+        """Forget what was appended beyond `size`."""
+        os.ftruncate(self._fd, size)
+        os.fdatasync(self._fd)
+        self.size = size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class DirectoryLock:
+    """One process per data directory: held until `release()` or the end of the process."""
+
+    def __init__(self, root: Path):
+        root.mkdir(parents=True, exist_ok=True)
+        self._file = open(root / "lock", "a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            pid = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise DirectoryInUse(
+                f"{root} is in use by process {pid}; stop that one first, or choose another --data"
+            ) from None
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,252 @@
+"""Trajectories one by one: listing, describing, labelling, protecting, and reading their steps."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.index.db import Database, next_mark
+from server.index.tables import audit, datasets, segments, shards, tombstones, trajectories
+from server.ingest.evict import enforce
+from server.ingest.rows import add_totals, bucket_of
+from server.ingest.spool import SegmentDamaged, read_spooled
+from server.problems import ProblemError, not_found
+from server.storage.shards import ShardDamaged, read_trajectory
+from server.storage.store import Store
+from stepwell.codec import HEADER_KEY, from_batch
+from stepwell.messages import PatchTrajectory, TrajectoryInfo, TrajectoryPage
+from stepwell.spaces import EnvSpec
+from stepwell.trajectory import Trajectory
+
+ORDERS = ("seq", "return", "length", "created_at")
+FILTERS = ("partition", "env", "policy", "run", "purpose", "state")
+
+_SELECT = sa.select(
+    trajectories,
+    datasets.c.name.label("dataset"),
+    shards.c.id.label("shard"),
+).select_from(
+    trajectories.join(datasets, datasets.c.pk == trajectories.c.dataset_pk).outerjoin(
+        shards, shards.c.pk == trajectories.c.shard_pk
+    )
+)
+
+
+def page(
+    db: Database,
+    dataset: str,
+    filters: Mapping[str, str | None],
+    *,
+    tag: str | None,
+    order: str,
+    limit: int,
+    cursor: str | None,
+) -> TrajectoryPage:
+    """Living trajectories of a dataset. `order`: one of ORDERS, with "-" for descending."""
+    column_name = order.removeprefix("-")
+    if column_name not in ORDERS:
+        raise ProblemError(
+            422,
+            "validation_error",
+            "order: unknown column",
+            expected=" | ".join(f"{name} | -{name}" for name in ORDERS),
+            got=order,
+        )
+    t = trajectories.c
+    column, descending = t[column_name], order.startswith("-")
+    with db.read() as connection:
+        pk = connection.execute(
+            sa.select(datasets.c.pk).where(datasets.c.name == dataset)
+        ).scalar_one_or_none()
+        if pk is None:
+            raise not_found("dataset", dataset)
+        statement = _SELECT.where(t.dataset_pk == pk, t.state != "evicted")
+        for name, value in filters.items():
+            if value is not None:
+                statement = statement.where(t[name] == value)
+        if tag is not None:
+            tags = sa.func.json_each(t.tags).table_valued("value")
+            statement = statement.where(
+                sa.exists(sa.select(1).select_from(tags).where(tags.c.value == tag))
+            )
+        if cursor is not None:
+            place = sa.tuple_(column, t.seq)
+            there = sa.tuple_(*map(sa.literal, _read_cursor(cursor)))
+            statement = statement.where(place < there if descending else place > there)
+        ordering = (column.desc(), t.seq.desc()) if descending else (column, t.seq)
+        rows = connection.execute(statement.order_by(*ordering).limit(limit + 1)).mappings().all()
+    last = rows[limit - 1] if len(rows) > limit else None
+    return TrajectoryPage(
+        items=[info(row) for row in rows[:limit]],
+        next=None if last is None else _write_cursor(last[column_name], last["seq"]),
+    )
+
+
+def get(db: Database, trajectory_id: str) -> TrajectoryInfo:
+    """Raises 404, or 410 for one that was evicted."""
+    with db.read() as connection:
+        return info(_row(connection, trajectory_id))
+
+
+def patch(db: Database, trajectory_id: str, body: PatchTrajectory) -> TrajectoryInfo:
+    """Labels, and fifo → protected. The other way is `demote`."""
+    values: dict[str, Any] = {}
+    for name in ("tags", "flags"):
+        labels = getattr(body, name)
+        if labels is not None:
+            values[name] = json.dumps(labels)
+    if body.notes is not None:
+        values["notes"] = body.notes
+    with db.write() as connection:
+        row = _row(connection, trajectory_id)
+        if body.partition == "fifo" and row["partition"] == "protected":
+            raise ProblemError(
+                409,
+                "protected",
+                "a protected trajectory is not given up by an edit; an admin demotes it:"
+                " POST /v1/trajectories/{id}/demote",
+                expected="protected",
+                got="fifo",
+            )
+        if body.partition == "protected" and row["partition"] == "fifo":
+            values["partition"] = "protected"
+            _recount(connection, row, "protected")
+        if values:
+            connection.execute(
+                sa.update(trajectories)
+                .where(trajectories.c.pk == row["pk"])
+                .values(mark=next_mark(connection), **values)
+            )
+    return get(db, trajectory_id)
+
+
+def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
+    """protected → fifo, with an audit row. None: the fifo was full and it went at once."""
+    with db.write() as connection:
+        row = _row(connection, trajectory_id)
+        if row["partition"] == "protected":
+            now = time.time()
+            connection.execute(
+                sa.insert(audit).values(
+                    time=now,
+                    who=who,
+                    action="demote",
+                    subject=trajectory_id,
+                    detail=json.dumps({"dataset": row["dataset"], "seq": row["seq"]}),
+                )
+            )
+            mark = next_mark(connection)
+            connection.execute(
+                sa.update(trajectories)
+                .where(trajectories.c.pk == row["pk"])
+                .values(partition="fifo", mark=mark)
+            )
+            _recount(connection, row, "fifo")
+            enforce(connection, row["dataset_pk"], now, mark)
+    try:
+        return get(db, trajectory_id)
+    except ProblemError as error:
+        if error.status == 410:
+            return None
+        raise
+
+
+def steps(db: Database, store: Store, trajectory_id: str) -> tuple[Trajectory, EnvSpec]:
+    """The trajectory itself, from segment or shard, exactly as it was sent."""
+    for attempt in range(3):
+        with db.read() as connection:
+            row = _row(connection, trajectory_id)
+            spec = EnvSpec.from_json(
+                json.loads(
+                    connection.execute(
+                        sa.select(datasets.c.spec).where(datasets.c.pk == row["dataset_pk"])
+                    ).scalar_one()
+                )
+            )
+            segment = connection.execute(
+                sa.select(segments.c.name).where(segments.c.pk == row["segment_pk"])
+            ).scalar()
+            place = connection.execute(
+                sa.select(shards.c.partition).where(shards.c.pk == row["shard_pk"])
+            ).scalar()
+        try:
+            if segment is not None:
+                path = store.path("segments", segment)
+                entry, batch = read_spooled(path, row["segment_offset"], spec)
+                header = {HEADER_KEY: orjson.dumps(entry.header)}
+                return from_batch(batch, header, spec), spec
+            path = store.path(f"shards/{place}", f"{row['shard']}.parquet")
+            return read_trajectory(path, row["traj_idx"]), spec
+        except FileNotFoundError:
+            # Sealed or compacted between the look-up and the read: look again.
+            if attempt == 2:
+                raise
+        except (SegmentDamaged, ShardDamaged) as error:
+            raise ProblemError(
+                500,
+                "damaged",
+                f"the file of this trajectory is damaged ({error}); see: stepwell fsck",
+            ) from None
+    raise AssertionError("unreachable")
+
+
+def info(row: Mapping[Any, Any]) -> TrajectoryInfo:
+    """A row of the index as the message."""
+    values = dict(row)
+    for name in ("tags", "flags", "metrics"):
+        values[name] = orjson.loads(values[name])
+    return TrajectoryInfo.model_validate(values)
+
+
+def _row(connection: Connection, trajectory_id: str) -> Mapping[str, Any]:
+    row = (
+        connection.execute(_SELECT.where(trajectories.c.id == trajectory_id))
+        .mappings()
+        .one_or_none()
+    )
+    if row is not None and row["state"] != "evicted":
+        return dict(row)
+    gone = (
+        row is not None
+        or connection.execute(
+            sa.select(tombstones.c.id).where(tombstones.c.id == trajectory_id)
+        ).scalar()
+    )
+    if gone:
+        raise ProblemError(
+            410, "evicted", f"trajectory {trajectory_id} was evicted from fifo: the oldest go first"
+        )
+    raise not_found("trajectory", trajectory_id[:64])
+
+
+def _recount(connection: Connection, row: Mapping[str, Any], partition: str) -> None:
+    """Move one trajectory's numbers between the totals of two partitions."""
+    numbers = (1, row["length"], row["bytes"], row["return"])
+    before = bucket_of(row["partition"], row["purpose"])
+    after = bucket_of(partition, row["purpose"])
+    if before != after:
+        add_totals(connection, row["dataset_pk"], before, *(-n for n in numbers))
+        add_totals(connection, row["dataset_pk"], after, *numbers)
+
+
+def _write_cursor(value: Any, seq: int) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps([value, seq])).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[float, int]:
+    try:
+        value, seq = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError
+        return value, int(seq)
+    except (ValueError, TypeError):
+        raise ProblemError(
+            422, "validation_error", "cursor: not one of ours", expected="`next`", got=cursor[:80]
+        ) from None

@@ -1,0 +1,169 @@
+"""Compaction: many small or half-dead shards become few whole ones, without anybody noticing.
+
+Rewritten: a shard at least half of whose rows are dead; a run of small shards, adjacent by seq.
+The new file is whole and durable before one transaction swaps the places; the old ones are retired
+and live on while a lease or a reader without one may need them (retain.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+import structlog
+
+from server.failpoints import failpoint
+from server.index.db import Database, next_mark
+from server.index.tables import datasets, shards, trajectories
+from server.ingest.pipeline import Ingest
+from server.ingest.seal import insert_shard, new_shard
+from server.settings import Settings
+from server.storage.shards import Entry, ShardDamaged, read_batches, read_footer
+from server.storage.store import Store
+
+log = structlog.get_logger("stepwell.compact")
+RUN = 4
+"""Small shards are merged when so many stand side by side: each byte is then rewritten a
+logarithmic number of times."""
+POINTS = ("compact.after_tmp_fsync", "compact.after_rename")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    pk: int
+    id: str
+    dataset: str
+    partition: str
+    bytes: int
+    rows: int
+    living: int
+    """Rows of trajectories that are alive."""
+
+
+def compact(settings: Settings, db: Database, store: Store, ingest: Ingest, now: float) -> int:
+    """Rewrite the most urgent group, if any; returns how many shards it replaced."""
+    for group in _groups(settings, db, now):
+        try:
+            # While this is held, neither sealing nor a dataset's end moves anything.
+            with ingest.sealer.lock:
+                _rewrite(settings, db, store, ingest, group, now)
+        except ShardDamaged as error:
+            log.error("a shard is damaged", error=str(error))
+            _quarantine(db, store, group)
+            continue
+        log.info("compacted", shards=len(group), dataset=group[0].dataset)
+        return len(group)
+    return 0
+
+
+def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shard]]:
+    s, t = shards.c, trajectories.c
+    living = (
+        sa.select(sa.func.coalesce(sa.func.sum(t.length + 1), 0))
+        .where(t.shard_pk == s.pk, t.state != "evicted")
+        .scalar_subquery()
+    )
+    with db.read() as connection:
+        rows = connection.execute(
+            sa.select(s.pk, s.id, datasets.c.name, s.partition, s.bytes, s.rows, living)
+            .join(datasets, datasets.c.pk == s.dataset_pk)
+            .where(s.state == "live", s.created_at <= now - settings.compact_after)
+            .order_by(datasets.c.name, s.partition, s.seq_min)
+        ).all()
+    found = [_Shard(*row) for row in rows]
+    for shard in found:
+        if 0 < shard.living <= shard.rows // 2:
+            yield [shard]
+    for _, side_by_side in groupby(found, key=lambda shard: (shard.dataset, shard.partition)):
+        run: list[_Shard] = []
+        for shard in side_by_side:
+            full = sum(one.bytes for one in run) + shard.bytes > settings.shard_bytes
+            if shard.bytes >= settings.compact_below or full:
+                if len(run) >= RUN:
+                    yield run
+                run = []
+            if shard.bytes < settings.compact_below and shard.living:
+                run.append(shard)
+        if len(run) >= RUN:
+            yield run
+
+
+def _rewrite(
+    settings: Settings,
+    db: Database,
+    store: Store,
+    ingest: Ingest,
+    group: Sequence[_Shard],
+    now: float,
+) -> None:
+    dataset = ingest.registry.get(group[0].dataset)
+    t = trajectories.c
+    pks = {shard.pk: shard for shard in group}
+    with db.read() as connection:
+        rows = connection.execute(
+            sa.select(t.pk, t.id, t.seq, t.partition, t.shard_pk, t.traj_idx)
+            .where(t.shard_pk.in_(pks), t.state != "evicted")
+            .order_by(t.partition, t.shard_pk, t.traj_idx)
+        ).all()
+    failpoint("compact.before_tmp")
+    made = []
+    order = {pk: place for place, pk in enumerate(pks)}
+    for _, members in groupby(rows, key=lambda row: row.partition):
+        chosen = sorted(members, key=lambda row: (order[row.shard_pk], row.traj_idx))
+        entries = list(_entries(store, pks, chosen))
+        batches = _batches(store, pks, chosen)
+        keys = [row.pk for row in chosen]
+        made.append(new_shard(store, settings, dataset, entries, batches, keys, POINTS))
+    with db.write() as connection:
+        mark = next_mark(connection)
+        for shard in made:
+            insert_shard(connection, shard, mark)
+        connection.execute(
+            sa.update(shards)
+            .where(shards.c.pk.in_(pks), shards.c.state == "live")
+            .values(state="retired", retired_at=now)
+        )
+        failpoint("compact.before_commit")
+    failpoint("compact.after_commit")
+
+
+def _entries(store: Store, pks: dict[int, _Shard], rows: Sequence[Any]) -> Iterator[Entry]:
+    """Descriptions as the old footers have them, with seq and partition of today."""
+    footers = {pk: read_footer(_path(store, shard)) for pk, shard in pks.items()}
+    for row in rows:
+        entry = footers[row.shard_pk].entries[row.traj_idx]
+        if entry.id != row.id:
+            raise ShardDamaged(f"{pks[row.shard_pk].id}: trajectory {row.traj_idx} is another one")
+        yield replace(entry, seq=row.seq, partition=row.partition)
+
+
+def _batches(store: Store, pks: dict[int, _Shard], rows: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+    """The rows of the chosen trajectories in their order: shards are read front to back, once."""
+    for pk, members in groupby(rows, key=lambda row: row.shard_pk):
+        wanted = {row.traj_idx for row in members}
+        for index, (_, batch) in enumerate(read_batches(_path(store, pks[pk]))):
+            if index in wanted:
+                yield batch
+
+
+def _path(store: Store, shard: _Shard) -> Any:
+    return store.path(f"shards/{shard.partition}", f"{shard.id}.parquet")
+
+
+def _quarantine(db: Database, store: Store, group: Sequence[_Shard]) -> None:
+    """Take the unreadable ones of a group out of circulation; fsck names them."""
+    bad = []
+    for shard in group:
+        try:
+            for _ in read_batches(_path(store, shard)):
+                pass
+        except ShardDamaged:
+            bad.append(shard.pk)
+    with db.write() as connection:
+        connection.execute(
+            sa.update(shards).where(shards.c.pk.in_(bad)).values(state="quarantined")
+        )

@@ -1,0 +1,61 @@
+"""The thread that keeps house: retention, compaction, orphans, and the way out of read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import structlog
+
+from server.index.db import Database
+from server.ingest.pipeline import Ingest
+from server.problems import ProblemError
+from server.settings import Settings
+from server.storage.store import Store
+from server.upkeep.compact import compact
+from server.upkeep.retain import finish, retain
+from server.upkeep.sweep import sweep
+
+log = structlog.get_logger("stepwell.upkeep")
+SWEEP_EVERY = 600.0
+
+
+class Keeper:
+    """One round every `upkeep_interval` seconds; an error in one round does not end the next."""
+
+    def __init__(self, settings: Settings, db: Database, store: Store, ingest: Ingest):
+        self._settings, self._db, self._store, self._ingest = settings, db, store, ingest
+        self._stop = threading.Event()
+        self._swept = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        # Nothing else runs yet, so whatever nobody knows is left over from a crash.
+        finish(db, store)
+        sweep(db, store, older_than=0.0)
+
+    def start(self) -> None:
+        if self._settings.upkeep_interval > 0:
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._settings.upkeep_interval):
+            try:
+                self.round(time.time())
+            except Exception as error:
+                log.error("upkeep failed", exc_info=error)
+
+    def round(self, now: float) -> None:
+        """Everything that is due at `now`."""
+        if self._ingest.committer.trouble is not None:
+            with contextlib.suppress(ProblemError):
+                self._ingest.committer.check_disk()
+        retain(self._settings, self._db, self._store, now)
+        compact(self._settings, self._db, self._store, self._ingest, now)
+        if time.monotonic() - self._swept >= SWEEP_EVERY:
+            self._swept = time.monotonic()
+            sweep(self._db, self._store, self._settings.orphan_age)

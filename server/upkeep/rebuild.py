@@ -1,0 +1,189 @@
+"""A lost index, rebuilt from what the files say of themselves: shard footers and segments.
+
+Comes back: datasets with their specs, every trajectory with its data and everything it was sent
+with. Does not: capacities, labels given later, runs, metrics, policies, snapshots, tombstones; and
+what had been evicted but not yet deleted is alive again. Files are only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.index.db import Database, next_epoch, next_mark, upgrade
+from server.index.tables import datasets, segments, shards
+from server.ingest.rows import chunks, insert_rows, row_of
+from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
+from server.storage.shards import Entry, ShardDamaged, read_footer
+from server.storage.store import Store
+from stepwell.spaces import EnvSpec
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What was found."""
+
+    datasets: int = 0
+    trajectories: int = 0
+    shards: int = 0
+    segments: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A dataset as pieced together: its spec, and where each trajectory lies."""
+
+    spec: EnvSpec
+    entries: dict[str, tuple[Entry, dict[str, object]]] = field(default_factory=dict)
+
+
+def rebuild(data: Path) -> Rebuilt:
+    """Make DIR/index.sqlite anew; an existing one is kept beside it as index.sqlite.<time>."""
+    store = Store(data)
+    index = data / "index.sqlite"
+    stamp = int(time.time())
+    for suffix in ("", "-wal", "-shm"):
+        old = data / f"index.sqlite{suffix}"
+        if old.exists():
+            old.rename(data / f"index.sqlite.{stamp}{suffix}")
+    upgrade(index)
+    db = Database(index)
+    result = Rebuilt()
+    try:
+        with db.write() as connection:
+            found: dict[str, _Found] = {}
+            # Segments first: what is also in a shard is then taken from the shard.
+            _read_segments(connection, store, found, result)
+            _read_shards(connection, store, found, result)
+            _insert(connection, found, result)
+            next_epoch(connection)
+    finally:
+        db.close()
+    return result
+
+
+def _read_segments(
+    connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
+) -> None:
+    for name in store.names("segments"):
+        path = store.path("segments", name)
+        if path.stat().st_size <= len(MAGIC):
+            continue
+        try:
+            file = SegmentFile(path)
+        except SegmentDamaged:
+            result.unreadable.append(name)
+            continue
+        pk = connection.execute(
+            sa.insert(segments)
+            .values(name=name, state="open", created_at=path.stat().st_mtime)
+            .returning(segments.c.pk)
+        ).scalar_one()
+        result.segments += 1
+        for record in file.scan():
+            if "spec" in record.head:
+                spec = EnvSpec.from_json(record.head["spec"])
+                found.setdefault(record.dataset, _Found(spec))
+            elif record.dataset in found:
+                place: dict[str, object] = {
+                    "state": "spooled",
+                    "segment_pk": pk,
+                    "segment_offset": record.offset,
+                }
+                place |= {"shard_pk": None, "traj_idx": None, "row_start": None}
+                found[record.dataset].entries[record.entry.id] = (record.entry, place)
+
+
+def _read_shards(
+    connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
+) -> None:
+    files = [(p, name) for p in ("fifo", "protected") for name in store.names(f"shards/{p}")]
+    # By name, which is by age: of two copies (a compaction's old and new) the newer place wins.
+    for partition, name in sorted(files, key=lambda file: file[1]):
+        path = store.path(f"shards/{partition}", name)
+        try:
+            footer = read_footer(path)
+        except ShardDamaged:
+            result.unreadable.append(name)
+            continue
+        dataset = found.setdefault(footer.dataset, _Found(footer.spec))
+        if dataset.spec.digest != footer.spec.digest:
+            result.unreadable.append(name)  # of an earlier dataset by that name
+            continue
+        pk = connection.execute(
+            sa.insert(shards)
+            .values(
+                id=name.removesuffix(".parquet"),
+                partition=partition,
+                state="live",
+                sha256=_sha256(path),
+                bytes=path.stat().st_size,
+                rows=sum(entry.rows for entry in footer.entries),
+                trajectories=len(footer.entries),
+                seq_min=min(entry.seq for entry in footer.entries),
+                seq_max=max(entry.seq for entry in footer.entries),
+                created_at=path.stat().st_mtime,
+            )
+            .returning(shards.c.pk)
+        ).scalar_one()
+        result.shards += 1
+        for index, entry in enumerate(footer.entries):
+            place: dict[str, object] = {
+                "state": "sealed",
+                "segment_pk": None,
+                "segment_offset": None,
+            }
+            place |= {"shard_pk": pk, "traj_idx": index, "row_start": entry.row_start}
+            dataset.entries[entry.id] = (entry, place)
+
+
+def _insert(connection: Connection, found: dict[str, _Found], result: Rebuilt) -> None:
+    mark = next_mark(connection)
+    for name, dataset in found.items():
+        # Spooled ones have no seq yet; they come after all that have one, in the order they came.
+        ordered = sorted(
+            dataset.entries.values(),
+            key=lambda one: (one[0].seq == 0, one[0].seq, one[0].created_at),
+        )
+        greatest = max((entry.seq for entry, _ in ordered), default=0)
+        pk = connection.execute(
+            sa.insert(datasets)
+            .values(
+                name=name,
+                spec=json.dumps(dataset.spec.to_json()),
+                spec_digest=dataset.spec.digest,
+                description="rebuilt from files",
+                created_at=time.time(),
+            )
+            .returning(datasets.c.pk)
+        ).scalar_one()
+        rows, taken = [], set()
+        for entry, place in ordered:
+            seq = entry.seq
+            if seq == 0 or seq in taken:
+                greatest += 1
+                seq = greatest
+            taken.add(seq)
+            rows.append(row_of(entry, pk, seq, mark, dataset.spec.env) | place)
+        for some in chunks(rows, 2000):
+            insert_rows(connection, list(some))
+        connection.execute(
+            sa.update(datasets).where(datasets.c.pk == pk).values(next_seq=greatest + 1)
+        )
+        shard_pks = {place["shard_pk"] for _, place in ordered} - {None}
+        for some in chunks(list(shard_pks)):
+            connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
+        result.datasets += 1
+        result.trajectories += len(rows)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,103 @@
+"""Physical deletion, long after logical eviction: only what nobody can need any more.
+
+live ── nothing alive in it ──▶ retired ── no unexpired lease, grace passed ──▶ deleting
+     ──▶ unlink ──▶ deleted; its trajectories become tombstones (a late retry is recognised)
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from server.failpoints import failpoint
+from server.index.db import Database, next_mark
+from server.index.tables import leases, shards, snapshot_shards, tombstones, trajectories
+from server.settings import Settings
+from server.storage.store import Store
+
+log = structlog.get_logger("stepwell.retain")
+KEEP_LEASES = 86_400.0
+
+
+def retain(settings: Settings, db: Database, store: Store, now: float) -> int:
+    """One round; returns how many shard files were deleted."""
+    _retire(db, now)
+    _doom(db, now, settings.shard_grace)
+    count = finish(db, store)
+    _forget(db, now, settings.tombstone_days * 86_400.0)
+    return count
+
+
+def finish(db: Database, store: Store) -> int:
+    """Delete what is marked; also what an earlier process had marked and not finished."""
+    s = shards.c
+    with db.read() as connection:
+        doomed = connection.execute(
+            sa.select(s.pk, s.id, s.partition).where(s.state == "deleting")
+        ).all()
+    for pk, shard_id, partition in doomed:
+        failpoint("delete.after_mark")
+        store.delete(f"shards/{partition}", f"{shard_id}.parquet")
+        failpoint("delete.after_unlink")
+        with db.write() as connection:
+            _bury(connection, pk)
+        log.info("shard deleted", shard=shard_id)
+    return len(doomed)
+
+
+def _retire(db: Database, now: float) -> None:
+    t = trajectories.c
+    empty = sa.and_(
+        shards.c.state == "live",
+        ~sa.exists().where(t.shard_pk == shards.c.pk, t.state != "evicted"),
+    )
+    with db.read() as connection:
+        if not connection.execute(sa.select(sa.exists(shards.select().where(empty)))).scalar():
+            return
+    with db.write() as connection:
+        connection.execute(sa.update(shards).where(empty).values(state="retired", retired_at=now))
+
+
+def _doom(db: Database, now: float, grace: float) -> None:
+    """Mark what nobody can need: from here on it cannot be leased any more."""
+    s, held = shards.c, snapshot_shards.c
+    leased = (
+        sa.exists()
+        .where(held.shard_pk == s.pk, leases.c.snapshot_pk == held.snapshot_pk)
+        .where(leases.c.expires_at > now)
+    )
+    due = sa.and_(s.state == "retired", s.retired_at <= now - grace, ~leased)
+    with db.read() as connection:
+        if not connection.execute(sa.select(sa.exists(shards.select().where(due)))).scalar():
+            return
+    with db.write() as connection:
+        connection.execute(sa.update(shards).where(due).values(state="deleting"))
+
+
+def _bury(connection: Connection, pk: int) -> None:
+    t = trajectories.c
+    names = ["id", "dataset_pk", "seq", "digest", "evicted_at", "mark"]
+    mark = sa.literal(next_mark(connection))
+    gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.evicted_at, mark)
+    connection.execute(sa.insert(tombstones).from_select(names, gone.where(t.shard_pk == pk)))
+    connection.execute(sa.delete(trajectories).where(t.shard_pk == pk))
+    connection.execute(sa.update(shards).where(shards.c.pk == pk).values(state="deleted"))
+
+
+def _forget(db: Database, now: float, tombstone_age: float) -> None:
+    old_tombstones = tombstones.c.evicted_at < now - tombstone_age
+    old_leases = leases.c.expires_at < now - KEEP_LEASES
+    with db.read() as connection:
+        some = connection.execute(
+            sa.select(
+                sa.or_(
+                    sa.exists(tombstones.select().where(old_tombstones)),
+                    sa.exists(leases.select().where(old_leases)),
+                )
+            )
+        ).scalar()
+    if some:
+        with db.write() as connection:
+            connection.execute(sa.delete(tombstones).where(old_tombstones))
+            connection.execute(sa.delete(leases).where(old_leases))

@@ -1,0 +1,88 @@
+"""Orphans: files that the index does not know, left by a process that died between two steps.
+
+A shard is an orphan only if the index knows every trajectory in it (they are elsewhere, or were
+evicted). One with unknown trajectories may be all that is left of somebody's data after the index
+was lost: it is never swept, fsck names it, and `fsck --rebuild` takes it in.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+import structlog
+
+from server.index.db import Database
+from server.index.tables import policies, shards, snapshots
+from server.ingest.bulk import FOLDER, SUFFIX
+from server.ingest.rows import known
+from server.storage.shards import ShardDamaged, read_footer
+from server.storage.store import Store
+
+log = structlog.get_logger("stepwell.sweep")
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    folder: str
+    name: str
+    bytes: int
+    removable: bool
+    """Nothing in it is only there."""
+    importing: bool = False
+    """Written by an import that has not committed: the importer's own start removes it."""
+
+
+def orphans(db: Database, store: Store, older_than: float = 0.0) -> list[Orphan]:
+    """What a sweep would remove, and what it would not dare to."""
+    # Files first, index second: what is put and committed in between is then known, not orphaned.
+    files = {folder: store.names(folder) for folder in ("shards/fifo", "shards/protected")}
+    importing = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
+    files |= {folder: store.names(folder) for folder in ("snapshots", "policies")}
+    with db.read() as connection:
+        s = shards.c
+        rows = connection.execute(sa.select(s.partition, s.id).where(s.state != "deleted"))
+        there = {(f"shards/{row[0]}", f"{row[1]}.parquet") for row in rows}
+        there |= {("snapshots", r[0]) for r in connection.execute(sa.select(snapshots.c.file))}
+        there |= {("policies", r[0]) for r in connection.execute(sa.select(policies.c.file))}
+    found: list[Orphan] = []
+    for folder, names in files.items():
+        for name in names:
+            path = store.path(folder, name)
+            if (folder, name) in there or _age(path) < older_than:
+                continue
+            if name.removesuffix(".parquet") in importing:
+                found.append(Orphan(folder, name, path.stat().st_size, True, importing=True))
+                continue
+            removable = not folder.startswith("shards/") or _all_known(db, path)
+            found.append(Orphan(folder, name, path.stat().st_size, removable))
+    return found
+
+
+def sweep(db: Database, store: Store, older_than: float) -> int:
+    """Remove orphans that may go; returns how many."""
+    count = 0
+    for orphan in orphans(db, store, older_than):
+        if orphan.removable and not orphan.importing:
+            store.delete(orphan.folder, orphan.name)
+            log.info("orphan removed", folder=orphan.folder, name=orphan.name)
+            count += 1
+    return count
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return -1.0
+
+
+def _all_known(db: Database, path: Path) -> bool:
+    try:
+        ids = [entry.id for entry in read_footer(path).entries]
+    except ShardDamaged:
+        return False
+    with db.read() as connection:
+        return len(known(connection, ids)) == len(ids)

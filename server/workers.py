@@ -1,0 +1,138 @@
+"""Workers: who is alive, what they count, and what somebody asked of them.
+
+    POST command ──▶ kept in the row ──▶ every heartbeat's answer carries it, until it is done:
+
+    pause         stays until `resume`, `stop`, `drain` or `none` replaces it
+    resume        is answered at least once, and goes when the worker then says it is not paused
+    drain, stop   stay until the worker says `stopped` or `failed`
+    none          takes back whatever was asked
+
+So an answer lost on the way loses no command. A new process under an old id starts with none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from server.index.db import Database
+from server.index.tables import workers
+from server.problems import ProblemError, not_found
+from stepwell.messages import Command, PutWorker, Worker, WorkerPage
+
+ALIVE_SECONDS = 45.0
+"""A worker not heard of for so long is not alive; they report every few seconds."""
+
+FORGET_SECONDS = 7 * 86_400.0
+"""Workers not heard of for so long are dropped when a new one appears."""
+
+ENDED = ("stopped", "failed")
+
+
+def heartbeat(db: Database, worker_id: str, body: PutWorker) -> Worker:
+    """Note what a worker reports; the answer's `command` is what it should do."""
+    now = time.time()
+    given: dict[str, Any] = body.model_dump()
+    counters = {k: v for k, v in body.counters.items() if math.isfinite(v)}
+    given["counters"] = json.dumps(counters)
+    with db.write() as c:
+        row = _row(c, worker_id)
+        if row is None:
+            _forget(c, now)
+            c.execute(
+                sa.insert(workers).values(id=worker_id, started_at=now, heartbeat_at=now, **given)
+            )
+        else:
+            if _restarted(row, body):
+                given |= {"started_at": now, "command": "none", "command_at": None}
+            else:
+                given |= _command_after(row, body.state)
+            given["heartbeat_at"] = now
+            c.execute(sa.update(workers).where(workers.c.id == worker_id).values(**given))
+        return _worker(_known(c, worker_id), now)
+
+
+def _restarted(row: RowMapping, body: PutWorker) -> bool:
+    """Whether another process now goes by this id."""
+    if row["state"] in ENDED and body.state not in ENDED:
+        return True
+    return body.pid is not None and row["pid"] is not None and body.pid != row["pid"]
+
+
+def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
+    """The command to answer now, and that it was answered (`command_at` = NULL)."""
+    command = row["command"]
+    answered = row["command_at"] is None
+    done = (command == "resume" and answered and state != "paused") or (
+        command in ("drain", "stop") and state in ENDED
+    )
+    return {"command": "none" if done else command, "command_at": None}
+
+
+def command(db: Database, worker_id: str, what: Command) -> Worker:
+    """Ask something of a worker; 409 when it has ended and will never hear of it."""
+    now = time.time()
+    with db.write() as c:
+        row = _known(c, worker_id)
+        if row["state"] in ENDED and what != "none":
+            raise ProblemError(
+                409,
+                "conflict",
+                f"worker {worker_id!r} has ended and cannot be asked to {what}; start a new one",
+                expected="a worker that runs",
+                got=row["state"],
+            )
+        c.execute(
+            sa.update(workers).where(workers.c.id == worker_id).values(command=what, command_at=now)
+        )
+        return _worker(_known(c, worker_id), now)
+
+
+def page(
+    db: Database,
+    *,
+    role: str | None = None,
+    run: str | None = None,
+    limit: int = 1000,
+    after: str | None = None,
+) -> WorkerPage:
+    """In order of id; `after` is the last id of the page before."""
+    query = sa.select(workers).order_by(workers.c.id).limit(limit + 1)
+    if role is not None:
+        query = query.where(workers.c.role == role)
+    if run is not None:
+        query = query.where(workers.c.run == run)
+    if after is not None:
+        query = query.where(workers.c.id > after)
+    now = time.time()
+    with db.read() as c:
+        rows = c.execute(query).mappings().all()
+    items = [_worker(row, now) for row in rows[:limit]]
+    return WorkerPage(items=items, next=items[-1].id if len(rows) > limit else None)
+
+
+def _forget(c: Connection, now: float) -> None:
+    c.execute(sa.delete(workers).where(workers.c.heartbeat_at < now - FORGET_SECONDS))
+
+
+def _row(c: Connection, worker_id: str) -> RowMapping | None:
+    return c.execute(sa.select(workers).where(workers.c.id == worker_id)).mappings().first()
+
+
+def _known(c: Connection, worker_id: str) -> RowMapping:
+    row = _row(c, worker_id)
+    if row is None:
+        raise not_found("worker", worker_id)
+    return row
+
+
+def _worker(row: RowMapping, now: float) -> Worker:
+    values = {k: row[k] for k in Worker.model_fields if k in row}
+    values["counters"] = json.loads(row["counters"])
+    fresh = now - row["heartbeat_at"] < ALIVE_SECONDS
+    return Worker(**values, alive=fresh and row["state"] not in ENDED)

@@ -1,0 +1,329 @@
+"""How a call goes out and what comes back: one pooled connection, retries, typed errors.
+
+Nothing here knows a route. Retried are calls that can be repeated without harm, when the service
+did not answer (ServiceUnreachable) or asked for patience (Busy: Retry-After is honoured); calls
+that cannot be repeated only when they certainly had no effect. The loop is our own, twenty lines,
+because a library that logs its retries to stdout would spoil `stepwell sql --json`.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import httpx2
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from stepwell.errors import (
+    Busy,
+    InvalidData,
+    ServiceError,
+    ServiceFault,
+    ServiceUnreachable,
+    from_problem,
+)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+JSON = "application/json"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CONNECT_TIMEOUT = 5.0
+FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
+
+M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R")
+
+
+class Transport:
+    """What every part of the client builds on."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        retry_for: float = 10.0,
+        transport: httpx2.BaseTransport | None = None,
+    ):
+        self.url = (url or os.environ.get("STEPWELL_URL") or DEFAULT_URL).rstrip("/")
+        token = (token or os.environ.get("STEPWELL_TOKEN") or "").strip()
+        if not token.isascii() or not token.isprintable():
+            raise InvalidData("bad token", expected="printable ASCII", got="other characters")
+        try:
+            address = httpx2.URL(self.url)
+        except httpx2.InvalidURL as error:
+            raise InvalidData(f"bad address: {error}", expected=DEFAULT_URL, got=self.url) from None
+        if address.scheme not in ("http", "https") or not address.host:
+            raise InvalidData("bad address", expected=f"like {DEFAULT_URL}", got=repr(self.url))
+        self.timeout = timeout
+        self.retry_for = retry_for
+        self._http = httpx2.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=self._timeout(timeout),
+            limits=httpx2.Limits(max_connections=64, max_keepalive_connections=16),
+            # A proxy from the environment is of no use for a service on this very machine.
+            trust_env=address.host not in LOOPBACK,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Close the pooled connections; the client cannot be used afterwards."""
+        self._http.close()
+
+    def _timeout(self, seconds: float) -> httpx2.Timeout:
+        return httpx2.Timeout(seconds, connect=min(seconds, CONNECT_TIMEOUT))
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: BaseModel | None = None,
+        content: bytes | Callable[[], Iterator[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
+        idempotent: bool | None = None,
+        retry: bool = True,
+        timeout: float | None = None,
+        accept: str = JSON,
+        fine: tuple[int, ...] = (),
+    ) -> httpx2.Response:
+        """The answer, read to its end. Raises `ServiceError` for a refusal, `ServiceUnreachable`.
+
+        `idempotent` defaults to True except for POST. `content` may be a function that makes a
+        fresh stream for each attempt. `fine`: statuses beyond 2xx that are no error here.
+        """
+        repeatable = method != "POST" if idempotent is None else idempotent
+
+        def attempt() -> httpx2.Response:
+            request = self._request(
+                method, path, params, body, content, headers, timeout or self.timeout, accept
+            )
+            with sending(self.url, timeout or self.timeout):
+                response = self._http.send(request)
+            self.raise_for(response, fine)
+            return response
+
+        return self.retrying(attempt, repeatable=repeatable, retry=retry)
+
+    def ask(self, model: type[M], method: str, path: str, **options: Any) -> M:
+        """The answer as a message; options as of `call`."""
+        response = self.call(method, path, **options)
+        return self.parse(model, response)
+
+    def pages(
+        self, model: type[M], path: str, params: Mapping[str, Any] | None = None
+    ) -> Iterator[M]:
+        """Every page of a list."""
+        cursor: str | None = None
+        while True:
+            page = self.ask(model, "GET", path, params={**(params or {}), "cursor": cursor})
+            yield page
+            cursor = getattr(page, "next", None)
+            if cursor is None:
+                return
+
+    # --- the parts of a call ----------------------------------------------------------------
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, Any] | None,
+        body: BaseModel | None,
+        content: bytes | Callable[[], Iterator[bytes]] | None,
+        headers: Mapping[str, str] | None,
+        timeout: float,
+        accept: str,
+    ) -> httpx2.Request:
+        sent = {"Accept": accept, **(headers or {})}
+        data: bytes | Iterator[bytes] | None
+        if body is not None:
+            data = to_json(body)
+            sent.setdefault("Content-Type", JSON)
+        else:
+            data = content() if callable(content) else content
+        return self._http.build_request(
+            method,
+            path,
+            params={k: _param(v) for k, v in (params or {}).items() if v is not None},
+            content=data,
+            headers=sent,
+            timeout=self._timeout(timeout),
+        )
+
+    def retrying(self, attempt: Callable[[], R], *, repeatable: bool, retry: bool = True) -> R:
+        """Call `attempt` until it succeeds, must not be repeated, or `retry_for` is over."""
+        deadline = time.monotonic() + (self.retry_for if retry else 0.0)
+        wait = FIRST_WAIT
+        while True:
+            try:
+                return attempt()
+            except (ServiceUnreachable, Busy) as error:
+                if not (repeatable or isinstance(error, Busy) or getattr(error, "unsent", False)):
+                    raise
+                asked = error.retry_after if isinstance(error, Busy) else None
+                # Jitter on both: a hundred collectors must not come back in the same instant.
+                pause = (wait if asked is None else asked) * (1.0 + 0.25 * random.random())
+                if asked is None:
+                    pause = random.uniform(0.5, 1.0) * wait
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+                wait = min(wait * 2.0, LONGEST_WAIT)
+
+    def raise_for(self, response: httpx2.Response, fine: tuple[int, ...] = ()) -> None:
+        """Raise what the status says, with the problem document where there is one."""
+        if response.is_success or response.status_code in fine:
+            return
+        problem: dict[str, Any] = {}
+        try:
+            document = orjson.loads(response.content)
+            problem = document if isinstance(document, dict) else {}
+        except ValueError:
+            pass
+        if "code" not in problem:
+            # Something between us and the service answered, or it is no Stepwell at all.
+            request = response.request
+            problem = {
+                "code": "unexpected_answer",
+                "title": response.reason_phrase,
+                "detail": f"{request.method} {request.url} answered without a problem document; "
+                f"is {self.url} a Stepwell service?",
+                "got": response.text[:200] or None,
+            }
+        problem["status"] = response.status_code
+        raise from_problem(problem, retry_after=_retry_after(response))
+
+    def parse(self, model: type[M], response: httpx2.Response) -> M:
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as error:
+            raise ServiceFault(
+                {
+                    "status": response.status_code,
+                    "code": "unexpected_answer",
+                    "detail": f"the answer to {response.request.method} {response.request.url} "
+                    f"is no {model.__name__}; is {self.url} a Stepwell service of this version?",
+                    "expected": model.__name__,
+                    "got": _first_error(error),
+                }
+            ) from None
+
+
+class sending:  # noqa: N801 - reads as a statement: `with sending(url, timeout):`
+    """Turns what the HTTP library raises into `ServiceUnreachable`."""
+
+    def __init__(self, url: str, timeout: float):
+        self.url, self.timeout = url, timeout
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, httpx2.RequestError):
+            raise unreachable(self.url, self.timeout, error) from None
+
+
+def unreachable(url: str, timeout: float, error: httpx2.RequestError) -> ServiceUnreachable:
+    reason = str(error) or type(error).__name__
+    unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        text = (
+            f"no service at {url} ({reason}); start one with: stepwell serve "
+            "(STEPWELL_URL or --url tell where it is)"
+        )
+    elif isinstance(error, httpx2.TimeoutException):
+        text = f"{url} did not answer within {timeout:g} s ({reason})"
+    else:
+        text = f"the connection to {url} broke ({reason})"
+    result = ServiceUnreachable(text)
+    result.unsent = unsent  # type: ignore[attr-defined] # read by `retrying` only
+    return result
+
+
+def request(model: type[M], **values: Any) -> M:
+    """The request body with the `values` that are given (None means: not given).
+
+    Raises `InvalidData` naming the field, so that no library's errors reach the caller.
+    """
+    given = {k: v for k, v in values.items() if v is not None}
+    try:
+        return model(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or model.__name__
+        raise InvalidData(
+            f"{model.__name__}.{field}: {first['msg']}",
+            expected=str(first["ctx"]) if first.get("ctx") else None,
+            got=repr(first.get("input"))[:120],
+        ) from None
+
+
+def to_json(body: BaseModel) -> bytes:
+    """Only the fields that were given; numpy numbers and paths as JSON has them; NaN as null."""
+    data = body.model_dump(by_alias=True, exclude_unset=True)
+    try:
+        return orjson.dumps(
+            data, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+        )
+    except TypeError as error:
+        raise InvalidData(f"{type(body).__name__} cannot be said in JSON: {error}") from None
+
+
+def segment(text: str) -> str:
+    """`text` as one segment of a path: a slash or a dot-dot in it stays a name."""
+    quoted = "".join(
+        chr(b) if chr(b).isalnum() and b < 128 or chr(b) in "-._~" else f"%{b:02X}"
+        for b in str(text).encode()
+    )
+    if quoted in ("", ".", ".."):
+        raise InvalidData("bad name", expected="letters, digits, . _ -", got=repr(text))
+    return quoted
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r}"[:120])
+
+
+def _param(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds of a Retry-After header, which may also be a date."""
+    text = response.headers.get("Retry-After")
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def as_service_error(problem: BaseModel) -> ServiceError:
+    """The exception for a problem that came inside an answer (an item, a job)."""
+    return from_problem(problem.model_dump())

@@ -1,0 +1,148 @@
+"""`stepwell <command>`: a table of strings. Nothing is imported until a command is chosen.
+
+Each command is a `main(argv) -> int` somewhere; what is not installed is named with the line that
+installs it. An error of ours is one line on stderr and exit status 1; `--debug` shows where.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+
+from stepwell.errors import StepwellError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    target: str
+    """"module:function" that takes the arguments after the command."""
+    summary: str
+    extra: str = ""
+    """What to install for it, where the SDK alone does not suffice."""
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "See it work": {
+        "demo": Command("stepwell.demo:main", "the whole loop on this machine, in minutes", "all"),
+    },
+    "Programs": {
+        "serve": Command("server.main:main", "the dataset service", "server"),
+        "train": Command("trainer.main:main", "learn from a dataset", "trainer"),
+        "collect": Command("collector.main:main", "act, and send what happens", "collector"),
+        "evaluate": Command(
+            "collector.evaluate:main", "play a published policy with fixed seeds", "collector"
+        ),
+        "dash": Command("dashboard.main:main", "the dashboard, in a browser", "dashboard"),
+    },
+    "Data": {
+        "import": Command("stepwell.commands.imports:main", "upload a D4RL or npz file"),
+        "datasets": Command(
+            "stepwell.commands.datasets:main", "list, show, create, limit, delete datasets"
+        ),
+        "trajectories": Command(
+            "stepwell.commands.trajectories:main", "list, show, tag, protect trajectories"
+        ),
+        "sql": Command("stepwell.commands.sql:main", "ask anything in SQL"),
+        "flush": Command("stepwell.commands.flush:main", "seal a dataset's newest trajectories"),
+    },
+    "Runs and workers": {
+        "runs": Command("stepwell.commands.runs:main", "list and show runs, metrics, logs"),
+        "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
+        "status": Command("stepwell.commands.status:main", "is the service well, what is in it"),
+    },
+    "Upkeep of the service's directory": {
+        "fsck": Command("server.fsck:main", "check index and files against each other", "server"),
+        "db": Command("server.main:db_main", "migrate the index (upgrade, current)", "server"),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+EXAMPLES = """\
+Examples:
+  stepwell serve --data ./data
+  stepwell import hopper-medium-v2.hdf5 --dataset hopper --env Hopper-v5
+  stepwell sql "select env, count(*), avg(return) from trajectories group by env"
+  stepwell datasets show hopper --json
+
+STEPWELL_URL and STEPWELL_TOKEN tell every command where the service is (or --url, --token).
+"""
+OURS = ("stepwell", "server", "trainer", "collector", "dashboard", "amago_model")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = bool(os.environ.get("STEPWELL_DEBUG"))
+    while args and args[0] == "--debug":
+        debug, args = True, args[1:]
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        import stepwell
+
+        print(f"stepwell {stepwell.__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    if "--debug" in rest:
+        debug, rest = True, [a for a in rest if a != "--debug"]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean: stepwell {near[0]}" if near else "; see: stepwell --help"
+        return fail(f"unknown command {name!r}{hint}", status=2)
+    try:
+        return run(name, rest)
+    except StepwellError as error:
+        if debug:
+            traceback.print_exc()
+        return fail(str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `stepwell sql … | head`: the reader has seen enough. Keep the interpreter from complaining
+        # when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run(name: str, argv: list[str]) -> int:
+    command = COMMANDS[name]
+    module, function = command.target.split(":")
+    try:
+        entry = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        ours = missing.split(".")[0] in OURS
+        if not command.extra or (ours and missing != module and not module.startswith(missing)):
+            raise
+        return fail(
+            f"`stepwell {name}` needs more than the SDK ({missing} is not installed); "
+            f"install it with:\n  pip install 'stepwell[{command.extra}]'"
+        )
+    return int(entry(argv) or 0)
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [
+        "stepwell: datasets of trajectories, and agents that learn from them",
+        "",
+        "Usage: stepwell [--debug] <command> [options]      (stepwell <command> --help)",
+    ]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<{width}}  {command.summary}" for name, command in commands.items()]
+    return "\n".join([*lines, "", EXAMPLES.rstrip()])
+
+
+def fail(message: str, *, status: int = 1) -> int:
+    print(f"stepwell: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

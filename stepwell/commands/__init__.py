@@ -1,0 +1,1 @@
+"""The commands that talk to the service, one small file each: `main(argv) -> int`."""

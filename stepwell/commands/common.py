@@ -1,0 +1,159 @@
+"""What the commands share: where the service is, how tables and JSON are printed.
+
+Text from the service is a stranger's: control characters are made visible and rich's markup stays
+plain text, so that no description can repaint a terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stepwell.client import Client
+
+# A person waits less patiently than a collector.
+RETRY_FOR = 2.0
+PIPE_WIDTH = 200
+
+
+def parser(command: str, description: str, examples: str = "") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"stepwell {command}",
+        description=description,
+        epilog=f"examples:\n{examples}" if examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def subcommands(parser: argparse.ArgumentParser) -> Any:
+    return parser.add_subparsers(title="what to do", required=True, metavar="<action>")
+
+
+def add_action(
+    actions: Any, name: str, call: Callable[[Client, argparse.Namespace], int], summary: str
+) -> argparse.ArgumentParser:
+    """One action with the options that every action has."""
+    sub: argparse.ArgumentParser = actions.add_parser(
+        name, help=summary, description=summary, allow_abbrev=False
+    )
+    sub.set_defaults(call=call)
+    add_connection(sub)
+    return sub
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the service")
+    group.add_argument("--url", help="its address (default: STEPWELL_URL, http://127.0.0.1:8000)")
+    group.add_argument("--token", help="default: STEPWELL_TOKEN")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def connect(args: argparse.Namespace) -> Client:
+    return Client(args.url, args.token, retry_for=RETRY_FOR)
+
+
+def dispatch(parser: argparse.ArgumentParser, argv: list[str] | None) -> int:
+    """Parse, then run the chosen action with a client."""
+    args = parser.parse_args(argv)
+    with connect(args) as client:
+        call: Callable[[Client, argparse.Namespace], int] = args.call
+        return call(client, args)
+
+
+# --- printing ---------------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> None:
+    """Messages, lists of them, or plain values, as JSON on stdout."""
+    sys.stdout.write(orjson.dumps(_plain(value), option=orjson.OPT_INDENT_2, default=str).decode())
+    sys.stdout.write("\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "") -> None:
+    """Rows under headings; numbers to the right. `empty` is said where there are none."""
+    rows = list(rows)
+    if not rows and empty:
+        print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        values = [row[index] for row in rows if row[index] is not None]
+        numbers = bool(values) and all(isinstance(v, int | float) for v in values)
+        table.add_column(Text(printable(name)), justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*[Text(cell(value)) for value in row])
+    console().print(table)
+
+
+def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:
+    """One thing, a line per field."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(Text(name), Text(cell(value)))
+    console().print(table)
+
+
+def console() -> Console:
+    """Stdout; wide where it is a pipe, so that nothing is cut off for the program that reads it."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(v) for v in value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def ago(moment: float | None) -> str:
+    """How long ago a Unix time was."""
+    if moment is None:
+        return "-"
+    seconds = max(0.0, time.time() - moment)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value

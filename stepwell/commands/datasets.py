@@ -1,0 +1,174 @@
+"""`stepwell datasets`: list, show, create, set-capacity, delete."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from stepwell.client import Client
+from stepwell.commands import common
+from stepwell.errors import InvalidData
+from stepwell.messages import Capacity, Dataset, PartitionStats
+from stepwell.spaces import EnvSpec, space_to_json
+
+EXAMPLES = """\
+  stepwell datasets list
+  stepwell datasets show hopper
+  stepwell datasets create my-data --spec spec.json --max-trajectories 10000
+  stepwell datasets set-capacity my-data --max-steps 5000000
+  stepwell datasets delete my-data --yes"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("datasets", "Datasets of the service.", EXAMPLES)
+    actions = common.subcommands(parser)
+    common.add_action(actions, "list", list_datasets, "all datasets")
+    show = common.add_action(actions, "show", show_dataset, "one dataset: layout and numbers")
+    create = common.add_action(actions, "create", create_dataset, "register a dataset")
+    create.add_argument(
+        "--spec", required=True, type=Path, help="JSON file with its EnvSpec (docs/own_data.md)"
+    )
+    create.add_argument("--description", default="")
+    create.add_argument("--exist-ok", action="store_true", help="no error if it is there already")
+    limit = common.add_action(
+        actions, "set-capacity", set_capacity, "new limits of the fifo partition (none given: none)"
+    )
+    delete = common.add_action(actions, "delete", delete_dataset, "remove a dataset")
+    delete.add_argument("--yes", action="store_true", help="really")
+    for sub in (show, create, limit, delete):
+        sub.add_argument("name")
+    for sub in (create, limit):
+        for field in ("trajectories", "steps", "bytes"):
+            sub.add_argument(f"--max-{field}", type=int, metavar="N")
+    return common.dispatch(parser, argv)
+
+
+def list_datasets(client: Client, args: argparse.Namespace) -> int:
+    datasets = client.datasets()
+    if args.json:
+        common.print_json(datasets)
+        return 0
+    common.print_table(
+        ["dataset", "env", "trajectories", "steps", "protected", "mean return", "size", "last"],
+        [
+            (
+                d.name,
+                d.spec.get("env", ""),
+                d.fifo.trajectories + d.protected.trajectories,
+                d.fifo.steps + d.protected.steps,
+                d.protected.trajectories,
+                d.return_mean,
+                common.size(d.stored_bytes),
+                common.ago(d.last_ingest_at),
+            )
+            for d in datasets
+        ],
+        empty="no datasets yet; make one with: stepwell import FILE --dataset NAME",
+    )
+    return 0
+
+
+def show_dataset(client: Client, args: argparse.Namespace) -> int:
+    dataset = client.dataset(args.name)
+    if args.json:
+        common.print_json(dataset)
+        return 0
+    _print(dataset)
+    return 0
+
+
+def create_dataset(client: Client, args: argparse.Namespace) -> int:
+    try:
+        spec = EnvSpec.from_json(json.loads(args.spec.read_text()))
+    except OSError as error:
+        raise InvalidData(f"cannot read {args.spec}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidData(f"{args.spec} is not JSON: {error}") from None
+    dataset = client.create_dataset(
+        args.name,
+        spec,
+        capacity=_capacity(args),
+        description=args.description,
+        exist_ok=args.exist_ok,
+    )
+    return _answer(dataset, args)
+
+
+def set_capacity(client: Client, args: argparse.Namespace) -> int:
+    return _answer(client.patch_dataset(args.name, capacity=_capacity(args)), args)
+
+
+def delete_dataset(client: Client, args: argparse.Namespace) -> int:
+    if not args.yes:
+        dataset = client.dataset(args.name)
+        count = dataset.fifo.trajectories + dataset.protected.trajectories
+        raise InvalidData(
+            f"this removes {args.name} and its {count} trajectories; add --yes to do it"
+        )
+    client.delete_dataset(args.name)
+    print(f"removed {args.name}")
+    return 0
+
+
+def _capacity(args: argparse.Namespace) -> Capacity:
+    limits = {
+        field: value
+        for field in ("trajectories", "steps", "bytes")
+        if (value := getattr(args, f"max_{field}")) is not None
+    }
+    if any(value < 1 for value in limits.values()):
+        raise InvalidData("a limit is a positive number", got=str(limits))
+    return Capacity(**limits)
+
+
+def _answer(dataset: Dataset, args: argparse.Namespace) -> int:
+    if args.json:
+        common.print_json(dataset)
+    else:
+        _print(dataset)
+    return 0
+
+
+def _print(dataset: Dataset) -> None:
+    spec = EnvSpec.from_json(dataset.spec)
+    limits = dataset.capacity.model_dump(exclude_none=True)
+    spaces = [
+        *((f"obs {k} ({spec.role(k)})", s) for k, s in spec.observations.items()),
+        *((f"action {k}", s) for k, s in spec.actions.items()),
+        *((f"info {k}", s) for k, s in spec.infos.items()),
+    ]
+    common.print_fields(
+        [
+            ("name", dataset.name),
+            ("env", spec.env),
+            ("description", dataset.description),
+            ("tags", dataset.tags),
+            *((name, _space(space_to_json(space))) for name, space in spaces),
+            ("fifo", _stats(dataset.fifo)),
+            ("fifo limits", ", ".join(f"{k} ≤ {v}" for k, v in limits.items()) or "none"),
+            ("protected", _stats(dataset.protected)),
+            ("eval", _stats(dataset.eval)),
+            ("evicted", dataset.evicted),
+            ("not yet sealed", dataset.unsealed),
+            ("shards", f"{dataset.shards} ({common.size(dataset.stored_bytes)})"),
+            (
+                "return",
+                "-"
+                if dataset.return_mean is None
+                else f"mean {dataset.return_mean:.6g}, "
+                f"{dataset.return_min:.6g} … {dataset.return_max:.6g}",
+            ),
+            ("mean length", dataset.length_mean),
+            ("last trajectory", common.ago(dataset.last_ingest_at)),
+        ]
+    )
+
+
+def _space(data: dict[str, object]) -> str:
+    kind = data.pop("type")
+    return f"{kind} " + " ".join(f"{k}={v}" for k, v in data.items())
+
+
+def _stats(stats: PartitionStats) -> str:
+    return f"{stats.trajectories:,} trajectories, {stats.steps:,} steps, {common.size(stats.bytes)}"

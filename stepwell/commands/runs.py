@@ -1,0 +1,136 @@
+"""`stepwell runs`: list, show, metrics, log, policies, delete."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from stepwell.client import Client
+from stepwell.commands import common
+from stepwell.errors import InvalidData
+
+EXAMPLES = """\
+  stepwell runs list --kind train
+  stepwell runs show demo
+  stepwell runs metrics demo --keys loss/total,return/mean
+  stepwell runs log demo | tail"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("runs", "Runs of trainers, collectors and evaluators.", EXAMPLES)
+    actions = common.subcommands(parser)
+    listing = common.add_action(actions, "list", list_runs, "all runs, newest first")
+    listing.add_argument("--kind", choices=("train", "collect", "eval"))
+    listing.add_argument("--status", choices=("running", "finished", "failed", "stopped"))
+    show = common.add_action(actions, "show", show_run, "one run: state, config, newest metrics")
+    metrics = common.add_action(actions, "metrics", show_metrics, "its metrics over time")
+    metrics.add_argument("--keys", help="comma-separated; default: all")
+    metrics.add_argument("--points", type=int, default=500, help="per series (default 500)")
+    log = common.add_action(actions, "log", show_log, "its log")
+    policies = common.add_action(actions, "policies", list_policies, "policies it has published")
+    delete = common.add_action(actions, "delete", delete_run, "forget a run")
+    delete.add_argument("--yes", action="store_true", help="really")
+    for sub in (show, metrics, log, policies, delete):
+        sub.add_argument("name")
+    return common.dispatch(parser, argv)
+
+
+def list_runs(client: Client, args: argparse.Namespace) -> int:
+    runs = client.runs(args.kind, args.status)
+    if args.json:
+        common.print_json(runs)
+        return 0
+    common.print_table(
+        ["run", "kind", "status", "policies", "host", "started", "heartbeat", "tags"],
+        [
+            (
+                r.name,
+                r.kind,
+                r.status,
+                r.policies,
+                r.host,
+                common.ago(r.created_at),
+                common.ago(r.heartbeat_at),
+                r.tags,
+            )
+            for r in runs
+        ],
+        empty="no runs yet",
+    )
+    return 0
+
+
+def show_run(client: Client, args: argparse.Namespace) -> int:
+    run = client.run(args.name)
+    if args.json:
+        common.print_json(run)
+        return 0
+    fields = run.model_dump()
+    config, latest = fields.pop("config"), fields.pop("latest")
+    for moment in ("created_at", "heartbeat_at", "finished_at"):
+        fields[moment] = common.ago(fields[moment])
+    common.print_fields(
+        [
+            *fields.items(),
+            ("config", json.dumps(config, sort_keys=True)),
+            *((f"latest {key}", value) for key, value in sorted(latest.items())),
+        ]
+    )
+    return 0
+
+
+def show_metrics(client: Client, args: argparse.Namespace) -> int:
+    keys = [key for key in args.keys.split(",") if key] if args.keys else None
+    series = client.metrics(args.name, keys, args.points)
+    if args.json:
+        common.print_json(series)
+        return 0
+    steps = sorted({step for s in series.values() for step in s.steps})
+    columns = {key: dict(zip(s.steps, s.values, strict=True)) for key, s in series.items()}
+    common.print_table(
+        ["step", *columns],
+        [(step, *(values.get(step) for values in columns.values())) for step in steps],
+        empty="no metrics yet",
+    )
+    return 0
+
+
+def show_log(client: Client, args: argparse.Namespace) -> int:
+    text = client.run_log(args.name)
+    if args.json:
+        common.print_json({"run": args.name, "log": text})
+        return 0
+    sys.stdout.writelines(common.printable(line) + "\n" for line in text.splitlines())
+    return 0
+
+
+def list_policies(client: Client, args: argparse.Namespace) -> int:
+    policies = client.policies(args.name)
+    if args.json:
+        common.print_json(policies)
+        return 0
+    common.print_table(
+        ["version", "step", "aliases", "size", "published", "sha256"],
+        [
+            (
+                p.version,
+                p.step,
+                p.aliases,
+                common.size(p.bytes),
+                common.ago(p.created_at),
+                p.sha256[:12],
+            )
+            for p in policies
+        ],
+        empty="no policies yet",
+    )
+    return 0
+
+
+def delete_run(client: Client, args: argparse.Namespace) -> int:
+    if not args.yes:
+        raise InvalidData(f"this forgets run {args.name} and its policies; add --yes to do it")
+    client.delete_run(args.name)
+    print(f"removed {args.name}")
+    return 0

@@ -1,0 +1,99 @@
+"""`stepwell sql`: one SELECT, answered as a table, JSON, CSV or an Arrow file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+
+from stepwell.client import SqlResult
+from stepwell.commands import common
+from stepwell.errors import InvalidData
+
+EXAMPLES = """\
+  stepwell sql "select env, count(*), avg(return) from trajectories group by env"
+  stepwell sql --dataset hopper "select t, reward from steps where traj_idx = 0 order by t"
+  stepwell sql --csv --limit 100000 < query.sql > answer.csv
+  stepwell sql --schema
+
+Tables and columns: docs/sql.md."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("sql", "Ask anything about the service's data in SQL.", EXAMPLES)
+    parser.add_argument("query", nargs="?", help="one SELECT; read from stdin if not given")
+    parser.add_argument("--dataset", help="what bare `steps` means")
+    parser.add_argument("--limit", type=int, default=1000, help="rows at most (default 1000)")
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, help="seconds (default 5, at most 60)"
+    )
+    parser.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument("--arrow", type=Path, metavar="FILE", help="write an Arrow IPC file")
+    parser.add_argument("--schema", action="store_true", help="print tables and columns")
+    common.add_connection(parser)
+    args = parser.parse_args(argv)
+    if args.schema:
+        return _schema(args)
+    query = args.query if args.query is not None and args.query != "-" else sys.stdin.read()
+    if not query.strip():
+        raise InvalidData("no query", expected="a SELECT as argument or on stdin")
+    with common.connect(args) as client:
+        result = client.sql(query, dataset=args.dataset, limit=args.limit, timeout=args.timeout)
+    if args.arrow:
+        _write_arrow(result, args.arrow)
+    elif args.csv:
+        _write_csv(result)
+    elif args.json:
+        # Rows as arrays, like the service's own JSON: two columns may bear the same name.
+        common.print_json(
+            {
+                "columns": result.columns,
+                "rows": result.rows,
+                "truncated": result.truncated,
+                "elapsed_ms": result.elapsed_ms,
+            }
+        )
+    else:
+        common.print_table(result.columns, result.rows, empty="no rows")
+    if result.truncated:
+        print(f"stepwell: only the first {len(result)} rows; raise --limit", file=sys.stderr)
+    return 0
+
+
+def _schema(args: object) -> int:
+    with common.connect(args) as client:  # type: ignore[arg-type]
+        schema = client.query_schema()
+    if getattr(args, "json", False):
+        common.print_json(schema)
+        return 0
+    for table in schema.tables:
+        print(f"{common.printable(table.name)}  {common.printable(table.description)}".rstrip())
+        for column in table.columns:
+            print(f"    {common.printable(column.name):<20} {common.printable(column.type)}")
+    return 0
+
+
+def _write_csv(result: SqlResult) -> None:
+    table = result.to_arrow()
+    # Arrow writes no nested values to CSV: they become their text.
+    columns = [
+        pa.array([None if v is None else str(v) for v in column.to_pylist()])
+        if pa.types.is_nested(column.type) or pa.types.is_decimal(column.type)
+        else column
+        for column in table.columns
+    ]
+    flat = pa.Table.from_arrays(columns, names=table.column_names)
+    sys.stdout.flush()
+    pyarrow.csv.write_csv(flat, sys.stdout.buffer)
+
+
+def _write_arrow(result: SqlResult, path: Path) -> None:
+    table = result.to_arrow()
+    try:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    except OSError as error:
+        raise InvalidData(f"cannot write {path}: {error}") from None
+    print(f"{len(result)} rows written to {path}", file=sys.stderr)

@@ -1,0 +1,103 @@
+"""`stepwell trajectories`: list, show, protect, tag."""
+
+from __future__ import annotations
+
+import argparse
+
+from stepwell.client import Client
+from stepwell.commands import common
+
+EXAMPLES = """\
+  stepwell trajectories list hopper --order=-return --limit 10
+  stepwell trajectories show 0198c0de-…
+  stepwell trajectories tag 0198c0de-… clumsy good-start
+  stepwell trajectories protect 0198c0de-…"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("trajectories", "Single trajectories.", EXAMPLES)
+    actions = common.subcommands(parser)
+    listing = common.add_action(actions, "list", list_trajectories, "trajectories of a dataset")
+    listing.add_argument("dataset")
+    listing.add_argument("--partition", choices=("fifo", "protected"))
+    for field in ("env", "policy", "run", "purpose", "tag"):
+        listing.add_argument(f"--{field}")
+    listing.add_argument("--order", default="-seq", help="a column; - before it: descending")
+    listing.add_argument("--limit", type=int, default=20)
+    show = common.add_action(actions, "show", show_trajectory, "everything about one")
+    protect = common.add_action(actions, "protect", protect_trajectories, "never evict these")
+    tag = common.add_action(actions, "tag", tag_trajectory, "add labels (or --remove them)")
+    show.add_argument("id")
+    protect.add_argument("id", nargs="+")
+    tag.add_argument("id")
+    tag.add_argument("tags", nargs="+")
+    tag.add_argument("--remove", action="store_true")
+    return common.dispatch(parser, argv)
+
+
+def list_trajectories(client: Client, args: argparse.Namespace) -> int:
+    page = client.trajectories(
+        args.dataset,
+        partition=args.partition,
+        env=args.env,
+        policy=args.policy,
+        run=args.run,
+        purpose=args.purpose,
+        tag=args.tag,
+        order=args.order,
+        limit=args.limit,
+    )
+    if args.json:
+        common.print_json(page)
+        return 0
+    common.print_table(
+        ["id", "seq", "partition", "length", "return", "end", "policy", "tags", "state", "came"],
+        [
+            (
+                t.id,
+                t.seq,
+                t.partition,
+                t.length,
+                t.total_reward,
+                "terminated" if t.terminated else "truncated" if t.truncated else "open",
+                t.policy,
+                t.tags,
+                t.state,
+                common.ago(t.created_at),
+            )
+            for t in page.items
+        ],
+        empty="none",
+    )
+    if page.next:
+        print(f"… and more (--limit, or: stepwell sql --dataset {args.dataset})")
+    return 0
+
+
+def show_trajectory(client: Client, args: argparse.Namespace) -> int:
+    info = client.trajectory(args.id)
+    if args.json:
+        common.print_json(info)
+        return 0
+    common.print_fields(info.model_dump(by_alias=True).items())
+    return 0
+
+
+def protect_trajectories(client: Client, args: argparse.Namespace) -> int:
+    changed = [client.patch_trajectory(i, partition="protected") for i in args.id]
+    if args.json:
+        common.print_json(changed)
+        return 0
+    print(f"protected {len(changed)}")
+    return 0
+
+
+def tag_trajectory(client: Client, args: argparse.Namespace) -> int:
+    tags = client.trajectory(args.id).tags
+    kept = [t for t in tags if t not in args.tags]
+    info = client.patch_trajectory(args.id, tags=kept if args.remove else [*kept, *args.tags])
+    if args.json:
+        common.print_json(info)
+        return 0
+    print(f"{info.id}: {', '.join(map(common.printable, info.tags)) or 'no tags'}")
+    return 0

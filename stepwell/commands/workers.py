@@ -1,0 +1,59 @@
+"""`stepwell workers`: list them, or ask one to pause, resume, drain or stop."""
+
+from __future__ import annotations
+
+import argparse
+
+from stepwell.client import Client
+from stepwell.commands import common
+
+EXAMPLES = """\
+  stepwell workers list
+  stepwell workers command collect-7 drain"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("workers", "Processes that report to the service.", EXAMPLES)
+    actions = common.subcommands(parser)
+    common.add_action(actions, "list", list_workers, "all workers")
+    command = common.add_action(
+        actions, "command", send_command, "picked up with the worker's next heartbeat"
+    )
+    command.add_argument("id")
+    command.add_argument("command", choices=("pause", "resume", "drain", "stop", "none"))
+    return common.dispatch(parser, argv)
+
+
+def list_workers(client: Client, args: argparse.Namespace) -> int:
+    workers = client.workers()
+    if args.json:
+        common.print_json(workers)
+        return 0
+    common.print_table(
+        ["worker", "role", "state", "alive", "run", "policy", "host", "heartbeat", "counters"],
+        [
+            (
+                w.id,
+                w.role,
+                w.state if w.command == "none" else f"{w.state} → {w.command}",
+                w.alive,
+                w.run,
+                w.policy,
+                w.host,
+                common.ago(w.heartbeat_at),
+                ", ".join(f"{k}={v:g}" for k, v in sorted(w.counters.items())),
+            )
+            for w in workers
+        ],
+        empty="no workers",
+    )
+    return 0
+
+
+def send_command(client: Client, args: argparse.Namespace) -> int:
+    worker = client.command(args.id, args.command)
+    if args.json:
+        common.print_json(worker)
+    else:
+        print(f"{common.printable(worker.id)}: {worker.state} → {worker.command}")
+    return 0

@@ -1,0 +1,136 @@
+"""Specs and trajectories for tests, ours and yours: small, valid and the same every time.
+
+spec = make_spec(observation=17, action=6)
+trajectory = make_trajectory(spec, length=100, seed=1, env="Hopper-v5")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
+from stepwell.trajectory import Trajectory
+
+
+def make_spec(
+    *,
+    observation: int = 3,
+    action: int = 1,
+    discrete: int | None = None,
+    image: tuple[int, ...] | None = None,
+    infos: bool = False,
+    action_known: bool = False,
+    env: str = "Test-v0",
+) -> EnvSpec:
+    """A spec with a float32 vector observation and a Box action in -1 … 1.
+
+    `discrete` makes the action Discrete(n) instead; `image` adds a uint8 observation "image" of
+    that shape; `infos` adds a float64 vector and an integer beside the observations.
+    """
+    observations: dict[str, Space] = {"observation": Box((observation,))}
+    if image is not None:
+        observations["image"] = Box(image, "uint8", 0.0, 255.0)
+    return EnvSpec.of(
+        observations,
+        Box((action,), low=-1.0, high=1.0) if discrete is None else Discrete(discrete),
+        infos={"position": Box((2,), "float64"), "room": Discrete(9)} if infos else None,
+        action_known=action_known,
+        env=env,
+    )
+
+
+def make_rich_spec(env: str = "Rich-v0") -> EnvSpec:
+    """One of everything: each kind of space, image, mask, scalar, several actions, infos."""
+    return EnvSpec.of(
+        {
+            "arm/angles": Box((2, 3), "float64"),
+            "camera": Box((4, 5, 3), "uint8", 0.0, 255.0),
+            "contacts": MultiBinary(4),
+            "legal": Box((3,), "bool", 0.0, 1.0),
+            "room": Discrete(5, start=-2),
+            "speed": Box((), "float16"),
+        },
+        {"grip": MultiDiscrete((2, 3)), "move": Box((2,), low=(-1.0, -2.0), high=(1.0, 2.0))},
+        roles={"legal": "mask", "room": "critic"},
+        infos={"distance": Box(()), "lidar": Box((3,), "int16", -100.0, 100.0)},
+        action_known=True,
+        env=env,
+    )
+
+
+def make_trajectory(
+    spec: EnvSpec | None = None,
+    *,
+    length: int = 5,
+    seed: int = 0,
+    terminated: bool = True,
+    truncated: bool = False,
+    final_obs_valid: bool = True,
+    id: str | None = None,  # noqa: A002 - the word of the API
+    **about: Any,
+) -> Trajectory:
+    """A random trajectory of `length` transitions that fits `spec`; its arrays depend on `seed`.
+
+    Other keywords go to `About` (`env` comes from the spec where it is not given).
+    """
+    spec = spec or make_spec()
+    rng = np.random.default_rng([length, seed])
+    if truncated:
+        terminated = False
+    about.setdefault("env", spec.env)
+    obs = {k: random_values(s, length + 1, rng) for k, s in spec.observations.items()}
+    if not final_obs_valid:
+        for array in obs.values():
+            array[-1] = array[-2]
+    return Trajectory.of(
+        obs=obs,
+        actions={k: random_values(s, length, rng) for k, s in spec.actions.items()},
+        rewards=rng.standard_normal(length, np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        final_obs_valid=final_obs_valid,
+        action_known=rng.random(length) < 0.8 if spec.action_known else None,
+        infos={k: random_values(s, length + 1, rng) for k, s in spec.infos.items()},
+        id=id,
+        **about,
+    )
+
+
+def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
+    """[rows, *shape] random values inside `space`, in its dtype."""
+    shape, dtype = (rows, *space.shape), np.dtype(space.dtype)
+    if isinstance(space, Discrete):
+        return rng.integers(space.start, space.start + space.n, shape, np.int64)
+    if isinstance(space, MultiDiscrete):
+        return rng.integers(0, np.asarray(space.nvec), shape, np.int64)
+    if isinstance(space, MultiBinary):
+        return rng.integers(0, 2, shape, np.int8)
+    low, high = space.bounds()
+    if dtype.kind == "f":
+        # A bound that is missing is played by ±3: unbounded values stay ordinary numbers.
+        low, high = np.where(np.isfinite(low), low, -3.0), np.where(np.isfinite(high), high, 3.0)
+        return (low + (high - low) * rng.random(shape)).astype(dtype)
+    limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    least, most = (np.clip(bound, *limits).astype(np.int64) for bound in (low, high))
+    return rng.integers(least, most, shape, np.int64, endpoint=True).astype(dtype)
+
+
+def assert_same(got: Trajectory, wanted: Trajectory) -> None:
+    """Fail, naming the part, unless both are the same trajectory bit by bit."""
+    assert got.header() == wanted.header(), f"{got.header()} is not {wanted.header()}"
+    groups: list[tuple[str, Mapping[str, Array], Mapping[str, Array]]] = [
+        ("obs", got.obs, wanted.obs),
+        ("actions", got.actions, wanted.actions),
+        ("infos", got.infos, wanted.infos),
+        ("", {"rewards": got.rewards}, {"rewards": wanted.rewards}),
+    ]
+    for what, mine, theirs in groups:
+        assert mine.keys() == theirs.keys(), f"{what}: {sorted(mine)} is not {sorted(theirs)}"
+        for key, array in mine.items():
+            other = theirs[key]
+            assert (array.dtype, array.shape) == (other.dtype, other.shape), f"{what}[{key}]"
+            assert array.tobytes() == other.tobytes(), f"{what}[{key}] differs"
+    assert got.digest == wanted.digest, "digests differ"

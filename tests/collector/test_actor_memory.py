@@ -1,0 +1,230 @@
+"""Actors: memory per slot, fixed-width computation, policies that change only between episodes."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amago_model.acting import ActingPolicy
+from amago_model.config import AgentConfig
+from collector.actor import ActorError, Authored, PolicyActor, RandomActor, Seen
+from collector.envs import Interface, agent_spaces, interface_of, make
+from collector.recorder import Episode
+from collector.rollout import EnvSlots, Rollout
+from collector.testing import FakeEnv
+from stepwell.trajectory import Trajectory
+
+
+class Counting:
+    """A policy whose memory counts its own calls, so that a reset is visible in the action."""
+
+    def __init__(self, offset: int = 0):
+        self.offset = offset
+        self.calls = 0
+
+    def initial_hidden(self, n: int, device: Any = "cpu") -> torch.Tensor:
+        return torch.zeros(n, dtype=torch.int64)
+
+    def reset_hidden(self, hidden: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
+        return torch.where(done, 0, hidden)
+
+    def act(
+        self,
+        obs: dict[str, torch.Tensor],
+        prev_action: torch.Tensor,
+        prev_reward: torch.Tensor,
+        time_idx: torch.Tensor,
+        hidden: torch.Tensor,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        t = obs["observation"][:, 1].to(torch.int64)
+        playing = obs["observation"][:, 2] > 0  # rows that only fill up a chunk hold zeros
+        assert bool((time_idx == t)[playing].all()), "time_idx is the episode's own"
+        return self.offset + hidden % 5, hidden + 1
+
+
+def face_of(env: Any, name: str = "Fake-v0") -> Interface:
+    return interface_of(env, name)
+
+
+@pytest.mark.parametrize("width", [None, 2, 8])
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_memory_is_reset_in_the_slot_that_begins_and_in_no_other(n: int, width: int | None) -> None:
+    """Episodes of different lengths end at different times; each counts from 0."""
+    face, policy = face_of(FakeEnv((3, 1, 4))), Authored("p/1", Counting())
+    kept: list[Trajectory] = []
+    rollout = Rollout(
+        EnvSlots(FakeEnv, [FakeEnv((3, 1, 4, 2)[: i + 1]) for i in range(n)], face),
+        PolicyActor(lambda: policy, face, n, width=width),
+        seeds=iter(range(12)),
+        sink=lambda t, _: kept.append(t),
+    )
+    while not rollout.done:
+        rollout.step()
+    assert len(kept) == 12
+    for trajectory in kept:
+        np.testing.assert_array_equal(trajectory.actions["action"], np.arange(len(trajectory)) % 5)
+
+
+def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:
+    """One episode, one author: the label and the actions agree, row by row."""
+    face = face_of(FakeEnv((6, 3), actions=100))
+    policies = [Authored(f"run/{v}", Counting(offset=10 * v)) for v in range(1, 8)]
+    now = itertools.count()
+    current = [policies[0]]
+    kept: list[Trajectory] = []
+    rollout = Rollout(
+        EnvSlots(FakeEnv, [FakeEnv((6, 3), actions=100), FakeEnv((4,), actions=100)], face),
+        PolicyActor(lambda: current[0], face, 2),
+        seeds=iter(range(10)),
+        sink=lambda t, _: kept.append(t),
+    )
+    while not rollout.done:
+        # Published at every third step: in the middle of most episodes.
+        current[0] = policies[min(next(now) // 3, 6)]
+        rollout.step()
+    authors = {t.about.policy for t in kept}
+    assert len(authors) >= 4, "the test must see several policies"
+    for trajectory in kept:
+        version = int(trajectory.about.policy.split("/")[1])
+        expected = 10 * version + np.arange(len(trajectory)) % 5
+        np.testing.assert_array_equal(trajectory.actions["action"], expected)
+
+
+def test_a_policy_that_nobody_plays_any_more_is_not_computed() -> None:
+    face = face_of(FakeEnv((2,)))
+    old, new = Authored("r/1", Counting()), Authored("r/2", Counting())
+    current = [old]
+    actor = PolicyActor(lambda: current[0], face, 1)
+    rollout = Rollout(
+        EnvSlots(FakeEnv, [FakeEnv((2,))], face),
+        actor,
+        seeds=itertools.repeat(None),
+        sink=lambda t, _: None,
+    )
+    rollout.step(), rollout.step()
+    current[0] = new
+    for _ in range(6):
+        rollout.step()
+    assert (old.policy.calls, new.policy.calls) == (2, 6)  # type: ignore[attr-defined]
+
+
+def test_previous_action_and_reward_are_what_was_done() -> None:
+    """Row t sees the action and reward of t - 1, as the trainer will show them."""
+    face = face_of(FakeEnv((5,)))
+    seen_rows: list[tuple[int, int, float]] = []
+
+    class Looking(Counting):
+        def act(self, obs, prev_action, prev_reward, time_idx, hidden, **kw):  # type: ignore[no-untyped-def]
+            seen_rows.append((int(time_idx[0]), int(prev_action[0]), float(prev_reward[0])))
+            return super().act(obs, prev_action, prev_reward, time_idx, hidden, **kw)
+
+    kept: list[Trajectory] = []
+    policy = Authored("p/1", Looking())
+    rollout = Rollout(
+        EnvSlots(FakeEnv, [FakeEnv((5,))], face),
+        PolicyActor(lambda: policy, face, 1),
+        seeds=iter([0]),
+        sink=lambda t, _: kept.append(t),
+    )
+    while not rollout.done:
+        rollout.step()
+    (trajectory,) = kept
+    assert [t for t, _, _ in seen_rows] == [0, 1, 2, 3, 4]
+    for t, action, reward in seen_rows[1:]:
+        assert action == trajectory.actions["action"][t - 1]
+        assert reward == trajectory.rewards[t - 1]
+
+
+def small_policy(face: Interface, kind: str) -> ActingPolicy:
+    torch.manual_seed(3)
+    config = AgentConfig.from_dict(
+        {
+            "timestep_encoder": {"d_hidden": 32, "d_output": 32},
+            "trajectory_encoder": {
+                "kind": kind,
+                kind: {"d_model": 32, "d_ff": 64},
+            },
+        }
+    )
+    return ActingPolicy(config, agent_spaces(face.spec)).eval()
+
+
+@pytest.mark.parametrize("kind", ["feedforward", "transformer"])
+def test_with_a_fixed_width_an_episode_does_not_depend_on_its_neighbours(kind: str) -> None:
+    """Real networks, real physics: bit-equal trajectories for 1, 3 and 9 slots."""
+    env = make("Pendulum-v1", {"max_episode_steps": 40})
+    face = interface_of(env, "Pendulum-v1")
+    policy = Authored("p/1", small_policy(face, kind))
+
+    def play(n: int) -> dict[int, Trajectory]:
+        kept: dict[int, Trajectory] = {}
+        rollout = Rollout(
+            EnvSlots(
+                lambda: env,
+                [make("Pendulum-v1", {"max_episode_steps": 40}) for _ in range(n)],
+                face,
+            ),
+            PolicyActor(lambda: policy, face, n, sample=False, width=8),
+            seeds=iter(range(9)),
+            sink=lambda t, index: kept.__setitem__(index, t),
+        )
+        while not rollout.done:
+            rollout.step()
+        return kept
+
+    one, three, nine = play(1), play(3), play(9)
+    for index in range(9):
+        for other in (three, nine):
+            for key in ("observation",):
+                assert one[index].obs[key].tobytes() == other[index].obs[key].tobytes()
+            assert (
+                one[index].actions["action"].tobytes() == other[index].actions["action"].tobytes()
+            )
+    assert len({t.total_reward for t in one.values()}) == 9
+
+
+def test_nan_from_a_policy_names_its_author() -> None:
+    """The environment never sees it."""
+    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+
+    class Poisoned(Counting):
+        def act(self, obs, prev_action, prev_reward, time_idx, hidden, **kw):  # type: ignore[no-untyped-def]
+            return torch.full_like(prev_action, torch.nan), hidden
+
+    actor = PolicyActor(lambda: Authored("demo/7", Poisoned()), face, 1)
+    actor.begin(0, None)
+    seen = Seen.blank(face.spec, 1)
+    seen.playing[:] = True
+    with pytest.raises(ActorError, match="demo/7 answered NaN"):
+        actor.act(seen)
+
+
+def test_chance_belongs_to_the_episode() -> None:
+    """A random episode follows from its seed, whoever plays beside it, and fills the box."""
+    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+
+    def play(n: int) -> dict[int, Trajectory]:
+        kept: dict[int, Trajectory] = {}
+        rollout = Rollout(
+            EnvSlots(lambda: make("Pendulum-v1"), [make("Pendulum-v1") for _ in range(n)], face),
+            RandomActor(face, n),
+            seeds=iter(range(4)),
+            sink=lambda t, index: kept.__setitem__(index, t),
+        )
+        ended: list[Episode] = []
+        while not rollout.done:
+            ended += rollout.step()
+        return kept
+
+    one, four = play(1), play(4)
+    assert all(
+        one[i].actions["action"].tobytes() == four[i].actions["action"].tobytes() for i in range(4)
+    )
+    drawn = np.concatenate([t.actions["action"] for t in one.values()])
+    assert drawn.min() < -1.9 and drawn.max() > 1.9 and abs(drawn.mean()) < 0.2
+    assert one[0].about.policy == "random"

@@ -1,0 +1,126 @@
+"""Command lines and config files: what comes later wins, mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from collector.config import CollectConfig, EvaluateConfig, UsageError, parse
+from collector.main import FIRST_SEED, LAST_SEED, episode_seeds
+from collector.session import resolved, slug
+from collector.worker import Control
+
+BASE = ["--env", "E-v0", "--dataset", "d"]
+
+
+def collect(*argv: str) -> CollectConfig:
+    return parse(CollectConfig, list(argv), "stepwell collect")
+
+
+def test_files_and_flags_later_wins(tmp_path: Path) -> None:
+    """Nested tables, lists, booleans and numbers of TOML all have their flag."""
+    a, b = tmp_path / "a.toml", tmp_path / "b.toml"
+    a.write_text(
+        'env = "A"\ndataset = "d"\nrandom = true\nenvs = 3\ntags = ["x", "y"]\n'
+        'sample = false\n[epsilon]\nkind = "greedy"\nrandomize = false\nstart = 0.3\n'
+    )
+    b.write_text('env = "B"\n')
+    config = collect("--config", str(a), f"--config={b}", "--epsilon.start", "0.2")
+    assert (config.env, config.envs, config.tags, config.sample) == ("B", 3, ("x", "y"), False)
+    assert (config.epsilon.kind, config.epsilon.randomize, config.epsilon.start) == (
+        "greedy",
+        False,
+        0.2,
+    )
+    assert collect("--envs", "5", "--config", str(a)).envs == 3
+
+
+def test_a_key_that_nobody_knows_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("[epsilon]\nstrat = 0.3\n")
+    with pytest.raises(SystemExit):
+        collect(*BASE, "--random", "--config", str(path))
+    printed = capsys.readouterr().err
+    assert "--epsilon.strat" in printed and "--epsilon.start" in printed
+    with pytest.raises(UsageError, match=r"nothing\.toml"):
+        collect(*BASE, "--random", "--config", "nothing.toml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--random", "--policy", "p"], "--policy"),
+        ([], "--random"),
+        (["--random", "--wait-for-policy"], "--wait-for-policy"),
+        (["--random", "--envs", "0"], "--envs"),
+        (["--random", "--episodes", "-1"], "--episodes"),
+        (["--random", "--max-steps", "0"], "--max-steps"),
+        (["--random", "--heartbeat-every", "0"], "--heartbeat-every"),
+        (["--random", "--epsilon.start", "7"], "epsilon.start"),
+    ],
+)
+def test_contradictions_are_refused_by_the_name_of_the_flag(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        collect(*BASE, *argv)
+    assert left.value.code != 0 and says in capsys.readouterr().err
+
+
+def test_every_option_has_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """The docstring under a field is the help: a field without one teaches nobody."""
+    for kind in (CollectConfig, EvaluateConfig):
+        with pytest.raises(SystemExit):
+            parse(kind, ["--help"], "x")
+        assert "stepwell" in capsys.readouterr().out
+        source = "\n".join(
+            Path(module).read_text()
+            for module in {__import__(kind.__module__, fromlist=["x"]).__file__ or ""}
+        )
+        for name in kind.__dataclass_fields__:
+            after = source.split(f"    {name}: ")[1].split("\n")[1]
+            assert after.strip().startswith('"""'), name
+
+
+def test_the_stored_config_keeps_no_token() -> None:
+    config = collect(*BASE, "--random", "--token", "stw_secret", "--outbox", "x/y")
+    stored = resolved(config, run="r")
+    assert "token" not in stored and "stw_secret" not in repr(stored)
+    assert stored["run"] == "r" and stored["outbox"] == "x/y"
+    assert stored["epsilon"]["kind"] == "none"
+
+
+def test_names_are_made_of_what_services_accept() -> None:
+    assert slug("stepwell/Recall-v0") == "stepwell-recall-v0"
+    assert slug("ÄÖ") == "x" and len(slug("a" * 99)) == 40
+
+
+def test_collected_seeds_stay_clear_of_evaluation_seeds() -> None:
+    """Distinct, repeatable, as many as asked for, and never among the small ones."""
+    seeds = list(episode_seeds(3, 1000))
+    assert seeds == list(episode_seeds(3, 1000)) and len(set(seeds)) > 990
+    assert all(FIRST_SEED <= s < LAST_SEED for s in seeds) and FIRST_SEED > 1_000_000
+    assert next(episode_seeds(4)) != seeds[0]
+
+
+def test_commands_move_between_states_that_allow_them() -> None:
+    """pause persists until resume; nothing revives what was stopped; "none" changes nothing."""
+    control = Control()
+    control.go()
+    strip = []
+    for word in ("none", "pause", "pause", "none", "resume", "drain", "resume", "stop", "drain"):
+        control.command(word)
+        strip.append(control.state)
+    assert strip == [
+        "running",
+        "paused",
+        "paused",
+        "paused",
+        "running",
+        "draining",
+        "draining",
+        "stopped",
+        "stopped",
+    ]
+    assert control.stopping

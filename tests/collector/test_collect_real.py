@@ -1,0 +1,477 @@
+"""Collecting into a real service: what was played is there, whatever happens on the way."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from amago_model.acting import ActingPolicy
+from amago_model.config import AgentConfig
+from amago_model.policy_file import save_policy
+from collector.actor import RandomActor
+from collector.config import CollectConfig, EvaluateConfig
+from collector.envs import agent_spaces, interface_of, make
+from collector.evaluate import evaluate_policy, run_evaluation
+from collector.main import collect, main
+from collector.record import record
+from collector.rollout import EnvSlots, Rollout
+from collector.session import open_dataset
+from collector.testing import FakeEnv
+from collector.worker import Control
+from stepwell import Client
+from stepwell.errors import InvalidSpace
+from stepwell.messages import TrajectoryInfo
+from stepwell.outbox import Outbox
+from stepwell.spaces import Box, EnvSpec
+from stepwell.testing import assert_same
+from stepwell.trajectory import Trajectory
+
+ENV = "CartPole-v1"
+WAIT = 30.0
+
+
+def policy_file(version: int) -> bytes:
+    torch.manual_seed(version)
+    config = {
+        "timestep_encoder": {"d_hidden": 16, "d_output": 16},
+        "trajectory_encoder": {"kind": "identity"},
+    }
+    spaces = agent_spaces(interface_of(make(ENV), ENV).spec)
+    return save_policy(ActingPolicy(AgentConfig.from_dict(config), spaces), step=100 * version)
+
+
+def settings(service: Any, name: str, tmp_path: Path, **changed: Any) -> CollectConfig:
+    values: dict[str, Any] = {
+        "env": ENV,
+        "dataset": name,
+        "envs": 2,
+        "url": service.url,
+        "token": service.token,
+        "run": f"run-{name}",
+        "outbox": tmp_path / "outbox",
+        "poll_every": 0.05,
+        "heartbeat_every": 0.1,
+        "seed": 1,
+    }
+    return CollectConfig(**{**values, **changed})
+
+
+def stored(client: Client, name: str) -> list[TrajectoryInfo]:
+    found: list[TrajectoryInfo] = []
+    cursor = None
+    while True:
+        page = client.trajectories(name, order="seq", limit=100, cursor=cursor)
+        found += page.items
+        if (cursor := page.next) is None:
+            return found
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        if got := condition():
+            return got
+        time.sleep(0.02)
+    raise AssertionError(f"not within {WAIT} s: {what}")
+
+
+@contextmanager
+def collecting(config: CollectConfig) -> Iterator[Control]:
+    """A collector in a thread, stopped at the end of the block; its error is raised here."""
+    control, errors = Control(), []
+
+    def run() -> None:
+        try:
+            collect(config, control=control)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield control
+    finally:
+        control.command("stop")
+        thread.join(WAIT)
+    if errors:
+        raise errors[0]
+    assert not thread.is_alive()
+
+
+def test_what_was_played_reads_back_bit_by_bit(client: Client, name: str, tmp_path: Path) -> None:
+    """Random Pendulum through outbox, wire, disk and back: equal digests, equal seq order."""
+    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    face = open_dataset(client, name, face)
+    played: list[Trajectory] = []
+    with Outbox(tmp_path, client, name, face.spec) as outbox:
+
+        def sink(trajectory: Trajectory, _: int) -> None:
+            outbox.put(trajectory)
+            played.append(trajectory)
+
+        rollout = Rollout(
+            EnvSlots(lambda: make("Pendulum-v1"), [make("Pendulum-v1") for _ in range(3)], face),
+            RandomActor(face, 3),
+            seeds=iter(range(7)),
+            sink=sink,
+        )
+        while not rollout.done:
+            rollout.step()
+        assert outbox.flush(WAIT)
+    client.flush(name)
+    infos = stored(client, name)
+    assert [i.id for i in infos] == [t.id for t in played]
+    for info, trajectory in zip(infos, played, strict=True):
+        assert info.digest == trajectory.digest
+        assert_same(client.steps(info.id), trajectory)
+        assert (info.truncated, info.terminated, info.seed) == (True, False, trajectory.about.seed)
+
+
+def test_a_collect_run_leaves_everything_a_person_asks_for(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """Episodes with author, run and worker; a finished run with config and metrics; a worker."""
+    learner = f"learner-{name}"
+    client.create_run(learner, "train")
+    client.publish_policy(learner, 3, policy_file(3), step=300)
+    config = settings(service, name, tmp_path, policy=learner, episodes=11, tags=("a", "b"))
+    tally = collect(config)
+    infos = stored(client, name)
+    assert len(infos) == tally.episodes == 11
+    assert sum(i.length for i in infos) == tally.steps
+    (worker,) = [w for w in client.workers() if w.run == config.run]
+    for info in infos:
+        assert (info.policy, info.run, info.env) == (f"{learner}/3", config.run, ENV)
+        assert (info.tags, info.purpose, info.collector) == (["a", "b"], "train", worker.id)
+    run = client.run(config.run)
+    assert (run.kind, run.status, run.seed) == ("collect", "finished", 1)
+    assert run.config["policy"] == learner and run.config["env"] == ENV
+    assert run.latest["collect/length"] > 0
+    assert worker.state == "stopped" and worker.policy == f"{learner}/3"
+    assert worker.counters["episodes"] == 11 and worker.counters["outbox"] == 0
+
+
+def test_a_run_that_is_taken_up_again_plays_new_episodes_and_keeps_its_clock(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """Same run, same seed, same outbox: the schedule goes on, and no episode comes twice."""
+    first = collect(settings(service, name, tmp_path, random=True, episodes=5))
+    second = collect(settings(service, name, tmp_path, random=True, episodes=5))
+    assert second.before == first.clock and second.clock == first.steps + second.steps
+    seeds = [i.seed for i in stored(client, name)]
+    assert len(seeds) == len(set(seeds)) == 10
+
+
+def test_a_new_policy_is_played_from_the_next_episode_on(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """Published while collecting: later episodes are its, and every episode has one author."""
+    learner = f"learner-{name}"
+    config = settings(service, name, tmp_path, policy=learner, wait_for_policy=True)
+    with collecting(config) as control:
+        time.sleep(0.3)
+        assert control.state == "starting", "it waits for the first policy"
+        client.create_run(learner, "train")
+        for version in (0, 1, 2):
+            client.publish_policy(learner, version, policy_file(version))
+            until(
+                lambda v=version: any(i.policy.endswith(f"/{v}") for i in stored(client, name)),
+                f"episodes of version {version}",
+            )
+    versions = {i.policy for i in stored(client, name)}
+    assert versions == {f"{learner}/{v}" for v in range(3)}
+
+
+def test_a_service_that_goes_away_loses_nothing_and_stops_nobody(
+    fresh_service: Any, name: str, tmp_path: Path
+) -> None:
+    """Down: the outbox grows and playing goes on. Up again: all of it arrives, once, in order."""
+    client = fresh_service.client(retry_for=0.0, timeout=5.0)
+    config = settings(fresh_service, name, tmp_path, random=True)
+
+    def waiting() -> int:
+        return len(list(config.outbox.glob("*.arrow"))) if config.outbox else 0
+
+    with collecting(config):
+        until(lambda: client.ready() and _count(client, name) > 5, "first episodes")
+        fresh_service.kill()
+        before = until(waiting, "episodes in the outbox")
+        until(lambda: waiting() > before + 50, "a growing outbox")
+        fresh_service.restart()
+        until(lambda: waiting() < 30, "a shrinking outbox")
+    infos = stored(client, name)
+    assert waiting() == 0 and len(infos) > 50
+    assert len({i.id for i in infos}) == len(infos)
+    assert [i.id for i in infos] == sorted(i.id for i in infos), "UUIDv7 order is order of birth"
+
+
+def _count(client: Client, name: str) -> int:
+    return sum(1 for d in client.datasets() if d.name == name and d.fifo.trajectories > 5) * 6
+
+
+def test_people_pause_resume_and_drain_a_worker(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """Commands come with heartbeats; drain lets the running episodes end by themselves."""
+    config = settings(service, name, tmp_path, random=True)
+
+    def worker() -> Any:
+        return next((w for w in client.workers() if w.run == config.run), None)
+
+    with collecting(config) as control:
+        until(lambda: (w := worker()) and w.counters.get("env_steps", 0) > 20, "first steps")
+        client.command(worker().id, "pause")
+        until(lambda: worker().state == "paused", "the pause")
+        time.sleep(0.4)  # the step that was under way is reported by the next heartbeat
+        steps = worker().counters["env_steps"]
+        time.sleep(0.4)
+        assert worker().counters["env_steps"] == steps and worker().alive
+        client.command(worker().id, "resume")
+        until(lambda: worker().counters["env_steps"] > steps, "more steps")
+        client.command(worker().id, "drain")
+        until(lambda: worker().state == "stopped", "the end")
+        assert control.state == "draining"
+    assert all(i.tags == [] and i.terminated for i in stored(client, name))
+    assert client.run(config.run).status == "finished"
+
+
+def test_a_step_limit_keeps_what_was_played(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """Exactly the steps asked for (to the width), the unfinished ones tagged."""
+    tally = collect(settings(service, name, tmp_path, random=True, steps=101, env="Pendulum-v1"))
+    infos = stored(client, name)
+    assert tally.steps == sum(i.length for i in infos) == 102
+    assert {tuple(i.tags) for i in infos} == {("interrupted",)}
+
+
+def test_a_broken_environment_is_flagged_and_does_not_end_the_run(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    gymnasium.register("Flaky-v0", lambda: FakeEnv((4,), broken_at=(2, 1)))
+    try:
+        config = settings(service, name, tmp_path, random=True, episodes=7, envs=1, env="Flaky-v0")
+        tally = collect(config)
+    finally:
+        del gymnasium.registry["Flaky-v0"]
+    infos = stored(client, name)
+    assert [(i.length, i.tags) for i in infos] == [
+        (4, []),
+        (4, []),
+        (1, ["broken"]),
+        (4, []),
+        (4, []),
+        (1, ["broken"]),
+        (4, []),
+    ]
+    assert tally.broken == 2 and "asked to fail" in tally.error
+    assert client.run(config.run).status == "finished"
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    import collector.main as m
+
+    put = m.Outbox.put
+
+    def telling(outbox, trajectory):
+        put(outbox, trajectory)
+        # The outbox has taken it: from here on it must not be lost.
+        print(trajectory.id, trajectory.digest, flush=True)
+
+    m.Outbox.put = telling
+    sys.exit(m.main(sys.argv[1:]))
+    """
+)
+
+
+def start_collector(service: Any, name: str, outbox: Path, *more: str) -> subprocess.Popen[str]:
+    arguments = ["--env", ENV, "--dataset", name, "--random", "--envs", "3", "--url", service.url]
+    arguments += ["--outbox", str(outbox), "--run", f"run-{name}", "--heartbeat-every", "0.2"]
+    arguments += ["--seed", "3"]
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_killed_at_any_moment_nothing_taken_is_lost_or_doubled(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """SIGKILL at a random point: what the outbox had taken is stored, once each."""
+    chance = random.Random()
+    ledger: dict[str, str] = {}
+    process = start_collector(service, name, tmp_path)
+    assert process.stdout is not None
+    for line in itertools.islice(process.stdout, chance.randint(40, 200)):
+        ledger.update([line.split()])
+    process.send_signal(signal.SIGKILL)
+    rest, _ = process.communicate()
+    ledger.update(line.split() for line in rest.splitlines() if len(line.split()) == 2)
+    last = start_collector(service, name, tmp_path, "--episodes", "2")
+    printed, errors = last.communicate(timeout=60)
+    assert last.returncode == 0, errors
+    ledger.update(line.split() for line in printed.splitlines())
+    infos = stored(client, name)
+    found = {info.id: info.digest for info in infos}
+    assert len(found) == len(infos) and len(ledger) > 40
+    assert {k: found.get(k) for k in ledger} == ledger
+    # One that was on disk but not yet told may be there too; more than that would be a double.
+    assert len(found) - len(ledger) <= 1
+    seeds = [info.seed for info in infos]
+    assert len(set(seeds)) == len(seeds), "no episode was played or stored twice"
+    assert not list(tmp_path.glob("*.arrow"))
+
+
+def test_sigterm_ends_cleanly(service: Any, client: Client, name: str, tmp_path: Path) -> None:
+    """Exit status 0, nothing left in the outbox, the run stopped, unfinished episodes kept."""
+    process = start_collector(service, name, tmp_path)
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert not list(tmp_path.glob("*.arrow"))
+    assert client.run(f"run-{name}").status == "stopped"
+    assert any(i.tags == ["interrupted"] for i in stored(client, name))
+
+
+def test_an_imported_dataset_takes_what_is_played_in_its_environment(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """A D4RL file with a simulator's state, uploaded; then collected into under the same spec."""
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "swing.hdf5", "w") as file:
+        file["observations"] = rng.normal(size=(40, 3)).astype(np.float32)
+        file["actions"] = rng.uniform(-1.9, 1.9, (40, 1)).astype(np.float32)
+        file["rewards"] = np.zeros(40, np.float32)
+        file["terminals"] = np.zeros(40, np.bool_)
+        file["timeouts"] = np.arange(40) % 20 == 19
+        file["infos/qpos"] = rng.normal(size=(40, 2))
+    client.upload(name, tmp_path / "swing.hdf5", env="pendulum")
+    config = settings(service, name, tmp_path, random=True, episodes=2, env="Pendulum-v1")
+    collect(config)
+    infos = stored(client, name)
+    assert [(i.partition, i.length, i.env) for i in infos] == [
+        *[("protected", 20, "pendulum")] * 2,
+        *[("fifo", 200, "Pendulum-v1")] * 2,
+    ]
+    client.flush(name)
+    assert np.isnan(client.steps(infos[-1].id).infos["qpos"]).all()
+
+
+def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(
+    service: Any, client: Client, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One clear line on the error stream and status 1; no run, no outbox."""
+    client.create_dataset(name, EnvSpec.of(Box((9,)), Box((1,), low=-1.0, high=1.0)))
+    arguments = ["--env", ENV, "--dataset", name, "--random", "--url", service.url]
+    assert main([*arguments, "--run", f"run-{name}", "--outbox", str(tmp_path / "o")]) == 1
+    printed = capsys.readouterr().err
+    assert "does not fit dataset" in printed and "Traceback" not in printed
+    assert f"run-{name}" not in {r.name for r in client.runs()}
+    assert not (tmp_path / "o").exists()
+    with pytest.raises(InvalidSpace):
+        open_dataset(client, name, interface_of(make(ENV), ENV))
+
+
+def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) -> None:
+    """Episodes as purpose eval in the order of the seeds, the score as an evaluation, the run."""
+    learner = f"learner-{name}"
+    client.create_run(learner, "train")
+    client.publish_policy(learner, 0, policy_file(0))
+    config = EvaluateConfig(
+        env=ENV,
+        policy=learner,
+        episodes=9,
+        seeds=40,
+        envs=4,
+        dataset=name,
+        run=f"eval-{name}",
+        url=service.url,
+    )
+    result, notes = run_evaluation(config, Console(quiet=True))
+    infos = stored(client, name)
+    assert [i.seed for i in infos] == list(range(40, 49))
+    assert {(i.purpose, i.policy, i.run) for i in infos} == {("eval", f"{learner}/0", config.run)}
+    (evaluation,) = client.evaluations(run=config.run)
+    assert evaluation.id == notes["evaluation"] and evaluation.policy == f"{learner}/0"
+    assert evaluation.returns == result.returns == [i.total_reward for i in infos]
+    assert (evaluation.mean, evaluation.iqm) == (result.mean, result.iqm)
+    assert evaluation.seeds == list(range(40, 49)) and evaluation.dataset == name
+    assert client.run(config.run).status == "finished" and client.run(config.run).kind == "eval"
+    again = evaluate_policy(
+        _load(client, learner), ENV, range(40, 49), envs=1, author=f"{learner}/0"
+    )
+    assert again.returns == result.returns
+    assert client.dataset(name).eval.trajectories == 9 and client.dataset(name).fifo.steps == 0
+
+
+def _load(client: Client, run: str) -> ActingPolicy:
+    from amago_model.policy_file import load_policy
+
+    fetched = client.policy_bytes(run)
+    assert fetched is not None
+    return load_policy(fetched.data)
+
+
+def test_whoever_plays_is_recorded(client: Client, name: str, tmp_path: Path) -> None:
+    """record(): a plain gymnasium loop; ended, abandoned and broken episodes all arrive."""
+    env = record(
+        FakeEnv((3, 2, 9), broken_at=(3, 1)),
+        name,
+        client,
+        policy="by hand",
+        env_id="Fake-v0",
+        tags=["demo"],
+        outbox=tmp_path,
+    )
+    for _ in range(2):
+        _, _ = env.reset(seed=5)
+        over = False
+        while not over:
+            _, _, terminated, truncated, _ = env.step(np.int64(1))
+            over = terminated or truncated
+    env.reset()
+    env.step(np.int64(2))
+    env.reset()
+    env.step(np.int64(3))
+    with pytest.raises(RuntimeError, match="asked to fail"):
+        env.step(np.int64(3))
+    env.close()
+    infos = stored(client, name)
+    assert [(i.length, i.terminated, i.truncated, i.tags, i.seed) for i in infos] == [
+        (3, True, False, ["demo"], 5),
+        (2, False, True, ["demo"], 5),
+        (1, False, True, ["demo", "interrupted"], None),
+        (1, False, True, ["demo", "broken"], None),
+    ]
+    assert {(i.policy, i.env) for i in infos} == {("by hand", "Fake-v0")}
+    client.flush(name)
+    steps = client.steps(infos[0].id)
+    np.testing.assert_array_equal(steps.obs["observation"][:, 1], [0, 1, 2, 3])
+    np.testing.assert_array_equal(steps.actions["action"], [1, 1, 1])
+    assert json.loads((tmp_path / "outbox.json").read_text())["dataset"] == name

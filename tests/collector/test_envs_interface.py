@@ -1,0 +1,233 @@
+"""Gymnasium's spaces become specs, its values become arrays, and back."""
+
+from collections import OrderedDict
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from amago_model.batch import decode_action, encode_action
+from collector.envs import (
+    BrokenEnv,
+    EnvError,
+    agent_spaces,
+    interface_of,
+    make,
+    parse_pairs,
+)
+from stepwell.errors import InvalidSpace
+from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from stepwell.trajectory import Trajectory
+
+
+class Shell(gymnasium.Env):  # type: ignore[type-arg]
+    """Nothing but spaces."""
+
+    def __init__(self, observation: gs.Space, action: gs.Space):  # type: ignore[type-arg]
+        self.observation_space, self.action_space = observation, action
+
+
+NESTED = gs.Dict(
+    {
+        "arm": gs.Dict({"angle": gs.Box(-1, 1, (2, 3), np.float64), "grip": gs.MultiBinary(4)}),
+        "camera": gs.Box(0, 255, (4, 5, 3), np.uint8),
+        "room": gs.Discrete(7),
+        "switches": gs.MultiDiscrete([2, 3]),
+    }
+)
+
+
+def test_one_of_everything_becomes_a_flat_spec() -> None:
+    """Nested keys are joined by "/"; float64 becomes float32; the spec says so."""
+    face = interface_of(Shell(NESTED, gs.Discrete(3, start=-1)), "Shell-v0")
+    assert dict(face.spec.observations) == {
+        "arm/angle": Box((2, 3), "float32", -1.0, 1.0),
+        "arm/grip": MultiBinary(4),
+        "camera": Box((4, 5, 3), "uint8", 0.0, 255.0),
+        "room": Discrete(7),
+        "switches": MultiDiscrete((2, 3)),
+    }
+    assert dict(face.spec.actions) == {"action": Discrete(3, start=-1)}
+    assert face.spec.env == "Shell-v0"
+    kept = interface_of(Shell(NESTED, gs.Discrete(2)), "Shell-v0", keep_float64=True)
+    assert kept.spec.observations["arm/angle"].dtype == "float64"
+
+
+def test_bounds_that_differ_by_element_are_kept_in_order() -> None:
+    box = gs.Box(np.float32([[-1, -2], [0, 0]]), np.float32([[1, 2], [np.inf, 9]]))
+    face = interface_of(Shell(box, gs.Discrete(2)), "Shell-v0")
+    space = face.spec.observations["observation"]
+    assert space == Box((2, 2), "float32", (-1, -2, 0, 0), (1, 2, np.inf, 9))
+
+
+@pytest.mark.parametrize(
+    "space", [NESTED, gs.Box(-1, 1, (), np.float32), gs.Discrete(4, start=2), gs.MultiBinary(3)]
+)
+def test_what_was_seen_fits_the_spec(space: gs.Space) -> None:  # type: ignore[type-arg]
+    """Random values of the space make a trajectory that the spec accepts, unchanged by the way."""
+    face = interface_of(Shell(space, space), "Shell-v0")
+    space.seed(3)
+    seen = [face.observe(space.sample()) for _ in range(4)]
+    acted = [face.action_arrays(space.sample()) for _ in range(3)]
+    trajectory = Trajectory(
+        obs={k: np.stack([o[k] for o in seen]) for k in seen[0]},
+        actions={k: np.stack([a[k] for a in acted]) for k in acted[0]},
+        rewards=np.zeros(3, np.float32),
+    )
+    trajectory.check(face.spec)
+    for arrays in acted:
+        native = face.native_action(arrays)
+        assert space.contains(native)
+        again = face.action_arrays(native)
+        assert all(np.array_equal(arrays[k], again[k]) for k in arrays)
+
+
+def test_an_observation_is_owned() -> None:
+    """The environment may write into its buffer afterwards."""
+    face = interface_of(Shell(gs.Box(-1, 1, (2,)), gs.Discrete(2)), "Shell-v0")
+    buffer = np.zeros(2, np.float32)
+    seen = face.observe(buffer)["observation"]
+    buffer[:] = 1
+    np.testing.assert_array_equal(seen, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"a": np.zeros(3, np.float32)}, "shape"),
+        ({"a": np.array([0, np.inf], np.float32)}, "infinity"),
+        ({"b": np.zeros(2, np.float32)}, "'a'"),
+        (None, "'a'"),
+    ],
+)
+def test_an_observation_that_its_space_does_not_allow_is_a_broken_environment(
+    raw: object, says: str
+) -> None:
+    face = interface_of(Shell(gs.Dict({"a": gs.Box(-1, 1, (2,))}), gs.Discrete(2)), "Shell-v0")
+    with pytest.raises(BrokenEnv, match=says):
+        face.observe(raw)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gs.Tuple([gs.Discrete(2)]),
+        gs.Text(5),
+        gs.Sequence(gs.Discrete(2)),
+        gs.MultiDiscrete([[2, 2]]),
+        gs.MultiDiscrete([2, 2], start=[1, 1]),
+        gs.MultiBinary([2, 2]),
+        gs.Dict({"a": gs.Tuple([gs.Discrete(2)])}),
+        gs.Box(0, 1, (0,)),
+        gs.Dict({"white space": gs.Discrete(2)}),
+        gs.Dict(OrderedDict([("a/b", gs.Discrete(2)), ("a", gs.Dict({"b": gs.Discrete(2)}))])),
+    ],
+    ids=str,
+)
+def test_a_space_without_a_place_in_a_spec_is_refused_by_name(
+    space: gs.Space,  # type: ignore[type-arg]
+) -> None:
+    with pytest.raises(InvalidSpace):
+        interface_of(Shell(space, gs.Discrete(2)), "Shell-v0")
+
+
+def test_the_agents_view_gives_back_the_same_actions() -> None:
+    """Environment units → what networks see → environment units, through amago_model's own code."""
+    for action in (gs.Discrete(3, start=5), gs.Box(np.float32([-2, 0]), np.float32([2, 10]))):
+        face = interface_of(Shell(gs.Box(-1, 1, (2,)), action), "Shell-v0")
+        space = agent_spaces(face.spec).action
+        action.seed(0)
+        for _ in range(20):
+            arrays = face.action_arrays(action.sample())
+            x = encode_action(space, torch.from_numpy(np.asarray(arrays["action"])))
+            back = decode_action(space, x.argmax(-1) if space.kind == "discrete" else x)
+            np.testing.assert_allclose(back.numpy(), arrays["action"], rtol=1e-5, atol=1e-5)
+
+
+def test_categories_and_roles_reach_the_agent() -> None:
+    env = Shell(gs.Dict({"legal": gs.MultiBinary(3), "room": gs.Discrete(4)}), gs.Discrete(3))
+    spaces = agent_spaces(interface_of(env, "Shell-v0", roles={"legal": "mask"}).spec)
+    assert spaces.observations["room"].n == 4
+    assert spaces.keys("mask") == ["legal"] and spaces.keys("policy") == ["room"]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        gs.MultiBinary(2),
+        gs.Box(0, 9, (1,), np.int64),
+        gs.Dict({"a": gs.Discrete(2), "b": gs.Discrete(2)}),
+    ],
+)
+def test_what_the_agent_cannot_play_can_still_be_recorded(action: gs.Space) -> None:  # type: ignore[type-arg]
+    face = interface_of(Shell(gs.Discrete(2), action), "Shell-v0")
+    with pytest.raises(InvalidSpace, match="agent"):
+        agent_spaces(face.spec)
+
+
+def test_an_imported_dataset_takes_its_own_environment() -> None:
+    """D4RL knows neither bounds of observations nor gymnasium's name; layout and dtypes count."""
+    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    imported = EnvSpec.of(Box((3,)), Box((1,), low=-1.5, high=2.5), env="pendulum")
+    fitted = face.for_dataset(imported, "d")
+    assert fitted.spec.digest == imported.digest and fitted.spec.env == "Pendulum-v1"
+    # What is recorded is inside both: the dataset's -1.5, the environment's 2.0.
+    wide = {"action": np.array([[-9.0], [9.0]])}
+    np.testing.assert_array_equal(fitted.legal(wide)["action"][:, 0], [-1.5, 2.0])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EnvSpec.of(Box((4,)), Box((1,), low=-2.0, high=2.0)),
+        EnvSpec.of(Box((3,), "uint8"), Box((1,), low=-2.0, high=2.0)),
+        EnvSpec.of({"other": Box((3,))}, Box((1,), low=-2.0, high=2.0)),
+        EnvSpec.of(Box((3,)), Discrete(3)),
+        EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), infos={"x": Discrete(3)}),
+    ],
+)
+def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(spec: EnvSpec) -> None:
+    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    with pytest.raises(InvalidSpace, match="dataset other"):
+        face.for_dataset(spec, "other")
+
+
+def test_a_policy_of_another_environment_is_refused() -> None:
+    pendulum = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    cart = interface_of(make("CartPole-v1"), "CartPole-v1")
+    pendulum.check_policy(agent_spaces(pendulum.spec), "p/1")
+    with pytest.raises(InvalidSpace, match="p/1 cannot play CartPole-v1"):
+        cart.check_policy(agent_spaces(pendulum.spec), "p/1")
+
+
+def test_environments_we_ship_are_known_and_take_arguments() -> None:
+    env = make("stepwell/Recall-v0", {"delay": 3, "symbols": 2})
+    assert env.unwrapped.delay == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "says"),
+    [
+        ("NoSuchThing-v0", {}, "--plugin"),
+        ("Pendulum-v1", {"no_such": 1}, "no_such"),
+        ("no.such.module:Thing-v0", {}, "no.such"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_says_what_to_do(
+    env_id: str, kwargs: dict[str, object], says: str
+) -> None:
+    with pytest.raises(EnvError, match=says):
+        make(env_id, kwargs)
+
+
+def test_pairs_are_json_where_they_can_be() -> None:
+    assert parse_pairs(("a=1", "b=x=y", "c=[1, 2]", "d=true"), "--env-args") == {
+        "a": 1,
+        "b": "x=y",
+        "c": [1, 2],
+        "d": True,
+    }
+    with pytest.raises(EnvError, match="--env-args: expected KEY=VALUE"):
+        parse_pairs(("novalue",), "--env-args")

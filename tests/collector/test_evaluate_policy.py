@@ -1,0 +1,162 @@
+"""A score follows from policy and seeds alone, and its uncertainty is computed as it should be."""
+
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from amago_model.acting import ActingPolicy
+from amago_model.config import AgentConfig
+from collector.actor import RandomActor, ScriptedActor
+from collector.builtin import RECALL_ID
+from collector.envs import BrokenEnv, Interface, agent_spaces, interface_of, make
+from collector.evaluate import EvaluationResult, evaluate_policy, main, summarise
+from collector.recorder import Episode
+from collector.testing import FakeEnv
+from stepwell.errors import InvalidSpace
+
+SEEDS = range(50, 57)
+
+
+def policy_for(env_id: str, kind: str = "feedforward", **kwargs: Any) -> ActingPolicy:
+    torch.manual_seed(1)
+    spaces = agent_spaces(interface_of(make(env_id, kwargs), env_id).spec)
+    small = {
+        "timestep_encoder": {"d_hidden": 32, "d_output": 32},
+        "trajectory_encoder": {"kind": kind, kind: {"d_model": 32, "d_ff": 64}},
+    }
+    return ActingPolicy(AgentConfig.from_dict(small), spaces).eval()
+
+
+@pytest.mark.parametrize("kind", ["feedforward", "transformer"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_score_does_not_depend_on_how_many_play_side_by_side(env_id: str, kind: str) -> None:
+    """Bit-equal returns and trajectories for 1, 2 and 7 environments; other seeds, other scores."""
+    policy = policy_for(env_id, kind)
+    kwargs = {"max_episode_steps": 30}
+    one, two, seven = (
+        evaluate_policy(policy, env_id, SEEDS, env_kwargs=kwargs, envs=n) for n in (1, 2, 7)
+    )
+    assert one.returns == two.returns == seven.returns
+    for a, b, c in zip(one.trajectories, two.trajectories, seven.trajectories, strict=True):
+        assert a.obs["observation"].tobytes() == b.obs["observation"].tobytes()
+        assert a.obs["observation"].tobytes() == c.obs["observation"].tobytes()
+    others = evaluate_policy(policy, env_id, range(90, 97), env_kwargs=kwargs, envs=7)
+    assert others.trajectories[0].obs["observation"][0].tolist() != (
+        one.trajectories[0].obs["observation"][0].tolist()
+    )
+
+
+def test_results_come_in_the_order_of_the_seeds() -> None:
+    """Whatever order the episodes end in: row i of everything is seed i."""
+    policy = policy_for("CartPole-v1")
+    result = evaluate_policy(policy, "CartPole-v1", SEEDS, envs=3, author="p/1")
+    assert result.seeds == list(SEEDS)
+    assert [t.about.seed for t in result.trajectories] == list(SEEDS)
+    assert [t.total_reward for t in result.trajectories] == result.returns
+    assert [len(t) for t in result.trajectories] == result.lengths
+    assert {t.about.purpose for t in result.trajectories} == {"eval"}
+    assert {t.about.policy for t in result.trajectories} == {"p/1"}
+    env = gymnasium.make("CartPole-v1")
+    for seed, trajectory in zip(SEEDS, result.trajectories, strict=True):
+        np.testing.assert_array_equal(trajectory.obs["observation"][0], env.reset(seed=seed)[0])
+
+
+def test_a_scripted_optimum_scores_the_optimum() -> None:
+    """Recall: remembering the cue earns 1 in every episode and says success."""
+
+    def remembering(face: Interface, slots: int) -> ScriptedActor:
+        cue = {"now": 0}
+
+        def act(obs: Any, t: int) -> np.int64:
+            if t == 0:
+                cue["now"] = int(np.argmax(obs["observation"][:4]))
+            return np.int64(cue["now"])
+
+        return ScriptedActor(face, "optimum", act)
+
+    best = evaluate_policy(remembering, RECALL_ID, range(12), env_kwargs={"delay": 3}, envs=1)
+    assert best.returns == [1.0] * 12 and best.successes == [True] * 12
+    assert (best.mean, best.iqm, best.ci_low, best.ci_high) == (1.0, 1.0, 1.0, 1.0)
+    chance = evaluate_policy(
+        lambda face, slots: RandomActor(face, slots), RECALL_ID, range(200), envs=4
+    )
+    assert 0.1 < chance.mean < 0.4 and chance.ci_low < 0.25 < chance.ci_high
+
+
+def episodes(returns: list[float]) -> list[Episode]:
+    return [
+        Episode(
+            index=i,
+            slot=0,
+            seed=i,
+            author="p",
+            total_reward=r,
+            length=1,
+            terminated=True,
+            truncated=False,
+            success=None,
+            metrics={},
+        )
+        for i, r in enumerate(returns)
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 4, 30, 31])
+def test_the_summary_equals_its_slow_definitions(n: int) -> None:
+    """IQM as the integral of the middle half of the quantile function; interval by plain loops."""
+    returns = (np.random.default_rng(n).normal(size=n) * 100).tolist()
+    result = summarise("Hopper-v5", "p", episodes(returns))
+    ordered, total = sorted(returns), 0.0
+    fine = 4000
+    for i in range(fine):  # midpoints: exact, as the quantile function is a staircase
+        q = 0.25 + 0.5 * (i + 0.5) / fine
+        total += ordered[min(int(q * n), n - 1)] / fine
+    assert result.iqm == pytest.approx(total, abs=0.3)
+    assert result.mean == pytest.approx(sum(returns) / n)
+    rng = np.random.default_rng(123)
+    means = sorted(float(np.mean(rng.choice(returns, n))) for _ in range(4000))
+    width = max(means[-1] - means[0], 1e-9)
+    assert result.ci_low == pytest.approx(means[100], abs=0.05 * width)
+    assert result.ci_high == pytest.approx(means[3900], abs=0.05 * width)
+    again = summarise("Hopper-v5", "p", episodes(returns))
+    assert (again.ci_low, again.ci_high) == (result.ci_low, result.ci_high)
+    expected = 100 * (result.mean + 20.272305) / (3234.3 + 20.272305)
+    assert result.normalised == pytest.approx(expected)
+    assert summarise("Pendulum-v1", "p", episodes(returns)).normalised is None
+
+
+def test_a_failing_environment_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean over the episodes that happened to survive would be a lie."""
+    gymnasium.register(
+        "BrokenFake-v0", lambda: FakeEnv((4,), broken_at=(1, 2)), disable_env_checker=True
+    )
+    try:
+        with pytest.raises(BrokenEnv, match="asked to fail.*holes"):
+            evaluate_policy(lambda f, n: RandomActor(f, n), "BrokenFake-v0", range(5), envs=2)
+    finally:
+        del gymnasium.registry["BrokenFake-v0"]
+
+
+def test_a_policy_of_another_environment_is_refused_before_it_plays() -> None:
+    with pytest.raises(InvalidSpace, match="cannot play Pendulum-v1"):
+        evaluate_policy(policy_for("CartPole-v1"), "Pendulum-v1", range(2))
+
+
+def test_the_command_needs_no_service_without_upload(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json is the whole result and nothing but JSON."""
+    arguments = ["--random", "--env", "Pendulum-v1", "--episodes", "3", "--no-upload", "--json"]
+    assert main([*arguments, "--url", "http://127.0.0.1:9"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["returns"]) == 3 and printed["policy"] == "random"
+    assert set(EvaluationResult.__dataclass_fields__) - {"trajectories"} == set(printed)
+
+
+def test_who_plays_must_be_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--random", "--policy", "p"]):
+        with pytest.raises(SystemExit):
+            main(["--env", "Pendulum-v1", *arguments])
+        assert "who plays" in capsys.readouterr().err

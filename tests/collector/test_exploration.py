@@ -1,0 +1,134 @@
+"""Exploration deviates exactly as often and as far as it says."""
+
+import numpy as np
+import pytest
+
+from collector.actor import ScriptedActor, Seen
+from collector.envs import interface_of
+from collector.exploration import EpsilonConfig, Exploration
+from collector.rollout import EnvSlots, Rollout
+from collector.testing import FakeEnv
+from stepwell.errors import InvalidSpace
+from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
+
+N = 20_000
+
+
+def noisy(config: EpsilonConfig, space: Space, action: np.ndarray, clock: int = 0, t: int = 0):
+    """Actions of N slots after exploration, at episode step t."""
+    spec = EnvSpec.of(Box((1,)), space)
+    seen = Seen.blank(spec, N)
+    seen.time_idx[:] = t
+    exploration = Exploration(config, spec, N, seed=1, clock=lambda: clock)
+    for slot in range(N):
+        exploration.begin(slot)
+    actions = np.broadcast_to(action, (N, *space.shape)).astype(space.dtype)
+    return exploration.apply({"action": actions}, seen)["action"]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3, 1.0])
+def test_the_rate_of_random_actions_is_epsilon(epsilon: float) -> None:
+    """A uniform number decides (a normal one would give ≥ 50%); drawn actions are uniform."""
+    config = EpsilonConfig(kind="greedy", start=epsilon, end=epsilon, randomize=False)
+    got = noisy(config, Discrete(4, start=10), np.int64(12))
+    assert got.dtype == np.int64
+    # A random action equals the policy's one time in four.
+    changed = np.mean(got != 12)
+    assert changed == pytest.approx(0.75 * epsilon, abs=4 * np.sqrt(0.25 / N))
+    if epsilon == 1.0:
+        counts = np.bincount(got - 10, minlength=4) / N
+        np.testing.assert_allclose(counts, 0.25, atol=0.02)
+
+
+@pytest.mark.parametrize("space", [MultiDiscrete((3, 5)), MultiBinary(6)])
+def test_vectors_of_choices_are_replaced_whole(space: Space) -> None:
+    """A slot either keeps the policy's whole vector or gets a legal random one."""
+    config = EpsilonConfig(kind="greedy", start=0.5, end=0.5, randomize=False)
+    before = np.zeros(space.shape, space.dtype)
+    got = noisy(config, space, before)
+    zero = 1 / 15 if isinstance(space, MultiDiscrete) else 1 / 64
+    kept = np.mean((got == 0).all(axis=1))
+    assert kept == pytest.approx(0.5 + 0.5 * zero, abs=0.02)
+    limits = np.array([3, 5]) if isinstance(space, MultiDiscrete) else 2
+    assert got.dtype == np.dtype(space.dtype) and (got >= 0).all() and (got < limits).all()
+
+
+def test_continuous_noise_has_epsilon_as_standard_deviation_of_the_half_range() -> None:
+    """Range -4 … 8: epsilon 0.1 is 0.6 in the environment's units; clipped at the bounds."""
+    config = EpsilonConfig(kind="greedy", start=0.1, end=0.1, randomize=False)
+    space = Box((2,), low=(-4.0, 0.0), high=(8.0, 1.0))
+    got = noisy(config, space, np.array([2.0, 1.0]))
+    assert got.dtype == np.float32
+    assert np.std(got[:, 0]) == pytest.approx(0.6, rel=0.03)
+    assert np.mean(got[:, 0]) == pytest.approx(2.0, abs=0.02)
+    # At the bound half of the noise is cut off, and none leaves the box.
+    assert np.mean(got[:, 1] == 1.0) == pytest.approx(0.5, abs=0.02)
+    assert got[:, 1].max() <= 1.0
+
+
+def test_amagos_schedule() -> None:
+    """1.0 falls linearly to 0.05 over a million steps and stays."""
+    config = EpsilonConfig(kind="greedy", randomize=False)
+    t, u = np.zeros(1, np.int64), np.ones(1)
+    levels = [config.level(clock, t, u)[0] for clock in (0, 500_000, 1_000_000, 9_000_000)]
+    np.testing.assert_allclose(levels, [1.0, 0.525, 0.05, 0.05])
+
+
+def test_bilevel_falls_within_the_episode_and_not_beyond_its_end_level() -> None:
+    """From the begin level to the late level over `horizon`; later than that it stays there."""
+    config = EpsilonConfig(kind="bilevel", horizon=100, randomize=False)
+    t = np.array([0, 50, 100, 400])
+    np.testing.assert_allclose(config.level(0, t, np.ones(4)), [1.0, 0.9, 0.8, 0.8])
+    np.testing.assert_allclose(config.level(10**7, t, np.ones(4)), [0.05, 0.03, 0.01, 0.01])
+
+
+def test_each_episode_draws_its_own_share() -> None:
+    """randomize: epsilon is uniform below the level, constant within and new for each episode."""
+    spec = EnvSpec.of(Box((1,)), Discrete(2))
+    config = EpsilonConfig(kind="greedy", start=0.8, end=0.8)
+    exploration = Exploration(config, spec, 1, seed=0, clock=lambda: 0)
+    seen = Seen.blank(spec, 1)
+    shares = []
+    for _ in range(2000):
+        exploration.begin(0)
+        seen.time_idx[:] = 0
+        first = exploration.level(seen)[0]
+        seen.time_idx[:] = 77
+        assert exploration.level(seen)[0] == first
+        shares.append(first)
+    assert max(shares) < 0.8 and np.mean(shares) == pytest.approx(0.4, abs=0.02)
+
+
+def test_no_range_no_noise() -> None:
+    """Noise relative to an infinite range would be NaN: refused at the start, with the way out."""
+    spec = EnvSpec.of(Box((1,)), Box((1,)))
+    with pytest.raises(InvalidSpace, match="RescaleAction"):
+        Exploration(EpsilonConfig(kind="greedy"), spec, 1, seed=0, clock=lambda: 0)
+    Exploration(EpsilonConfig(kind="none"), spec, 1, seed=0, clock=lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"), [("start", 1.5), ("late_end", -0.1), ("steps", 0), ("horizon", 0)]
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(field: str, wrong: float) -> None:
+    with pytest.raises(ValueError, match=f"epsilon.{field}"):
+        EpsilonConfig(**{"kind": "bilevel", "horizon": 10, field: wrong})  # type: ignore[arg-type]
+
+
+def test_the_executed_action_is_recorded_at_the_promised_rate() -> None:
+    """Through a whole rollout: deviations are epsilon often, and environment and record agree."""
+    env, kept = FakeEnv((2000,), actions=4), []
+    face = interface_of(env, "Fake-v0")
+    config = EpsilonConfig(kind="greedy", start=0.2, end=0.2, randomize=False)
+    rollout = Rollout(
+        EnvSlots(FakeEnv, [env], face),
+        ScriptedActor(face, "always 3", lambda obs, t: 3),
+        seeds=iter(range(5)),
+        sink=lambda trajectory, _: kept.append(trajectory),
+        exploration=Exploration(config, face.spec, 1, seed=0, clock=lambda: 0),
+    )
+    while not rollout.done:
+        rollout.step()
+    recorded = np.concatenate([t.actions["action"] for t in kept])
+    assert recorded.tolist() == env.actions and len(recorded) == 10_000
+    assert np.mean(recorded != 3) == pytest.approx(0.75 * 0.2, abs=0.015)

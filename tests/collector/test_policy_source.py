@@ -1,0 +1,154 @@
+"""The newest policy is at hand, and trouble on the way never takes the present one away."""
+
+import hashlib
+import threading
+import time
+
+import pytest
+import torch
+
+from amago_model.acting import ActingPolicy
+from amago_model.config import AgentConfig
+from amago_model.policy_file import save_policy
+from collector.actor import ActorError
+from collector.envs import agent_spaces, interface_of, make
+from collector.policy_source import PolicySource, parse_reference
+from stepwell.client import PolicyBytes
+from stepwell.errors import InvalidSpace, NotFound, ServiceUnreachable
+
+FACE = interface_of(make("CartPole-v1"), "CartPole-v1")
+SMALL = {
+    "timestep_encoder": {"d_hidden": 16, "d_output": 16},
+    "trajectory_encoder": {"kind": "identity"},
+}
+
+
+def policy_file(step: int = 0, env_id: str = "CartPole-v1") -> bytes:
+    torch.manual_seed(step)
+    spaces = agent_spaces(interface_of(make(env_id), env_id).spec)
+    return save_policy(ActingPolicy(AgentConfig.from_dict(SMALL), spaces), step=step)
+
+
+class Shelf:
+    """A client that knows policies and nothing else; counts the downloads."""
+
+    def __init__(self) -> None:
+        self.files: list[bytes] = []
+        self.down = False
+        self.sent = 0
+        self.asked = 0
+
+    def policy_bytes(self, run, which="latest", *, etag=None):  # type: ignore[no-untyped-def]
+        self.asked += 1
+        if self.down:
+            raise ServiceUnreachable("nobody there")
+        if not self.files:
+            raise NotFound({"status": 404, "code": "not_found", "detail": f"no run {run}"})
+        version = len(self.files) - 1 if which == "latest" else int(which)
+        data = self.files[version]
+        digest = hashlib.sha256(data).hexdigest()
+        if etag == f'"{digest}"':
+            return None
+        self.sent += 1
+        return PolicyBytes(data, version, digest, f'"{digest}"')
+
+
+def test_references() -> None:
+    assert parse_reference("demo") == ("demo", "latest")
+    assert parse_reference("demo/7") == ("demo", "7")
+    assert parse_reference("demo/best") == ("demo", "best")
+    for wrong in ("", "/7", "a/b/c"):
+        with pytest.raises(ActorError, match="RUN/VERSION"):
+            parse_reference(wrong)
+
+
+def test_a_policy_is_fetched_once_and_again_when_it_changed() -> None:
+    """The ETag saves the download; author and learner's step come with the file."""
+    shelf = Shelf()
+    shelf.files.append(policy_file(step=100))
+    source = PolicySource(shelf, "demo")  # type: ignore[arg-type]
+    assert source.poll() and not source.poll() and not source.poll()
+    assert (shelf.sent, source.current.author, source.current.step) == (1, "demo/0", 100)
+    shelf.files.append(policy_file(step=200))
+    assert source.poll()
+    assert (shelf.sent, source.current.author, source.current.step) == (2, "demo/1", 200)
+
+
+def test_an_outage_leaves_the_policy_in_play() -> None:
+    shelf = Shelf()
+    shelf.files.append(policy_file())
+    source = PolicySource(shelf, "demo")  # type: ignore[arg-type]
+    source.poll()
+    playing = source.current
+    shelf.down = True
+    assert not source.try_poll()
+    assert source.current is playing and "nobody there" in source.last_error
+    shelf.down = False
+    assert not source.try_poll() and source.last_error == ""
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\x80\x04not a policy", policy_file(env_id="Pendulum-v1")], ids=["pickle", "foreign"]
+)
+def test_unusable_bytes_are_told_and_not_fetched_again(bad: bytes) -> None:
+    """Neither a damaged file nor one for other spaces takes over; the next good one does."""
+    shelf = Shelf()
+    shelf.files.append(policy_file())
+    source = PolicySource(
+        shelf,  # type: ignore[arg-type]
+        "demo",
+        accept=lambda policy: FACE.check_policy(policy.spaces, "demo"),
+    )
+    source.poll()
+    shelf.files.append(bad)
+    assert not source.try_poll() and source.last_error
+    assert source.current.author == "demo/0"
+    source.try_poll()
+    assert shelf.sent == 2
+    shelf.files.append(policy_file(step=9))
+    assert source.try_poll() and source.current.author == "demo/2"
+
+
+def test_the_first_policy_may_be_waited_for() -> None:
+    """It takes the run's first policy as soon as it is there; other trouble is not waited out."""
+    shelf = Shelf()
+    source = PolicySource(shelf, "demo", every=0.01)  # type: ignore[arg-type]
+    with pytest.raises(ActorError, match="no policy demo yet"):
+        _ = source.current
+    assert not source.wait(lambda: shelf.asked > 2)
+    assert not source.wait(lambda: False, timeout=0.05)
+    shelf.down = True
+    assert not source.wait(lambda: False, timeout=0.05) and "nobody there" in source.last_error
+    shelf.down = False
+    threading.Timer(0.05, lambda: shelf.files.append(policy_file())).start()
+    assert source.wait(lambda: False, timeout=10) and source.ready
+    foreign = Shelf()
+    foreign.files.append(policy_file(env_id="Pendulum-v1"))
+    picky = PolicySource(
+        foreign,  # type: ignore[arg-type]
+        "demo",
+        accept=lambda policy: FACE.check_policy(policy.spaces, "demo"),
+    )
+    with pytest.raises(InvalidSpace):
+        picky.wait(lambda: False)
+
+
+def test_a_thread_keeps_it_fresh_and_a_numbered_version_rests() -> None:
+    shelf = Shelf()
+    shelf.files.append(policy_file(1))
+    source = PolicySource(shelf, "demo", every=0.01)  # type: ignore[arg-type]
+    source.poll()
+    source.start()
+    shelf.files.append(policy_file(2))
+    deadline = time.monotonic() + 10
+    while source.current.version != 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    source.close()
+    assert source.current.version == 1
+    pinned = PolicySource(shelf, "demo/0", every=0.01)  # type: ignore[arg-type]
+    pinned.poll()
+    pinned.start()
+    asked = shelf.asked
+    time.sleep(0.05)
+    pinned.close()
+    assert shelf.asked == asked and pinned.current.version == 0

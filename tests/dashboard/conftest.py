@@ -1,0 +1,39 @@
+"""The dashboard's tests draw real pages (AppTest) over a real service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+
+def draw(view: str) -> None:
+    """Runs inside AppTest, as a script of its own."""
+    import importlib
+
+    importlib.import_module(f"dashboard.views.{view}").show()
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> Iterator[None]:
+    """Caches are global to the process: no test may see what another one read."""
+    st.cache_data.clear()
+    yield
+    st.cache_data.clear()
+    st.cache_resource.clear()
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    """page(view, url, **query): that view, drawn once over the service at `url`."""
+
+    def open_page(view: str, url: str, **query: str) -> AppTest:
+        monkeypatch.setenv("STEPWELL_URL", url)
+        test = AppTest.from_function(draw, args=(view,), default_timeout=30)
+        for key, value in query.items():
+            test.query_params[key] = value
+        return test.run()
+
+    return open_page

@@ -1,0 +1,226 @@
+"""The dashboard manages: what its buttons do is seen in the service, through its own client."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.views.workers import parse_args
+from stepwell import Box, Client, EnvSpec, NotFound
+
+Page = Callable[..., AppTest]
+
+
+@pytest.fixture
+def dataset(client: Client, name: str) -> str:
+    client.create_dataset(name, EnvSpec.of(Box((2,)), Box((1,))))
+    for i in range(4):
+        client.add(
+            name,
+            obs=np.zeros((4, 2), np.float32),
+            actions=np.zeros((3, 1), np.float32),
+            rewards=np.full(3, float(i), np.float32),
+            terminated=True,
+        )
+    return name
+
+
+@pytest.fixture
+def run(client: Client, name: str) -> str:
+    client.create_run(name, "train")
+    for version in (1, 2):
+        client.publish_policy(name, version, bytes([version]))
+    return name
+
+
+def fine(page: AppTest) -> None:
+    assert [e.message for e in page.exception] == []
+    assert [e.value for e in page.error] == []
+
+
+def test_create_a_dataset(service, client: Client, name: str, page: Page) -> None:
+    drawn = page("datasets", service.url)
+    drawn.text_input(key="new_name").set_value(name)
+    drawn.text_input(key="new_env").set_value("Toy-v0")
+    drawn.number_input(key="new_obs").set_value(5)
+    drawn.number_input(key="new_capacity").set_value(1000)
+    drawn.text_input(key="new_tags").set_value("a, b")
+    drawn.button(key="new_go").click().run()
+    fine(drawn)
+    made = client.dataset(name)
+    assert (made.tags, made.capacity.steps, made.spec["env"]) == (["a", "b"], 1000, "Toy-v0")
+    assert client.spec(name).observations["observation"].shape == (5,)
+
+
+def test_a_refused_name_is_explained_and_nothing_made(service, client: Client, page: Page) -> None:
+    drawn = page("datasets", service.url)
+    drawn.text_input(key="new_name").set_value("Not A Name")
+    drawn.button(key="new_go").click().run()
+    assert [e.message for e in drawn.exception] == []
+    assert "name" in drawn.error[0].value
+    assert "Not A Name" not in {d.name for d in client.datasets()}
+
+
+def test_upload_a_file(service, client: Client, name: str, page: Page) -> None:
+    """Through the page, the REST route and the confined parser, into protected."""
+    steps = 30
+    file = io.BytesIO()
+    np.savez(
+        file,
+        observations=np.random.default_rng(0).normal(size=(steps, 3)).astype(np.float32),
+        actions=np.zeros((steps, 1), np.float32),
+        rewards=np.ones(steps, np.float32),
+        terminals=np.zeros(steps, bool),
+        timeouts=np.arange(1, steps + 1) % 10 == 0,
+    )
+    drawn = page("datasets", service.url)
+    drawn.file_uploader(key="upload_file").upload("toy.npz", file.getvalue())
+    drawn.text_input(key="upload_name").set_value(name)
+    drawn.text_input(key="upload_env").set_value("Toy-v0")
+    drawn.run()
+    drawn.button(key="upload_go").click().run(timeout=60)
+    fine(drawn)
+    made = client.dataset(name)
+    assert (made.protected.trajectories, made.protected.steps) == (3, steps)
+    assert "3 trajectories" in drawn.success[0].value
+
+
+def test_a_bad_file_is_refused_with_its_reason(
+    service, client: Client, name: str, page: Page
+) -> None:
+    drawn = page("datasets", service.url)
+    drawn.file_uploader(key="upload_file").upload("toy.npz", b"not a zip file at all")
+    drawn.text_input(key="upload_name").set_value(name)
+    drawn.run()
+    drawn.button(key="upload_go").click().run(timeout=60)
+    assert [e.message for e in drawn.exception] == []
+    assert len(drawn.error) == 1
+    with pytest.raises(NotFound):
+        client.dataset(name)
+
+
+def test_change_settings_of_a_dataset(service, client: Client, dataset: str, page: Page) -> None:
+    drawn = page("datasets", service.url, dataset=dataset)
+    drawn.text_area(key="set_description").set_value("New words")
+    drawn.text_input(key="set_tags").set_value("x,y, x")
+    drawn.number_input(key="set_trajectories").set_value(2)
+    drawn.button(key="set_go").click().run()
+    fine(drawn)
+    now = client.dataset(dataset)
+    assert (now.description, now.tags, now.capacity.trajectories) == ("New words", ["x", "y"], 2)
+
+
+def test_protect_the_best(service, client: Client, dataset: str, page: Page) -> None:
+    drawn = page("datasets", service.url, dataset=dataset)
+    drawn.number_input(key="protect_min").set_value(5.0)
+    drawn.button(key="protect_go").click().run()
+    fine(drawn)
+    saved = client.trajectories(dataset, partition="protected").items
+    assert sorted(item.total_reward for item in saved) == [6.0, 9.0]
+
+
+def test_a_dataset_is_deleted_only_by_its_name(
+    service, client: Client, dataset: str, page: Page
+) -> None:
+    drawn = page("datasets", service.url, dataset=dataset)
+    drawn.text_input(key="delete_dataset_name").set_value("something else")
+    drawn.button(key="delete_dataset_go").click().run()
+    assert client.dataset(dataset).name == dataset
+    drawn.text_input(key="delete_dataset_name").set_value(dataset)
+    drawn.button(key="delete_dataset_go").click().run()
+    with pytest.raises(NotFound):
+        client.dataset(dataset)
+
+
+def test_what_is_protected_cannot_be_deleted_by_accident(
+    service, client: Client, dataset: str, page: Page
+) -> None:
+    (first, *_) = client.trajectories(dataset).items
+    client.patch_trajectory(first.id, partition="protected")
+    drawn = page("datasets", service.url, dataset=dataset)
+    drawn.text_input(key="delete_dataset_name").set_value(dataset)
+    drawn.button(key="delete_dataset_go").click().run()
+    assert "protected" in drawn.error[0].value
+    assert client.dataset(dataset).protected.trajectories == 1
+
+
+def test_label_one_trajectory(service, client: Client, dataset: str, page: Page) -> None:
+    (first, *_) = client.trajectories(dataset).items
+    client.patch_trajectory(first.id, tags=["old"])
+    drawn = page("trajectories", service.url, dataset=dataset, id=first.id)
+    key = f"one_{first.id}"
+    drawn.text_input(key=f"tag_{key}").set_value("good")
+    drawn.text_input(key=f"flag_{key}").set_value("odd")
+    drawn.text_input(key=f"note_{key}").set_value("look at t = 2")
+    drawn.checkbox(key=f"protect_{key}").check()
+    drawn.button(key=f"apply_{key}").click().run()
+    fine(drawn)
+    now = client.trajectory(first.id)
+    assert (now.tags, now.flags, now.notes) == (["old", "good"], ["odd"], "look at t = 2")
+    assert now.partition == "protected"
+
+
+def test_set_an_alias_and_notes_of_a_run(service, client: Client, run: str, page: Page) -> None:
+    drawn = page("runs", service.url, run=run)
+    drawn.selectbox(key="alias_of").set_value(1)
+    drawn.button(key="alias_go").click().run()
+    fine(drawn)
+    got = client.policy_bytes(run, "best")
+    assert got is not None and got.version == 1
+    drawn.text_input(key="run_tags").set_value("keep")
+    drawn.text_area(key="run_notes").set_value("the good one")
+    drawn.button(key="run_save").click().run()
+    fine(drawn)
+    assert (client.run(run).tags, client.run(run).notes) == (["keep"], "the good one")
+
+
+def test_delete_a_run(service, client: Client, run: str, page: Page) -> None:
+    drawn = page("runs", service.url, run=run)
+    drawn.text_input(key="delete_run_name").set_value(run)
+    drawn.button(key="delete_run_go").click().run()
+    with pytest.raises(NotFound):
+        client.run(run)
+
+
+@pytest.mark.parametrize("what", ["pause", "resume", "drain", "stop"])
+def test_workers_hear_what_was_asked(
+    service, client: Client, name: str, page: Page, what: str
+) -> None:
+    client.heartbeat(name, role="collect")
+    drawn = page("workers", service.url)
+    drawn.multiselect(key="ask").select(name).run()
+    drawn.button(key=f"ask_{what}").click().run()
+    fine(drawn)
+    assert client.heartbeat(name, role="collect").command == what
+
+
+def test_stop_the_workers_of_a_run(service, client: Client, run: str, page: Page) -> None:
+    client.heartbeat(f"{run}-w", role="train", run=run)
+    drawn = page("runs", service.url, run=run)
+    drawn.button(key="run_stop").click().run()
+    fine(drawn)
+    assert client.heartbeat(f"{run}-w", role="train", run=run).command == "stop"
+
+
+def test_ask_for_a_launch_and_cancel_it(service, client: Client, name: str, page: Page) -> None:
+    drawn = page("workers", service.url)
+    drawn.text_input(key="launch_recipe").set_value(name)
+    drawn.text_area(key="launch_args").set_value("agent.gamma = 0.99\nseed=1")
+    drawn.button(key="launch_go").click().run()
+    fine(drawn)
+    (made,) = [x for x in client.launches() if x.recipe == name]
+    assert (made.state, made.args) == ("queued", {"agent.gamma": 0.99, "seed": 1})
+    drawn.selectbox(key="launch_cancel").set_value(made.id)
+    drawn.button(key="launch_cancel_go").click().run()
+    fine(drawn)
+    (made,) = [x for x in client.launches() if x.recipe == name]
+    assert made.state == "cancelled"
+
+
+def test_options_are_typed_and_never_a_shell_string() -> None:
+    text = "a.b = 0.5\n\n--steps=100\nresume = true\nname = x = y; rm"
+    assert parse_args(text) == {"a.b": 0.5, "steps": 100, "resume": True, "name": "x = y; rm"}
+    with pytest.raises(ValueError, match="line 2"):
+        parse_args("a = 1\nnonsense")

@@ -1,0 +1,69 @@
+"""Rules of the folder: one door to the service, and names that shadow nothing."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import dashboard
+from dashboard import api
+
+FOLDER = Path(dashboard.__file__).parent
+FILES = sorted(FOLDER.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: `streamlit run` knows no relative imports"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_only_api_imports_the_sdk(path: Path) -> None:
+    uses = {name.split(".")[0] for name in imported(path)}
+    assert ("stepwell" in uses) == (path.name == "api.py")
+    assert not uses & {"torch", "gymnasium", "duckdb", "server", "trainer", "collector"}
+
+
+def test_no_file_shadows_the_standard_library() -> None:
+    """`streamlit run dashboard/app.py` puts this folder first on the path."""
+    shadows = {p.stem for p in FOLDER.glob("*.py")} | {p.name for p in FOLDER.iterdir()}
+    assert not shadows & set(sys.stdlib_module_names)
+
+
+def test_nothing_is_rendered_as_html_that_a_stranger_wrote() -> None:
+    for path in FILES:
+        assert "unsafe_allow_html" not in path.read_text(), path
+
+
+def test_cached_reads_never_answer_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same arguments, different reads, different services: all kept apart."""
+    asked = []
+
+    @api.read(60)
+    def first(x: int) -> str:
+        asked.append("first")
+        return f"first {x}"
+
+    @api.read(60)
+    def second(x: int) -> str:
+        asked.append("second")
+        return f"second {x}"
+
+    monkeypatch.setenv("STEPWELL_URL", "http://127.0.0.1:1")
+    assert [first(1), second(1), first(1), first(2)] == [
+        "first 1", "second 1", "first 1", "first 2",
+    ]  # fmt: skip
+    assert asked == ["first", "second", "first"]
+    monkeypatch.setenv("STEPWELL_URL", "http://127.0.0.1:2")
+    first(1)
+    assert asked[-1:] == ["first"] and len(asked) == 4
+    api.refresh()
+    first(1)
+    assert len(asked) == 5

@@ -1,0 +1,95 @@
+"""Formatting, colours and contrast: the small promises every page relies on."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dashboard import charts, state
+
+CONFIG = Path(state.__file__).parent / ".streamlit" / "config.toml"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def blend(colour: str, ground: str, share: float) -> str:
+    mixed = [
+        round(share * int(colour[i : i + 2], 16) + (1 - share) * int(ground[i : i + 2], 16))
+        for i in (1, 3, 5)
+    ]
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def theme() -> dict:
+    return tomllib.loads(CONFIG.read_text())["theme"]
+
+
+@pytest.mark.parametrize("colour", [*state.PALETTE, charts.INK, charts.QUIET, charts.CURSOR])
+def test_lines_and_marks_stand_out_on_white(colour: str) -> None:
+    assert contrast(colour, theme()["backgroundColor"]) >= 4.5
+
+
+def test_text_is_readable_on_every_ground_of_the_theme() -> None:
+    """Captions are drawn at 60 % of the text colour, in the page and in the sidebar."""
+    colours = theme()
+    for ground in (colours["backgroundColor"], colours["secondaryBackgroundColor"]):
+        for name in ("textColor", "linkColor", "primaryColor", "codeTextColor"):
+            assert contrast(colours[name], ground) >= 4.5, name
+        assert contrast(blend(colours["textColor"], ground, 0.6), ground) >= 4.5
+    for name in ("red", "orange", "yellow", "green", "blue", "violet", "gray"):
+        text, ground = colours[f"{name}TextColor"], colours[f"{name}BackgroundColor"]
+        assert contrast(text, ground) >= 4.5, name
+
+
+def test_the_page_is_private_by_default() -> None:
+    """Streamlit alone listens everywhere and reports usage."""
+    config = tomllib.loads(CONFIG.read_text())
+    assert config["server"]["address"] == "127.0.0.1"
+    assert config["browser"]["gatherUsageStats"] is False
+
+
+def test_a_run_keeps_its_colour_when_others_come() -> None:
+    names = [f"run-{i}" for i in range(len(state.PALETTE))]
+    seen: dict[str, str] = {}
+    for i in range(1, len(names) + 1):
+        now = state.colours(names[:i])
+        assert {name: now[name] for name in seen} == seen
+        seen = now
+    assert len(set(seen.values())) == len(state.PALETTE)
+    more = state.colours([*names, "one-more"])
+    assert {name: more[name] for name in names} == seen
+    assert more["one-more"] in state.PALETTE
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, "–"), (0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"),
+     (3e15, "3000.0 TB")],
+)  # fmt: skip
+def test_sizes(number: float | None, text: str) -> None:
+    assert state.size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s ago"), (59, "59 s ago"), (120, "2 min ago"), (7200, "2 h ago"),
+     (2 * 86400, "2 d ago"), (-5, "0 s ago")],
+)  # fmt: skip
+def test_ages(seconds: float, text: str) -> None:
+    """A clock that runs ahead must not give negative ages."""
+    assert state.ago(1000.0, now=1000.0 + seconds) == text
+    assert state.ago(None) == "never"
+
+
+def test_names_cannot_break_out_of_a_literal() -> None:
+    assert state.literal("x' OR '1'='1") == "'x'' OR ''1''=''1'"

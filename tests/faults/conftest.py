@@ -1,0 +1,219 @@
+"""Traffic with a ledger: what the service acknowledged, written down on the client's side.
+
+A service may die at any moment; then the ledger is the judge, read back through the API: nothing
+acknowledged is lost, nothing is there twice, and what was not answered may be sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from server.app import create_app
+from server.settings import Settings
+from stepwell import Client
+from stepwell.codec import decode, encode
+from stepwell.errors import StepwellError
+from stepwell.messages import ARROW
+from stepwell.testing import make_spec, make_trajectory
+from stepwell.trajectory import Trajectory
+
+SPEC = make_spec(observation=3, action=1)
+KEPT, RING, RING_SIZE = "kept", "ring", 4
+IMPORTED_STEPS = 12
+EAGER = {
+    "STEPWELL_SHARD_GRACE": "0",
+    "STEPWELL_COMPACT_AFTER": "0",
+    "STEPWELL_UPKEEP_INTERVAL": "0.1",
+    "STEPWELL_SQL_WORKERS": "1",
+}
+"""Upkeep that does at once what it would do in an hour."""
+
+
+@dataclass
+class Ledger:
+    """What the service said, by id."""
+
+    kept: dict[str, str] = field(default_factory=dict)
+    """Acknowledged in KEPT: id → digest. Never evicted."""
+    ring: dict[str, str] = field(default_factory=dict)
+    """Acknowledged in RING, which holds the last RING_SIZE."""
+    unknown: list[Trajectory] = field(default_factory=list)
+    """Sent to KEPT, not answered."""
+    policies: dict[int, str] = field(default_factory=dict)
+    snapshots: dict[str, int] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)
+    """Datasets whose import was reported as succeeded."""
+
+    def write(self, dataset: str, trajectories: list[Trajectory], items: list[Any]) -> None:
+        book = self.kept if dataset == KEPT else self.ring
+        for trajectory, item in zip(trajectories, items, strict=True):
+            assert item.id == trajectory.id
+            assert item.status in ("stored", "duplicate", "evicted"), item
+            book[trajectory.id] = trajectory.digest
+
+
+class Traffic:
+    """One client that does a bit of everything, until the service dies."""
+
+    def __init__(self, client: Client, ledger: Ledger, directory: Path):
+        self.client, self.ledger, self.directory = client, ledger, directory
+        self._seed = 0
+
+    def prepare(self) -> None:
+        self.client.create_dataset(KEPT, SPEC, exist_ok=True)
+        self.client.create_dataset(RING, SPEC, capacity={"trajectories": RING_SIZE}, exist_ok=True)
+        self.client.create_run("r", "train", exist_ok=True)
+
+    def make(self, count: int) -> list[Trajectory]:
+        self._seed += 1
+        return [make_trajectory(SPEC, length=5 + i, seed=self._seed) for i in range(count)]
+
+    def post(self, dataset: str, count: int, **options: Any) -> None:
+        trajectories = self.make(count)
+        if dataset == KEPT:
+            self.ledger.unknown += trajectories
+        items = self.client.post(dataset, trajectories, **options).items
+        self.ledger.write(dataset, trajectories, items)
+        self.ledger.unknown.clear()
+
+    def round(self, number: int) -> None:
+        """Raises `StepwellError` when the service is gone."""
+        self.post(KEPT, 3)
+        self.post(RING, 3)
+        self.post(KEPT, 1, partition="protected")
+        self.client.flush(KEPT)
+        data = f"policy {number}".encode() * 100
+        self.client.publish_policy("r", number, data)
+        self.ledger.policies[number] = hashlib.sha256(data).hexdigest()
+        snapshot = self.client.create_snapshot(dataset=KEPT)
+        self.ledger.snapshots[snapshot.id] = snapshot.trajectories
+        self.client.release(snapshot.id)
+        if number == 1:
+            self.upload("imported-1")
+        self.post(RING, 2)
+        self.client.flush(RING)
+
+    def upload(self, name: str) -> None:
+        rng = np.random.default_rng(0)
+        path = self.directory / f"{name}.npz"
+        ends = np.zeros(IMPORTED_STEPS, bool)
+        ends[3::4] = True
+        np.savez(
+            path,
+            observations=rng.normal(size=(IMPORTED_STEPS, 3)).astype(np.float32),
+            actions=rng.uniform(-1, 1, (IMPORTED_STEPS, 1)).astype(np.float32),
+            rewards=np.ones(IMPORTED_STEPS, np.float32),
+            terminals=ends,
+            timeouts=np.zeros(IMPORTED_STEPS, bool),
+        )
+        job = self.client.upload(name, path, env="Test-v0", timeout=20)
+        assert job.state == "succeeded"
+        self.ledger.imports.append(name)
+
+    def until_death(self, rounds: int = 30) -> bool:
+        """Whether it died before the rounds were over."""
+        try:
+            self.prepare()
+            for number in range(1, rounds + 1):
+                self.round(number)
+        except StepwellError as error:
+            if type(error).__name__ in ("ServiceUnreachable", "JobFailed"):
+                return True
+            raise
+        return False
+
+
+def listing(app: TestClient, dataset: str) -> list[dict[str, Any]]:
+    """All living trajectories of a dataset, page by page."""
+    items: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = app.get(
+            f"/v1/datasets/{dataset}/trajectories",
+            params={"order": "seq", "limit": 100, **cursor},
+        ).raise_for_status()
+        items += page.json()["items"]
+        if page.json()["next"] is None:
+            return items
+        cursor = {"cursor": page.json()["next"]}
+
+
+def judge(app: TestClient, ledger: Ledger) -> None:
+    """The ledger against the API: every acknowledged thing once, byte for byte."""
+    if app.get(f"/v1/datasets/{KEPT}").status_code == 404:
+        assert not ledger.kept
+        return
+    here = [item["id"] for item in listing(app, KEPT)]
+    assert len(here) == len(set(here)), "something is there twice"
+    maybe = {t.id for t in ledger.unknown}
+    assert set(ledger.kept) <= set(here) <= set(ledger.kept) | maybe
+    for trajectory_id, digest in ledger.kept.items():
+        steps = app.get(f"/v1/trajectories/{trajectory_id}/steps").raise_for_status()
+        assert decode(steps.content)[1][0].digest == digest
+    if ledger.unknown:  # a client that was not answered sends again, and must not make a copy
+        body = encode(ledger.unknown, SPEC)
+        again = app.post(
+            f"/v1/datasets/{KEPT}/trajectories", content=body, headers={"content-type": ARROW}
+        ).raise_for_status()
+        assert {i["status"] for i in again.json()["items"]} <= {"stored", "duplicate"}
+        here = [item["id"] for item in listing(app, KEPT)]
+        assert sorted(here) == sorted({*ledger.kept, *maybe})
+    ring = listing(app, RING)
+    assert len(ring) == min(RING_SIZE, len(ledger.ring)) or len(ring) == RING_SIZE
+    for version, sha256 in ledger.policies.items():
+        data = app.get(f"/v1/runs/r/policies/{version}").raise_for_status().content
+        assert hashlib.sha256(data).hexdigest() == sha256
+    for snapshot_id, count in ledger.snapshots.items():
+        manifest = app.get(
+            f"/v1/snapshots/{snapshot_id}/manifest", headers={"accept": "application/json"}
+        ).raise_for_status()
+        assert len(manifest.json()["rows"]) == count
+    imported = app.get("/v1/datasets/imported-1")
+    if imported.status_code == 200:  # all or nothing
+        assert imported.json()["protected"]["trajectories"] in (0, IMPORTED_STEPS // 4)
+    assert imported.status_code == 200 or not ledger.imports
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def traffic(ledger: Ledger, tmp_path: Path) -> Iterator[Callable[[Any], Traffic]]:
+    """Make traffic for a service process; clients are closed afterwards."""
+    clients: list[Client] = []
+
+    def make(service: Any) -> Traffic:
+        client = Client(service.url, retry_for=0.0, timeout=20.0)
+        clients.append(client)
+        return Traffic(client, ledger, tmp_path)
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def eager() -> dict[str, str]:
+    return dict(EAGER)
+
+
+@pytest.fixture
+def reopen() -> Callable[[Path, Ledger], None]:
+    """Restart on the directory, let the ledger judge through the API, and stop cleanly."""
+
+    def run(data: Path, ledger: Ledger) -> None:
+        settings = Settings(data=data, sql_workers=1, upkeep_interval=0)
+        with TestClient(create_app(settings), base_url="http://127.0.0.1") as app:
+            judge(app, ledger)
+
+    return run

@@ -1,0 +1,127 @@
+"""The edge: who may call, how much a body may bring, and one shape for every error."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepwell.testing import make_spec, make_trajectory
+
+SPEC = make_spec()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("[::1]:9", 200),
+        ("LOCALHOST:80", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+def test_only_our_own_names_are_answered(live: Any, host: str, status: int) -> None:
+    """A page whose name resolves to 127.0.0.1 still says its own name."""
+    response = live.http.get("/healthz", headers={"host": host})
+    assert response.status_code == status
+    if status != 200:
+        assert response.json()["code"] == "bad_host"
+
+
+def test_foreign_origins_are_refused_and_listed_ones_are_not(start: Callable[..., Any]) -> None:
+    live = start(allowed_origins=("http://dash.example",), allowed_hosts=("data.example",))
+    refused = live.http.get("/v1/datasets", headers={"origin": "http://evil.example"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "foreign_origin")
+    assert live.http.get("/v1/datasets", headers={"origin": "null"}).status_code == 403
+    for origin in ("http://dash.example", "http://127.0.0.1:8000"):
+        assert live.http.get("/v1/datasets", headers={"origin": origin}).status_code == 200
+    assert live.http.get("/healthz", headers={"host": "data.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
+)
+def test_writes_need_a_content_type_that_a_foreign_page_cannot_send(
+    live: Any, kind: str | None
+) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    body = b'{"name": "x", "spec": {}}'
+    response = live.http.post("/v1/datasets", content=body, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
+
+
+def test_every_failure_has_one_shape(live: Any) -> None:
+    """Unknown route, wrong method, broken JSON, wrong fields: problem+json with a code."""
+    live.create()
+    json_type = {"content-type": "application/json"}
+    cases = [
+        (live.http.get("/nope"), 404, "not_found"),
+        (live.http.put("/v1/datasets", json={}), 405, "method_not_allowed"),
+        (live.http.post("/v1/datasets", content=b"{", headers=json_type), 422, "validation_error"),
+        (live.http.post("/v1/datasets", json={"name": 3}), 422, "validation_error"),
+        (live.http.patch("/v1/datasets/d", json={"nam": "x"}), 422, "validation_error"),
+        (live.http.get("/v1/datasets", params={"limit": "many"}), 422, "validation_error"),
+    ]
+    for response, status, code in cases:
+        problem = response.json()
+        assert (response.status_code, problem["code"]) == (status, code), response.text
+        assert response.headers["content-type"] == "application/problem+json"
+        assert problem["status"] == status and problem["title"] and problem["detail"]
+    errors = cases[3][0].json()["errors"]
+    assert {e["where"] for e in errors} >= {"body.name", "body.spec"}
+
+
+def test_a_defect_is_a_problem_too_and_tells_strangers_nothing(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("secret path /etc/x")
+
+    monkeypatch.setattr("server.datasets.page", fail)
+    response = live.http.get("/v1/datasets")
+    assert (response.status_code, response.json()["code"]) == (500, "internal_error")
+    assert "secret" not in response.text
+
+
+def test_json_bodies_have_their_own_limit(start: Callable[..., Any]) -> None:
+    live = start(max_json=1000)
+    response = live.http.post("/v1/datasets", json={"name": "x", "description": "y" * 2000})
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+
+
+def test_metrics_and_health_are_served(live: Any) -> None:
+    live.create()
+    live.post([make_trajectory(make_spec(observation=3, action=2))])
+    text = live.http.get("/metrics").text
+    assert 'stepwell_ingest_trajectories_total{status="stored"} 1.0' in text
+    assert "stepwell_writable 1.0" in text
+    assert live.http.get("/healthz").json()["database_revision"] == "0001"
+
+
+def test_a_body_that_stands_still_is_given_up_and_others_are_served(
+    start_service: Callable[..., Any],
+) -> None:
+    """A slow client costs a connection, not the service."""
+    service = start_service(env={"STEPWELL_BODY_TIMEOUT": "0.3", "STEPWELL_SQL_WORKERS": "1"})
+    with service.client() as client:
+        client.create_dataset("d", SPEC)
+        slow = socket.create_connection(("127.0.0.1", service.port))
+        slow.sendall(
+            b"POST /v1/datasets/d/trajectories HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/vnd.apache.arrow.stream\r\nContent-Length: 1000\r\n\r\nabc"
+        )
+        assert client.post("d", [make_trajectory(SPEC)]).items[0].status == "stored"
+        slow.settimeout(10)
+        began = time.monotonic()
+        answer = slow.recv(4096)
+        assert b" 408 " in answer and b"body_timeout" in answer
+        assert time.monotonic() - began < 5
+        slow.close()
+    # Settings come from STEPWELL_* alone; a graceful end is 0 and leaves nothing to recover.
+    assert service.stop() == 0

@@ -1,0 +1,169 @@
+"""Datasets and their trajectories over HTTP: made, described, listed, labelled, deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepwell.testing import make_spec, make_trajectory
+
+SPEC = make_spec(observation=3, action=2)
+
+
+def test_a_new_dataset_is_empty_and_knows_its_layout(live: Any) -> None:
+    body = {
+        "name": "hopper-medium",
+        "spec": SPEC.to_json(),
+        "capacity": {"steps": 1000},
+        "description": "what it is",
+        "tags": ["a"],
+    }
+    response = live.http.post("/v1/datasets", json=body)
+    assert response.status_code == 201
+    found = response.json()
+    assert found == live.dataset("hopper-medium")
+    assert (found["spec"], found["spec_digest"]) == (SPEC.to_json(), SPEC.digest)
+    assert found["capacity"] == {"trajectories": None, "steps": 1000, "bytes": None}
+    assert (found["fifo"]["trajectories"], found["return_mean"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"name": "Upper"}, 422, "validation_error"),
+        ({"name": "../etc"}, 422, "validation_error"),
+        ({"name": ""}, 422, "validation_error"),
+        ({"spec": {"observations": {}}}, 422, "invalid_data"),
+        ({"spec": {"observations": {"o": {"type": "Text"}}}}, 422, "invalid_data"),
+        ({"capacity": {"steps": 0}}, 422, "validation_error"),
+        ({"capacity": {"episodes": 5}}, 422, "validation_error"),
+        ({"fork_of": "sn_1"}, 422, "validation_error"),
+        ({"name": "taken"}, 409, "dataset_exists"),
+    ],
+)
+def test_a_dataset_that_cannot_be_is_refused(
+    live: Any, change: dict[str, Any], status: int, code: str
+) -> None:
+    live.create("taken")
+    body = {"name": "x", "spec": SPEC.to_json(), **change}
+    response = live.http.post("/v1/datasets", json=body)
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+    assert [d["name"] for d in live.http.get("/v1/datasets").json()["items"]] == ["taken"]
+
+
+def test_datasets_are_listed_by_name_in_pages(live: Any) -> None:
+    for name in ("c", "a", "b"):
+        live.create(name)
+    page = live.http.get("/v1/datasets", params={"limit": 2}).json()
+    assert [d["name"] for d in page["items"]] == ["a", "b"]
+    rest = live.http.get("/v1/datasets", params={"limit": 2, "cursor": page["next"]}).json()
+    assert ([d["name"] for d in rest["items"]], rest["next"]) == (["c"], None)
+
+
+def test_a_dataset_counts_what_is_in_it(live: Any) -> None:
+    live.create()
+    sent = [make_trajectory(SPEC, length=n, seed=n) for n in (4, 6)]
+    live.post(sent)
+    live.post([make_trajectory(SPEC, length=5, purpose="eval")])
+    found = live.dataset()
+    returns = [t.total_reward for t in sent]
+    assert found["fifo"]["trajectories"] == 2 and found["fifo"]["steps"] == 10
+    assert found["eval"]["steps"] == 5
+    assert (found["unsealed"], found["shards"]) == (3, 0)
+    assert found["length_mean"] == 5
+    assert found["return_min"] <= min(returns) and found["return_max"] >= max(returns)
+    live.flush()
+    found = live.dataset()
+    assert (found["unsealed"], found["shards"]) == (0, 1)
+    assert found["stored_bytes"] > 0 and found["last_ingest_at"] is not None
+
+
+def test_trajectories_are_filtered_ordered_and_paged(live: Any) -> None:
+    live.create()
+    for i in range(7):
+        env = "a" if i % 2 else "b"
+        about = {"env": env, "policy": f"p/{i}", "run": "r", "tags": (f"t{i % 3}",)}
+        live.post([make_trajectory(SPEC, length=3 + i % 3, seed=i, **about)])
+    assert [i["seq"] for i in live.listing(env="a")] == [2, 4, 6]
+    assert [i["seq"] for i in live.listing(policy="p/3")] == [4]
+    assert [i["seq"] for i in live.listing(tag="t1")] == [2, 5]
+    assert live.listing(run="other") == []
+    assert [i["seq"] for i in live.listing(order="-seq", limit=2)] == [7, 6]
+    by_return = [i["return"] for i in live.listing(order="-return")]
+    assert by_return == sorted(by_return, reverse=True)
+    seen: list[int] = []
+    cursor: dict[str, str] = {}
+    while True:  # lengths repeat: seq decides, nothing is skipped or shown twice
+        page = live.http.get(
+            "/v1/datasets/d/trajectories", params={"order": "-length", "limit": 2, **cursor}
+        ).json()
+        seen += [i["seq"] for i in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+    assert seen == [6, 3, 5, 2, 7, 4, 1]
+    for bad in ({"order": "digest"}, {"cursor": "zzz"}, {"limit": 0}):
+        response = live.http.get("/v1/datasets/d/trajectories", params=bad)
+        assert (response.status_code, response.json()["code"]) == (422, "validation_error")
+
+
+def test_steps_come_as_json_rows_when_asked(live: Any) -> None:
+    """T+1 rows, the last with an observation only."""
+    live.create()
+    sent = make_trajectory(SPEC, length=3)
+    live.post([sent])
+    body = live.http.get(
+        f"/v1/trajectories/{sent.id}/steps", headers={"accept": "application/json"}
+    ).json()
+    names = ["t", "obs.observation", "action", "reward", "terminated", "truncated", "is_last"]
+    assert body["columns"] == names
+    assert len(body["rows"]) == 4
+    assert body["rows"][-1][2:] == [None, None, False, False, True]
+    assert [row[4] for row in body["rows"]] == [False, False, True, False]
+
+
+def test_a_dataset_is_deleted_with_its_trajectories_unless_some_are_protected(live: Any) -> None:
+    live.create()
+    kept, other = make_trajectory(SPEC, seed=1), make_trajectory(SPEC, seed=2)
+    live.post([kept], partition="protected")
+    live.post([other])
+    refused = live.http.delete("/v1/datasets/d")
+    assert (refused.status_code, refused.json()["code"]) == (409, "protected")
+    assert live.http.post(f"/v1/trajectories/{kept.id}/demote").status_code == 200
+    assert live.http.delete("/v1/datasets/d").status_code == 204
+    assert live.http.get("/v1/datasets/d").status_code == 404
+    assert live.http.get(f"/v1/trajectories/{other.id}").status_code == 404
+    assert live.http.delete("/v1/datasets/d").status_code == 404
+    live.create()  # the name is free again, and so are the ids
+    assert live.post([other]) == [("stored", 1)]
+
+
+def test_a_leased_snapshot_survives_the_deletion_of_its_dataset(live: Any) -> None:
+    live.create()
+    live.post([make_trajectory(SPEC)])
+    snapshot = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
+    live.http.delete("/v1/datasets/d")
+    rows = live.http.get(
+        f"/v1/snapshots/{snapshot['id']}/manifest", headers={"accept": "application/json"}
+    ).json()
+    shard = rows["rows"][0][[c["name"] for c in rows["columns"]].index("shard")]
+    assert live.http.get(f"/v1/shards/{shard}").status_code == 200
+
+
+def test_what_is_not_there_is_404_in_one_shape(live: Any) -> None:
+    paths = [
+        "/v1/datasets/x",
+        "/v1/datasets/x/trajectories",
+        "/v1/trajectories/00000000-0000-7000-8000-000000000000",
+        "/v1/trajectories/nonsense/steps",
+        "/v1/snapshots/x",
+        "/v1/snapshots/x/manifest",
+        "/v1/shards/x",
+        "/v1/nothing",
+    ]
+    for path in paths:
+        response = live.http.get(path)
+        assert response.status_code == 404, path
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["code"] == "not_found"

@@ -1,0 +1,219 @@
+"""What a start makes of the remains of a crash; and an index rebuilt from files alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from server import fsck
+from server.index.db import IndexUnusable
+from server.index.tables import segments, trajectories
+from server.upkeep.rebuild import rebuild
+from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.trajectory import Trajectory
+
+SPEC = make_spec(observation=3, action=2)
+
+
+def make(count: int, first: int = 0) -> list[Trajectory]:
+    return [make_trajectory(SPEC, length=4 + i, seed=first + i) for i in range(count)]
+
+
+def crash(live: Any, to: Path) -> Path:
+    """The directory as a crash would leave it: copied while the service is running."""
+    shutil.copytree(live.data, to, ignore=shutil.ignore_patterns("lock", "mirror"))
+    return to
+
+
+def segment_of(data: Path) -> Path:
+    (found,) = (data / "segments").iterdir()
+    return found
+
+
+@pytest.fixture
+def crashed(start: Callable[..., Any], tmp_path: Path) -> tuple[Path, list[Trajectory]]:
+    """Five acknowledged, none sealed."""
+    live = start()
+    live.create()
+    sent = make(5)
+    live.post(sent[:3])
+    live.post(sent[3:])
+    return crash(live, tmp_path / "crashed"), sent
+
+
+def reopen(start: Callable[..., Any], data: Path) -> Any:
+    return start(data=data)
+
+
+def test_unsealed_trajectories_are_there_after_a_crash_and_get_sealed(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
+) -> None:
+    data, sent = crashed
+    live = reopen(start, data)
+    assert [item["id"] for item in live.listing()] == [t.id for t in sent]
+    assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
+    live.flush()
+    assert {item["state"] for item in live.listing()} == {"sealed"}
+    assert live.post(sent) == [("duplicate", i) for i in range(1, 6)]
+
+
+@pytest.mark.parametrize("keep", [1, 7, 100])
+def test_a_torn_tail_is_cut_off(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]], keep: int
+) -> None:
+    """Half a record after the last acknowledged one: never spoken of again."""
+    data, sent = crashed
+    path = segment_of(data)
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(whole[16 : 16 + keep])
+    live = reopen(start, data)
+    live.flush()
+    assert [item["id"] for item in live.listing()] == [t.id for t in sent]
+    live.service.close()
+    assert fsck.check(data, deep=True).findings == []
+
+
+def test_a_whole_record_without_a_row_is_indexed_once(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
+) -> None:
+    """Died between fsync and commit: its sender was told nothing and will be told `duplicate`."""
+    data, sent = crashed
+    import sqlite3
+
+    with sqlite3.connect(data / "index.sqlite") as index:
+        index.execute("DELETE FROM trajectories WHERE seq > 3")
+        index.execute("UPDATE datasets SET next_seq = 4")
+        index.execute("UPDATE partition_stats SET trajectories = 3, steps = 15, bytes = 0")
+        size = index.execute("SELECT sum(bytes) FROM trajectories").fetchone()[0]
+        index.execute("UPDATE partition_stats SET bytes = ?", (size,))
+    index.close()
+    live = reopen(start, data)
+    assert [(i["id"], i["seq"]) for i in live.listing()] == [
+        (t.id, n) for n, t in enumerate(sent, 1)
+    ]
+    assert live.post(sent[3:]) == [("duplicate", 4), ("duplicate", 5)]
+    live.flush()
+    live.service.close()
+    assert fsck.check(data, deep=True).findings == []
+
+
+def test_a_segment_that_is_all_new_to_the_index_is_taken_in(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
+) -> None:
+    """Died before the first commit: not even the segment's own row exists."""
+    data, sent = crashed
+    import sqlite3
+
+    with sqlite3.connect(data / "index.sqlite") as index:
+        index.execute("DELETE FROM trajectories")
+        index.execute("DELETE FROM segments")
+        index.execute("DELETE FROM partition_stats")
+    index.close()
+    live = reopen(start, data)
+    assert [item["id"] for item in live.listing()] == [t.id for t in sent]
+    assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
+
+
+def test_an_empty_segment_and_leftovers_in_tmp_are_removed(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
+) -> None:
+    data, sent = crashed
+    (data / "segments" / "sg_00000000-0000-7000-8000-000000000000.seg").write_bytes(b"STEP")
+    (data / "tmp" / "unfinished.parquet").write_bytes(b"PAR1")
+    live = reopen(start, data)
+    assert not list((data / "tmp").iterdir())
+    assert len(live.listing()) == len(sent)
+    live.flush()
+    assert not list((data / "segments").iterdir())
+
+
+def test_an_acknowledged_record_with_a_flipped_bit_is_named_and_the_others_are_sealed(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
+) -> None:
+    data, sent = crashed
+    live = reopen_without_sealing(data)
+    path = segment_of(data)
+    content = bytearray(path.read_bytes())
+    with live.connect() as c:
+        offset = c.execute(
+            sa.select(trajectories.c.segment_offset).where(trajectories.c.id == sent[1].id)
+        ).scalar_one()
+    live.dispose()
+    content[offset + 60] ^= 1
+    path.write_bytes(bytes(content))
+    assert not fsck.check(data).clean
+    served = reopen(start, data)
+    served.flush()
+    assert [i["state"] for i in served.listing()] == ["sealed", "spooled", *["sealed"] * 3]
+    response = served.http.get(f"/v1/trajectories/{sent[1].id}/steps")
+    assert (response.status_code, response.json()["code"]) == (500, "damaged")
+    with served.service.db.read() as c:
+        assert c.execute(sa.select(segments.c.state)).scalars().all() == ["damaged"]
+    served.service.close()
+    report = fsck.check(data)
+    assert [sent[1].id in f.what for f in report.findings] == [True]
+
+
+def reopen_without_sealing(data: Path) -> sa.Engine:
+    return sa.create_engine(f"sqlite:///{data / 'index.sqlite'}")
+
+
+def test_a_lost_index_is_rebuilt_from_shards_and_segments(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Every trajectory comes back with its data, seq and partition; the service then runs on it."""
+    rich = make_rich_spec()
+    live = start()
+    live.create("d")
+    live.create("rich", spec=rich)
+    first, second = make(4), make(3, first=50)
+    camera = [make_trajectory(rich, length=3, seed=i) for i in range(3)]
+    live.post(first[:2])
+    live.post(first[2:], partition="protected")
+    live.post(camera, "rich", spec=rich)
+    live.flush()
+    live.post(second)
+    before = live.listing() + live.listing("rich")
+    data = crash(live, tmp_path / "lost")
+    for path in data.glob("index.sqlite*"):
+        path.unlink()
+    with pytest.raises(IndexUnusable, match="--rebuild"):
+        reopen(start, data)
+    assert fsck.main(["--rebuild", "--data", str(data)]) == 0
+    report = fsck.check(data, deep=True)
+    assert report.findings == []
+    live = reopen(start, data)
+    after = live.listing() + live.listing("rich")
+    keys = ("id", "seq", "dataset", "partition", "digest", "return", "length", "env")
+    assert [[i[k] for k in keys] for i in after] == [[i[k] for k in keys] for i in before]
+    for trajectory in first + second + camera:
+        assert live.steps(trajectory).digest == trajectory.digest
+    assert live.post(first[:1]) == [("duplicate", 1)]
+
+
+def test_rebuilding_over_a_good_index_keeps_it_and_gives_the_same(
+    start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
+) -> None:
+    data, sent = crashed
+    result = rebuild(data)
+    assert (result.datasets, result.trajectories, result.unreadable) == (1, 5, [])
+    assert len([p for p in data.glob("index.sqlite.*") if p.suffix.strip(".").isdigit()]) == 1
+    live = reopen(start, data)
+    assert [item["id"] for item in live.listing()] == [t.id for t in sent]
+
+
+def test_two_services_on_one_directory_are_refused_naming_the_first(live: Any) -> None:
+    from server.deps import Service
+    from server.storage.store import DirectoryInUse
+
+    with pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
+        Service(live.service.settings)
+    with pytest.raises(DirectoryInUse):
+        fsck.check(live.data)

@@ -1,0 +1,110 @@
+"""`stepwell serve` and `stepwell db`: options, refusals, the one line printed, and the end."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.main import db_main, main
+from server.settings import Settings
+from server.storage.store import DirectoryLock
+
+
+def test_settings_come_from_the_environment_and_know_loopback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STEPWELL_DATA", str(tmp_path))
+    monkeypatch.setenv("STEPWELL_SEAL_IDLE", "0.5")
+    monkeypatch.setenv("STEPWELL_ALLOWED_HOSTS", '["a", "b"]')
+    settings = Settings()  # type: ignore[call-arg]
+    assert (settings.data, settings.seal_idle, settings.allowed_hosts) == (
+        tmp_path,
+        0.5,
+        ("a", "b"),
+    )
+    for host, loopback in (("localhost", True), ("::1", True), ("127.9.9.9", True),
+                           ("0.0.0.0", False), ("::", False), ("data.example", False)):  # fmt: skip
+        assert Settings(data=tmp_path, host=host).loopback is loopback
+    with pytest.raises(ValidationError):
+        Settings(data=tmp_path, port=70_000)
+
+
+def test_the_token_is_never_shown(tmp_path: Path) -> None:
+    assert "s3cret" not in repr(Settings(data=tmp_path, token="s3cret"))  # type: ignore[arg-type]
+
+
+def test_another_address_than_loopback_needs_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--data", str(tmp_path / "d"), "--host", "0.0.0.0"]) == 1
+    assert "STEPWELL_TOKEN" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+def test_bad_options_are_one_line_naming_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEPWELL_DATA", raising=False)
+    assert main(["--port", "99999"]) == 1
+    error = capsys.readouterr().err
+    assert "--data or STEPWELL_DATA" in error and "--port" in error
+    assert error.count("\n") == 1
+
+
+def test_a_taken_port_and_a_taken_directory_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--data", str(tmp_path), "--port", port]) == 1
+    assert port in capsys.readouterr().err
+    lock = DirectoryLock(tmp_path)
+    assert main(["--data", str(tmp_path), "--port", "0"]) == 1
+    assert re.search(r"in use by process \d+", capsys.readouterr().err)
+    lock.release()
+
+
+def test_an_empty_directory_is_initialised_and_the_address_printed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "server.main", "--data", str(tmp_path / "new"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"stepwell serves .*/new at (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, line
+        with urllib.request.urlopen(f"{found[1]}/readyz") as answer:
+            assert answer.status == 200
+        process.terminate()
+        assert process.wait(20) == 0
+        assert process.stdout.read() == ""
+    assert (tmp_path / "new" / "index.sqlite").exists()
+
+
+def test_db_upgrade_and_current(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert db_main(["current", "--data", str(tmp_path)]) == 0
+    assert "revision none" in capsys.readouterr().out
+    assert db_main(["upgrade", "--data", str(tmp_path)]) == 0
+    assert db_main(["current", "--data", str(tmp_path)]) == 0
+    assert "revision 0001, this program needs 0001" in capsys.readouterr().out
+
+
+def test_an_index_of_a_newer_version_is_left_alone(
+    start: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start().service.close()
+    with sqlite3.connect(tmp_path / "data" / "index.sqlite") as index:
+        index.execute("UPDATE alembic_version SET version_num = '9999'")
+    index.close()
+    assert main(["--data", str(tmp_path / "data"), "--port", "0"]) == 1
+    error = capsys.readouterr().err
+    assert "newer" in error and "9999" in error

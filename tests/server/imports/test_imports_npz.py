@@ -1,0 +1,60 @@
+"""An .npz with D4RL's names reads as the same arrays in an HDF5 file do."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.imports import npz
+from server.imports.episodes import Options, plan, trajectories
+from server.imports.source import Refused
+
+from .conftest import table
+
+
+def read(arrays: dict[str, Any], *, packed: bool = True) -> Any:
+    out = io.BytesIO()
+    (np.savez_compressed if packed else np.savez)(out, **arrays)
+    size = out.tell()
+    out.seek(0)
+    return npz.read(out, size, 1 << 30)
+
+
+def made(source: Any) -> list[Any]:
+    options = Options(dataset="d", sha256="0" * 64, format="npz")
+    return list(trajectories(plan(source, options, 1000), options))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_same_trajectories_as_from_hdf5(packed: bool) -> None:
+    arrays = table(30, terminals=[9], timeouts=[19])
+    arrays["infos/qpos"] = np.arange(60.0).reshape(30, 2)
+    found = made(read(arrays, packed=packed))
+    assert [len(t) for t in found] == [10, 10, 10]
+    assert np.array_equal(np.concatenate([t.actions["action"] for t in found]), arrays["actions"])
+    assert np.array_equal(found[1].infos["qpos"][:-1], arrays["infos/qpos"][10:20])
+
+
+def test_fortran_order_is_read_right() -> None:
+    arrays = table(30, timeouts=[29])
+    plain = made(read(arrays))
+    arrays["observations"] = np.asfortranarray(arrays["observations"])
+    assert made(read(arrays))[0].digest == plain[0].digest
+
+
+def test_members_it_does_not_know_are_named_and_left() -> None:
+    source = read(table(5) | {"extra": np.zeros(3)})
+    assert source.warnings == ["not read: extra"]
+
+
+def test_more_memory_than_granted_is_refused() -> None:
+    out = io.BytesIO()
+    np.savez(out, **table(1000))
+    size = out.tell()
+    out.seek(0)
+    with pytest.raises(Refused, match="memory") as caught:
+        npz.read(out, size, 1000)
+    assert caught.value.status == 413

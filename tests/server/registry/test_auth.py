@@ -1,0 +1,268 @@
+"""Tokens and scopes: who gets in where, checked before the body is read."""
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from starlette.testclient import TestClient
+
+from server import auth
+from server.auth import OPEN, RULES, Principal, scopes_for
+
+OPERATOR = "operator-secret"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def closed(start_app: Callable[..., TestClient]) -> TestClient:
+    """A service whose operator has set a token."""
+    return start_app(token=OPERATOR)
+
+
+def token(app: TestClient, *scopes: str, **fields: object) -> str:
+    body = {"name": "t", "scopes": list(scopes)} | fields
+    answer = app.post("/v1/tokens", json=body, headers=bearer(OPERATOR))
+    assert answer.status_code == 201, answer.text
+    return answer.json()["token"]
+
+
+def test_loopback_is_open_until_there_is_a_token(app: TestClient) -> None:
+    """The first token closes the door behind it."""
+    assert app.get("/v1/runs").status_code == 200
+    made = app.post("/v1/tokens", json={"name": "me", "scopes": ["admin"]}).json()
+    refused = app.get("/v1/runs")
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert app.get("/v1/runs", headers=bearer(made["token"])).status_code == 200
+    assert app.delete(f"/v1/tokens/{made['id']}", headers=bearer(made["token"])).status_code == 204
+    assert app.get("/v1/runs").status_code == 200
+
+
+def test_the_first_token_must_be_able_to_manage_the_others(app: TestClient) -> None:
+    """A read token as the first would lock everybody out."""
+    answer = app.post("/v1/tokens", json={"name": "me", "scopes": ["read"]})
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert app.get("/v1/runs").status_code == 200
+
+
+def test_the_last_admin_cannot_be_revoked_while_others_remain(app: TestClient) -> None:
+    admin = app.post("/v1/tokens", json={"name": "me", "scopes": ["admin"]}).json()
+    head = bearer(admin["token"])
+    other = app.post("/v1/tokens", json={"name": "x", "scopes": ["read"]}, headers=head).json()
+    assert app.delete(f"/v1/tokens/{admin['id']}", headers=head).status_code == 409
+    assert app.delete(f"/v1/tokens/{other['id']}", headers=head).status_code == 204
+    assert app.delete(f"/v1/tokens/{admin['id']}", headers=head).status_code == 204
+
+
+def test_the_operators_token_may_everything(closed: TestClient) -> None:
+    assert closed.get("/v1/tokens").status_code == 401
+    assert closed.get("/v1/tokens", headers=bearer(OPERATOR)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer x", "Basic b3BlcmF0b3I=", "Bearer stw_ff_x", "Bearer operator-secre",
+     "Bearer stw__", "operator-secret"],
+)  # fmt: skip
+def test_whatever_is_not_the_token_is_401(closed: TestClient, header: str) -> None:
+    answer = closed.get("/v1/runs", headers={"authorization": header})
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+
+
+def test_liveness_needs_no_token_and_everything_else_does(closed: TestClient) -> None:
+    """A supervisor has none; a forgotten route would be a hole."""
+    for path in sorted(OPEN):
+        assert closed.get(path).status_code != 401, path
+    schema = closed.get("/openapi.json").json()
+    tried = 0
+    for path, methods in schema["paths"].items():
+        for method in methods:
+            if path in OPEN:
+                continue
+            url = path.replace("{", "").replace("}", "")
+            assert closed.request(method.upper(), url).status_code == 401, (method, path)
+            tried += 1
+    assert tried > 15
+
+
+def test_every_rule_is_about_a_route_that_exists(app: TestClient) -> None:
+    """A rule for a path that was renamed protects nothing, or grants too little."""
+    routes = [
+        (method.upper(), path.replace("{", "").replace("}", ""))
+        for path, methods in app.get("/openapi.json").json()["paths"].items()
+        for method in methods
+    ]
+    unknown = [
+        (methods, pattern)
+        for methods, pattern, _ in RULES
+        if not any(m in methods and re.fullmatch(pattern, p) for m, p in routes)
+    ]
+    assert unknown == []
+
+
+def test_writing_the_registry_needs_its_scopes(closed: TestClient) -> None:
+    """A reader reads, a trainer publishes, a collector reports; none of them manages."""
+    read, train = bearer(token(closed, "read")), bearer(token(closed, "train"))
+    ingest = bearer(token(closed, "ingest:hopper"))
+    run = {"name": "a", "kind": "train"}
+    refused = closed.post("/v1/runs", json=run, headers=read)
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    assert "train" in refused.json()["expected"]
+    assert refused.json()["got"] == "read"
+    assert closed.post("/v1/runs", json=run, headers=train).status_code == 201
+    assert closed.patch("/v1/runs/a", json={}, headers=ingest).status_code == 200
+    raw = {"content-type": "application/octet-stream"}
+    for head, status in ((ingest, 403), (read, 403), (train, 201)):
+        put = closed.put("/v1/runs/a/policies/1", content=b"x", headers=head | raw)
+        assert put.status_code == status
+    for head in (read, train, ingest):
+        assert closed.get("/v1/runs/a/policies/1", headers=head).content == b"x"
+        assert closed.delete("/v1/runs/a", headers=head).status_code == 403
+        assert closed.get("/v1/tokens", headers=head).status_code == 403
+        command = closed.post("/v1/workers/w/command", json={"command": "stop"}, headers=head)
+        assert command.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("scope", "dataset", "allowed"),
+    [
+        ("ingest", "hopper", True),
+        ("ingest:*", "hopper", True),
+        ("ingest:hopper", "hopper", True),
+        ("ingest:hopper", "hopper-2", False),
+        ("ingest:hop*", "hopper-2", True),
+        ("ingest:hop*", "walker", False),
+        ("read", "hopper", False),
+        ("sql", "hopper", False),
+        ("admin", "hopper", True),
+    ],
+)
+def test_ingest_is_granted_by_dataset(scope: str, dataset: str, allowed: bool) -> None:
+    who = Principal("t", (scope,))
+    for what in ("trajectories", "flush", "imports"):
+        needed = scopes_for("POST", f"/v1/datasets/{dataset}/{what}")
+        assert any(who.may(one) for one in needed) is allowed
+
+
+def test_only_one_who_may_fill_every_dataset_may_create_one() -> None:
+    needed = scopes_for("POST", "/v1/datasets")
+    may = {s: any(Principal("t", (s,)).may(n) for n in needed) for s in ("ingest", "ingest:a*")}
+    assert may == {"ingest": True, "ingest:a*": False}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/v1/datasets/x"),
+        ("PATCH", "/v1/trajectories/x"),
+        ("POST", "/v1/trajectories/x/demote"),
+        ("POST", "/v1/whatever/comes/later"),
+        ("PUT", "/v1/runs/a/policies/../../x"),
+        ("POST", "/v1/datasets/a/b/trajectories"),
+    ],
+)
+def test_what_no_rule_names_needs_admin(method: str, path: str) -> None:
+    """Forgetting a line locks out; it never lets in."""
+    assert scopes_for(method, path) == ("admin",)
+
+
+def test_the_body_is_not_read_for_a_stranger(closed: TestClient) -> None:
+    """A gigabyte from someone without a token must not be received first."""
+    seen: list[dict] = []
+
+    async def receive() -> dict:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: dict) -> None:
+        seen.append(message)
+
+    scope = {
+        "type": "http", "method": "PUT", "path": "/v1/runs/a/policies/1", "headers": [],
+        "app": closed.app,
+    }  # fmt: skip
+    anyio.run(auth.AuthMiddleware(closed.app), scope, receive, send)
+    assert seen[0]["status"] == 401
+
+
+def test_secrets_are_shown_once_and_stored_hashed(closed: TestClient, tmp_path: Path) -> None:
+    """Neither a list nor a stolen index gives a token away."""
+    shown = token(closed, "read")
+    secret = shown.split("_", 2)[2]
+    listed = closed.get("/v1/tokens", headers=bearer(OPERATOR))
+    assert secret not in listed.text
+    assert [item["scopes"] for item in listed.json()["items"]] == [["read"]]
+    index = sqlite3.connect(tmp_path / "data" / "index.sqlite")
+    try:
+        stored = index.execute("SELECT * FROM tokens").fetchall()
+        noted = index.execute("SELECT who, action FROM audit").fetchall()
+    finally:
+        index.close()
+    assert secret not in json.dumps(stored)
+    assert noted == [("operator", "token.create")]
+
+
+def test_expired_and_revoked_tokens_open_nothing(
+    start_app: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart."""
+    app = start_app(token=OPERATOR)
+    brief, gone = token(app, "read", expires_in=60), token(app, "read")
+    token_id = gone.split("_")[1]
+    assert app.get("/v1/runs", headers=bearer(brief)).status_code == 200
+    app.delete(f"/v1/tokens/{token_id}", headers=bearer(OPERATOR))
+    assert app.get("/v1/runs", headers=bearer(gone)).status_code == 401
+    app = start_app(token=OPERATOR)
+    assert app.get("/v1/runs", headers=bearer(gone)).status_code == 401
+    assert app.get("/v1/runs", headers=bearer(brief)).status_code == 200
+    later = time.time() + 61
+    monkeypatch.setattr(auth.time, "time", lambda: later)
+    expired = app.get("/v1/runs", headers=bearer(brief))
+    assert (expired.status_code, "expired" in expired.json()["detail"]) == (401, True)
+
+
+def test_an_expired_token_still_keeps_the_door_closed(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time must not open a service that somebody had closed."""
+    app.post("/v1/tokens", json={"name": "me", "scopes": ["admin"], "expires_in": 1})
+    later = time.time() + 61
+    monkeypatch.setattr(auth.time, "time", lambda: later)
+    assert app.get("/v1/runs").status_code == 401
+
+
+def test_use_is_noted_and_outlives_a_restart(start_app: Callable[..., TestClient]) -> None:
+    app = start_app(token=OPERATOR)
+    reader = token(app, "read")
+
+    def used() -> float | None:
+        items = app.get("/v1/tokens", headers=bearer(OPERATOR)).json()["items"]
+        return items[0].get("last_used_at")
+
+    assert used() is None
+    before = time.time()
+    app.get("/v1/runs", headers=bearer(reader))
+    first = used()
+    assert first is not None and first >= before
+    app = start_app(token=OPERATOR)
+    assert used() == first
+
+
+@pytest.mark.parametrize("scopes", [[], ["root"], ["ingest:"], ["ingest:UPPER"], ["read write"]])
+def test_unknown_scopes_are_refused(closed: TestClient, scopes: list[str]) -> None:
+    body = {"name": "t", "scopes": scopes}
+    assert closed.post("/v1/tokens", json=body, headers=bearer(OPERATOR)).status_code == 422
+
+
+def test_beyond_loopback_nothing_is_open(start_app: Callable[..., TestClient]) -> None:
+    """Even if it were started without a token."""
+    app = start_app(host="0.0.0.0", allowed_hosts=["127.0.0.1"])
+    assert app.get("/v1/runs").status_code == 401

@@ -1,0 +1,107 @@
+"""Metrics: the last word counts, and a down-sampled curve keeps its spikes."""
+
+import random
+
+import pytest
+from starlette.testclient import TestClient
+
+
+@pytest.fixture
+def run(app: TestClient) -> str:
+    app.post("/v1/runs", json={"name": "a", "kind": "train"})
+    return "/v1/runs/a"
+
+
+def points(key: str, values: dict[int, float | None]) -> dict:
+    return {
+        "points": [{"key": key, "step": s, "value": v, "time": float(s)} for s, v in values.items()]
+    }
+
+
+def series(app: TestClient, run: str, **params: object) -> dict[str, dict]:
+    found = app.get(f"{run}/metrics", params=params).json()["series"]
+    return {one["key"]: one for one in found}
+
+
+def test_the_same_point_again_replaces_itself(app: TestClient, run: str) -> None:
+    """A trainer that was cut off sends again; a resumed one rewrites what the killed one said."""
+    for value in (1.0, 1.0, 2.0):
+        assert app.post(f"{run}/metrics", json=points("loss", {5: value})).json() == {"stored": 1}
+    got = series(app, run)["loss"]
+    assert (got["steps"], got["values"], got["total"]) == ([5], [2.0], 1)
+
+
+def test_points_come_back_in_order_of_step(app: TestClient, run: str) -> None:
+    app.post(f"{run}/metrics", json=points("loss", {9: 0.9, 1: 0.1, 5: 0.5}))
+    got = series(app, run)["loss"]
+    assert (got["steps"], got["values"]) == ([1, 5, 9], [0.1, 0.5, 0.9])
+
+
+def test_nan_is_null_and_not_the_latest_value(app: TestClient, run: str) -> None:
+    app.post(f"{run}/metrics", json=points("loss", {1: 0.5}))
+    app.post(f"{run}/metrics", json=points("grad", {1: 0.5, 2: None}))
+    assert series(app, run)["grad"]["values"] == [0.5, None]
+    assert app.get(run).json()["latest"] == {"loss": 0.5}
+
+
+def test_latest_is_the_value_at_the_greatest_step(app: TestClient, run: str) -> None:
+    """Whatever came last by the clock: a retry may bring old points late."""
+    app.post(f"{run}/metrics", json=points("loss", {10: 0.1}))
+    app.post(f"{run}/metrics", json=points("loss", {5: 0.9}))
+    app.post(f"{run}/metrics", json=points("zeta", {1: 3.0}))
+    assert app.get(run).json()["latest"] == {"loss": 0.1, "zeta": 3.0}
+    assert app.get("/v1/runs").json()["items"][0]["latest"] == {"loss": 0.1, "zeta": 3.0}
+
+
+@pytest.mark.parametrize("budget", [2, 3, 10, 100, 501])
+def test_down_sampling_keeps_ends_extremes_and_budget(
+    app: TestClient, run: str, budget: int
+) -> None:
+    """A single spike among thousands must survive, at its own step."""
+    rng = random.Random(0)
+    values = {step: rng.random() for step in range(0, 9000, 3)}
+    values[4500], values[6000] = 50.0, -50.0
+    app.post(f"{run}/metrics", json=points("loss", values))
+    got = series(app, run, points=budget)["loss"]
+    assert len(got["steps"]) <= budget
+    assert got["total"] == len(values)
+    assert got["steps"] == sorted(set(got["steps"]))
+    assert (got["steps"][0], got["steps"][-1]) == (0, 8997)
+    assert [values[step] for step in got["steps"]] == got["values"]
+    assert got["times"] == [float(step) for step in got["steps"]]
+    if budget >= 4:
+        assert {50.0, -50.0} <= set(got["values"])
+
+
+def test_down_sampling_survives_any_spacing_of_steps(app: TestClient, run: str) -> None:
+    """Steps up to 2^53, all in one place but one: no overflow, no loss of the ends."""
+    values = {step: float(step) for step in range(1000)} | {2**53: -1.0}
+    app.post(f"{run}/metrics", json=points("loss", values))
+    got = series(app, run, points=100)["loss"]
+    assert len(got["steps"]) <= 100
+    assert (got["steps"][0], got["steps"][-1]) == (0, 2**53)
+    assert 999.0 in got["values"]
+
+
+def test_only_the_keys_asked_for_come(app: TestClient, run: str) -> None:
+    for key in ("a/x", "a/y", "b"):
+        app.post(f"{run}/metrics", json=points(key, {1: 1.0}))
+    assert set(series(app, run)) == {"a/x", "a/y", "b"}
+    assert set(series(app, run, keys="a/x,b,ghost")) == {"a/x", "b"}
+
+
+def test_metrics_of_an_unknown_run_are_refused(app: TestClient) -> None:
+    assert app.post("/v1/runs/ghost/metrics", json=points("x", {1: 1.0})).status_code == 404
+    assert app.get("/v1/runs/ghost/metrics").status_code == 404
+
+
+def test_too_many_points_in_one_body_are_refused(app: TestClient, run: str) -> None:
+    body = points("x", {step: 0.0 for step in range(10_001)})
+    assert app.post(f"{run}/metrics", json=body).status_code == 422
+    assert series(app, run) == {}
+
+
+@pytest.mark.parametrize("step", [-1, 2**53 + 1, 1.5, "x"])
+def test_bad_steps_are_refused(app: TestClient, run: str, step: object) -> None:
+    body = {"points": [{"key": "x", "step": step, "value": 1.0, "time": 0.0}]}
+    assert app.post(f"{run}/metrics", json=body).status_code == 422

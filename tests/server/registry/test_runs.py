@@ -1,0 +1,146 @@
+"""Runs: created once, kept alive, resumed, listed, deleted with what hangs on them."""
+
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+from server import runs
+
+
+def make(app: TestClient, name: str, **fields: object) -> dict:
+    answer = app.post("/v1/runs", json={"name": name, "kind": "train", **fields})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def test_a_run_keeps_everything_it_was_created_with(app: TestClient) -> None:
+    """The row must suffice to say what was run, on which data, from which commit."""
+    described = {
+        "config": {"agent": {"gamma": 0.98, "heads": [1, 2]}, "lr": 1e-3},
+        "seed": 7,
+        "git_commit": "abc123",
+        "host": "box",
+        "snapshots": ["sn_1"],
+        "tags": ["demo"],
+        "command": "stepwell train pendulum_stitch",
+    }
+    make(app, "a", **described)
+    got = app.get("/v1/runs/a").json()
+    assert {k: got[k] for k in described} == described
+    assert (got["status"], got["alive"], got["policies"], got["latest"]) == ("running", True, 0, {})
+
+
+def test_a_name_is_taken_once(app: TestClient) -> None:
+    """Two trainers under one name would mix their curves."""
+    make(app, "a")
+    answer = app.post("/v1/runs", json={"name": "a", "kind": "train"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+
+
+def test_resuming_takes_the_run_up_again(app: TestClient) -> None:
+    """A restarted trainer continues its row: running, no error, the old facts kept."""
+    make(app, "a", config={"x": 1}, snapshots=["sn_1"], seed=3)
+    app.patch("/v1/runs/a", json={"status": "failed", "error": "boom"})
+    body = {"name": "a", "kind": "train", "exist_ok": True, "snapshots": ["sn_2"]}
+    answer = app.post("/v1/runs", json=body)
+    assert answer.status_code == 200
+    got = answer.json()
+    assert (got["status"], got["error"], got.get("finished_at")) == ("running", "", None)
+    assert (got["config"], got["seed"], got["snapshots"]) == ({"x": 1}, 3, ["sn_1", "sn_2"])
+
+
+def test_a_run_is_not_resumed_as_another_kind(app: TestClient) -> None:
+    make(app, "a")
+    answer = app.post("/v1/runs", json={"name": "a", "kind": "collect", "exist_ok": True})
+    assert answer.status_code == 409
+    assert (answer.json()["expected"], answer.json()["got"]) == ("train", "collect")
+
+
+def test_an_unknown_parent_is_refused_and_nothing_is_stored(app: TestClient) -> None:
+    answer = app.post("/v1/runs", json={"name": "a", "kind": "train", "parent": "ghost"})
+    assert answer.status_code == 404
+    assert app.get("/v1/runs").json()["items"] == []
+
+
+def test_an_empty_patch_is_a_heartbeat(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is alive while it is heard of, and not for ever after."""
+    first = make(app, "a")["heartbeat_at"]
+    assert app.patch("/v1/runs/a", json={}).json()["heartbeat_at"] > first
+    monkeypatch.setattr(runs, "ALIVE_SECONDS", 0.0)
+    got = app.get("/v1/runs/a").json()
+    assert (got["status"], got["alive"]) == ("running", False)
+
+
+def test_finishing_sets_the_end_and_running_again_takes_it_back(app: TestClient) -> None:
+    make(app, "a")
+    before = time.time()
+    done = app.patch("/v1/runs/a", json={"status": "finished"}).json()
+    assert done["finished_at"] >= before
+    assert done["alive"] is False
+    again = app.patch("/v1/runs/a", json={"status": "running"}).json()
+    assert again.get("finished_at") is None
+
+
+def test_the_log_grows_by_lines_and_keeps_its_tail(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(app, "a")
+    app.patch("/v1/runs/a", json={"log": "one"})
+    app.patch("/v1/runs/a", json={"log": "two\n"})
+    answer = app.get("/v1/runs/a/log")
+    assert answer.text == "one\ntwo\n"
+    assert answer.headers["content-type"].startswith("text/plain")
+    monkeypatch.setattr(runs, "LOG_LIMIT", 6)
+    app.patch("/v1/runs/a", json={"log": "three"})
+    assert app.get("/v1/runs/a/log").text == "three\n"
+
+
+def test_lists_are_newest_first_filtered_and_paged_without_gaps(app: TestClient) -> None:
+    for i in range(7):
+        kind = "collect" if i % 2 else "train"
+        app.post("/v1/runs", json={"name": f"r{i}", "kind": kind, "tags": [f"t{i % 3}"]})
+    seen, cursor, pages = [], None, 0
+    while True:
+        page = app.get("/v1/runs", params={"limit": 3, **({"cursor": cursor} if cursor else {})})
+        seen += [run["name"] for run in page.json()["items"]]
+        cursor, pages = page.json().get("next"), pages + 1
+        if cursor is None:
+            break
+    assert (seen, pages) == ([f"r{i}" for i in range(6, -1, -1)], 3)
+    names = {r["name"] for r in app.get("/v1/runs", params={"kind": "collect"}).json()["items"]}
+    assert names == {"r1", "r3", "r5"}
+    names = {r["name"] for r in app.get("/v1/runs", params={"tag": "t0"}).json()["items"]}
+    assert names == {"r0", "r3", "r6"}
+    app.patch("/v1/runs/r2", json={"status": "stopped"})
+    found = app.get("/v1/runs", params={"status": "stopped"}).json()["items"]
+    assert [r["name"] for r in found] == ["r2"]
+
+
+def test_deleting_a_run_takes_its_metrics_along(app: TestClient) -> None:
+    """A new run under the old name must not inherit the old curve."""
+    make(app, "a")
+    point = {"key": "loss", "step": 1, "value": 1.0, "time": 0.0}
+    app.post("/v1/runs/a/metrics", json={"points": [point]})
+    assert app.delete("/v1/runs/a").status_code == 204
+    assert app.get("/v1/runs/a").status_code == 404
+    make(app, "a")
+    assert app.get("/v1/runs/a/metrics").json()["series"] == []
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-a", "a" * 129, "ä"])
+def test_bad_names_are_refused(app: TestClient, name: str) -> None:
+    answer = app.post("/v1/runs", json={"name": name, "kind": "train"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
+
+
+def test_an_unknown_field_is_an_error(app: TestClient) -> None:
+    """A typo must not vanish silently."""
+    answer = app.post("/v1/runs", json={"name": "a", "kind": "train", "sed": 1})
+    assert answer.status_code == 422
+    assert "sed" in answer.json()["detail"]
+
+
+def test_a_seed_beyond_64_bits_is_refused_not_a_defect(app: TestClient) -> None:
+    answer = app.post("/v1/runs", json={"name": "a", "kind": "train", "seed": 2**64})
+    assert answer.status_code == 422

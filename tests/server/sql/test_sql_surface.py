@@ -1,0 +1,232 @@
+"""What people see in SQL: names, types, alignment, and nothing that is not alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from server.problems import ProblemError
+from server.sql.catalog import describe
+from stepwell.testing import make_spec, make_trajectory
+
+
+def test_trajectories_have_the_columns_of_the_message(world: Any) -> None:
+    """SQL `trajectories` and TrajectoryInfo are one thing under one set of names."""
+    from stepwell.messages import TrajectoryInfo
+
+    result = world.service.sql.query("select * from trajectories limit 0")
+    names = {f.alias or name for name, f in TrajectoryInfo.model_fields.items()}
+    assert {column.name for column in result.columns} == names
+
+
+def test_acknowledged_trajectories_show_at_once_and_their_steps_when_sealed(world: Any) -> None:
+    states = dict(
+        map(
+            tuple,
+            world.rows("select state, count(*) from trajectories where dataset='plain' group by 1"),
+        )
+    )
+    assert states == {"sealed": 6, "spooled": 1}
+    spooled = world.stored["plain"][-1].id
+    assert (
+        world.rows("select * from steps where trajectory_id = ?", [spooled], dataset="plain") == []
+    )
+
+
+def test_a_trajectory_reads_back_in_sql_as_it_was_sent(world: Any) -> None:
+    """T+1 rows, reward beside the action that earned it, NULLs in the last row."""
+    sent = world.stored["plain"][0]
+    rows = world.rows(
+        "select t, obs.observation, action, reward, terminated, truncated, is_last from steps"
+        " where trajectory_id = $id order by t",
+        {"id": sent.id},
+        dataset="plain",
+    )
+    steps = len(sent)
+    assert [row[0] for row in rows] == list(range(steps + 1))
+    assert np.array_equal([r[1] for r in rows], sent.obs["observation"].tolist())
+    assert np.array_equal([r[2] for r in rows[:-1]], sent.actions["action"].tolist())
+    assert [r[3] for r in rows[:-1]] == sent.rewards.tolist()
+    assert rows[-1][2:] == [None, None, False, False, True]
+    assert [r[4] for r in rows] == [False] * (steps - 1) + [sent.terminated, False]
+
+
+def test_every_kind_of_space_has_a_typed_column(world: Any) -> None:
+    sent = world.stored["rich"][1]
+    result = world.service.sql.query(
+        'select obs."arm/angles", obs.camera, obs.contacts, obs.legal, obs.room, obs.speed,'
+        ' action.grip, action.move, action_known, info.lidar, info.distance from "rich".steps'
+        " where trajectory_id = ? and t = 2",
+        [sent.id],
+        form="arrow",
+    )
+    kinds = [column.type for column in result.columns]
+    assert kinds == [
+        *("DOUBLE[6]", "BLOB", "TINYINT[4]", "TINYINT[3]", "BIGINT", "FLOAT"),
+        *("BIGINT[2]", "FLOAT[2]", "BOOLEAN", "SMALLINT[3]", "FLOAT"),
+    ]
+    row = pa.ipc.open_stream(result.payload).read_all().to_pylist()[0]
+    assert row["camera"] == sent.obs["camera"][2].tobytes()
+    assert row["arm/angles"] == sent.obs["arm/angles"][2].reshape(-1).tolist()
+    assert row["room"] == int(sent.obs["room"][2])
+    assert row["move"] == sent.actions["move"][2].tolist()
+    assert row["lidar"] == sent.infos["lidar"][2].tolist()
+
+
+def test_array_functions_work_on_observations(world: Any) -> None:
+    found = world.rows(
+        "select max(array_distance(obs.observation, obs.observation)) from steps", dataset="plain"
+    )
+    assert found == [[0.0]]
+
+
+def test_bare_steps_without_a_dataset_has_only_the_common_columns(world: Any) -> None:
+    result = world.service.sql.query("select * from steps limit 0")
+    assert [c.name for c in result.columns] == [
+        *("dataset", "trajectory_id", "t", "reward", "terminated", "truncated", "is_last")
+    ]
+    counts = dict(map(tuple, world.rows("select dataset, count(*) from steps group by 1")))
+    sealed = {n: [t for t in ts if t.about.purpose != "eval"] for n, ts in world.stored.items()}
+    assert counts == {name: sum(len(t) + 1 for t in ts) for name, ts in sealed.items()}
+
+
+def test_steps_join_trajectories(world: Any) -> None:
+    rows = world.rows(
+        'select j.id, j."return", sum(s.reward) from trajectories j join steps s'
+        " on s.trajectory_id = j.id where j.dataset = 'plain' group by all"
+    )
+    assert len(rows) == 6
+    assert all(total == pytest.approx(summed, abs=1e-5) for _, total, summed in rows)
+
+
+def test_lists_and_maps_arrive_as_such(world: Any) -> None:
+    assert world.rows("select count(*) from trajectories where list_contains(tags, 'even')") == [
+        [3]
+    ]
+    rows = world.rows("select max(metrics['success']) from trajectories")
+    assert rows == [[0.5]]
+    assert world.rows("select tags, env from datasets where name = 'plain'") == [
+        [["a", "b"], "Plain-v0"]
+    ]
+
+
+def test_the_schema_route_names_what_a_query_sees(world: Any) -> None:
+    """No table or column is shown that cannot be selected, and none is hidden."""
+    shown = describe(world.service.mirror.state("steps").specs)
+    for table in shown.tables:
+        result = world.service.sql.query(f"select * from {table.name} limit 0")
+        # DuckDB quotes the names of a struct only where it must.
+        assert [(c.name, c.type.replace('"', "")) for c in result.columns] == [
+            (c.name, c.type.replace('"', "")) for c in table.columns
+        ], table.name
+
+
+def test_json_says_what_it_can_and_null_where_it_cannot(world: Any) -> None:
+    rows = world.rows(
+        "select 'nan'::float, 'inf'::double, 1.5::decimal(9,2), date '2026-02-01',"
+        " timestamp '2026-02-01 03:04:05', timestamptz '2026-02-01 03:04:05+00', 'ab'::blob,"
+        " interval 90 second, {'a': [1, 2]}, map {'k': 2.5}, 2::hugeint, null, true"
+    )
+    assert rows == [
+        [
+            *(None, None, 1.5, "2026-02-01", "2026-02-01T03:04:05", "2026-02-01 03:04:05+00"),
+            *("YWI=", 90.0, {"a": [1, 2]}, {"k": 2.5}, 2, None, True),
+        ]
+    ]
+
+
+def test_limit_and_truncated(world: Any) -> None:
+    for limit, rows, truncated in ((3, 3, True), (10, 10, False), (11, 10, False), (0, 0, True)):
+        result = world.service.sql.query("select * from range(10)", limit=limit)
+        assert (result.rows, result.truncated) == (rows, truncated)
+
+
+def test_order_survives_the_wrapping(world: Any) -> None:
+    rows = world.rows(
+        "select hash(i) % 100000 as h from range(200000) t(i) order by h", limit=200_000
+    )
+    assert rows == sorted(rows)
+
+
+def test_a_semicolon_a_comment_and_quotes_are_fine(world: Any) -> None:
+    assert world.rows("/* é; */ select ';é' as \"a;b\" ; -- done;") == [[";é"]]
+
+
+def test_an_unknown_dataset_is_404(world: Any) -> None:
+    with pytest.raises(ProblemError) as caught:
+        world.rows("select * from steps", dataset="nobody")
+    assert (caught.value.status, caught.value.code) == (404, "not_found")
+
+
+def test_a_dataset_named_as_duckdb_names_things_is_reached_by_request(
+    make_world: Callable[..., Any],
+) -> None:
+    """`main`, `memory` and `temp` are legal names of datasets, and schemas of DuckDB."""
+    world = make_world(sql_workers=1)
+    spec = make_spec()
+    for name in ("main", "memory", "temp", "system", "a.b-c"):
+        world.create(name, spec)
+        world.post(name, [make_trajectory(spec, length=2)])
+        assert world.rows("select count(*) from steps", dataset=name) == [[3]]
+    assert world.rows("select count(*) from steps") == [[15]]
+    assert world.rows('select count(*) from "a.b-c".steps') == [[3]]
+
+
+# --- selections -----------------------------------------------------------------------------------
+
+
+def test_select_ids_keeps_order_and_weights(world: Any) -> None:
+    sql = world.service.sql
+    plain = [t.id for t in world.stored["plain"]]
+    assert sql.select_ids("select id from trajectories where dataset = 'plain' order by seq") == [
+        (i, None) for i in plain
+    ]
+    weighted = sql.select_ids(
+        "select length as weight, id from trajectories where dataset='plain' order by length desc;"
+    )
+    assert [w for _, w in weighted] == sorted(
+        (float(len(t)) for t in world.stored["plain"]), reverse=True
+    )
+
+
+def test_select_ids_for_a_dataset_sees_only_that_one(world: Any) -> None:
+    chosen = world.service.sql.select_ids("select id from trajectories", "rich")
+    assert {i for i, _ in chosen} == {t.id for t in world.stored["rich"]}
+    by_steps = world.service.sql.select_ids(
+        "select distinct trajectory_id as id from steps where t = 8", "plain"
+    )
+    assert [i for i, _ in by_steps] == [world.stored["plain"][5].id]
+
+
+@pytest.mark.parametrize(
+    ("select", "code", "says"),
+    [
+        ("select seq from trajectories", "sql_not_allowed", "columns"),
+        (
+            "select id, weight, 1 as more from (select id, 1 as weight from trajectories)",
+            "sql_not_allowed",
+            "columns",
+        ),
+        ("select 'abc' as id", "sql_error", "not living"),
+        ("select id, 0 as weight from trajectories", "sql_error", "weight"),
+        ("select id, -1.5 as weight from trajectories", "sql_error", "weight"),
+        ("select id, 'nan'::double as weight from trajectories", "sql_error", "weight"),
+        ("select id, 'inf'::double as weight from trajectories", "sql_error", "weight"),
+        ("select id from trajectories union all select id from trajectories", "sql_error", "twice"),
+        ("select nope from trajectories", "sql_error", "nope"),
+        ("select null as id", "sql_error", "not living"),
+    ],
+)
+def test_bad_selections_say_what_is_wrong(world: Any, select: str, code: str, says: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        world.service.sql.select_ids(select)
+    assert (caught.value.status, caught.value.code) == (422, code)
+    assert says in caught.value.detail
+
+
+def test_a_selection_may_be_empty(world: Any) -> None:
+    assert world.service.sql.select_ids("select id from trajectories where length < 0") == []

@@ -1,0 +1,338 @@
+"""`stepwell <command>`: help that teaches, errors in one line, each command on the real service."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stepwell import cli, new_id
+from stepwell.commands import common
+from stepwell.messages import MetricPoint
+from stepwell.testing import make_spec, make_trajectory
+
+SPEC = make_spec(env="Test-v1")
+
+
+@pytest.fixture
+def run(service, capsys):
+    """Run one command against the service: (exit status, stdout, stderr)."""
+
+    def command(*argv, url=service.url):
+        status = cli.main([*argv, *(["--url", url] if url else [])])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return command
+
+
+@pytest.fixture
+def ask(run):
+    """Like `run` for what must succeed; the parsed JSON."""
+
+    def command(*argv):
+        status, out, err = run(*argv, "--json")
+        assert status == 0, err
+        return json.loads(out)
+
+    return command
+
+
+@pytest.fixture
+def dataset(client, name):
+    client.create_dataset(name, SPEC)
+    client.post(
+        name, [make_trajectory(SPEC, length=i + 1, seed=i) for i in range(3)], wait_sealed=True
+    )
+    return name
+
+
+# --- the table itself -------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_shows_examples(capsys):
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name} " in out and command.summary in out
+    assert "stepwell import hopper-medium-v2.hdf5" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize("name", [n for n, c in cli.COMMANDS.items() if "commands" in c.target])
+def test_each_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([name, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: stepwell {name}" in out and "examples:" in out
+
+
+def test_an_unknown_command_suggests_one(capsys):
+    assert cli.main(["datset"]) == 2
+    assert "did you mean: stepwell datasets" in capsys.readouterr().err
+    assert cli.main(["xyzzy"]) == 2
+    assert "stepwell --help" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("stepwell 0.")
+
+
+def test_a_missing_extra_prints_the_line_that_installs_it(capsys, monkeypatch):
+    broken = cli.Command("no_such_library.main:main", "x", "server")
+    monkeypatch.setitem(cli.COMMANDS, "serve", broken)
+    assert cli.main(["serve"]) == 1
+    err = capsys.readouterr().err
+    assert "pip install 'stepwell[server]'" in err and "no_such_library" in err
+
+
+def test_a_missing_library_inside_a_program_is_named_too(capsys, monkeypatch, tmp_path):
+    (tmp_path / "half_program.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("half_program:main", "x", "trainer"))
+    assert cli.main(["train"]) == 1
+    assert "no_such_dependency is not installed" in capsys.readouterr().err
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_line_and_debug_shows_where(run, capsys):
+    status, out, err = run("datasets", "show", "nothing-here")
+    assert (status, out) == (1, "")
+    assert err.startswith("stepwell: 404 not_found") and err.count("\n") == 1
+    status, _, err = run("--debug", "datasets", "show", "nothing-here")
+    assert status == 1 and "Traceback" in err and "NotFound" in err
+
+
+def test_no_service_is_one_line_with_the_cure(run):
+    status, _, err = run("datasets", "list", url="http://127.0.0.1:9")
+    assert status == 1 and "stepwell serve" in err and err.count("\n") == 1
+
+
+def test_where_the_service_is_can_come_from_the_environment(service, capsys, monkeypatch):
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    assert cli.main(["status"]) == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(service):
+    """`stepwell sql … | head -1` ends quietly."""
+    command = [sys.executable, "-m", "stepwell.cli", "sql", "--csv", "--limit", "1000000"]
+    with subprocess.Popen(
+        [*command, "select * from range(1000000)", "--url", service.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def test_datasets(run, ask, dataset, name, tmp_path):
+    assert name in [d["name"] for d in ask("datasets", "list")]
+    assert name in run("datasets", "list")[1]
+    shown = run("datasets", "show", name)[1]
+    assert "Test-v1" in shown and "obs observation (policy)" in shown and "3 trajectories" in shown
+    assert ask("datasets", "show", name)["fifo"]["trajectories"] == 3
+
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(SPEC.to_json()))
+    new = ask("datasets", "create", f"{name}-2", "--spec", str(spec), "--max-trajectories", "7")
+    assert new["capacity"]["trajectories"] == 7
+    changed = ask("datasets", "set-capacity", f"{name}-2", "--max-steps", "50")
+    assert (changed["capacity"]["steps"], changed["capacity"]["trajectories"]) == (50, None)
+
+    status, _, err = run("datasets", "delete", f"{name}-2")
+    assert status == 1 and "--yes" in err
+    assert run("datasets", "delete", f"{name}-2", "--yes")[0] == 0
+    assert run("datasets", "show", f"{name}-2")[0] == 1
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"observations": {}}'])
+def test_a_bad_spec_file_is_one_line(run, name, tmp_path, content):
+    path = tmp_path / "spec.json"
+    if content is not None:
+        path.write_text(content)
+    status, _, err = run("datasets", "create", name, "--spec", str(path))
+    assert status == 1 and err.count("\n") == 1
+
+
+def test_trajectories(run, ask, dataset, name):
+    page = ask("trajectories", "list", name, "--order=length", "--limit", "2")
+    assert [t["length"] for t in page["items"]] == [1, 2] and page["next"]
+    out = run("trajectories", "list", name, "--limit", "2")[1]
+    assert "terminated" in out and "and more" in out
+    one = page["items"][0]["id"]
+    assert ask("trajectories", "tag", one, "a", "b")["tags"] == ["a", "b"]
+    assert ask("trajectories", "tag", one, "a", "--remove")["tags"] == ["b"]
+    assert ask("trajectories", "protect", one)[0]["partition"] == "protected"
+    assert "protected" in run("trajectories", "show", one)[1]
+
+
+def test_sql_in_every_format(run, ask, dataset, name, tmp_path, monkeypatch):
+    query = f"select length, return from trajectories where dataset = '{name}' order by length"
+    status, out, _ = run("sql", query)
+    assert status == 0 and out.split()[:4] == ["length", "return", "1", out.split()[3]]
+    answer = ask("sql", query)
+    assert answer["columns"] == ["length", "return"]
+    assert [row[0] for row in answer["rows"]] == [1, 2, 3]
+    rows = list(csv.reader(io.StringIO(run("sql", query, "--csv")[1])))
+    assert rows[0] == ["length", "return"] and [r[0] for r in rows[1:]] == ["1", "2", "3"]
+    status, out, err = run("sql", query, "--arrow", str(tmp_path / "x.arrow"))
+    assert status == 0 and out == "" and "3 rows" in err
+    with pa.OSFile(str(tmp_path / "x.arrow")) as file:
+        assert pa.ipc.open_file(file).read_all()["length"].to_pylist() == [1, 2, 3]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(query))
+    assert run("sql")[1].startswith("length")
+    status, out, err = run("sql", query, "--limit", "1")
+    assert status == 0 and "only the first 1 rows" in err
+    assert "6" in run("sql", "select count(*) - 3 as n from steps", "--dataset", name)[1]
+    assert "trajectories" in run("sql", "--schema")[1]
+    assert ask("sql", "--schema")["tables"]
+
+
+def test_sql_shows_nested_and_missing_values(run, dataset, name):
+    query = "select obs, action from steps where is_last limit 1"
+    for option in ("--csv", "--json", None):
+        argv = ["sql", query, "--dataset", name, *([option] if option else [])]
+        status, out, err = run(*argv)
+        assert status == 0, err
+        assert "observation" in out
+
+
+def test_sql_refuses_in_one_line(run):
+    status, _, err = run("sql", "drop table trajectories")
+    assert status == 1 and err.startswith("stepwell: 422") and "Traceback" not in err
+    assert run("sql", "  ")[0] == 1
+
+
+def test_text_of_strangers_cannot_paint_the_terminal(run, client, name):
+    client.create_dataset(name, SPEC, description="a\x1b[2Jb [red]c[/red]")
+    out = run("datasets", "show", name)[1]
+    assert "\x1b" not in out and "a\\x1b[2Jb [red]c[/red]" in out
+
+
+def test_import_uploads_and_reports(run, ask, name, tmp_path):
+    rows = 60
+    np.savez(
+        tmp_path / "x.npz",
+        observations=np.zeros((rows, 2)),
+        actions=np.zeros((rows, 1), np.float32),
+        rewards=np.ones(rows, np.float32),
+        terminals=np.arange(rows) % 20 == 19,
+    )
+    argv = ["import", str(tmp_path / "x.npz"), "--dataset", name, "--env", "X-v1"]
+    status, out, err = run(*argv, "--option", "action_low=-2", "--option", "action_high=2")
+    assert status == 0 and "3 trajectories, 60 steps" in out
+    assert "float64 stored as float32" in err
+    spec = ask("datasets", "show", name)["spec"]
+    assert spec["actions"]["action"]["high"] == 2.0 and spec["env"] == "X-v1"
+    assert ask(*argv)["state"] == "succeeded"
+    (tmp_path / "y.npz").write_bytes(b"not a zip")
+    status, out, err = run("import", str(tmp_path / "y.npz"), "--dataset", f"{name}-2")
+    assert status == 1 and "failed" in err and err.count("\n") == 1
+    assert run("import", str(tmp_path / "z.npz"), "--dataset", name)[0] == 1
+    with pytest.raises(SystemExit):
+        run(*argv, "--option", "nonsense")
+
+
+def test_flush(run, ask, client, dataset, name):
+    client.post(name, [make_trajectory(SPEC)])
+    assert ask("flush", name)["sealed"] <= 1
+    assert client.dataset(name).unsealed == 0
+    assert run("flush", name)[1].startswith("sealed")
+
+
+def test_runs(run, ask, client):
+    name = f"run-{new_id()[-8:]}"
+    client.create_run(name, "train", config={"lr": 0.5})
+    points = [
+        MetricPoint(key=k, step=s, value=s / 2, time=time.time()) for k in "ab" for s in (1, 2)
+    ]
+    client.log_metrics(name, points)
+    client.patch_run(name, log="hello\x1b[2J\n")
+    assert name in [r["name"] for r in ask("runs", "list", "--kind", "train")]
+    assert name in run("runs", "list")[1]
+    assert '"lr": 0.5' in run("runs", "show", name)[1]
+    assert ask("runs", "show", name)["latest"] == {"a": 1.0, "b": 1.0}
+    out = run("runs", "metrics", name, "--keys", "a,b")[1]
+    assert [line.split() for line in out.splitlines()] == [
+        ["step", "a", "b"],
+        ["1", "0.5", "0.5"],
+        ["2", "1", "1"],
+    ]
+    assert ask("runs", "metrics", name)["a"]["values"] == [0.5, 1.0]
+    assert run("runs", "log", name)[1] == "hello\\x1b[2J\n"
+    assert "no policies" in run("runs", "policies", name)[1]
+    assert run("runs", "delete", name)[0] == 1
+    assert run("runs", "delete", name, "--yes")[0] == 0
+
+
+def test_workers(run, ask, client):
+    worker = f"w-{new_id()[-8:]}"
+    client.heartbeat(worker, role="collect", counters={"episodes": 3})
+    assert worker in [w["id"] for w in ask("workers", "list")]
+    assert "episodes=3" in run("workers", "list")[1]
+    assert ask("workers", "command", worker, "drain")["command"] == "drain"
+    assert client.heartbeat(worker, role="collect").command == "drain"
+
+
+def test_status(run, ask, dataset):
+    answer = ask("status")
+    assert answer["health"]["status"] == "ok" and answer["counts"]["trajectories"] >= 3
+    assert "trajectories" in run("status")[1]
+
+
+# --- printing ---------------------------------------------------------------------------------
+
+
+def test_numbers_stand_to_the_right_and_nothing_is_cut_off_in_a_pipe(capsys):
+    long = "x" * 150
+    common.print_table(["n", "text"], [(1, long), (1000, "y")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("   1") and long in lines[1]
+    common.print_table(["a"], [], empty="nothing")
+    assert capsys.readouterr().out == "nothing\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (True, "yes"), (0.123456789, "0.123457"), (["a", 1], "a, 1"), ("a\nb", "a\\nb")],
+)
+def test_cells(value, text):
+    assert common.cell(value) == text
+
+
+def test_sizes_and_ages():
+    assert [common.size(n) for n in (0, 999, 1000, 2.5e9, 7e15)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.5 GB",
+        "7000.0 TB",
+    ]
+    now = time.time()
+    assert [common.ago(now - s) for s in (1, 120, 7200, 200_000)] == [
+        "1 s ago",
+        "2 min ago",
+        "2 h ago",
+        "2 d ago",
+    ]
+    assert common.ago(None) == "-"

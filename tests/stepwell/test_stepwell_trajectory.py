@@ -1,0 +1,265 @@
+"""Every rule of trajectory.py: a valid one is built, anything else says expected and got."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from stepwell import About, Box, Discrete, EnvSpec, InvalidTrajectory, Trajectory, new_id
+from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.trajectory import concatenable
+
+T = 4
+GOOD = {
+    "obs": {"observation": np.zeros((T + 1, 3), np.float32)},
+    "actions": {"action": np.zeros((T, 1), np.float32)},
+    "rewards": np.ones(T, np.float32),
+}
+
+
+def with_value(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+BAD = {
+    "id is no UUID": {"id": "seven"},
+    "id is no text": {"id": 7},
+    "id in another spelling": {"id": new_id().upper()},
+    "no observations": {"obs": {}},
+    "no actions": {"actions": {}},
+    "rewards are a list": {"rewards": [1.0] * T},
+    "rewards are float64": {"rewards": np.ones(T)},
+    "rewards have two axes": {"rewards": np.ones((T, 1), np.float32)},
+    "no rewards": {"rewards": np.ones(0, np.float32)},
+    "NaN reward": {"rewards": with_value(GOOD["rewards"], 1, math.nan)},
+    "infinite reward": {"rewards": with_value(GOOD["rewards"], 1, math.inf)},
+    "T observations": {"obs": {"observation": np.zeros((T, 3), np.float32)}},
+    "T+2 observations": {"obs": {"observation": np.zeros((T + 2, 3), np.float32)}},
+    "T+1 actions": {"actions": {"action": np.zeros((T + 1, 1), np.float32)}},
+    "T infos": {"infos": {"x": np.zeros(T)}},
+    "NaN observation": {"obs": {"observation": np.full((T + 1, 3), np.nan, np.float32)}},
+    "NaN in the last observation": {
+        "obs": {"observation": with_value(GOOD["obs"]["observation"], (T, 0), np.nan)}
+    },
+    "infinite action": {"actions": {"action": np.full((T, 1), np.inf, np.float32)}},
+    "observation is a list": {"obs": {"observation": [0.0] * (T + 1)}},
+    "observation is a scalar": {"obs": {"observation": np.float32(1.0)}},
+    "observations are text": {"obs": {"observation": np.array(["a"] * (T + 1))}},
+    "observations are objects": {"obs": {"observation": np.array([None] * (T + 1))}},
+    "observations are complex": {"obs": {"observation": np.zeros(T + 1, np.complex64)}},
+    "both ends": {"terminated": True, "truncated": True},
+    "action_known has T+1": {"action_known": np.ones(T + 1, np.bool_)},
+    "action_known holds integers": {"action_known": np.ones(T, np.int8)},
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
+def test_every_broken_rule_says_what_was_expected_and_what_came(change):
+    Trajectory(**GOOD)
+    with pytest.raises(InvalidTrajectory) as caught:
+        Trajectory(**{**GOOD, **change})
+    assert caught.value.expected and caught.value.got
+    assert isinstance(caught.value, ValueError)
+
+
+BAD_ABOUT = {
+    "env too long": {"env": "x" * 1025},
+    "env not text": {"env": 3},
+    "NUL in text": {"policy": "a\0b"},
+    "lone surrogate": {"source": "\ud800"},
+    "purpose": {"purpose": "play"},
+    "negative first_step": {"first_step": -1},
+    "boolean first_step": {"first_step": True},
+    "fractional seed": {"seed": 1.5},
+    "huge seed": {"seed": 2**63},
+    "success as number": {"success": 1},
+    "tags as one text": {"tags": "abc"},
+    "empty tag": {"tags": ("",)},
+    "long tag": {"tags": ("x" * 129,)},
+    "many tags": {"tags": tuple(str(i) for i in range(65))},
+    "NaN metric": {"metrics": {"m": math.nan}},
+    "metric as text": {"metrics": {"m": "3"}},
+    "nameless metric": {"metrics": {3: 1.0}},
+    "metrics as list": {"metrics": [1.0]},
+    "many metrics": {"metrics": {str(i): 1.0 for i in range(257)}},
+    "infinite start": {"started_at": math.inf},
+}
+
+
+@pytest.mark.parametrize("values", BAD_ABOUT.values(), ids=BAD_ABOUT)
+def test_about_refuses_what_no_index_could_keep(values):
+    with pytest.raises(InvalidTrajectory) as caught:
+        About(**values)
+    assert caught.value.expected and caught.value.got
+    with pytest.raises(InvalidTrajectory):
+        About.from_json(values)
+
+
+def test_about_json_refuses_other_fields_and_other_shapes():
+    for data in ([], {"enviroment": "x"}, {"tags": 3}, {"metrics": 3}):
+        with pytest.raises(InvalidTrajectory):
+            About.from_json(data)
+
+
+def test_about_survives_json_and_numpy_spells_the_same():
+    about = About(
+        env="Hopper-v5",
+        seed=np.int64(3),
+        first_step=np.int32(2),
+        success=np.bool_(False),
+        tags=["a", "b"],
+        metrics={"height": np.float32(0.5), "count": 3},
+        started_at=1,
+        purpose="eval",
+    )
+    assert About.from_json(about.to_json()) == about
+    assert About.from_json(about.to_json()).to_json() == about.to_json()
+    assert about.to_json()["metrics"] == {"height": 0.5, "count": 3.0}
+    assert type(about.seed) is int and type(about.metrics["count"]) is float
+    assert About().to_json() == {}
+
+
+# --- Trajectory.of ----------------------------------------------------------------------------
+
+
+def test_of_takes_lists_and_casts_to_the_spec():
+    spec = EnvSpec.of(Box((2,)), Discrete(3))
+    made = Trajectory.of(
+        obs=[[0, 0], [1, 1], [2, 2]],
+        actions=[[0.0], [2.0]],
+        rewards=[[1], [2]],
+        terminated=[0, 1],
+        spec=spec,
+        env="mine",
+    )
+    made.check(spec)
+    assert made.actions["action"].tolist() == [0, 2] and made.rewards.dtype == np.float32
+    assert made.terminated and not made.truncated and made.about.env == "mine"
+    assert made.total_reward == 3.0 and len(made) == 2
+
+
+def test_of_repeats_a_missing_last_observation_and_says_so():
+    made = Trajectory.of(obs=[1.0, 2.0], actions=[0, 0], rewards=[0, 0], infos={"x": [5, 6]})
+    assert not made.final_obs_valid
+    assert made.obs["observation"].tolist() == [1.0, 2.0, 2.0]
+    assert made.infos["x"].tolist() == [5, 6, 6]
+
+
+BAD_OF = {
+    "ragged observations": {"obs": [[1.0], [1.0, 2.0], [3.0]]},
+    "text observations": {"obs": ["a", "b", "c"]},
+    "a single number": {"obs": 3.0},
+    "text rewards": {"rewards": ["x", "y"]},
+    "ragged rewards": {"rewards": [[1], [2, 3]]},
+    "overflowing reward": {"rewards": [1e300, 0.0]},
+    "end before the end": {"terminated": [True, False]},
+    "too many flags": {"terminated": [False, False, True]},
+    "text flags": {"truncated": ["no", "yes"]},
+    "infos without names": {"infos": [1, 2, 3]},
+    "unknown keyword": {"colour": "red"},
+    "half a discrete action": {"actions": [0.5, 1.0]},
+    "NaN as discrete action": {"actions": [math.nan, 1.0]},
+    "an action outside": {"actions": [0, 3], "check": True},
+}
+
+
+@pytest.mark.parametrize("change", BAD_OF.values(), ids=BAD_OF)
+def test_of_raises_only_its_own_error(change):
+    spec = EnvSpec.of(Box((1,)), Discrete(3))
+    given = {"obs": [[0.0], [1.0], [2.0]], "actions": [0, 1], "rewards": [0, 0], **change}
+    check = given.pop("check", False)
+    with pytest.raises(InvalidTrajectory):
+        made = Trajectory.of(spec=spec, **given)
+        assert check
+        made.check(spec)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("uint8", 256), ("uint8", -1), ("int8", 200)])
+def test_of_never_wraps_an_integer_around(dtype, value):
+    spec = EnvSpec.of(Box((1,), dtype, -1e9, 1e9), Discrete(2))
+    with pytest.raises(InvalidTrajectory, match=str(value)):
+        Trajectory.of(obs=[[0], [value]], actions=[0], rewards=[0], spec=spec)
+
+
+# --- against a spec ---------------------------------------------------------------------------
+
+
+def replace(trajectory, **changes):
+    return dataclasses.replace(trajectory, **changes)
+
+
+def test_check_names_the_key_and_both_sides():
+    spec = make_spec()
+    good = make_trajectory(spec)
+    good.check(spec)
+    obs, actions = good.obs["observation"], good.actions["action"]
+    cases = {
+        "other names": replace(good, obs={"state": obs}),
+        r"obs\[observation\] shape": replace(good, obs={"observation": obs[:, :2]}),
+        r"obs\[observation\] dtype": replace(good, obs={"observation": obs.astype(np.float64)}),
+        r"actions\[action\]; expected values inside": replace(
+            good, actions={"action": actions + 5}
+        ),
+        "infos have other names": replace(good, infos={"x": np.zeros(len(obs))}),
+        "action_known": replace(good, action_known=np.ones(len(good), np.bool_)),
+    }
+    for says, bad in cases.items():
+        with pytest.raises(InvalidTrajectory, match=says) as caught:
+            bad.check(spec)
+        assert caught.value.expected and caught.value.got
+
+
+def test_observations_may_leave_a_float_box_but_not_an_integer_one():
+    """Many environments lie about their float bounds; an integer outside is a wrong index."""
+    spec = EnvSpec.of({"f": Box((1,), low=0.0, high=1.0), "i": Discrete(3)}, Discrete(2))
+    made = Trajectory.of(
+        obs={"f": [[5.0], [6.0]], "i": [0, 2]}, actions=[0], rewards=[0], spec=spec
+    )
+    made.check(spec)
+    with pytest.raises(InvalidTrajectory, match=r"obs\[i\]"):
+        replace(made, obs={**made.obs, "i": np.array([0, 3])}).check(spec)
+
+
+# --- digest and pieces ------------------------------------------------------------------------
+
+
+def test_the_digest_covers_everything_and_nothing_else():
+    """Equal content, equal digest; one changed bit anywhere, another digest."""
+    spec = make_rich_spec()
+    one = make_trajectory(spec, id=new_id(), seed=3)
+    assert make_trajectory(spec, id=one.id, seed=3).digest == one.digest
+    strided = {k: np.asfortranarray(v) for k, v in one.obs.items()}
+    assert replace(one, obs=strided).digest == one.digest
+    key = next(iter(one.obs))
+    changed = [
+        replace(one, id=new_id()),
+        replace(one, about=About(env="else")),
+        replace(one, terminated=False),
+        replace(one, rewards=with_value(one.rewards, 0, 9.0)),
+        replace(one, obs={**one.obs, key: with_value(one.obs[key], -1, 7)}),
+        replace(one, infos={k: v for k, v in one.infos.items() if k != "lidar"}),
+        replace(one, action_known=~one.action_known),
+    ]
+    assert len({one.digest, *(t.digest for t in changed)}) == len(changed) + 1
+
+
+def test_pieces_of_one_episode_are_recognised():
+    piece = {"episode_id": "e", "terminated": False}
+    first = make_trajectory(length=3, **piece)
+    second = make_trajectory(length=2, first_step=3, **piece)
+    assert concatenable([first, second])
+    assert not concatenable([second, first])
+    assert not concatenable([first, make_trajectory(first_step=4, **piece)])
+    assert not concatenable([first, make_trajectory(first_step=3, episode_id="f")])
+    ended = make_trajectory(length=3, episode_id="e")
+    assert not concatenable([ended, second])
+
+
+def test_new_ids_are_ordered_by_time():
+    ids = [new_id() for _ in range(100)]
+    assert ids == sorted(ids) and len(set(ids)) == 100

@@ -1,0 +1,167 @@
+"""The documentation is tested: routes, codes, columns, and every example in it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from stepwell import Box, EnvSpec
+from stepwell.testing import make_trajectory
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# What FastAPI itself serves, besides the service's routes.
+OWN = {"GET /openapi.json", "GET /docs", "GET /docs/oauth2-redirect", "GET /redoc"}
+
+
+def blocks(name: str, language: str) -> list[str]:
+    """The fenced code blocks of a document."""
+    text = (DOCS / name).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def first_line(block: str) -> str:
+    return block.strip().splitlines()[0][:60]
+
+
+# --- http.md ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(service) -> set[str]:
+    document = httpx2.get(f"{service.url}/openapi.json").json()
+    return {
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method in methods
+    } - OWN
+
+
+@pytest.fixture(scope="module")
+def documented() -> set[str]:
+    return set(re.findall(r"^\| `([A-Z]+ /\S*)` \|", (DOCS / "http.md").read_text(), re.MULTILINE))
+
+
+def test_every_route_of_the_service_is_documented(served, documented):
+    assert len(served) > 40
+    assert not served - documented
+
+
+def test_no_documented_route_is_invented(served, documented):
+    known = served | {route.replace("GET ", "HEAD ") for route in served}
+    assert not documented - known
+
+
+def test_every_error_code_is_documented():
+    """Codes are promises to programs: one that docs/http.md does not list is a defect."""
+    text = (DOCS / "http.md").read_text()
+    raised: set[str] = set()
+    for path in (ROOT / "server").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            values = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+            if name == "ProblemError":
+                raised |= {v for v in values if isinstance(v, str)}
+    assert len(raised) > 15
+    assert not {code for code in raised if f"`{code}`" not in text}
+
+
+# --- sql.md -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def my_data(service):
+    """A dataset as the examples of docs/sql.md expect it."""
+    spec = EnvSpec.of(Box((2,)), Box((2,), low=-1.0, high=1.0), env="my-robot")
+    client = service.client()
+    client.create_dataset("my-data", spec, exist_ok=True)
+    sent = [
+        make_trajectory(spec, length=10 + i, seed=i, tags=("good",), metrics={"height": i / 2})
+        for i in range(4)
+    ]
+    client.post("my-data", sent, spec=spec, wait_sealed=True)
+    return client
+
+
+@pytest.mark.parametrize("query", blocks("sql.md", "sql"), ids=first_line)
+def test_every_sql_example_runs(my_data, query):
+    result = my_data.sql(query)
+    if "metrics where run" in query or re.search(r"from (policies|evaluations|workers)", query):
+        assert result.columns  # nothing has reported in this test
+    else:
+        assert result.rows
+
+
+def test_every_table_and_column_is_documented_and_none_is_invented(my_data):
+    text = (DOCS / "sql.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))
+    tables = {t.name: {c.name for c in t.columns} for t in my_data.query_schema().tables}
+    plain = {name: columns for name, columns in tables.items() if not name.startswith('"')}
+    assert set(sections) == set(plain)
+    for name, columns in plain.items():
+        written = set(re.findall(r"`(\w+)`", sections[name]))
+        assert columns <= written, f"{name}: {columns - written} undocumented"
+    listed = re.findall(r"^\| `(\w+)` \|", sections["trajectories"], re.MULTILINE)
+    assert set(listed) == plain["trajectories"]
+
+
+def test_the_note_on_rows_per_trajectory_is_true(my_data):
+    rows, transitions, length = my_data.sql(
+        "select count(*), count(*) filter (not is_last), "
+        "(select sum(length) from trajectories where dataset = 'my-data') from \"my-data\".steps"
+    ).rows[0]
+    assert transitions == length
+    assert (
+        rows
+        == length + my_data.sql("select count(*) from trajectories where dataset = 'my-data'").one()
+    )
+
+
+# --- the examples in Python -------------------------------------------------------------------
+
+EXAMPLES = [
+    pytest.param(name, block, id=f"{name}: {first_line(block)}")
+    for name in ("own_data.md", "trajectory.md")
+    for block in blocks(name, "python")
+]
+
+
+@pytest.mark.parametrize(("name", "block"), EXAMPLES)
+def test_every_python_example_runs(service, tmp_path, name, block):
+    script = tmp_path / "example.py"
+    script.write_text(block)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "STEPWELL_URL": service.url, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_between_documents_lead_somewhere():
+    for path in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+?\.md)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} → {target}"
+
+
+def test_no_option_or_command_is_invented():
+    """Every `stepwell …` in the docs is a command that exists."""
+    from stepwell.cli import COMMANDS
+
+    for path in DOCS.glob("*.md"):
+        for command in re.findall(
+            r"(?:^    |`|&& )stepwell ([a-z]+)", path.read_text(), re.MULTILINE
+        ):
+            assert command in COMMANDS, f"{path.name}: stepwell {command}"

@@ -1,0 +1,230 @@
+"""The arithmetic of an update, what is kept of it, and a task that must be solved."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from amago_model import Agent, FeedForwardConfig, TrajectoryEncoderConfig
+from collector.builtin.recall import Recall
+from stepwell import Box, Discrete, EnvSpec, Trajectory
+from stepwell.testing import make_spec
+from trainer import checkpoint as checkpoints
+from trainer.config import DataConfig, TrainConfig
+from trainer.data.cache import Cache
+from trainer.data.fields import fields_of, spaces_of
+from trainer.data.loader import Loader, View
+from trainer.data.order import Order
+from trainer.data.snapshot import load, take
+from trainer.learner import Learner, TrainingDiverged
+from trainer.recipes import behaviour_cloning, pendulum_stitch, recall
+
+LENGTHS = [[5, 40, 17], [64, 9]]
+
+
+def loader_of(service, folder, data: DataConfig) -> Loader:
+    manifest = load(service, take(service, TrainConfig(dataset="fake"), "me"), folder)
+    cache = Cache(folder / "cache", 1e9, service)
+    fields = fields_of(service.spec)
+    cache.ensure(manifest, fields)
+    return Loader(cache, fields, [View(0, manifest, Order(manifest, data, 0))], data)
+
+
+def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:
+    torch.manual_seed(0)
+    agent = Agent(config.agent, spaces_of(spec))
+    optimizer = replace(config.optimizer, **changes)
+    accelerator = Accelerator(cpu=True)
+    return Learner(agent, optimizer, accelerator, seed=config.seed, updates=config.updates)
+
+
+def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path):
+    """Windows of unequal length in four parts: the gradient, the step and the loss are the same."""
+    service = fake(make_spec(action_known=True), LENGTHS)
+    data = DataConfig(batch=10, window=12, padding="both")
+    batch = loader_of(service, tmp_path, data).load(0).batch
+    results = []
+    for parts in (1, 4):
+        learner = learner_of(behaviour_cloning(), service.spec, accumulate=parts)
+        # Statistics see one part after another, so they are taken as they are.
+        learner.agent.policy.timestep_encoder.eval()
+        update = learner.update(0, batch)
+        weights = {k: v.clone() for k, v in learner.agent.state_dict().items()}
+        results.append((update.metrics["loss/total"], update.metrics, weights))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    key = "optimizer/gradient_norm"
+    torch.testing.assert_close(results[0][1][key], results[1][1][key], rtol=1e-4, atol=0)
+    for name, value in results[0][2].items():
+        torch.testing.assert_close(value, results[1][2][name], rtol=0, atol=1e-6)
+
+
+def test_noise_belongs_to_the_update(fake, tmp_path):
+    """Whatever was drawn before, an update draws the same: so a resumed run needs no generator."""
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    losses = []
+    for disturb in (0, 1000):
+        learner = learner_of(pendulum_stitch(), service.spec)
+        torch.rand(disturb)
+        losses.append(float(learner.update(7, batch).metrics["loss/total"]))
+    assert losses[0] == losses[1]
+    assert float(learner_of(pendulum_stitch(), service.spec).update(8, batch).metrics["loss/total"])
+    assert losses[0] != float(
+        learner_of(pendulum_stitch(), service.spec).update(8, batch).metrics["loss/total"]
+    )
+
+
+def test_the_step_size_warms_up_and_falls():
+    learner = learner_of(
+        replace(pendulum_stitch(), updates=100), make_spec(), warmup=10, learning_rate=1.0
+    )
+    rates = [learner.learning_rate(u) for u in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == pytest.approx(rates[9])
+    assert rates[99] < 0.001 and rates[50] == pytest.approx(0.5)
+    steady = learner_of(pendulum_stitch(), make_spec(), warmup=0, decay="none")
+    assert steady.learning_rate(0) == steady.learning_rate(10**6) == 1e-3
+
+
+def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
+    """Weights stay untouched; after max_bad_updates training stops and says what to do."""
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    learner = learner_of(behaviour_cloning(), service.spec, max_bad_updates=2)
+    learner.update(0, batch)
+    before = [p.clone() for p in learner.parameters]
+    hook = learner.parameters[0].register_hook(lambda grad: grad * float("nan"))
+    assert learner.update(1, batch).skipped
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+    with pytest.raises(TrainingDiverged, match=r"2 updates.*learning_rate"):
+        learner.update(2, batch)
+    hook.remove()
+    assert not learner.update(3, batch).skipped
+    assert all(bool(torch.isfinite(p).all()) for p in learner.parameters)
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_checkpoint_brings_everything_back(fake, tmp_path):
+    """Weights, slow copies, statistics and the optimiser's memory: training goes on bit-equal."""
+    service = fake(None, LENGTHS)
+    loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
+    learner = learner_of(pendulum_stitch(), service.spec)
+    for step in range(3):
+        learner.update(step, loader.load(step).batch)
+    state = {"views": [], "config": {}}
+    path = checkpoints.save(tmp_path / "c", 3, learner.agent, learner.optimizer, state, keep=2)
+    found = checkpoints.newest(tmp_path / "c")
+    assert found is not None and found.path == path and found.state["update"] == 3
+    torch.manual_seed(99)
+    other = learner_of(replace(pendulum_stitch(), seed=0), service.spec)
+    with torch.no_grad():
+        for parameter in other.parameters:
+            parameter.mul_(2.0)
+    checkpoints.restore(found, other.agent, other.optimizer)
+    for step in range(3, 6):
+        for each in (learner, other):
+            each.update(step, loader.load(step).batch)
+    for name, value in learner.agent.state_dict().items():
+        assert torch.equal(value, other.agent.state_dict()[name]), name
+
+
+def test_damaged_and_unfinished_checkpoints_are_passed_over(tmp_path, caplog):
+    """Flipped bytes, a missing file, a half-written folder: the newest whole one counts."""
+    learner = learner_of(pendulum_stitch(), make_spec())
+    for update in (1, 2, 3, 4):
+        checkpoints.save(tmp_path, update, learner.agent, learner.optimizer, {"config": {}}, keep=3)
+    assert [p.name[-1] for p in sorted(tmp_path.iterdir())] == ["2", "3", "4"]
+    newest, middle, _ = sorted(tmp_path.iterdir(), reverse=True)
+    data = bytearray((newest / "agent.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest / "agent.safetensors").write_bytes(data)
+    (middle / "optimizer.safetensors").unlink()
+    (tmp_path / ".update-000000009.part").mkdir()
+    found = checkpoints.newest(tmp_path)
+    assert found is not None and found.state["update"] == 2
+    assert "agent.safetensors is damaged" in caplog.text
+    assert checkpoints.newest(tmp_path / "nothing") is None
+
+
+def test_a_checkpoint_of_another_agent_is_refused(tmp_path):
+    learner = learner_of(pendulum_stitch(), make_spec())
+    path = checkpoints.save(tmp_path, 1, learner.agent, learner.optimizer, {"config": {}}, keep=1)
+    other = learner_of(pendulum_stitch(), make_spec(observation=7))
+    with pytest.raises(checkpoints.CheckpointError, match="another agent.*--resume never"):
+        checkpoints.restore(checkpoints.read(path), other.agent, other.optimizer)
+
+
+# ------------------------------------------------------------------------------------ a task solved
+
+SYMBOLS, DELAY = 2, 8
+
+
+@pytest.fixture
+def recall_data(fake):
+    """2000 episodes of a random actor, as a shard."""
+    env, rng = Recall(SYMBOLS, DELAY), np.random.default_rng(0)
+    shape = env.observation_space.shape
+    service = fake(EnvSpec.of(Box(shape), Discrete(SYMBOLS), env="Recall"))
+    episodes = []
+    for seed in range(2000):
+        obs, actions, rewards, done = [env.reset(seed=seed)[0]], [], [], False
+        while not done:
+            actions.append(int(rng.integers(SYMBOLS)))
+            o, reward, done, *_ = env.step(actions[-1])
+            obs.append(o)
+            rewards.append(reward)
+        episodes.append(
+            Trajectory.of(
+                obs=np.stack(obs),
+                actions=actions,
+                rewards=rewards,
+                terminated=True,
+                spec=service.spec,
+            )
+        )
+    service.add_shard(episodes)
+    return service
+
+
+def score(agent: Agent, episodes: int = 64) -> float:
+    """Mean greedy return over fixed seeds, all episodes side by side."""
+    agent.eval()
+    envs = [Recall(SYMBOLS, DELAY) for _ in range(episodes)]
+    obs = np.stack([env.reset(seed=10**6 + i)[0] for i, env in enumerate(envs)])
+    hidden = agent.initial_hidden(episodes, "cpu")
+    action, reward = torch.zeros(episodes, dtype=torch.int64), torch.zeros(episodes)
+    total, done = np.zeros(episodes), False
+    time_idx = torch.zeros(episodes, dtype=torch.int64)
+    while not done:
+        seen = {"observation": torch.from_numpy(obs)}
+        action, hidden = agent.act(seen, action, reward, time_idx, hidden, sample=False)
+        steps = [env.step(int(a)) for env, a in zip(envs, action, strict=True)]
+        obs = np.stack([s[0] for s in steps])
+        reward = torch.tensor([float(s[1]) for s in steps])
+        total += reward.numpy()
+        done, time_idx = steps[0][2], time_idx + 1
+    return float(total.mean())
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["transformer", "feedforward"])
+def test_recall_is_solved_with_memory_and_not_without(recall_data, tmp_path, memory):
+    """From shards to scores: the Transformer answers right, the memory-free twin guesses."""
+    config = replace(recall(), updates=400)
+    if not memory:
+        blind = TrajectoryEncoderConfig(
+            kind="feedforward", feedforward=FeedForwardConfig(d_model=32)
+        )
+        config = replace(config, agent=replace(config.agent, trajectory_encoder=blind))
+    learner = learner_of(config, recall_data.spec)
+    with closing(loader_of(recall_data, tmp_path, config.data)) as loader:
+        for update in range(config.updates):
+            learner.update(update, next(loader).batch)
+    got = score(learner.agent)
+    assert got >= 0.95 if memory else 0.25 <= got <= 0.75

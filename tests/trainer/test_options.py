@@ -1,0 +1,109 @@
+"""Recipes, files and flags: complete configs, later wins, typos are named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from amago_model import Agent
+from stepwell.testing import make_spec
+from trainer.config import SettingError, TrainConfig, flatten, replace, to_json
+from trainer.data.fields import spaces_of
+from trainer.options import resolve
+from trainer.recipes import RECIPES, recipe
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_builds_an_agent(name):
+    """A complete config, which survives JSON, for continuous and for discrete actions."""
+    config = recipe(name)
+    assert config.recipe == name
+    assert replace(TrainConfig(), json.loads(json.dumps(to_json(config)))) == config
+    for spec in (make_spec(), make_spec(discrete=4)):
+        agent = Agent(config.agent, spaces_of(spec))
+        assert agent.trainable_parameters()
+
+
+def test_later_wins_and_every_value_says_where_it_came_from(tmp_path):
+    """Recipe, two files, a flag: each overrides the one before."""
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text("updates = 5\nseed = 3\n[agent.losses]\ngamma = 0.5\ntau = 0.1\n")
+    second.write_text("seed = 4\n[agent.losses]\ngamma = 0.6\n")
+    words = ["pendulum_stitch", "--config", str(first), f"--config={second}"]
+    resolved = resolve([*words, "--agent.losses.tau", "0.2", "--dataset", "d"])
+    config, origins = resolved.config, resolved.origins
+    assert (config.updates, config.seed, config.dataset) == (5, 4, "d")
+    assert (config.agent.losses.gamma, config.agent.losses.tau) == (0.6, 0.2)
+    assert origins["updates"] == f"file {first}"
+    assert origins["seed"] == origins["agent.losses.gamma"] == f"file {second}"
+    assert origins["agent.losses.tau"] == origins["dataset"] == "command line"
+    assert origins["data.batch"] == "recipe pendulum_stitch"
+    assert origins["optimizer.grad_clip"] == "default"
+    assert origins.keys() == flatten(to_json(config)).keys()
+    assert any("agent.losses.gamma = 0.6" in line for line in resolved.lines())
+
+
+def test_a_mixture_comes_from_a_file(tmp_path):
+    """Sources with shares; shares that do not sum to 1 are refused."""
+    file = tmp_path / "mix.toml"
+    text = '[[sources]]\nselect = "SELECT id FROM trajectories"\nshare = {}\n'
+    file.write_text(text.format(0.25) + text.format(0.75))
+    config = resolve(["offline", "--config", str(file)]).config
+    assert [source.share for source in config.sources] == [0.25, 0.75]
+    file.write_text(text.format(0.5))
+    with pytest.raises(SettingError, match=r"sum to 0\.5"):
+        resolve(["offline", "--config", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pendulum"], "unknown recipe 'pendulum'.*'pendulum_stitch'"),
+        (["offline", "--agent.gamma", "0.9"], "'--agent.gamma'.*'agent.losses.gamma'"),
+        (["offline", "--updats", "9"], "'--updats'.*'updates'"),
+        (["offline", "--sources", "9"], "unknown setting"),
+        (["offline", "--config", "/nowhere.toml"], "no file /nowhere.toml"),
+        (["offline", "--config"], "expected a file"),
+    ],
+)
+def test_what_nobody_consumes_is_named(words, message):
+    with pytest.raises(SettingError, match=message):
+        resolve(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch = 3", "'batch'.*'data.batch'"),
+        ("[data]\nbatches = 3", "'data.batches'.*'data.batch'"),
+        ("updates = 'many'", "updates: expected int, got 'many'"),
+        ("updates = true", "updates: expected int"),
+        ("data = 3", "data: expected a table"),
+        ("[data]\npadding = 'up'", "data.padding: expected one of none, both"),
+        ("[[sources]]\nshare = 1.0", r"sources\[0\]: expected a table with `select`"),
+        ("a = [", "not TOML"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(SettingError, match=message):
+        resolve(["offline", "--config", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"batch": 0}}, "data.batch: expected at least 1"),
+        ({"data": {"epochs": True, "draw": "steps"}}, "data.epochs.*data.draw"),
+        ({"data": {"epochs": True, "refresh_every": 5}}, "data.epochs.*data.refresh_every"),
+        ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate"),
+        ({"run": "../evil"}, "run: expected letters"),
+        ({"dataset": "a", "snapshot": "b"}, "dataset and snapshot both"),
+        ({"snapshot": "b", "where": "true"}, "where: a condition belongs to `dataset`"),
+    ],
+)
+def test_contradictions_are_refused_by_field(changes, message):
+    with pytest.raises(SettingError, match=message):
+        replace(TrainConfig(), changes)

@@ -1,0 +1,136 @@
+"""Metrics, policies and heartbeats on their way to a service that comes and goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from amago_model import Agent, load_policy
+from stepwell.errors import Conflict, from_problem
+from stepwell.testing import make_spec
+from trainer.data.fields import spaces_of
+from trainer.metrics import Heartbeat, MetricLog
+from trainer.publish import Publisher
+from trainer.recipes import behaviour_cloning
+
+
+def until(true, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def service(fake):
+    return fake(None, [[3]])
+
+
+def test_metrics_have_no_gap_after_an_outage(service, tmp_path):
+    """The service goes away in the middle; every point is there in the end, once."""
+    log = MetricLog(tmp_path, service, "r", every=0.01)
+    for step in range(300):
+        service.down = 100 <= step < 200
+        log.log(step, {"loss": step / 2, "bad": float("nan")})
+        if step == 150:
+            time.sleep(0.05)
+    assert log.close(10.0) and log.unsent == 0
+    assert [service.metrics["loss", step] for step in range(300)] == [s / 2 for s in range(300)]
+    assert service.metrics["bad", 0] is None
+
+
+def test_what_was_not_sent_is_sent_by_the_next_life(service, tmp_path):
+    """Down to the end, then killed in the middle of a line: the next process delivers the rest."""
+    service.down = True
+    log = MetricLog(tmp_path, service, "r", every=0.01)
+    for step in range(5):
+        log.log(step, {"loss": float(step)})
+    assert not log.close(0.1)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"key": "loss", "st')
+    service.down = False
+    again = MetricLog(tmp_path, service, "r", every=0.01)
+    again.log(5, {"loss": 5.0})
+    assert again.close(10.0)
+    assert [service.metrics["loss", step] for step in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(6))
+
+
+def test_delivery_goes_on_where_it_stopped(service, tmp_path):
+    """Acknowledged points are not sent again by the next life."""
+    with_log = MetricLog(tmp_path, service, "r", every=0.01)
+    with_log.log(0, {"loss": 1.0})
+    assert with_log.close(10.0)
+    service.metrics.clear()
+    again = MetricLog(tmp_path, service, "r", every=0.01)
+    again.log(1, {"loss": 2.0})
+    assert again.close(10.0)
+    assert service.metrics == {("loss", 1): 2.0}
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent(behaviour_cloning().agent, spaces_of(make_spec()))
+
+
+def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, tmp_path):
+    """Published during an outage: kept at home, delivered later, loadable, acting weights only."""
+    service.down = True
+    publisher = Publisher(tmp_path, service, "r")
+    publisher.publish(agent, 10, {"run": "r"}, {"training": {"seed": 1}})
+    assert not publisher.close(0.05) and not service.policies
+    service.down = False
+    publisher = Publisher(tmp_path, service, "r")
+    publisher.publish(agent, 20, {"run": "r"}, {"training": {"seed": 1}})
+    assert publisher.close(10.0)
+    until(lambda: set(service.policies) == {10, 20})
+    policy = load_policy(service.policies[20])
+    assert policy.metadata["extra"] == {"run": "r", "training": {"seed": 1}}
+    assert policy.metadata["step"] == 20
+    assert load_policy(tmp_path / "20.safetensors").config == agent.config
+
+
+def test_a_version_that_exists_does_not_stop_the_run(service, agent, tmp_path, caplog):
+    """Another life published other bytes under this version: they stay, and it is said."""
+    problem = {"status": 409, "title": "Conflict", "code": "conflict", "detail": "exists"}
+    error = from_problem(problem)
+    assert isinstance(error, Conflict)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    service.publish_policy = refuse
+    publisher = Publisher(tmp_path, service, "r")
+    publisher.publish(agent, 1, {}, {})
+    assert publisher.close(10.0)
+    assert "r/1 exists with other bytes" in caplog.text
+
+
+def test_heartbeats_carry_numbers_out_and_commands_in(service):
+    """A command reaches the run with the next answer; an outage only delays it."""
+    service.runs["r"] = {}
+    seen: list[dict] = []
+
+    def answer(worker: str, **fields: object) -> SimpleNamespace:
+        service._up()
+        seen.append(fields)
+        return SimpleNamespace(command=service.command)
+
+    service.heartbeat = answer
+    beat = Heartbeat(
+        service, "w", {"role": "train", "run": "r"}, lambda: {"updates": 3.0}, every=0.01
+    )
+    until(lambda: seen)
+    service.down, service.command = True, "pause"
+    time.sleep(0.05)
+    assert beat.command == "none"
+    service.down = False
+    until(lambda: beat.command == "pause")
+    service.command = "resume"
+    until(lambda: beat.command == "resume")
+    beat.close(state="stopped")
+    assert seen[-1]["state"] == "stopped" and seen[0]["counters"] == {"updates": 3.0}

@@ -1,0 +1,185 @@
+"""Whole training runs against a real service: killed, stopped, resumed, shared by two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from amago_model.policy_file import load_policy
+from stepwell.testing import make_spec, make_trajectory
+from trainer import checkpoint as checkpoints
+
+UPDATES = 60
+TINY = [
+    *("--data.batch", "8", "--data.window", "8", "--schedule.log-every", "1"),
+    *("--schedule.checkpoint-every", "7", "--schedule.publish-every", "25"),
+    *("--agent.timestep-encoder.d-hidden", "16", "--agent.timestep-encoder.d-output", "16"),
+    *("--agent.trajectory-encoder.feedforward.d-model", "16"),
+    *("--agent.actor.d-hidden", "16", "--agent.critic.d-hidden", "16"),
+    *("--optimizer.warmup", "5", "--device", "cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def dataset(service) -> str:
+    spec = make_spec(env="Tiny-v0")
+    with service.client() as client:
+        client.create_dataset("trainer-tiny", spec)
+        for part in range(3):  # three shards
+            trajectories = [
+                make_trajectory(spec, length=5 + 7 * i, seed=10 * part + i, terminated=i % 2 == 0)
+                for i in range(5)
+            ]
+            client.post("trainer-tiny", trajectories, wait_sealed=True)
+    return "trainer-tiny"
+
+
+class Run:
+    """A trainer in its own process, and what it left behind."""
+
+    def __init__(
+        self, service, folder: Path, dataset: str, name: str, *words: str, recipe: str = "offline"
+    ):
+        self.service, self.folder, self.name = service, folder, name
+        self.words = [recipe, "--dataset", dataset, "--run", name, *TINY, *words]
+        self.words += ["--output", str(folder), "--data.cache", str(folder / "cache")]
+
+    def start(self, *more: str, updates: int = UPDATES) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "trainer.main", *self.words, *more]
+        command += ["--updates", str(updates)]
+        env = {**os.environ, "STEPWELL_URL": self.service.url, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def finish(self, *more: str, updates: int = UPDATES) -> str:
+        process = self.start(*more, updates=updates)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        return output
+
+    def curve(self, key: str) -> dict[int, float]:
+        """The last value logged for each update."""
+        lines = (self.folder / self.name / "metrics.jsonl").read_text().splitlines()
+        points = [json.loads(line) for line in lines]
+        return {p["step"]: p["value"] for p in points if p["key"] == key}
+
+    def wait_for_update(self, process: subprocess.Popen[str], update: int) -> None:
+        path = self.folder / self.name / "metrics.jsonl"
+        deadline = time.monotonic() + 90
+        while not path.exists() or f'"step": {update},' not in path.read_text():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def checkpoint(self) -> checkpoints.Checkpoint:
+        found = checkpoints.newest(self.folder / self.name / "checkpoints")
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def whole(service, dataset, tmp_path_factory) -> Run:
+    """The run that nobody disturbs."""
+    run = Run(service, tmp_path_factory.mktemp("whole"), dataset, "whole")
+    run.finish()
+    return run
+
+
+def test_a_run_leaves_what_it_promised(service, whole):
+    """Row with complete config and origins, gapless metrics, policies that load and say whose."""
+    with service.client() as client:
+        row = client.run("whole")
+        assert (row.status, row.kind, row.seed) == ("finished", "train", 0)
+        assert row.config["agent"]["critic"]["d_hidden"] == 16
+        assert row.config["origins"]["data.batch"] == "command line"
+        assert row.config["origins"]["agent.losses.gamma"] == "recipe offline"
+        assert row.snapshots and row.snapshots[0].startswith("sn_")
+        series = client.metrics("whole", ["loss/total", "data/sample_checksum"], points=1000)
+        assert series["loss/total"].steps == list(range(1, UPDATES + 1))
+        assert series["loss/total"].values == list(whole.curve("loss/total").values())
+        assert [p.version for p in client.policies("whole")] in ([25, 50, 60], [60, 50, 25])
+        policy = load_policy(client.policy_bytes("whole").data)
+        assert policy.metadata["step"] == UPDATES
+        assert policy.metadata["extra"]["training"]["data"]["batch"] == 8
+
+
+def test_killed_and_resumed_is_bit_equal(service, dataset, whole, tmp_path):
+    """SIGKILL at a random update, twice: the same samples, and the same losses to the last bit."""
+    run = Run(service, tmp_path, dataset, "killed")
+    seed = random.SystemRandom().randrange(1 << 30)
+    draw = random.Random(seed)
+    for low, high in ((8, 25), (26, 50)):
+        process = run.start()
+        run.wait_for_update(process, draw.randint(low, high))
+        process.kill()
+        process.communicate()
+    output = run.finish("--resume", "must")
+    assert "resumed after" in output
+    for key in ("data/sample_checksum", "loss/total", "loss/critic", "optimizer/gradient_norm"):
+        assert run.curve(key) == whole.curve(key), (key, seed)
+    ours, theirs = run.checkpoint(), whole.checkpoint()
+    assert ours.agent.keys() == theirs.agent.keys()
+    for name, value in ours.agent.items():
+        assert value.equal(theirs.agent[name]), (name, seed)
+    for name, value in ours.optimizer.items():
+        assert value.equal(theirs.optimizer[name]), (name, seed)
+
+
+def test_sigterm_saves_and_says_so(service, dataset, tmp_path):
+    """An orderly stop: the checkpoint of the update it stood at, and a run that says "stopped"."""
+    run = Run(service, tmp_path, dataset, "stopped", "--schedule.checkpoint-every", "0")
+    process = run.start(updates=100_000)
+    run.wait_for_update(process, 5)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    reached = run.checkpoint().state["update"]
+    assert reached == max(run.curve("loss/total"))
+    with service.client() as client:
+        assert client.run("stopped").status == "stopped"
+
+
+def test_two_processes_see_the_samples_of_one(service, dataset, whole, tmp_path):
+    """--processes 2 really is two; the same stream; and one process can take up where two left.
+
+    Cloning draws no noise, so two halves must also learn what the whole does.
+    """
+    one = Run(service, tmp_path, dataset, "one", recipe="behaviour_cloning")
+    two = Run(service, tmp_path, dataset, "two", recipe="behaviour_cloning")
+    two.finish("--processes", "2", updates=20)
+    found = two.checkpoint().state
+    assert (found["world"], found["update"]) == (2, 20)
+    one.finish(updates=20)
+    assert one.checkpoint().state["world"] == 1
+    losses = [[*run.curve("loss/clone").values()] for run in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    two.finish("--resume", "must", updates=30)
+    found = two.checkpoint().state
+    assert (found["world"], found["update"]) == (1, 30)
+    ours, theirs = two.curve("data/sample_checksum"), whole.curve("data/sample_checksum")
+    assert ours == {step: theirs[step] for step in range(1, 31)}
+
+
+def test_a_world_of_another_size_is_refused(service, dataset, tmp_path):
+    """A launcher that silently starts one process (it happens) is found out at once."""
+    run = Run(service, tmp_path, dataset, "lonely")
+    env = {**os.environ, "STEPWELL_URL": service.url, "RANK": "0", "WORLD_SIZE": "1"}
+    env |= {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.main", *run.words, "--processes", "2"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "--processes 2 was asked for, but 1 run" in done.stderr

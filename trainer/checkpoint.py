@@ -1,0 +1,166 @@
+"""A trainer's private resume state: a folder that is there whole, or not at all.
+
+    checkpoints/update-000000500/
+        agent.safetensors        weights, slow copies, statistics of inputs and returns
+        optimizer.safetensors    <parameter>|exp_avg, |exp_avg_sq, |step
+        state.json               clocks, views of the data, config, versions
+        manifest.json            sha256 of each, written last
+
+Written under another name, fsynced, renamed. Nothing is pickled. Sample order and noise are
+functions of (seed, update), so no generator's state is needed; so is the step size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor, nn
+
+from stepwell._files import sync_folder
+from trainer.config import TrainerError
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+FILES = ("agent.safetensors", "optimizer.safetensors", "state.json")
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint that is damaged, of another format, or of another agent."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint, read back and its digests checked."""
+
+    path: Path
+    agent: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save(
+    folder: Path,
+    update: int,
+    agent: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    keep: int,
+) -> Path:
+    """Write the checkpoint taken after `update` updates, then delete all but the newest `keep`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"update-{update:09d}"
+    staged = folder / f".{target.name}.part"
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir()
+    digests = {}
+    contents = {
+        "agent.safetensors": safetensors.save(_cpu(agent.state_dict())),
+        "optimizer.safetensors": safetensors.save(_optimizer_tensors(agent, optimizer)),
+        "state.json": json.dumps({**state, "update": update}, indent=1).encode(),
+    }
+    for name, data in contents.items():
+        digests[name] = hashlib.sha256(data).hexdigest()
+        _write(staged / name, data)
+    manifest = {"format": FORMAT, "update": update, "sha256": digests}
+    _write(staged / "manifest.json", json.dumps(manifest, indent=1).encode())
+    sync_folder(staged)
+    if target.exists():  # the same update, written by an earlier life of the run
+        shutil.rmtree(target)
+    os.replace(staged, target)
+    sync_folder(folder)
+    for old in _folders(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint, or None. Damaged ones are named and passed over."""
+    for path in _folders(folder):
+        try:
+            return read(path)
+        except CheckpointError as error:
+            log.warning("%s; trying an older one", error)
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """Raises `CheckpointError` where it is not whole."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest.get("format") != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {path}: expected format {FORMAT}, got {manifest.get('format')!r}"
+            )
+        contents = {name: (path / name).read_bytes() for name in FILES}
+        for name, data in contents.items():
+            digest = hashlib.sha256(data).hexdigest()
+            if digest != manifest["sha256"][name]:
+                raise CheckpointError(f"checkpoint {path}: {name} is damaged")
+        return Checkpoint(
+            path,
+            safetensors.load(contents["agent.safetensors"]),
+            safetensors.load(contents["optimizer.safetensors"]),
+            json.loads(contents["state.json"]),
+        )
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+
+
+def restore(checkpoint: Checkpoint, agent: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put the state back. Raises `CheckpointError` where the agent is another one."""
+    try:
+        agent.load_state_dict(checkpoint.agent)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} is of another agent; train under another --run, or with "
+            f"--resume never. {error}"
+        ) from None
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for key, value in checkpoint.optimizer.items():
+        name, _, what = key.rpartition("|")
+        by_name.setdefault(name, {})[what] = value
+    optimizer.state.clear()
+    for name, parameter in agent.named_parameters():
+        if name not in by_name:
+            continue
+        # On the parameter's device, like its own; `step` too, for the optimiser is fused.
+        optimizer.state[parameter] = {
+            what: value.to(parameter.device) for what, value in by_name[name].items()
+        }
+
+
+def _optimizer_tensors(agent: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {}
+    for name, parameter in agent.named_parameters():
+        for what, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}|{what}"] = value
+    return _cpu(tensors)
+
+
+def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    # Cloned where needed: safetensors refuses tensors that share memory.
+    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Checkpoints by name, newest first; unfinished ones are hidden and do not count."""
+    return sorted(folder.glob("update-*"), reverse=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

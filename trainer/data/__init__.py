@@ -1,0 +1,10 @@
+"""From a snapshot to batches. The public door is `stream`; the trainer's own loop uses the parts.
+
+for batch in trainer.data.stream("SELECT id FROM trajectories WHERE env = 'Hopper-v5'",
+                                 window=64, batch=256):
+    ...
+"""
+
+from trainer.data.stream import stream
+
+__all__ = ["stream"]

@@ -1,0 +1,275 @@
+"""This node's copy of the shards, as columns that can be mapped into memory: built once per shard.
+
+    ROOT/columns/<shard>/<field>.npy     [1 + rows, *shape], one file per field; row 0 is `fill`
+    ROOT/columns/<shard>/starts.npy      [trajectories + 1] rows at which trajectories begin
+    ROOT/locks/<shard>                   held while building, so that two processes build once
+    ROOT/quarantine/<shard>.*            what could not be read, and why
+
+A file has its name only when it is whole. Whole shards are kept, not selections: every snapshot and
+every run on this node shares them. Losing the folder loses nothing but time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stepwell._files import whole_file
+from stepwell.client import Client
+from stepwell.errors import CodecError, Gone, NotFound
+from trainer.data.fields import Field
+from trainer.data.snapshot import DataError, Manifest
+
+log = logging.getLogger(__name__)
+ROWS_AT_ONCE = 65_536
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class ShardUnreadable(DataError):
+    """A shard that did not arrive as it should, twice."""
+
+
+class Cache:
+    """Columns of shards, fetched through `client` when first asked for; for many processes."""
+
+    def __init__(self, root: Path, limit_bytes: float, client: Client | None):
+        self.root, self.limit, self._client = root, int(limit_bytes), client
+        for name in ("columns", "locks", "quarantine", "downloads"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        self._in_use: set[str] = set()
+        self._lock = threading.Lock()
+
+    def ensure(
+        self,
+        manifest: Manifest,
+        fields: Sequence[Field],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, str]:
+        """Build what is missing of the snapshot's shards; what could not be read, and why.
+
+        Raises `DataError` when no shard at all can be read.
+        """
+        used = np.unique(manifest.shard)
+        unreadable: dict[str, str] = {}
+        for done, index in enumerate(used):
+            shard = manifest.shards[index]
+            try:
+                self.build(shard, fields)
+                self._check(manifest, int(index))
+            except ShardUnreadable as error:
+                log.error("%s; its trajectories are left out", error)
+                unreadable[shard] = str(error)
+            if progress is not None:
+                progress(done + 1, len(used))
+        if len(unreadable) == len(used):
+            raise DataError(
+                f"none of the snapshot's {len(used)} shards can be read; the first: "
+                f"{next(iter(unreadable.values()))}"
+            )
+        return unreadable
+
+    def column(self, shard: str, field: Field) -> NDArray[Any]:
+        """A field of a shard, mapped read-only: [1 + rows, *shape]. Built first where missing."""
+        path = self._path(shard, field)
+        try:
+            return _load(path)
+        except (OSError, ValueError):
+            self.build(shard, [field])
+            return _load(path)
+
+    def build(self, shard: str, fields: Sequence[Field]) -> None:
+        """Make sure that these columns of a shard exist. Raises `ShardUnreadable`."""
+        folder = self._folder(shard)
+        with self._lock:
+            self._in_use.add(shard)
+        if all(self._path(shard, field).exists() for field in fields):
+            os.utime(folder)
+            return
+        with self._locked(shard):
+            missing = [field for field in fields if not self._path(shard, field).exists()]
+            if not missing:  # another process was faster
+                return
+            self._make_room(shard)
+            self._fetch_and_convert(shard, folder, missing)
+
+    def _fetch_and_convert(self, shard: str, folder: Path, fields: Sequence[Field]) -> None:
+        download = self.root / "downloads" / f"{shard}.parquet"
+        for attempt in (1, 2):
+            try:
+                if self._client is None:
+                    raise ShardUnreadable(f"shard {shard} is not in the cache, and no service is")
+                self._client.download_shard(shard, download)
+                convert(download, folder, fields, self._path)
+                download.unlink()
+                return
+            except (Gone, NotFound) as error:
+                raise ShardUnreadable(f"shard {shard} is no more: {error}") from None
+            except (CodecError, duckdb.Error, pa.ArrowException, DataError) as error:
+                if attempt == 2 or isinstance(error, ShardUnreadable):
+                    self._quarantine(shard, download, error)
+                    raise ShardUnreadable(f"shard {shard} cannot be read: {error}") from None
+                log.warning("shard %s cannot be read, fetching it again: %s", shard, error)
+
+    def _quarantine(self, shard: str, download: Path, error: Exception) -> None:
+        if download.exists():
+            download.replace(self.root / "quarantine" / f"{shard}.parquet")
+        with whole_file(self.root / "quarantine" / f"{shard}.json") as file:
+            file.write(json.dumps({"error": str(error), "at": time.time()}).encode())
+
+    def _check(self, manifest: Manifest, index: int) -> None:
+        """The manifest must point at rows where trajectories of that length really begin."""
+        shard = manifest.shards[index]
+        rows = np.flatnonzero(manifest.shard == index)
+        starts = _load(self._folder(shard) / "starts.npy")
+        which = manifest.traj_idx[rows]
+        inside = (which >= 0) & (which < len(starts) - 1)
+        fits = inside.copy()
+        fits[inside] = (starts[which[inside]] == manifest.row_start[rows][inside]) & (
+            starts[which[inside] + 1] - starts[which[inside]] == manifest.length[rows][inside] + 1
+        )
+        if not bool(fits.all()):
+            bad = manifest.ids[rows[~fits]][:3]
+            raise ShardUnreadable(
+                f"shard {shard} does not hold the trajectories that the manifest says, "
+                f"among them {', '.join(map(str, bad))}"
+            )
+
+    def _make_room(self, wanted: str) -> None:
+        """Delete what was used least recently and is not used by this process."""
+        folders = [f for f in (self.root / "columns").iterdir() if f.is_dir()]
+        sizes = {f: sum(p.stat().st_size for p in f.iterdir()) for f in folders if f.exists()}
+        total = sum(sizes.values())
+        for folder in sorted(sizes, key=lambda f: f.stat().st_mtime):
+            if total <= self.limit:
+                return
+            if folder.name in self._in_use or folder.name == wanted:
+                continue
+            # Whoever has it mapped keeps reading: the bytes go when the last mapping does.
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= sizes[folder]
+        if total > self.limit:
+            log.warning(
+                "the cache holds %.1f GB, more than data.cache_gb allows; all of it is in use",
+                total / 1e9,
+            )
+
+    @contextmanager
+    def _locked(self, shard: str) -> Iterator[None]:
+        # flock dies with its holder: a builder that was killed blocks nobody.
+        with (self.root / "locks" / shard).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _folder(self, shard: str) -> Path:
+        if not _SHARD.fullmatch(shard):
+            raise DataError(f"the manifest names a shard {shard!r}, which is no shard's name")
+        return self.root / "columns" / shard
+
+    def _path(self, shard: str, field: Field) -> Path:
+        # A key may hold slashes; a digest of it holds none. The fill is baked in, so it counts too.
+        text = json.dumps([field.column, field.dtype, field.shape, field.fill])
+        return self._folder(shard) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
+
+
+def convert(
+    shard_file: Path,
+    folder: Path,
+    fields: Sequence[Field],
+    path_of: Callable[[str, Field], Path],
+) -> None:
+    """Read `fields` of a Parquet shard through DuckDB and write their columns, whole or not at all.
+
+    Raises `duckdb.Error`, `pa.ArrowException` or `DataError` for a file that is not such a shard.
+    """
+    with duckdb.connect(config={"threads": 1}) as connection:
+        # Insertion order is what makes row_start true; DuckDB keeps it unless told otherwise.
+        source = "read_parquet($path)"
+        params = {"path": str(shard_file)}
+        count = connection.sql(f"SELECT count(*) FROM {source}", params=params).fetchall()
+        rows = int(count[0][0])
+        names = ", ".join(_quoted(name) for name in ["traj_idx", "t", *(f.column for f in fields)])
+        reader = connection.sql(f"SELECT {names} FROM {source}", params=params).to_arrow_reader(
+            ROWS_AT_ONCE
+        )
+        columns = [_filled(field, rows + 1) for field in fields]
+        place = np.empty((rows, 2), np.int64)
+        at = 0
+        for batch in reader:
+            n = batch.num_rows
+            place[at : at + n, 0] = batch.column(0).to_numpy(zero_copy_only=False)
+            place[at : at + n, 1] = batch.column(1).to_numpy(zero_copy_only=False)
+            for i, (field, column) in enumerate(zip(fields, columns, strict=True)):
+                _copy(batch.column(i + 2), field, column[1 + at : 1 + at + n])
+            at += n
+    if at != rows:
+        raise DataError(f"expected {rows} rows, read {at}")
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(folder / "starts.npy", _starts(place))
+    for field, column in zip(fields, columns, strict=True):
+        _save(path_of(folder.name, field), column)
+
+
+def _starts(place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where trajectories begin, and the end; checks that rows are dense and in order."""
+    traj_idx, t = place[:, 0], place[:, 1]
+    starts = np.flatnonzero(t == 0)
+    length = np.diff(np.append(starts, len(t)))
+    dense = np.array_equal(traj_idx, np.repeat(np.arange(len(starts)), length)) and (
+        np.array_equal(t, np.arange(len(t)) - np.repeat(starts, length))
+    )
+    if not dense or not len(starts) or starts[0] != 0:
+        raise DataError("rows are not sorted by (traj_idx, t) without gaps")
+    return np.append(starts, len(t)).astype(np.int64)
+
+
+def _filled(field: Field, rows: int) -> NDArray[Any]:
+    column = np.zeros((rows, *field.shape), field.dtype)
+    if any(field.fill):
+        column.reshape(rows, field.size)[:] = np.asarray(field.fill).astype(field.dtype)
+    return column
+
+
+def _copy(source: pa.Array, field: Field, target: NDArray[Any]) -> None:
+    """Values of an Arrow array where it has any, cast; elsewhere `target` keeps its fill."""
+    present = ~source.is_null().to_numpy(zero_copy_only=False)
+    if field.shape == ():
+        values = source.drop_null().to_numpy(zero_copy_only=False)
+    elif pa.types.is_binary(source.type):
+        values = np.frombuffer(b"".join(source.drop_null().to_pylist()), np.uint8)
+    else:
+        values = source.flatten().to_numpy(zero_copy_only=False)
+    count = int(present.sum())
+    if values.size != count * field.size:
+        raise DataError(f"column {field.column} has rows that are not {field.size} numbers long")
+    flat = target.reshape(len(target), field.size)
+    flat[present] = values.reshape(count, field.size).astype(field.dtype, copy=False)
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    with whole_file(path) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _load(path: Path) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

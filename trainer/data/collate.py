@@ -1,0 +1,83 @@
+"""Windows of stored rows become a Batch: the one place where "reward after action" becomes
+"previous action and reward, known on arrival at the observation".
+
+    stored row (trajectory.py)   s-1      s        s+1      s+2
+                                 a(s-1)   o(s)     o(s+1)   o(s+2)
+                                 r(s-1)   a(s)     a(s+1)   a(s+2)
+                                          r(s)     r(s+1)   r(s+2)
+    window of 2 from row s                row 0    row 1    row 2
+      obs         = rows s   …            o(s)     o(s+1)   o(s+2)
+      prev_action = rows s-1 …            a(s-1)   a(s)     a(s+1)
+      prev_reward = rows s-1 …            r(s-1)   r(s)     r(s+1)
+      transition                          a(s) r(s), a(s+1) r(s+1)
+
+So the shift is one number, where a field is read from: FIRST_ROW. Before a trajectory's row 0 lies
+its neighbour's last row, which holds "nothing" (fields.py); a trajectory that begins in the middle
+of its episode thus shows no previous step rather than a wrong one. What lies behind a window's end
+is zero and masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amago_model.batch import Batch
+from trainer.data.fields import Field
+from trainer.data.order import Windows
+from trainer.data.snapshot import Manifest
+
+
+def first_row(field: Field) -> int:
+    """Where a window's rows of a field begin, counted from the window's start."""
+    return 0 if field.name.startswith("obs.") else -1
+
+
+def collate(
+    manifest: Manifest,
+    windows: Windows,
+    rows: Mapping[str, Tensor],
+    unknown_action: Tensor | None = None,
+) -> Batch:
+    """A Batch of B windows from the rows gathered for them.
+
+    Args:
+        rows: by field name, [B, L, *shape], each from its own `first_row` on; T = L - 1 is at
+            least the longest window.
+        unknown_action: what is shown for an action that was not recorded (fields.py: fill);
+            needed where `rows` has action_known.
+    """
+    which, start, length = windows.trajectory, windows.start, windows.length
+    b, n_rows = rows["reward"].shape
+    t = np.arange(n_rows)
+    step = t[:-1]
+    mask = step < length[:, None]
+    last = step == (manifest.length[which] - 1 - start)[:, None]  # ends the trajectory
+
+    def at_end(flag: np.ndarray) -> Tensor:
+        return torch.from_numpy(last & flag[which][:, None])
+
+    action = rows["action"]
+    exists = torch.from_numpy(mask)
+    if "action_known" in rows:
+        assert unknown_action is not None
+        known_row = rows["action_known"]
+        known = known_row[:, 1:] & exists
+        shape = (b, n_rows, *[1] * (action.ndim - 2))
+        action = torch.where(known_row.reshape(shape), action, unknown_action)
+    else:
+        known = exists
+    return Batch(
+        obs={name[4:]: value for name, value in rows.items() if name.startswith("obs.")},
+        prev_action=action,
+        prev_reward=rows["reward"],
+        time_idx=torch.from_numpy((manifest.first_step[which] + start)[:, None] + t),
+        terminated=at_end(manifest.terminated),
+        truncated=at_end(manifest.truncated),
+        next_obs_valid=torch.from_numpy(mask & ~(last & ~manifest.final_obs_valid[which][:, None])),
+        mask=exists,
+        action_known=known,
+    )

@@ -1,0 +1,119 @@
+"""Which columns of a dataset an agent learns from and how they lie in the cache; its spaces.
+
+A NULL of the shards (no action and no reward leave a trajectory's last row) becomes `fill`: what
+the agent's encoding shows as "no previous step". So the row before a trajectory's first one, which
+is the last row of its neighbour, already says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from amago_model.config import ActionSpace, ObsSpace, Spaces
+from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from stepwell.schema import ACTION_KNOWN, REWARD, column_names
+from trainer.data.snapshot import DataError
+
+USED_ROLES = ("policy", "critic", "mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of the cache: [rows, *shape] of `dtype`."""
+
+    name: str
+    """obs.<key>, "action", "reward" or "action_known"."""
+    column: str
+    """Its name in the shards."""
+    dtype: str
+    shape: tuple[int, ...]
+    fill: tuple[float, ...] = (0.0,)
+    """What stands for NULL: one number, or one for each element."""
+
+    @property
+    def size(self) -> int:
+        """Elements in a row."""
+        return math.prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+def fields_of(spec: EnvSpec) -> tuple[Field, ...]:
+    """What to keep of a dataset: observations that somebody looks at, action and reward."""
+    columns = column_names(spec)
+    fields = [
+        Field(f"obs.{key}", name, space.dtype, space.shape)
+        for name, key, space in columns["obs"]
+        if spec.role(key) in USED_ROLES
+    ]
+    name, key, action = columns["action"][0]
+    if len(columns["action"]) > 1:
+        raise DataError(
+            f"the agent takes one action, the dataset has {sorted(spec.actions)}; "
+            "flatten them into one array when collecting"
+        )
+    if isinstance(action, Discrete):
+        fields.append(Field("action", name, "int64", (), (action.start - 1.0,)))
+    elif isinstance(action, Box) and np.dtype(action.dtype).kind == "f":
+        low, high = (bound.reshape(-1) for bound in action.bounds())
+        with np.errstate(invalid="ignore"):
+            middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, 0.0)
+        fields.append(Field("action", name, "float32", action.shape, tuple(middle.tolist())))
+    else:
+        raise DataError(
+            f"the agent cannot take the action {key!r} of kind {type(action).__name__} yet; "
+            "it takes Discrete and Box of floats"
+        )
+    fields.append(Field("reward", REWARD, "float32", ()))
+    if spec.action_known:
+        fields.append(Field("action_known", ACTION_KNOWN, "bool", ()))
+    return tuple(fields)
+
+
+def spaces_of(spec: EnvSpec) -> Spaces:
+    """A dataset's spec as the agent's spaces. Raises `DataError` for what it cannot take."""
+    observations: dict[str, ObsSpace] = {}
+    for key, space in spec.observations.items():
+        if spec.role(key) not in USED_ROLES:
+            continue
+        n: int | None = None
+        if isinstance(space, Discrete):
+            n = space.n
+            if space.start:
+                raise DataError(
+                    f"observation {key!r} counts from {space.start}; the agent's categories count "
+                    "from 0: subtract it when collecting"
+                )
+        elif isinstance(space, MultiDiscrete):
+            n = max(space.nvec)
+        elif not isinstance(space, Box | MultiBinary):
+            raise DataError(f"observation {key!r}: unknown space {type(space).__name__}")
+        observations[key] = ObsSpace(
+            shape=space.shape,
+            dtype=space.dtype,
+            n=n,
+            role=spec.role(key),  # type: ignore[arg-type]
+        )
+    action = next(iter(spec.actions.values()))
+    fields_of(spec)  # refuses what is not one action of a kind that the agent takes
+    if isinstance(action, Discrete):
+        return Spaces(
+            observations=observations,
+            action=ActionSpace(kind="discrete", n=action.n, start=action.start),
+        )
+    assert isinstance(action, Box)
+    low, high = action.bounds()
+    return Spaces(
+        observations=observations,
+        action=ActionSpace(
+            kind="continuous",
+            shape=action.shape,
+            low=tuple(low.reshape(-1).tolist()),
+            high=tuple(high.reshape(-1).tolist()),
+        ),
+    )

@@ -1,0 +1,244 @@
+"""Sample order is arithmetic: sample k of a run is a pure function of (seed, snapshot, k).
+
+    k ─▶ four random words ─▶ component ─▶ trajectory ─▶ start ─▶ window [start, start + length)
+         Philox(key = (seed, digest), counter = k)
+
+So the order is the same for any number of processes and prefetch threads and after any restart;
+rank r of W takes its slice of the global batch [s·B, (s+1)·B). No state, no file, no clock.
+Components of a mixture are stratified: each batch holds share·B of each, rounded up or down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import DataConfig, SettingError
+from trainer.data.snapshot import DataError, Manifest
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which windows a batch is made of, one row each."""
+
+    component: Ints
+    trajectory: Ints
+    """Row of the manifest."""
+    start: Ints
+    """First row of the window in its trajectory."""
+    length: Ints
+    """Transitions in the window, 1 … T of the config."""
+
+    def __len__(self) -> int:
+        return len(self.trajectory)
+
+    def __getitem__(self, part: slice) -> Windows:
+        return Windows(
+            self.component[part], self.trajectory[part], self.start[part], self.length[part]
+        )
+
+
+class Order:
+    """The sample order of one snapshot. Raises `SettingError` or `DataError` when impossible."""
+
+    def __init__(self, manifest: Manifest, config: DataConfig, seed: int, world: int = 1):
+        if config.batch % world:
+            raise SettingError(
+                f"data.batch: {config.batch} windows cannot be shared by {world} processes; "
+                f"choose a multiple of {world}"
+            )
+        self.config, self.world = config, world
+        self.key = philox_key(seed, manifest.digest)
+        self.shares = np.cumsum(manifest.shares)[:-1]
+        self.stride = _coprime_stride(config.batch)
+        low, high = start_range(manifest.length, config.window, config.padding)
+        self.low, self.span = low, high - low + 1
+        self.total_length = manifest.length
+        self.members: list[Ints] = []
+        """Per component: rows of the manifest."""
+        self.edges: list[NDArray[np.float64] | Ints | None] = []
+        """Per component: cumulative weight after each member; None where all weigh the same."""
+        for component in range(len(manifest.shares)):
+            rows = np.flatnonzero((manifest.component == component) & (manifest.weight > 0))
+            if not len(rows):
+                raise DataError(
+                    f"component {component} of the mixture has no trajectory left; "
+                    "widen its select, or take it out"
+                )
+            self.members.append(rows)
+            self.edges.append(self._edges(manifest, rows))
+
+    def batch(self, step: int, rank: int = 0) -> Windows:
+        """The windows of `rank` in the global batch of this step."""
+        each = self.config.batch // self.world
+        first = step * self.config.batch + rank * each
+        return self.samples(first, each)
+
+    def checksum(self, step: int) -> int:
+        """crc32 of the whole batch of a step: two runs with the same ones saw the same samples."""
+        whole = self.samples(step * self.config.batch, self.config.batch)
+        return zlib.crc32(np.stack([whole.trajectory, whole.start, whole.length]).tobytes())
+
+    def samples(self, first: int, count: int) -> Windows:
+        """Samples first … first + count - 1."""
+        words = philox(self.key, first, count)
+        k = np.arange(first, first + count, dtype=np.int64)
+        component = self._component(k)
+        trajectory = np.empty(count, np.int64)
+        start = np.empty(count, np.int64)
+        for c, members in enumerate(self.members):
+            mine = slice(None) if len(self.members) == 1 else np.flatnonzero(component == c)
+            if self.config.epochs:
+                trajectory[mine], start[mine] = self._once_each(c, k[mine], words[mine])
+                continue
+            edges = self.edges[c]
+            if edges is None:
+                chosen = members[below(words[mine, 0], len(members))]
+            elif edges.dtype == np.int64:  # whole weights: exact at any size
+                chosen = members[
+                    np.searchsorted(edges, below(words[mine, 0], int(edges[-1])), side="right")
+                ]
+            else:
+                point = unit(words[mine, 0]) * edges[-1]
+                place = np.searchsorted(edges, point, side="right")
+                chosen = members[np.minimum(place, len(members) - 1)]
+            trajectory[mine] = chosen
+            start[mine] = self.low[chosen] + below(words[mine, 1], self.span[chosen])
+        return self._cut(component, trajectory, start)
+
+    def _cut(self, component: Ints, trajectory: Ints, start: Ints) -> Windows:
+        total, window = self.total_length[trajectory], self.config.window
+        if self.config.padding == "center":
+            start = np.clip(start, 0, np.maximum(total - window, 0))
+        stop = np.minimum(start + window, total)
+        start = np.maximum(start, 0)
+        return Windows(component, trajectory, start, stop - start)
+
+    def _component(self, k: Ints) -> Ints:
+        """Systematic sampling: B points at distance 1/B, shifted a little further in each batch."""
+        if not len(self.shares):
+            return np.zeros(len(k), np.int64)
+        b = self.config.batch
+        step, place = np.divmod(k, b)
+        shift = ((step + 0.5) * GOLDEN) % 1.0
+        # The stride deals components out over the batch, so that every rank's slice is a mixture.
+        point = ((place * self.stride) % b + shift) / b
+        return np.searchsorted(self.shares, point, side="right").astype(np.int64)
+
+    def _edges(self, manifest: Manifest, rows: Ints) -> NDArray[np.float64] | Ints | None:
+        size = {
+            "trajectories": np.ones(len(rows), np.int64),
+            "steps": manifest.length[rows],
+            "windows": self.span[rows],
+        }[self.config.draw]
+        weight = manifest.weight[rows]
+        if bool((weight == weight[0]).all()):
+            return None if bool((size == size[0]).all()) else np.cumsum(size)
+        return np.cumsum(size * weight)
+
+    def _once_each(self, c: int, k: Ints, words: Words) -> tuple[Ints, Ints]:
+        """Epoch mode: item k mod M of a permutation that is never written down."""
+        members = self.members[c]
+        if self.config.draw == "trajectories":
+            epoch, place = np.divmod(k, len(members))
+            chosen = members[permute(place, len(members), self.key, epoch)]
+            return chosen, self.low[chosen] + below(words[:, 1], self.span[chosen])
+        edges = np.cumsum(self.span[members])
+        epoch, place = np.divmod(k, int(edges[-1]))
+        item = permute(place, int(edges[-1]), self.key, epoch)
+        which = np.searchsorted(edges, item, side="right")
+        chosen = members[which]
+        before = edges[which] - self.span[chosen]
+        return chosen, self.low[chosen] + item - before
+
+
+def start_range(length: Ints, window: int, padding: str) -> tuple[Ints, Ints]:
+    """First and last start (inclusive) of windows in trajectories of `length` transitions.
+
+    A start may be negative or too late: the window is then cut to the trajectory. For trajectories
+    no longer than the window it is always 0. AMAGO's four modes, and center:
+
+        none    0 … T-window            full windows; both ends come up less
+        both    1-window … T-2          every step equally often; many short windows
+        left    1-window … T-window     may be short at the beginning
+        right   0 … T-2                 may be short at the end
+        center  middle uniform over the trajectory, then moved inside: never short
+    """
+    first, last = {
+        "none": (0, length - window),
+        "both": (1 - window, length - 2),
+        "left": (1 - window, length - window),
+        "right": (0, length - 2),
+        "center": (-(window // 2), length - 1 - window // 2),
+    }[padding]
+    short = length <= window
+    return np.where(short, 0, first), np.where(short, 0, last)
+
+
+# ----------------------------------------------------------------------------------- random words
+
+
+def philox_key(seed: int, digest: str) -> NDArray[np.uint64]:
+    """The 128-bit key of a run on a snapshot."""
+    sha = hashlib.sha256(f"{seed}:{digest}".encode()).digest()
+    return np.frombuffer(sha[:16], np.uint64)
+
+
+def philox(key: NDArray[np.uint64], first: int, count: int) -> Words:
+    """Words [count, 4] of samples first … : block k of the generator belongs to sample k alone."""
+    return np.random.Philox(key=key, counter=first).random_raw(4 * count).reshape(count, 4)
+
+
+def unit(words: Words) -> NDArray[np.float64]:
+    """Words as numbers in [0, 1)."""
+    return (words >> np.uint64(11)) * 2.0**-53
+
+
+def below(words: Words, n: Ints | int) -> Ints:
+    """Words as whole numbers in 0 … n-1; n up to 2^53, and up to 2^32 without visible bias."""
+    return np.minimum((unit(words) * n).astype(np.int64), np.asarray(n, np.int64) - 1)
+
+
+def permute(place: Ints, n: int, key: NDArray[np.uint64], epoch: Ints) -> Ints:
+    """A permutation of 0 … n-1 for each epoch, computed place by place.
+
+    A four-round Feistel network over the next even power of two; a value that lands outside walks
+    on along its cycle (Black and Rogaway, 2002), less than four steps on average.
+    """
+    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    rounds = [_mix(epoch.astype(np.uint64) + key[r % 2] + np.uint64(r)) for r in range(4)]
+    value = place.astype(np.uint64)
+    outside = np.ones(len(value), np.bool_)
+    while bool(outside.any()):
+        left, right = value >> shift, value & mask
+        for r in rounds:
+            left, right = right, left ^ (_mix(right + r) & mask)
+        walked = (left << shift) | right
+        value = np.where(outside, walked, value)
+        outside &= value >= np.uint64(n)
+    return value.astype(np.int64)
+
+
+def _mix(x: Words) -> Words:
+    """splitmix64's finaliser (Steele et al. 2014): every bit of the input moves every bit."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def _coprime_stride(n: int) -> int:
+    stride = max(1, round(n * GOLDEN))
+    while np.gcd(stride, n) != 1:
+        stride += 1
+    return stride

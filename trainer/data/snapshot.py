@@ -1,0 +1,244 @@
+"""A frozen selection, and the promise that it stays readable: all a trainer reads of a dataset.
+
+A manifest is one row per trajectory, as arrays:
+
+    component  shard  traj_idx  row_start  length  first_step  terminated truncated final_obs_valid
+    0          2      17        3417       200     0           F          T         T
+
+row_start counts rows of the shard; the trajectory's rows are row_start … row_start + length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stepwell import EnvSpec
+from stepwell._files import whole_file
+from stepwell.client import Client
+from stepwell.errors import Gone, ServiceError, StepwellError
+from trainer.config import TrainConfig, TrainerError
+
+log = logging.getLogger(__name__)
+LEASE_SECONDS = 120.0
+
+Ints = NDArray[np.int64]
+
+
+class DataError(TrainerError):
+    """The data cannot be learned from; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a snapshot holds, one row per trajectory; see the picture above."""
+
+    snapshot: str
+    digest: str
+    """Of the selection: the same digest means the same rows in the same order."""
+    spec: EnvSpec
+    shares: tuple[float, ...]
+    """Share of each component of the mixture; they sum to 1."""
+    ids: NDArray[np.object_]
+    shards: tuple[str, ...]
+    """Names of all shards; the column `shard` indexes them."""
+    component: NDArray[np.int16]
+    weight: NDArray[np.float64]
+    shard: NDArray[np.int32]
+    traj_idx: NDArray[np.int32]
+    row_start: Ints
+    length: Ints
+    first_step: Ints
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_obs_valid: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    @property
+    def steps(self) -> int:
+        """Transitions in all trajectories."""
+        return int(self.length.sum())
+
+    def without(self, shards: Sequence[str]) -> Manifest:
+        """The rest when some shards cannot be read. Empty `shards` give back the same object."""
+        bad = set(shards) & set(self.shards)
+        if not bad:
+            return self
+        keep = ~np.isin(self.shard, [i for i, name in enumerate(self.shards) if name in bad])
+        columns = {
+            name: getattr(self, name)[keep]
+            for name in (
+                "ids",
+                "component",
+                "weight",
+                "shard",
+                "traj_idx",
+                "row_start",
+                "length",
+                "first_step",
+                "terminated",
+                "truncated",
+                "final_obs_valid",
+            )
+        }
+        # Another selection, so another sample order: its digest says so.
+        mixed = hashlib.sha256("\n".join([self.digest, *sorted(bad)]).encode()).hexdigest()
+        return replace(self, digest=mixed, **columns)
+
+
+def from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
+    """A manifest as the service sends it. Raises `DataError` where it holds nothing."""
+    metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+    if not table.num_rows:
+        raise DataError("the snapshot selects no trajectory; look with: stepwell sql")
+    shards, shard = np.unique(
+        np.asarray(table["shard"].to_pylist(), dtype=np.str_), return_inverse=True
+    )
+    shares = json.loads(_metadata(metadata, "shares"))
+
+    def column(name: str, dtype: Any) -> NDArray[Any]:
+        return np.ascontiguousarray(table[name].to_numpy(), dtype=dtype)
+
+    return Manifest(
+        snapshot=_metadata(metadata, "snapshot", "id"),
+        digest=_metadata(metadata, "digest"),
+        spec=spec,
+        shares=tuple(float(share) / sum(shares) for share in shares),
+        ids=np.asarray(table["id"].to_pylist(), dtype=object),
+        shards=tuple(str(name) for name in shards),
+        component=column("component", np.int16),
+        weight=column("weight", np.float64),
+        shard=shard.astype(np.int32),
+        traj_idx=column("traj_idx", np.int32),
+        row_start=column("row_start", np.int64),
+        length=column("length", np.int64),
+        first_step=column("first_step", np.int64),
+        terminated=column("terminated", np.bool_),
+        truncated=column("truncated", np.bool_),
+        final_obs_valid=column("final_obs_valid", np.bool_),
+    )
+
+
+def take(client: Client, config: TrainConfig, holder: str, since: str | None = None) -> str:
+    """Freeze what the config selects (or name the snapshot that it names); the snapshot's id.
+
+    The first lease of a new snapshot is `holder`'s. With nothing selected yet, waits up to
+    data.wait_for_data seconds, and says so.
+    """
+    if config.snapshot:
+        return config.snapshot
+    config.require_data()
+    deadline = time.monotonic() + config.data.wait_for_data
+    while True:
+        snapshot = client.create_snapshot(
+            dataset=config.dataset or None,
+            where=config.where.replace("{dataset}", config.dataset) or None,
+            sources=[{"select": s.select, "share": s.share} for s in config.sources] or None,
+            since=since,
+            include_eval=config.data.include_eval,
+            holder=holder,
+        )
+        if snapshot.trajectories or time.monotonic() > deadline:
+            return snapshot.id
+        log.warning("no trajectory is selected yet; waiting for the first")
+        time.sleep(2.0)
+
+
+def load(client: Client, snapshot_id: str, folder: Path) -> Manifest:
+    """The manifest of a snapshot: from `folder` where an earlier life of this run left it.
+
+    Raises `stepwell.errors.Gone` for an expired snapshot that was never kept here.
+    """
+    name = hashlib.sha256(snapshot_id.encode()).hexdigest()[:16]
+    path = folder / f"{name}.arrow"
+    if path.exists():
+        with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as reader:
+            table = reader.read_all()
+        return from_table(table, _spec(table.schema.metadata[b"trainer.spec"].decode()))
+    snapshot = client.snapshot(snapshot_id)
+    table = client.manifest(snapshot_id)
+    # Locations may move when shards are compacted; what this run sampled from must not.
+    metadata = {**(table.schema.metadata or {}), b"trainer.spec": json.dumps(snapshot.spec)}
+    table = table.replace_schema_metadata(metadata)
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    return from_table(table, EnvSpec.from_json(snapshot.spec))
+
+
+class LeaseKeeper:
+    """Keeps the leases of the snapshots in use alive from a thread, through outages of the service.
+
+    A lease lost to a long outage is no disaster: columns in the cache stay readable.
+    """
+
+    def __init__(self, client: Client, holder: str, ttl: float = LEASE_SECONDS):
+        self._client, self._holder, self._ttl = client, holder, ttl
+        self._held: set[str] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew_all, name="leases", daemon=True)
+        self._thread.start()
+
+    def hold(self, snapshot_id: str) -> None:
+        with self._lock:
+            self._held.add(snapshot_id)
+        self._renew(snapshot_id)
+
+    def drop(self, snapshot_id: str) -> None:
+        with self._lock:
+            self._held.discard(snapshot_id)
+        try:
+            self._client.release(snapshot_id, self._holder)
+        except StepwellError as error:  # it ends by itself
+            log.debug("lease of %s not given back: %s", snapshot_id, error)
+
+    def close(self) -> None:
+        """Give every lease back and stop the thread."""
+        self._stop.set()
+        self._thread.join(self._ttl)
+        for snapshot_id in sorted(self._held):
+            self.drop(snapshot_id)
+
+    def _renew_all(self) -> None:
+        while not self._stop.wait(self._ttl / 4):
+            with self._lock:
+                held = sorted(self._held)
+            for snapshot_id in held:
+                self._renew(snapshot_id)
+
+    def _renew(self, snapshot_id: str) -> None:
+        try:
+            self._client.lease(snapshot_id, self._holder, self._ttl)
+        except Gone:
+            log.warning("snapshot %s has expired; training goes on from the cache", snapshot_id)
+            with self._lock:
+                self._held.discard(snapshot_id)
+        except (ServiceError, StepwellError) as error:
+            log.warning("lease of %s not renewed, will try again: %s", snapshot_id, error)
+
+
+def _metadata(metadata: dict[str, str], *names: str) -> str:
+    """A value of the manifest's metadata, with or without the service's prefix."""
+    for name in names:
+        for key in (name, f"stepwell.{name}"):
+            if key in metadata:
+                return metadata[key]
+    raise DataError(f"the manifest lacks {names[0]!r}; it has {sorted(metadata)}")
+
+
+def _spec(text: str) -> EnvSpec:
+    return EnvSpec.from_json(json.loads(text))

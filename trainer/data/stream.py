@@ -1,0 +1,92 @@
+"""Batches for any learner, without our agent and without accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, overload
+
+from amago_model.batch import Batch
+from stepwell.client import Client
+from trainer.config import DataConfig, SourceConfig, TrainConfig, default_cache
+from trainer.data.cache import Cache
+from trainer.data.fields import fields_of
+from trainer.data.loader import Loader, View
+from trainer.data.order import Order
+from trainer.data.snapshot import LeaseKeeper, load, take
+
+Padding = Literal["none", "both", "left", "right", "center"]
+
+
+@overload
+def stream(
+    select: str, *, window: int, batch: int, numpy: Literal[False] = ..., **options: Any
+) -> Iterator[Batch]: ...
+@overload
+def stream(
+    select: str, *, window: int, batch: int, numpy: Literal[True], **options: Any
+) -> Iterator[dict[str, Any]]: ...
+def stream(
+    select: str,
+    *,
+    window: int,
+    batch: int,
+    numpy: bool = False,
+    seed: int = 0,
+    padding: Padding = "right",
+    draw: Literal["trajectories", "steps", "windows"] = "steps",
+    batches: int | None = None,
+    start: int = 0,
+    client: Client | None = None,
+    cache: Path | None = None,
+) -> Iterator[Any]:
+    """Random windows of the trajectories that a SQL query selects, for ever (or `batches` of them).
+
+        for b in stream("SELECT id FROM trajectories WHERE env = 'Hopper-v5'", window=8, batch=256):
+            b.obs["observation"]      # [256, 9, 11]: one observation more than transitions
+            b.action, b.reward        # [256, 8, 3], [256, 8]
+            b.terminated, b.mask      # [256, 8] bool; mask is False behind a trajectory's end
+
+    Args:
+        select: SELECT id[, weight] FROM trajectories WHERE …
+        numpy: give dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
+        seed, start: the same ones give the same batches again; `start` skips that many.
+        padding, draw: see trainer.config.DataConfig.
+        client: of the service (default: STEPWELL_URL). `cache`: folder of this node's columns.
+
+    A batch lies in memory that is used again once the next one is asked for: copy what you keep.
+    Raises `stepwell.errors.StepwellError`, among them `DataError` where nothing is selected.
+    """
+    data = DataConfig(
+        batch=batch, window=window, padding=padding, draw=draw, cache=cache or default_cache()
+    )
+    config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
+    own = client or Client()
+    holder = "trainer.data.stream"
+    leases = LeaseKeeper(own, holder)
+    try:
+        snapshot = take(own, config, holder)
+        leases.hold(snapshot)
+        with TemporaryDirectory() as folder:
+            manifest = load(own, snapshot, Path(folder))
+        fields = fields_of(manifest.spec)
+        columns = Cache(data.cache, data.cache_gb * 1e9, own)
+        manifest = manifest.without(list(columns.ensure(manifest, fields)))
+        views = [View(0, manifest, Order(manifest, data, seed))]
+        with closing(Loader(columns, fields, views, data, step=start)) as loader:
+            for loaded in islice(loader, batches):
+                yield _as_numpy(loaded.batch) if numpy else loaded.batch
+    finally:
+        leases.close()
+        if client is None:
+            own.close()
+
+
+def _as_numpy(batch: Batch) -> dict[str, Any]:
+    names = ("action", "reward", "terminated", "truncated", "next_obs_valid", "mask", "time_idx")
+    arrays: dict[str, Any] = {name: getattr(batch, name).numpy() for name in names}
+    arrays["obs"] = {key: value.numpy() for key, value in batch.obs.items()}
+    return arrays

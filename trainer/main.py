@@ -1,0 +1,157 @@
+"""`stepwell train RECIPE …`, also `accelerate launch -m trainer.main RECIPE …` with the same words.
+
+With --processes N the first process only starts the N that train, in a form that really gives N.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepwell.errors import StepwellError
+from trainer.config import TrainConfig
+from trainer.options import Resolved, resolve
+
+log = logging.getLogger("trainer")
+LAUNCHED = ("RANK", "WORLD_SIZE")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit status. 0 also when it was told to stop and wrote a checkpoint."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    from amago_model.errors import AmagoError
+
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    try:
+        resolved = resolve(words)
+        if not resolved.config.run:
+            name = f"{resolved.config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+            words += ["--run", name]
+            resolved = resolve(words)
+        config = resolved.config
+        if not config.snapshot:
+            config.require_data()
+        launched = all(name in os.environ for name in LAUNCHED)
+        if config.processes > 1 and not launched:
+            return launch(config, words)
+        return run(resolved, words, quiet=rank != 0)
+    except (StepwellError, AmagoError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int:
+    """Train in this process, one of however many."""
+    # After the help and the errors of the command line: torch takes a second to load.
+    from stepwell.client import Client
+    from trainer.loop import RunInfo, train
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    for line in resolved.lines():
+        say(f"  {line}")
+    stopped_by: list[int] = []
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def remember(number: int, frame: object) -> None:
+        del frame
+        stopped_by.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, remember)
+    try:
+        with Client() as client:
+            info = RunInfo(
+                origins=resolved.origins,
+                git_commit=git_commit(),
+                command=shlex.join(["stepwell", "train", *words])[:4096],
+            )
+            status = train(resolved.config, client, info, say)
+    except KeyboardInterrupt:
+        say("stopped at once; the last checkpoint stands")
+        return 143 if stopped_by else 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        _leave_world()
+    say(f"run {resolved.config.run} {status}")
+    return 0
+
+
+def launch(config: TrainConfig, words: Sequence[str]) -> int:
+    """Start config.processes processes on this machine and wait for them.
+
+    `accelerate launch --cpu --num_processes 2` silently starts one process (seen with 1.15), so on
+    CPU the form is --multi_gpu with ACCELERATE_USE_CPU; loop.py checks the world in any case.
+    """
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"),
+        *("--num_machines", "1", "--num_processes", str(config.processes)),
+        *("--mixed_precision", config.precision, "--dynamo_backend", "no"),
+        *("--main_process_port", str(_free_port()), "-m", "trainer.main", *words),
+    ]
+    env = dict(os.environ)
+    env.setdefault("OMP_NUM_THREADS", str(config.threads))
+    if config.device == "cpu":
+        env["ACCELERATE_USE_CPU"] = "1"
+    process = subprocess.Popen(command, env=env)
+
+    def forward(number: int, frame: object) -> None:
+        del frame
+        process.send_signal(number)
+
+    old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def git_commit() -> str:
+    """Commit of the code that runs, with "+" if changed since; empty outside a repository."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _leave_world() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

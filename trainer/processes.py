@@ -1,0 +1,85 @@
+"""Several processes as one: what they tell each other beside gradients. One is the easy case.
+
+Texts travel as bytes in tensors, never as pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from trainer.config import TrainConfig, TrainerError
+
+
+class WorldError(TrainerError):
+    """More or fewer processes run than were asked for."""
+
+
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    """The accelerator for this process. Raises `WorldError` unless the world is as asked for."""
+    cpu = config.device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision)
+    world = accelerator.num_processes
+    if config.processes and world != config.processes:
+        raise WorldError(
+            f"--processes {config.processes} was asked for, but {world} run; start them with: "
+            f"stepwell train … --processes {config.processes} (some forms of `accelerate launch` "
+            "on CPU silently start one)"
+        )
+    return accelerator
+
+
+class World:
+    """All processes of the run, and which one this is."""
+
+    def __init__(self, accelerator: Accelerator):
+        self.size, self.rank = accelerator.num_processes, accelerator.process_index
+        self.is_main = accelerator.is_main_process
+        """Global rank 0: the one that talks with the service."""
+        self.is_node_main = accelerator.is_local_main_process
+        """Local rank 0: the one that fills this node's cache."""
+        self.device = accelerator.device
+        self.host = socket.gethostname()
+
+    def share(self, value: Any, source: int = 0) -> Any:
+        """The JSON value that rank `source` has, on every rank."""
+        if self.size == 1:
+            return value
+        data = json.dumps(value).encode() if self.rank == source else b""
+        size = torch.tensor([len(data)], device=self.device)
+        dist.broadcast(size, source)
+        body = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == source:
+            body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(body, source)
+        return json.loads(bytes(body.cpu().tolist()))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, on every rank."""
+        return [self.share(value, rank) for rank in range(self.size)]
+
+    def largest(self, number: int) -> int:
+        """The largest of all ranks' numbers."""
+        if self.size == 1:
+            return number
+        tensor = torch.tensor([number], device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def mean(self, values: dict[str, float]) -> dict[str, float]:
+        """The mean over ranks of the same keys."""
+        if self.size == 1 or not values:
+            return values
+        names = sorted(values)
+        tensor = torch.tensor([values[n] for n in names], dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return dict(zip(names, (tensor / self.size).tolist(), strict=True))
+
+    def wait(self) -> None:
+        """Until all are here."""
+        self.largest(0)
