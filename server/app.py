@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,30 +13,48 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from server.auth import AuthMiddleware
 from server.deps import Service
 from server.edge import Edge
 from server.problems import ProblemError, title_of
+from server.routes import (
+    datasets,
+    evaluations,
+    health,
+    imports,
+    ingest,
+    jobs,
+    launches,
+    policies,
+    query,
+    runs,
+    shards,
+    snapshots,
+    tokens,
+    trajectories,
+    workers,
+)
 from server.settings import Settings
 from stepwell import __version__
 from stepwell.errors import InvalidData
 from stepwell.messages import PROBLEM, Problem
 
 ROUTES = (
-    "health",
-    "datasets",
-    "ingest",
-    "imports",
-    "jobs",
-    "trajectories",
-    "query",
-    "snapshots",
-    "shards",
-    "runs",
-    "policies",
-    "evaluations",
-    "workers",
-    "launches",
-    "tokens",
+    health,
+    datasets,
+    ingest,
+    imports,
+    jobs,
+    trajectories,
+    query,
+    snapshots,
+    shards,
+    runs,
+    policies,
+    evaluations,
+    workers,
+    launches,
+    tokens,
 )
 
 log = structlog.get_logger("stepwell.app")
@@ -70,20 +86,15 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         responses={"default": {"model": Problem, "description": "application/problem+json"}},
     )
     app.state.settings = settings
-    for name in ROUTES:
-        module = f"server.routes.{name}"
-        if importlib.util.find_spec(module) is not None:
-            app.include_router(importlib.import_module(module).router)
+    for resource in ROUTES:
+        app.include_router(resource.router)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(InvalidData, _on_invalid)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_defect)
     # The last one added is the first one met: strangers are turned away before tokens are read.
-    if importlib.util.find_spec("server.auth") is not None:
-        auth = importlib.import_module("server.auth")
-        if hasattr(auth, "AuthMiddleware"):
-            app.add_middleware(auth.AuthMiddleware)
+    app.add_middleware(AuthMiddleware)
     app.add_middleware(Edge, settings=settings)
     return app
 

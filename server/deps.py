@@ -6,38 +6,30 @@ take a `ServiceDep` and call one function of one of its parts.
 
 from __future__ import annotations
 
-import importlib
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from server import auth, jobs
+from server.auth import TokenBook
+from server.imports import importer
+from server.imports.importer import Imports
+from server.index import mirror
 from server.index.db import Database, IndexUnusable, upgrade
+from server.index.mirror import Mirror
 from server.ingest.pipeline import Ingest
+from server.jobs import Jobs
 from server.settings import Settings
 from server.snapshots import Snapshots
+from server.sql import pool
+from server.sql.pool import SqlPool
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
 from server.upkeep.keeper import Keeper
 
-# (attribute, module): each module's `build(service) -> object` makes that part; if the object has
-# start() and close(), they are called in this order and in reverse.
-PARTS = (
-    ("mirror", "server.index.mirror"),
-    ("sql", "server.sql.pool"),
-    ("jobs", "server.jobs"),
-    ("imports", "server.imports.importer"),
-    ("auth", "server.auth"),
-)
-
 
 class Service:
     """Everything that one server process holds. Routes reach it as `ServiceDep`."""
-
-    mirror: Any = None
-    sql: Any = None
-    jobs: Any = None
-    imports: Any = None
-    auth: Any = None
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -52,37 +44,24 @@ class Service:
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.snapshots = Snapshots(self.db, self.store, self.ingest.flush, lambda: self.sql)
             self.keeper = Keeper(settings, self.db, self.store, self.ingest)
-            self._build_parts()
+            self.mirror: Mirror = mirror.build(self)
+            self.sql: SqlPool = pool.build(self)
+            self.jobs: Jobs = jobs.build(self)
+            self.imports: Imports = importer.build(self)
+            self.auth: TokenBook = auth.build(self)
         except BaseException:
             self._lock.release()
             raise
 
-    def _build_parts(self) -> None:
-        for attribute, module in PARTS:
-            try:
-                found = importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                if error.name != module:
-                    raise
-                continue
-            if hasattr(found, "build"):
-                setattr(self, attribute, found.build(self))
-
     def start(self) -> None:
-        self.ingest.start()
-        self.keeper.start()
-        for attribute, _ in PARTS:
-            part = getattr(self, attribute)
-            if hasattr(part, "start"):
-                part.start()
+        """Start what has threads or processes of its own."""
+        for part in (self.ingest, self.keeper, self.sql):
+            part.start()
 
     def close(self) -> None:
-        for attribute, _ in reversed(PARTS):
-            part = getattr(self, attribute)
-            if hasattr(part, "close"):
-                part.close()
-        self.keeper.close()
-        self.ingest.close()
+        """Stop in reverse; the ingest, last, seals what was acknowledged."""
+        for part in (self.auth, self.jobs, self.sql, self.mirror, self.keeper, self.ingest):
+            part.close()
         self.db.close()
         self._lock.release()
 

@@ -106,7 +106,7 @@ def _detail(dataset: Any) -> None:
 def _summary(dataset: Any) -> None:
     where = f"dataset = {state.literal(dataset.name)} AND purpose = 'train'"
     sql = (
-        'SELECT count(*) AS n, sum(length) AS steps, avg(length) AS length,\n'
+        "SELECT count(*) AS n, sum(length) AS steps, avg(length) AS length,\n"
         '       avg("return") AS mean, min("return") AS least, max("return") AS most,\n'
         "       avg(CAST(terminated AS INTEGER)) AS terminated\n"
         f"FROM trajectories WHERE {where}"

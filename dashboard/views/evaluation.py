@@ -24,7 +24,7 @@ def show() -> None:
     found = api.evaluations()
     if not found:
         components.empty("Nothing has been evaluated yet:",
-                         "stepwell evaluate --run RUN --env Pendulum-v1 --episodes 30")  # fmt: skip
+                         "stepwell evaluate --policy RUN --env Pendulum-v1 --episodes 30")  # fmt: skip
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         envs = sorted({e.env for e in found})

@@ -122,7 +122,7 @@ def _active_runs() -> None:
     runs = api.runs()[:8]
     if not runs:
         components.empty(
-            "No run yet. Start a learner:", "stepwell train pendulum_stitch --run NAME"
+            "No run yet. Start a learner:", "stepwell train pendulum_stitch --dataset NAME"
         )
         return
     frame = pd.DataFrame(

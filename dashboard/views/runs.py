@@ -228,8 +228,8 @@ def _policies(name: str) -> None:
     sql = f"SELECT * FROM policies WHERE run = {state.literal(name)} ORDER BY version DESC"
     components.table(frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)))
     st.code(
-        f"stepwell evaluate --run {name} --env ENV\n"
-        f"stepwell collect --policy {name}/latest --env ENV --dataset NAME",
+        f"stepwell evaluate --policy {name} --env ENV\n"
+        f"stepwell collect --policy {name} --env ENV --dataset NAME",
         language=None,
     )
     with st.form("alias", border=True):

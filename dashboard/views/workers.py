@@ -21,11 +21,11 @@ COMMANDS = {
 }
 LINES = {
     "Service": "stepwell serve --data ./stepwell-data",
-    "Collect": "stepwell collect --env {env} --dataset {dataset} --policy {run}/latest",
+    "Collect": "stepwell collect --env {env} --dataset {dataset} --policy {run}",
     "Train": "stepwell train pendulum_stitch --run {run} --dataset {dataset}",
     "Train, two processes": "stepwell train pendulum_stitch --run {run} --dataset {dataset}"
     " --processes 2",
-    "Evaluate": "stepwell evaluate --run {run} --env {env} --episodes 30",
+    "Evaluate": "stepwell evaluate --policy {run} --env {env} --episodes 30",
 }
 
 

@@ -22,7 +22,7 @@ from server import datasets
 from server.failpoints import failpoint
 from server.imports.parse import frames
 from server.index.db import Database
-from server.ingest.bulk import Bulk, sweep_pending
+from server.ingest.bulk import Bulk, check_room, sweep_pending
 from server.ingest.registered import Registered, Registry
 from server.ingest.validate import Checked, read_body
 from server.jobs import JobContext, Jobs
@@ -94,6 +94,7 @@ class Imports:
         file = await run_in_threadpool(open, path, "xb")
 
         def write(data: bytes) -> None:
+            check_room(self._settings, self._store)
             sha.update(data)
             file.write(data)
 

@@ -67,6 +67,7 @@ def frames(
             pass_fds=(file.fileno(),),
             env=environment(),
             cwd="/",
+            start_new_session=True,
         )
         os.close(mouth)
         assert process.stdin is not None and process.stdout is not None

@@ -12,6 +12,7 @@ the queries that still read them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -218,6 +219,15 @@ class Mirror:
                 dict(content.specs),
                 dict(content.shards),
             )
+
+    def start(self) -> None:
+        """Fill it ahead of the first query: a million trajectories take ten seconds."""
+        threading.Thread(target=self._fill, name="mirror", daemon=True).start()
+
+    def _fill(self) -> None:
+        # Closed before it began: then nobody needs it.
+        with contextlib.suppress(sqlite3.ProgrammingError):
+            self.state()
 
     def close(self) -> None:
         with self._lock:

@@ -189,6 +189,7 @@ class Bulk:
 
     def _write(self) -> None:
         """The collected trajectories as one durable shard that nobody knows of yet."""
+        check_room(self.settings, self.store)
         group, self._group, self._bytes = self._group, [], 0
         shard_id = new_name("sh")
         self.store.put(FOLDER, shard_id + SUFFIX, f"shards/{self.partition}".encode())
@@ -232,6 +233,19 @@ class Bulk:
         for shard_id in self._marks:
             self.store.delete(FOLDER, shard_id + SUFFIX)
         self._marks = []
+
+
+def check_room(settings: Settings, store: Store) -> None:
+    """Raise 507 before the disk is full: posts and the index need what is left."""
+    free = store.free()
+    if free < settings.min_free:
+        raise ProblemError(
+            507,
+            "storage_full",
+            "the disk is nearly full; nothing was stored: make room and upload again",
+            expected=f"at least {settings.min_free} bytes left",
+            got=free,
+        )
 
 
 def sweep_pending(db: Database, store: Store) -> int:

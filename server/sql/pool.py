@@ -82,7 +82,7 @@ class SqlPool:
         self._memory = memory
         self._max_timeout = max_timeout
         self._max_bytes = max_bytes
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        self._idle: queue.Queue[_Worker] = queue.Queue()
         self._all: set[_Worker] = set()
         self._lock = threading.Lock()
         self._active: Counter[str] = Counter()
@@ -122,6 +122,7 @@ class SqlPool:
         """Run one SELECT. Raises `ProblemError`: 422 sql_error, sql_not_allowed, query_timeout;
         404 for an unknown dataset; 429 too_many_queries."""
         seconds = min(timeout, self._max_timeout)
+        _check_json(sql, params)
         with self._turn(user):
             state = self._mirror.state(f"{sql} trajectories" if form == "selection" else sql)
             self._known(dataset, state)
@@ -299,10 +300,13 @@ class SqlPool:
                 self._idle.put(worker)
                 return
             except (_Late, EOFError, OSError) as error:
-                log.error("a SQL worker did not start", attempt=attempt, error=repr(error))
                 with self._lock:
                     self._all.discard(worker)
+                    closed = self._closed
                 worker.kill()
+                if closed:
+                    return
+                log.error("a SQL worker did not start", attempt=attempt, error=repr(error))
                 time.sleep(min(0.2 * 2**attempt, 2.0))
 
 
@@ -327,6 +331,7 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             env=environment(),
             cwd="/",
+            start_new_session=True,  # Ctrl-C is for the service, which stops them itself
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -340,7 +345,7 @@ class _Worker:
         self, request: dict[str, Any], seconds: float, resident: int
     ) -> tuple[dict[str, Any], bytes]:
         """The answer. Raises `_Late`, `_Fat`, or EOFError when the process died."""
-        raw = orjson.dumps({**request, "bytes": 0}, default=str)
+        raw = orjson.dumps({**request, "bytes": 0})
         self._stdin.write(struct.pack(">I", len(raw)) + raw)
         self._stdin.flush()
         return self._read(time.monotonic() + seconds, resident)
@@ -387,6 +392,19 @@ class _Worker:
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
+
+
+def _check_json(sql: str, params: Any) -> None:
+    """What cannot travel to the worker is refused before one is taken."""
+    try:
+        orjson.dumps([sql, params])
+    except TypeError as error:
+        raise ProblemError(
+            422,
+            "sql_error",
+            f"the query or a parameter cannot be passed on: {error}",
+            expected="text in Unicode and integers of at most 64 bits",
+        ) from None
 
 
 def _failure(code: str, detail: str) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 Nothing here knows a route. Retried are calls that can be repeated without harm, when the service
 did not answer (ServiceUnreachable) or asked for patience (Busy: Retry-After is honoured); calls
-that cannot be repeated only when they certainly had no effect. The loop is our own, twenty lines,
-because a library that logs its retries to stdout would spoil `stepwell sql --json`.
+that cannot be repeated only when they certainly had no effect.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 import httpx2
 import orjson
+import tenacity
 from pydantic import BaseModel, ValidationError
 
 from stepwell.errors import (
@@ -162,23 +162,14 @@ class Transport:
 
     def retrying(self, attempt: Callable[[], R], *, repeatable: bool, retry: bool = True) -> R:
         """Call `attempt` until it succeeds, must not be repeated, or `retry_for` is over."""
-        deadline = time.monotonic() + (self.retry_for if retry else 0.0)
-        wait = FIRST_WAIT
-        while True:
-            try:
-                return attempt()
-            except (ServiceUnreachable, Busy) as error:
-                if not (repeatable or isinstance(error, Busy) or getattr(error, "unsent", False)):
-                    raise
-                asked = error.retry_after if isinstance(error, Busy) else None
-                # Jitter on both: a hundred collectors must not come back in the same instant.
-                pause = (wait if asked is None else asked) * (1.0 + 0.25 * random.random())
-                if asked is None:
-                    pause = random.uniform(0.5, 1.0) * wait
-                if time.monotonic() + pause > deadline:
-                    raise
-                time.sleep(pause)
-                wait = min(wait * 2.0, LONGEST_WAIT)
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: _may_repeat(error, repeatable)),
+            wait=_pause,
+            stop=tenacity.stop_before_delay(self.retry_for if retry else 0.0),
+            sleep=time.sleep,
+            reraise=True,
+        )
+        return again(attempt)
 
     def raise_for(self, response: httpx2.Response, fine: tuple[int, ...] = ()) -> None:
         """Raise what the status says, with the problem document where there is one."""
@@ -288,6 +279,23 @@ def segment(text: str) -> str:
     if quoted in ("", ".", ".."):
         raise InvalidData("bad name", expected="letters, digits, . _ -", got=repr(text))
     return quoted
+
+
+def _may_repeat(error: BaseException, repeatable: bool) -> bool:
+    if isinstance(error, Busy):
+        return True
+    unsent = getattr(error, "unsent", False)
+    return isinstance(error, ServiceUnreachable) and (repeatable or unsent)
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    """Seconds until the next attempt: what Retry-After asks, else doubling; both with jitter,
+    as a hundred collectors must not come back in the same instant."""
+    error = state.outcome.exception() if state.outcome else None
+    if isinstance(error, Busy) and error.retry_after is not None:
+        return error.retry_after * random.uniform(1.0, 1.25)
+    doubled = FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 30)
+    return min(doubled, LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,9 @@
 """Rules of the folder: one door to the service, and names that shadow nothing."""
 
 import ast
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +70,20 @@ def test_cached_reads_never_answer_for_one_another(monkeypatch: pytest.MonkeyPat
     api.refresh()
     first(1)
     assert len(asked) == 5
+
+
+def test_lines_to_copy_name_options_that_exist() -> None:
+    """A command that the page offers and the program refuses is worse than none."""
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        for command, rest in re.findall(r"stepwell ([a-z]+)((?: [^\"`\\]*)?)", path.read_text()):
+            found.setdefault(command, set()).update(re.findall(r"--[a-z-]+", rest))
+    assert {"serve", "train", "collect", "evaluate", "import", "dash"} <= set(found)
+    for command, options in found.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "stepwell.cli", command, "--help"],
+            capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"},
+        )  # fmt: skip
+        assert done.returncode == 0, (command, done.stderr)
+        missing = {option for option in options if option not in done.stdout}
+        assert missing == set(), command

@@ -69,6 +69,7 @@ def test_parameters_by_place_and_by_name(client: TestClient) -> None:
         ["'; drop table x"]
     ]
     assert ask(client, "select ?", params=[]).json()["code"] == "sql_error"
+    assert ask(client, "select ?", params=[2**80]).json()["code"] == "sql_error"
 
 
 @pytest.mark.parametrize(

@@ -53,31 +53,32 @@ def collate(
     which, start, length = windows.trajectory, windows.start, windows.length
     b, n_rows = rows["reward"].shape
     t = np.arange(n_rows)
-    step = t[:-1]
-    mask = step < length[:, None]
-    last = step == (manifest.length[which] - 1 - start)[:, None]  # ends the trajectory
-
-    def at_end(flag: np.ndarray) -> Tensor:
-        return torch.from_numpy(last & flag[which][:, None])
-
-    action = rows["action"]
+    mask = t[:-1] < length[:, None]
+    next_obs_valid = mask.copy()
+    terminated, truncated = np.zeros((2, b, n_rows - 1), np.bool_)
+    # Windows that reach their trajectory's end, and where; most do not.
+    ending = np.flatnonzero(start + length == manifest.length[which])
+    if len(ending):
+        of, column = which[ending], length[ending] - 1
+        terminated[ending, column] = manifest.terminated[of]
+        truncated[ending, column] = manifest.truncated[of]
+        next_obs_valid[ending, column] = manifest.final_obs_valid[of]
     exists = torch.from_numpy(mask)
+    action, known = rows["action"], exists
     if "action_known" in rows:
         assert unknown_action is not None
         known_row = rows["action_known"]
         known = known_row[:, 1:] & exists
         shape = (b, n_rows, *[1] * (action.ndim - 2))
         action = torch.where(known_row.reshape(shape), action, unknown_action)
-    else:
-        known = exists
     return Batch(
         obs={name[4:]: value for name, value in rows.items() if name.startswith("obs.")},
         prev_action=action,
         prev_reward=rows["reward"],
         time_idx=torch.from_numpy((manifest.first_step[which] + start)[:, None] + t),
-        terminated=at_end(manifest.terminated),
-        truncated=at_end(manifest.truncated),
-        next_obs_valid=torch.from_numpy(mask & ~(last & ~manifest.final_obs_valid[which][:, None])),
+        terminated=torch.from_numpy(terminated),
+        truncated=torch.from_numpy(truncated),
+        next_obs_valid=torch.from_numpy(next_obs_valid),
         mask=exists,
         action_known=known,
     )

@@ -72,7 +72,7 @@ class Loader:
         self._cache, self._fields, self._config, self._rank = cache, tuple(fields), config, rank
         self._views = list(views)
         self._device = torch.device(device)
-        self._columns: dict[tuple[str, str], memoryview] = {}
+        self._columns: dict[tuple[str, str], _Columns] = {}
         self._unknown = _unknown_action(self._fields)
         # One being read, `prefetch` ready, one being written.
         each = config.batch // views[0].order.world
@@ -150,36 +150,58 @@ class Loader:
 
     def _gather(self, manifest: Manifest, windows: Windows, buffers: _Buffers) -> dict[str, Tensor]:
         """Copy each window's rows to its place. Plain slices of bytes: nothing else touches memory,
-        whatever the number of shards, and a whole batch costs some 0.1 ms."""
+        and the number of shards does not matter."""
         which = windows.trajectory
-        n_rows = int(windows.length.max()) + 1
+        n = len(windows)
+        longest = int(windows.length.max())
+        ragged = longest != int(windows.length.min())
         # + 1: a column begins with one row of "nothing".
-        starts = (manifest.row_start[which] + windows.start + 1).tolist()
-        counts = (windows.length + 1).tolist()
+        first = manifest.row_start[which] + windows.start + 1
+        count = windows.length + 1
         shards = manifest.shard[which].tolist()
         rows: dict[str, Tensor] = {}
         for field, (tensor, raw) in zip(self._fields, buffers.of, strict=True):
             width, shift = field.row_bytes, first_row(field)
-            full = n_rows * width
-            at = 0
-            for shard, start, count in zip(shards, starts, counts, strict=True):
-                source = self._column(manifest.shards[shard], field)
-                begin, size = (start + shift) * width, count * width
-                raw[at : at + size] = source[begin : begin + size]
-                if size < full:
+            columns = self._columns_of(manifest, field)
+            full = (longest + 1) * width
+            begins = ((first + shift) * width).tolist()
+            if not ragged:
+                at = 0
+                for shard, begin in zip(shards, begins, strict=True):
+                    raw[at : at + full] = columns[shard][begin : begin + full]
+                    at += full
+            else:
+                ends = ((first + shift + count) * width).tolist()
+                at = 0
+                for shard, begin, end in zip(shards, begins, ends, strict=True):
+                    size = end - begin
+                    raw[at : at + size] = columns[shard][begin:end]
                     raw[at + size : at + full] = bytes(full - size)
-                at += full
-            flat = tensor[: len(starts) * n_rows * field.size]
-            rows[field.name] = flat.reshape(len(starts), n_rows, *field.shape)
+                    at += full
+            flat = tensor[: n * (longest + 1) * field.size]
+            rows[field.name] = flat.reshape(n, longest + 1, *field.shape)
         return rows
 
-    def _column(self, shard: str, field: Field) -> memoryview:
-        key = (shard, field.name)
+    def _columns_of(self, manifest: Manifest, field: Field) -> _Columns:
+        """A field's columns of all shards of a snapshot, mapped when first asked for."""
+        key = (manifest.digest, field.name)
         found = self._columns.get(key)
         if found is None:
-            array = self._cache.column(shard, field)
-            found = self._columns[key] = memoryview(array.reshape(-1).view(np.uint8))
+            found = self._columns[key] = _Columns(self._cache, manifest, field)
         return found
+
+
+class _Columns(dict[int, memoryview]):
+    """Index of a shard in the manifest -> bytes of its column."""
+
+    def __init__(self, cache: Cache, manifest: Manifest, field: Field):
+        super().__init__()
+        self._cache, self._shards, self._field = cache, manifest.shards, field
+
+    def __missing__(self, index: int) -> memoryview:
+        array = self._cache.column(self._shards[index], self._field)
+        self[index] = memoryview(array.reshape(-1).view(np.uint8))
+        return self[index]
 
 
 class _Buffers:

@@ -86,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Live]]:
         while running:
             running.pop().__exit__(None, None, None)
         values = {"upkeep_interval": 0, "sql_workers": 1, "seal_idle": 60.0, "seal_age": 60.0}
-        made = Settings(data=tmp_path / "data", **{**values, **settings})
+        made = Settings(**{"data": tmp_path / "data", **values, **settings})
         app = create_app(made)
         client = TestClient(app, base_url=URL, raise_server_exceptions=False)
         client.__enter__()

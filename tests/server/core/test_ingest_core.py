@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from server.problems import ProblemError
 from server.storage.store import Appender
@@ -120,8 +122,6 @@ def body_with(spec: Any, trajectory: Trajectory, **columns: Any) -> bytes:
         index = schema.get_field_index(name)
         batch = batch.set_column(index, schema.field(index), values)
     sink = pa.BufferOutputStream()
-    import json
-
     with pa.ipc.new_stream(sink, schema) as writer:
         header = json.dumps(trajectory.header()).encode()
         writer.write_batch(batch, custom_metadata={HEADER_KEY: header})
@@ -307,8 +307,6 @@ def test_an_index_that_cannot_commit_stores_nothing(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record is durable by then; it must not come back as if it had been acknowledged."""
-    import sqlalchemy as sa
-
     live.create()
     (only,) = make(1)
 

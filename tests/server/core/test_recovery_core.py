@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from server import fsck
+from server.deps import Service
 from server.index.db import IndexUnusable
 from server.index.tables import segments, trajectories
+from server.storage.store import DirectoryInUse
 from server.upkeep.rebuild import rebuild
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
@@ -85,8 +88,6 @@ def test_a_whole_record_without_a_row_is_indexed_once(
 ) -> None:
     """Died between fsync and commit: its sender was told nothing and will be told `duplicate`."""
     data, sent = crashed
-    import sqlite3
-
     with sqlite3.connect(data / "index.sqlite") as index:
         index.execute("DELETE FROM trajectories WHERE seq > 3")
         index.execute("UPDATE datasets SET next_seq = 4")
@@ -109,8 +110,6 @@ def test_a_segment_that_is_all_new_to_the_index_is_taken_in(
 ) -> None:
     """Died before the first commit: not even the segment's own row exists."""
     data, sent = crashed
-    import sqlite3
-
     with sqlite3.connect(data / "index.sqlite") as index:
         index.execute("DELETE FROM trajectories")
         index.execute("DELETE FROM segments")
@@ -126,9 +125,10 @@ def test_an_empty_segment_and_leftovers_in_tmp_are_removed(
 ) -> None:
     data, sent = crashed
     (data / "segments" / "sg_00000000-0000-7000-8000-000000000000.seg").write_bytes(b"STEP")
-    (data / "tmp" / "unfinished.parquet").write_bytes(b"PAR1")
+    unfinished = data / "tmp" / "unfinished.parquet"
+    unfinished.write_bytes(b"PAR1")
     live = reopen(start, data)
-    assert not list((data / "tmp").iterdir())
+    assert not unfinished.exists()
     assert len(live.listing()) == len(sent)
     live.flush()
     assert not list((data / "segments").iterdir())
@@ -210,9 +210,6 @@ def test_rebuilding_over_a_good_index_keeps_it_and_gives_the_same(
 
 
 def test_two_services_on_one_directory_are_refused_naming_the_first(live: Any) -> None:
-    from server.deps import Service
-    from server.storage.store import DirectoryInUse
-
     with pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
         Service(live.service.settings)
     with pytest.raises(DirectoryInUse):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -63,8 +64,6 @@ def test_bad_options_are_one_line_naming_the_option(
 def test_a_taken_port_and_a_taken_directory_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["--data", str(tmp_path), "--port", port]) == 1
