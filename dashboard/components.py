@@ -159,8 +159,9 @@ def histogram_sql(column: str, where: str, bins: int = 30) -> str:
     """Counts of `column` of trajectories in equal bins: columns low, high, n."""
     return (
         f"WITH v AS (SELECT {column} AS x FROM trajectories WHERE {where}),\n"
-        f"     w AS (SELECT min(x) AS lo, CASE WHEN max(x) > min(x) THEN (max(x) - min(x)) / {bins}"
-        " ELSE 1 END AS width FROM v)\n"
+        f"     w AS (SELECT CASE WHEN max(x) > min(x) THEN min(x) ELSE min(x) - 0.5 END AS lo,\n"
+        f"            CASE WHEN max(x) > min(x) THEN (max(x) - min(x)) / {bins} ELSE 1 END AS width"
+        " FROM v)\n"
         "SELECT lo + i * width AS low, lo + (i + 1) * width AS high, count(*) AS n\n"
         f"FROM (SELECT *, least(floor((x - lo) / width), {bins - 1}) AS i FROM v, w"
         " WHERE x IS NOT NULL)\n"

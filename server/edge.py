@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # What a page may send across origins without asking first; text/plain is how forged JSON travels.
 SIMPLE = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+MIN_RATE = 16 << 10
+"""Bytes per second that a body must keep up after its first `body_timeout` seconds."""
 
 _INGEST = re.compile(r"/v1/datasets/[^/]+/trajectories/?")
 _IMPORT = re.compile(r"/v1/datasets/[^/]+/imports/?")
@@ -119,6 +123,7 @@ class Edge:
     async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         """Run the app with a `receive` that counts, and answer for it when the body is refused."""
         seen = 0
+        began = time.monotonic()
         done = False
         started = False
         refused: ProblemError | None = None
@@ -127,15 +132,17 @@ class Edge:
             nonlocal seen, done, refused
             if done:
                 return await receive()  # the app waits for a disconnect: no deadline for that
+            patience = self.settings.body_timeout
+            left = began + patience + seen / MIN_RATE - time.monotonic()
             try:
-                message = await asyncio.wait_for(receive(), self.settings.body_timeout)
+                message = await asyncio.wait_for(receive(), min(patience, max(0.0, left)))
             except TimeoutError:
                 refused = ProblemError(
                     408,
                     "body_timeout",
-                    "the body stood still; send it again",
-                    expected=f"bytes at least every {self.settings.body_timeout:g} s",
-                    got=f"{seen} bytes, then silence",
+                    "the body stands still or trickles; send it again",
+                    expected=f"bytes every {patience:g} s, and {MIN_RATE} a second on average",
+                    got=f"{seen} bytes in {time.monotonic() - began:.1f} s",
                 )
                 raise refused from None
             seen += len(message.get("body", b""))

@@ -54,7 +54,7 @@ def test_everything_that_happened_is_in_the_dataset(
             "from trajectories group by all order by partition, purpose"
         ).rows
         counts = {(row[0], row[1]): row[2:] for row in rows}
-        assert counts[("protected", "train")][:2] == [20, 4000]
+        assert counts[("protected", "train")][:2] == (20, 4000)
         assert counts[("fifo", "train")][0] == 4  # the collector's episodes
         assert sum(n[0] for (_, purpose), n in counts.items() if purpose == "eval") == 9
         policies = client.sql("select policy from trajectories where partition = 'fifo'").rows

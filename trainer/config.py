@@ -128,9 +128,11 @@ class ScheduleConfig:
     """Checkpoints kept; older ones go."""
     agree_every: int = 10
     """Several processes: updates between agreements on stop and pause."""
+    farewell: float = 30.0
+    """Seconds to wait at the end for an absent service to take the last metrics and policy."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "log_every", "publish_every", "checkpoint_every")
+        _at_least(self, 0, "log_every", "publish_every", "checkpoint_every", "farewell")
         _at_least(self, 1, "keep_checkpoints", "agree_every")
 
 

@@ -107,7 +107,7 @@ class Learner:
 
     @property
     def world(self) -> int:
-        return self.accelerator.num_processes
+        return int(self.accelerator.num_processes)
 
     def _backward(self, loss: Tensor) -> None:
         # Not accelerator.backward: it divides by its own count of accumulation steps, and ours are
@@ -170,6 +170,4 @@ def _summed(total: Metrics, part: Metrics) -> Metrics:
 
 def _seed_noise(seed: int, update: int, rank: int, part: int) -> None:
     mixed = int(np.random.SeedSequence((seed, update, rank, part)).generate_state(1, np.uint64)[0])
-    torch.random.default_generator.manual_seed(mixed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed(mixed)
+    torch.manual_seed(mixed)  # of every device

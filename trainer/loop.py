@@ -3,7 +3,9 @@ who takes part."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ import torch
 
 import amago_model
 from amago_model.agent import Agent
+from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import ServiceUnreachable, StepwellError
 from trainer import checkpoint as checkpoints
@@ -25,7 +28,7 @@ from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_of, spaces_of
 from trainer.data.loader import Loaded, Loader, View
 from trainer.data.order import Order
-from trainer.data.snapshot import LeaseKeeper, Manifest, load, take
+from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, load, take
 from trainer.learner import Learner, TrainingDiverged
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.processes import World, make_accelerator
@@ -70,6 +73,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
             name = take(client, config, holder) if world.is_main else ""
             data.use(world.share(name), start=0, left_out=())
         else:
+            client.retry_for = 0.0
             for view in resumed.state["views"]:
                 data.use(view["snapshot"], view["start"], tuple(view["left_out"]))
         manifest = data.views[-1].manifest
@@ -94,6 +98,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         closing.callback(loader.close)
 
         # --- act four: who hears of it (rank 0 alone) -------------------------------------------
+        # From here on an absent service costs no time: what it should hear is told later.
+        client.retry_for = 0.0
         report = _Report(config, client if world.is_main else None, info, home, world, say)
         report.open(data, resumed=known_here)
         status = "failed"
@@ -227,42 +233,67 @@ class _Data:
         self.cache = Cache(config.data.cache, config.data.cache_gb * 1e9, client)
         self.views: list[View] = []
         self.left_out: list[tuple[str, ...]] = []
+        self._newest_digest = ""
         self.leases = LeaseKeeper(client, holder) if world.is_main else None
 
-    def use(self, snapshot: str, start: int, left_out: tuple[str, ...]) -> None:
-        """Draw from a snapshot from step `start` on. All ranks; the node's first one fetches."""
-        view = self._view(snapshot, start, left_out)
+    def use(self, snapshot: str, start: int, left_out: tuple[str, ...]) -> View:
+        """Draw from a snapshot from step `start` on. All ranks; the node's first one fetches.
+
+        Raises `DataError` on all ranks alike when one node cannot get it.
+        """
+        world = self.world
+        if self.leases is not None:
+            self.leases.hold(snapshot)
+        error, spoiled = "", set(left_out)
+        manifest: Manifest | None = None
+        if world.is_node_main:
+            try:
+                manifest = load(self.client, snapshot, self.folder)
+                rest = manifest.without(left_out)
+                spoiled |= set(self.cache.ensure(rest, fields_of(manifest.spec), self._progress))
+            except StepwellError as caught:
+                error = f"snapshot {snapshot} cannot be had on {world.host}: {caught}"
+        # A shard that one node cannot read is left out on all: the order must be the same.
+        answers = world.gather([error, sorted(spoiled)])
+        if errors := [text for text, _ in answers if text]:
+            raise DataError(errors[0])
+        everywhere = tuple(sorted(set().union(*(names for _, names in answers))))
+        manifest = manifest or load(self.client, snapshot, self.folder)
+        self._newest_digest = manifest.digest
+        manifest = manifest.without(everywhere)
+        order = Order(manifest, self.config.data, self.config.seed, world.size)
+        view = View(start, manifest, order)
         self.views.append(view)
+        self.left_out.append(everywhere)
+        return view
 
     def refresh(self, loader: Loader, update: int) -> None:
         """Switch to a newer snapshot, a few steps from now, if there is anything new."""
-        name = ""
+        name = digest = ""
         if self.world.is_main:
             try:
                 name = take(self.client, self.config, self.holder)
+                digest = load(self.client, name, self.folder).digest
             except StepwellError as error:
                 log.warning("no newer snapshot, training goes on with the last: %s", error)
-        name = self.world.share(name)
+                name = ""
+        name, digest = self.world.share([name, digest])
         if not name:
             return
         old = self.views[-1].manifest
-        try:
-            digest = load(self.client, name, self.folder).digest
-        except StepwellError as error:
-            digest = ""
-            log.warning("snapshot %s cannot be read: %s", name, error)
-        digests = set(self.world.gather(digest))
-        if "" in digests or digest == self._plain_digest:
-            if self.leases is not None:
-                self.leases.drop(name)
+        if digest == self._newest_digest:
+            self._drop(name)
             return
-        view = self._view(name, update + loader.lookahead, ())
-        self.views.append(view)
+        try:
+            view = self.use(name, update + loader.lookahead, ())
+        except DataError as error:
+            log.warning("training goes on with the last snapshot: %s", error)
+            self._drop(name)
+            return
         loader.add_view(view)
-        if self.leases is not None:
-            self.leases.drop(old.snapshot)
+        self._drop(old.snapshot)
         self.say(
-            f"from update {view.start}: {len(view.manifest)} trajectories, "
+            f"from update {view.start} on: {len(view.manifest)} trajectories, "
             f"{view.manifest.steps} steps (were {len(old)}, {old.steps})"
         )
 
@@ -292,28 +323,9 @@ class _Data:
     def fields(self) -> tuple[Field, ...]:
         return fields_of(self.views[0].manifest.spec)
 
-    def _view(self, snapshot: str, start: int, left_out: tuple[str, ...]) -> View:
-        world = self.world
+    def _drop(self, snapshot: str) -> None:
         if self.leases is not None:
-            self.leases.hold(snapshot)
-        # The node's first process reads (and keeps) the manifest before the others look for it.
-        manifest: Manifest | None = None
-        if world.is_node_main:
-            manifest = load(self.client, snapshot, self.folder)
-        world.wait()
-        if manifest is None:
-            manifest = load(self.client, snapshot, self.folder)
-        self._plain_digest = manifest.digest
-        spoiled: set[str] = set(left_out)
-        if world.is_node_main:
-            fields = fields_of(manifest.spec)
-            spoiled |= set(self.cache.ensure(manifest.without(left_out), fields, self._progress))
-        # A shard that one node cannot read is left out on all: the order must be the same.
-        everywhere = sorted(set().union(*world.gather(sorted(spoiled))))
-        self.left_out.append(tuple(everywhere))
-        manifest = manifest.without(everywhere)
-        order = Order(manifest, self.config.data, self.config.seed, world.size)
-        return View(start, manifest, order)
+            self.leases.drop(snapshot)
 
     def _progress(self, done: int, total: int) -> None:
         if done == total or done % max(1, total // 10) == 0:
@@ -342,8 +354,6 @@ class _Report:
     def open(self, data: _Data, *, resumed: bool) -> None:
         if self.client is None:
             return
-        from stepwell._files import whole_file
-
         self.home.mkdir(parents=True, exist_ok=True)
         row = {
             "config": {**to_json(self.config), "origins": self.info.origins},
@@ -362,8 +372,6 @@ class _Report:
             if not resumed:
                 raise
             log.warning("the service is away; the run goes on without it: %s", error)
-        import json
-
         with whole_file(self.home / "run.json") as file:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         self.metrics = MetricLog(self.home, self.client, self.config.run)
@@ -372,7 +380,7 @@ class _Report:
             "role": "train",
             "run": self.config.run,
             "host": self.world.host,
-            "pid": _pid(),
+            "pid": os.getpid(),
             "state": "running",
         }
         self.heartbeat = Heartbeat(self.client, f"train-{self.config.run}", fields, self._counters)
@@ -430,8 +438,9 @@ class _Report:
         if self.client is None or self._ended or not hasattr(self, "heartbeat"):
             return
         self._ended = True
-        delivered = self.metrics.close(30.0)
-        delivered = self.publisher.close(60.0 if status == "finished" else 10.0) and delivered
+        patience = self.config.schedule.farewell
+        delivered = self.metrics.close(patience)
+        delivered = self.publisher.close(patience) and delivered
         state = {"finished": "stopped", "stopped": "stopped"}.get(status, "failed")
         self.heartbeat.close(state=state, last_error=self.error[:20_000])
         try:
@@ -513,12 +522,6 @@ def _due(every: int, update: int) -> bool:
 
 def _say_nothing(text: str) -> None:
     del text
-
-
-def _pid() -> int:
-    import os
-
-    return os.getpid()
 
 
 __all__ = ["RunInfo", "TrainingDiverged", "train"]

@@ -92,7 +92,7 @@ class MetricLog:
         """Send the next points; whether there may be more."""
         with self.path.open("rb") as file:
             file.seek(self._sent)
-            lines = []
+            lines: list[bytes] = []
             for line in file:
                 if not line.endswith(b"\n") or len(lines) == POINTS_AT_ONCE:
                     break
@@ -126,7 +126,7 @@ class Heartbeat:
         fields: Mapping[str, Any],
         counters: Callable[[], Mapping[str, float]],
         *,
-        every: float = 5.0,
+        every: float = 2.0,
     ):
         self._client, self._worker = client, worker
         self._fields, self._counters, self._every = dict(fields), counters, every

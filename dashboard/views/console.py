@@ -89,7 +89,7 @@ def _quick_chart(frame: pd.DataFrame) -> None:
         )
         with st.container(horizontal=True):
             x = st.selectbox("Across", list(frame.columns), key="chart_x")
-            y = st.selectbox("Up", numeric, index=len(numeric) - 1, key="chart_y")
+            y = st.selectbox("Up", numeric, index=min(1, len(numeric) - 1), key="chart_y")
         data = frame.head(charts.MAX_POINTS)
         if kind == "bars" or x not in numeric:
             chart = charts.bars(data, x=x, y=y, x_title=x, y_title=y)

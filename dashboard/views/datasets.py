@@ -10,10 +10,9 @@ import streamlit as st
 from dashboard import api, charts, components, state
 
 LIST_SQL = (
-    "SELECT dataset, partition, purpose, count(*) AS trajectories, sum(length) AS transitions,\n"
-    '       min("return") AS return_min, avg("return") AS return_mean,'
-    ' max("return") AS return_max\n'
-    "FROM trajectories GROUP BY ALL ORDER BY ALL"
+    "SELECT dataset, count(*) AS trajectories, sum(length) AS transitions,\n"
+    "       avg(\"return\") FILTER (WHERE purpose = 'train') AS mean_return\n"
+    "FROM trajectories GROUP BY dataset ORDER BY dataset"
 )
 
 
@@ -44,6 +43,7 @@ def show() -> None:
 
 
 def _table(found: list[Any]) -> None:
+    figures = api.sql(LIST_SQL).frame.set_index("dataset")
     rows = []
     for d in found:
         limits = [
@@ -59,9 +59,9 @@ def _table(found: list[Any]) -> None:
                 "fifo": d.fifo.trajectories,
                 "protected": d.protected.trajectories,
                 "eval": d.eval.trajectories,
-                "transitions": d.fifo.steps + d.protected.steps + d.eval.steps,
+                "transitions": figures["transitions"].get(d.name, 0),
                 "fifo filled": max(full) if full else None,
-                "mean return": d.return_mean,
+                "mean return": figures["mean_return"].get(d.name),
                 "on disk": state.size(d.stored_bytes),
                 "not sealed": d.unsealed,
                 "last arrival": state.ago(d.last_ingest_at),

@@ -123,8 +123,8 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
     palette = {name: state.PALETTE[names.index(name) % len(state.PALETTE)] for name in chosen}
     st.altair_chart(
         charts.lines(
-            frame, x="t", y="value", colour="name", colours=palette, x_title="t (steps)",
-            y_title=title, cursor=float(t), height=260,
+            frame, x="t", y="value", colour="name" if len(names) > 1 else None,
+            colours=palette, x_title="t (steps)", y_title=title, cursor=float(t), height=260,
         ),
         key=key,
     )  # fmt: skip

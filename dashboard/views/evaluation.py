@@ -23,8 +23,10 @@ SQL = (
 def show() -> None:
     found = api.evaluations()
     if not found:
-        components.empty("Nothing has been evaluated yet:",
-                         "stepwell evaluate --policy RUN --env Pendulum-v1 --episodes 30")  # fmt: skip
+        components.empty(
+            "Nothing has been evaluated yet:",
+            "stepwell evaluate --policy RUN --env Pendulum-v1 --episodes 30",
+        )
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         envs = sorted({e.env for e in found})

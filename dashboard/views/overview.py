@@ -129,11 +129,11 @@ def _active_runs() -> None:
         [
             {
                 "run": r.name,
-                "kind": r.kind,
                 "status": components.mark(r.status),
+                "trend": _trend(r.name),
+                "kind": r.kind,
                 "heartbeat": state.ago(r.heartbeat_at),
                 "policies": r.policies,
-                "trend": _trend(r.name),
             }
             for r in runs
         ]

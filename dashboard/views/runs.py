@@ -14,6 +14,8 @@ METRICS_SQL = (
 )
 AXES = {"step": "step (updates or episodes)", "time": "time since its start (minutes)"}
 MOST_RUNS = 12
+OPEN = 10
+"""Curves in sections that stand open from the start."""
 
 
 @components.view("Runs", "One row per execution; select some to compare their curves.")
@@ -92,7 +94,7 @@ def _table(runs: list[Any]) -> None:
                 "heartbeat": state.ago(r.heartbeat_at),
                 "started": state.ago(r.created_at),
                 "policies": r.policies,
-                "seed": r.seed,
+                "seed": "" if r.seed is None else str(r.seed),
                 "commit": r.git_commit[:10],
                 "snapshots": ", ".join(r.snapshots),
                 "tags": r.tags,
@@ -133,17 +135,28 @@ def _curves(chosen: list[str], colours: dict[str, str]) -> None:
         sections.setdefault(section, []).append(key)
     # A lone curve needs no section of its own.
     lone = [members.pop() for members in sections.values() if len(members) == 1]
-    sections = {name: members for name, members in sections.items() if members}
     if lone:
-        sections = {"single": lone, **sections}
-    for section, members in sections.items():
-        with st.expander(f"{section} ({len(members)})", expanded=len(keys) <= 24):
+        sections["general"] = sorted([*sections.get("general", []), *lone])
+    drawn = 0
+    for section in sorted((name for name in sections if sections[name]), key=_interest):
+        members = sections[section]
+        # Open what most people came for; the rest unfolds, or the page would be a wall.
+        with st.expander(f"{section} ({len(members)})", expanded=drawn + len(members) <= OPEN):
             grid = st.columns(2, gap="medium")
             for i, key in enumerate(members):
                 with grid[i % 2]:
                     _curve(key, series, colours)
+        drawn += len(members)
     names = ", ".join(state.literal(name) for name in chosen)
     components.sql_note(METRICS_SQL.format(runs=names), "metrics")
+
+
+def _interest(section: str) -> tuple[int, str]:
+    """Scores before losses before the rest."""
+    for rank, word in enumerate(("evaluation", "return", "loss", "general")):
+        if word in section.lower():
+            return rank, section
+    return 9, section
 
 
 def _curve(key: str, series: dict[str, Any], colours: dict[str, str]) -> None:

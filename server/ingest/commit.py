@@ -168,7 +168,8 @@ class Committer:
                 log.error("commit failed", exc_info=error)
                 error = ProblemError(500, "internal_error", "nothing of this request was stored")
             for submission in group:
-                submission.answer.set_exception(error)
+                if not submission.answer.done():  # one of a deleted dataset is answered already
+                    submission.answer.set_exception(error)
             return
         for submission, items in answers:
             submission.answer.set_result(items)

@@ -99,12 +99,18 @@ def _reinsert(
     named = {
         row.name: row
         for row in connection.execute(
-            sa.select(d.pk, d.name, sa.func.json_extract(d.spec, "$.env").label("env"))
+            sa.select(
+                d.pk, d.name, d.created_at, sa.func.json_extract(d.spec, "$.env").label("env")
+            )
         )
     }
     missing: dict[str, list[Record]] = {}
     for record in tail:
-        if record.entry.id not in found and record.dataset in named:
+        dataset = named.get(record.dataset)
+        # Older than the dataset: it was meant for an earlier one of the same name, since deleted.
+        if dataset is None or record.entry.created_at < dataset.created_at:
+            continue
+        if record.entry.id not in found:
             missing.setdefault(record.dataset, []).append(record)
     if not missing:
         return pk, 0
@@ -116,15 +122,15 @@ def _reinsert(
             .returning(segments.c.pk)
         ).scalar_one()
     mark = next_mark(connection)
-    for dataset, records in missing.items():
+    for dataset_name, records in missing.items():
         unique = {record.entry.id: record for record in records}
-        key = named[dataset].pk
+        key = named[dataset_name].pk
         first = take_seqs(connection, key, len(unique), now)
         assert first is not None
         insert_rows(
             connection,
             [
-                row_of(record.entry, key, seq, mark, named[dataset].env or "")
+                row_of(record.entry, key, seq, mark, named[dataset_name].env or "")
                 | {"state": "spooled", "segment_pk": pk, "segment_offset": record.offset}
                 for seq, record in enumerate(unique.values(), first)
             ],

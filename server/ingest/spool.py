@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def encode_record(head: dict[str, Any], body: pa.Buffer | bytes = b"") -> bytes:
 
 
 def encode_entry(dataset: str, entry: Entry, batch: pa.RecordBatch) -> bytes:
-    return encode_record({"dataset": dataset, "entry": asdict(entry)}, batch.serialize())
+    return encode_record({"dataset": dataset, "entry": entry.to_json()}, batch.serialize())
 
 
 @dataclass(slots=True)

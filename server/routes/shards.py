@@ -14,9 +14,8 @@ router = APIRouter(prefix="/v1/shards", tags=["shards"])
 PARQUET = "application/vnd.apache.parquet"
 
 
-@router.api_route(
-    "/{shard_id}", methods=["GET", "HEAD"], responses={200: {"content": {PARQUET: {}}}}
-)
+@router.head("/{shard_id}", include_in_schema=False)
+@router.get("/{shard_id}", responses={200: {"content": {PARQUET: {}}}})
 def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
     """The Parquet file. 410 when it was deleted after its trajectories were evicted or moved."""
     s = shards.c

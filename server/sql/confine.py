@@ -52,13 +52,12 @@ def confine(
 
 def environment(**extra: str) -> dict[str, str]:
     """A child's whole environment: no secrets, no home, one BLAS thread, and how to import us."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nonexistent",
         "LANG": "C.UTF-8",
         "TZ": "UTC",
-        "PYTHONPATH": root,
+        "PYTHONPATH": os.pathsep.join([_root(), *_packages()]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
@@ -71,8 +70,17 @@ def libraries() -> list[str]:
     """What Python itself may have to read later: its own files and the system's libraries."""
     paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr/lib", "/usr/lib64", "/lib"}
     paths |= {"/lib64", "/usr/local/lib", "/dev/null", "/dev/urandom", "/sys/devices/system/cpu"}
-    paths.add(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    return sorted(p for p in paths if os.path.exists(p))
+    return sorted(p for p in {*paths, _root(), *_packages()} if os.path.exists(p))
+
+
+def _root() -> str:
+    """Where the package `server` lies: a checkout or a site-packages."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _packages() -> list[str]:
+    """Where else packages lie: a user's own site, Debian's. Not whatever else is on the path."""
+    return [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
 
 
 def _limits(address_space: int, cpu_seconds: int, open_files: int) -> None:

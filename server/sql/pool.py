@@ -302,12 +302,15 @@ class SqlPool:
             except (_Late, EOFError, OSError) as error:
                 with self._lock:
                     self._all.discard(worker)
-                    closed = self._closed
                 worker.kill()
-                if closed:
+                if self._stopped():
                     return
                 log.error("a SQL worker did not start", attempt=attempt, error=repr(error))
                 time.sleep(min(0.2 * 2**attempt, 2.0))
+
+    def _stopped(self) -> bool:
+        with self._lock:
+            return self._closed
 
 
 class _Late(Exception):

@@ -134,9 +134,9 @@ def _clean(error: BaseException) -> str:
 def _connect(memory: int) -> Any:
     import duckdb
 
-    connection = duckdb.connect(":memory:")
+    # Said at birth: it would start a thread for every core first.
+    connection = duckdb.connect(":memory:", config={"threads": 2})
     for setting in (
-        "threads = 2",
         f"memory_limit = '{memory // (1 << 20)}MiB'",
         "temp_directory = ''",  # before external access goes: it would stay writable
         "allow_persistent_secrets = false",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,10 @@ class Entry:
     def rows(self) -> int:
         return int(self.header["length"]) + 1
 
+    def to_json(self) -> dict[str, Any]:
+        # Not dataclasses.asdict: it copies headers deeply, at ten times the cost of all the rest.
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class Footer:
@@ -97,18 +101,26 @@ def write_shard(
     with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
         group: list[pa.RecordBatch] = []
         rows = size = 0
-        for index, (entry, batch) in enumerate(zip(entries, batches, strict=True)):
-            if group and (rows + batch.num_rows > group_rows or size + batch.nbytes > group_bytes):
-                writer.write_batch(pa.concat_batches(group), row_group_size=MAX_GROUP_ROWS)
-                group, rows, size = [], 0, 0
+
+        def close_group() -> None:
+            nonlocal rows, size
+            batch = _numbered(group, len(placed) - len(group), schema)
+            writer.write_batch(batch, row_group_size=MAX_GROUP_ROWS)
+            group.clear()
+            rows = size = 0
+
+        for entry, batch in zip(entries, batches, strict=True):
             assert entry.rows == batch.num_rows, "a description beside the rows of another"
-            group.append(_numbered(batch, index, schema))
-            rows += batch.num_rows
-            size += batch.nbytes
-            placed.append(Entry(**{**asdict(entry), "row_start": row}))
-            row += batch.num_rows
-        writer.write_batch(pa.concat_batches(group), row_group_size=MAX_GROUP_ROWS)
-        table = json.dumps([asdict(entry) for entry in placed], separators=(",", ":"))
+            nbytes = batch.nbytes
+            if group and (rows + entry.rows > group_rows or size + nbytes > group_bytes):
+                close_group()
+            group.append(batch)
+            rows += entry.rows
+            size += nbytes
+            placed.append(replace(entry, row_start=row))
+            row += entry.rows
+        close_group()
+        table = json.dumps([entry.to_json() for entry in placed], separators=(",", ":"))
         writer.add_key_value_metadata(
             {
                 DATASET_KEY.decode(): dataset,
@@ -120,10 +132,13 @@ def write_shard(
     return placed
 
 
-def _numbered(batch: pa.RecordBatch, index: int, schema: pa.Schema) -> pa.RecordBatch:
-    rows = batch.num_rows
-    head = [pa.array(np.full(rows, index, np.int32)), pa.array(np.arange(rows, dtype=np.int32))]
-    return pa.RecordBatch.from_arrays([*head, *batch.columns], schema=schema)
+def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of `group` as one batch, with traj_idx (from `first` on) and t before them."""
+    lengths = [batch.num_rows for batch in group]
+    numbers = np.repeat(np.arange(first, first + len(group), dtype=np.int32), lengths)
+    times = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+    columns = pa.concat_batches(group).columns
+    return pa.RecordBatch.from_arrays([pa.array(numbers), pa.array(times), *columns], schema=schema)
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:

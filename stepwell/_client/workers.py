@@ -52,9 +52,13 @@ class Workers(Transport):
         )
         return self.ask(Launch, "POST", "/v1/launches", body=body)
 
-    def launches(self) -> list[Launch]:
-        pages = self.pages(messages.LaunchPage, "/v1/launches")
+    def launches(self, *, role: str | None = None, state: str | None = None) -> list[Launch]:
+        """All, or those of one role or state; newest first."""
+        pages = self.pages(messages.LaunchPage, "/v1/launches", {"role": role, "state": state})
         return [launch for page in pages for launch in page.items]
+
+    def launch(self, launch_id: str) -> Launch:
+        return self.ask(Launch, "GET", _launch(launch_id))
 
     def cancel_launch(self, launch_id: str) -> None:
         self.call("DELETE", _launch(launch_id))

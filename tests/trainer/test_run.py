@@ -183,3 +183,40 @@ def test_a_world_of_another_size_is_refused(service, dataset, tmp_path):
     )
     assert done.returncode == 1
     assert "--processes 2 was asked for, but 1 run" in done.stderr
+
+
+def test_growing_data_and_an_outage(fresh_service, tmp_path):
+    """New trajectories are taken up while training; the service dies and training goes on.
+
+    In the end no metric is missing, and a resumed run replays the views it had.
+    """
+    spec = make_spec(env="Tiny-v0")
+    client = fresh_service.client()
+    client.create_dataset("growing", spec)
+    client.post("growing", [make_trajectory(spec, length=30, seed=i) for i in range(4)])
+    run = Run(fresh_service, tmp_path, "growing", "grow", "--data.refresh-every", "20")
+    process = run.start(updates=100_000)
+    run.wait_for_update(process, 10)
+    client.post("growing", [make_trajectory(spec, length=30, seed=9)])
+    deadline = time.monotonic() + 60
+    while max(run.curve("data/trajectories").values()) < 5:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    fresh_service.kill()
+    reached = max(run.curve("loss/total"))
+    run.wait_for_update(process, reached + 60)
+    process.kill()
+    process.communicate()
+    found = run.checkpoint().state
+    views, reached = found["views"], found["update"]
+    assert len(views) == 2 and views[1]["start"] > 10
+    # No service: the snapshots and their columns are here.
+    words = ("--resume", "must", "--data.refresh-every", "0", "--schedule.farewell", "0.5")
+    run.finish(*words, updates=reached + 20)
+    assert run.checkpoint().state["views"] == views
+    fresh_service.start()
+    run.finish(*words[:4], updates=reached + 25)
+    total = reached + 25
+    assert sorted(run.curve("loss/total")) == list(range(1, total + 1))
+    series = client.metrics("grow", ["loss/total"], points=10_000)["loss/total"]
+    assert series.steps[:total] == list(range(1, total + 1))

@@ -200,7 +200,7 @@ class _Columns(dict[int, memoryview]):
 
     def __missing__(self, index: int) -> memoryview:
         array = self._cache.column(self._shards[index], self._field)
-        self[index] = memoryview(array.reshape(-1).view(np.uint8))
+        self[index] = memoryview(array.reshape(-1).view(np.uint8).data)
         return self[index]
 
 
@@ -212,7 +212,7 @@ class _Buffers:
         for field in fields:
             dtype = torch.from_numpy(np.zeros(0, field.dtype)).dtype
             tensor = torch.zeros(batch * rows * field.size, dtype=dtype, pin_memory=pin)
-            self.of.append((tensor, memoryview(tensor.numpy().view(np.uint8))))
+            self.of.append((tensor, memoryview(tensor.numpy().view(np.uint8).data)))
 
 
 def _unknown_action(fields: Sequence[Field]) -> Tensor | None:

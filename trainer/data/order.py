@@ -84,7 +84,7 @@ class Order:
 
     def batch(self, step: int, rank: int = 0) -> Windows:
         """The windows of `rank` in the global batch of this step."""
-        # Drawn for many steps at once: the arithmetic costs the same for one sample as for hundreds.
+        # Drawn for many steps at once: one sample costs as much arithmetic as hundreds do.
         at, chunk = self._chunk
         if not at <= step < at + AT_ONCE:
             at = step - step % AT_ONCE
@@ -211,7 +211,7 @@ def philox(key: NDArray[np.uint64], first: int, count: int) -> Words:
 
 def unit(words: Words) -> NDArray[np.float64]:
     """Words as numbers in [0, 1)."""
-    return (words >> np.uint64(11)) * 2.0**-53
+    return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def below(words: Words, n: Ints | int) -> Ints:

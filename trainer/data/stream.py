@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from amago_model.batch import Batch
 from stepwell.client import Client
@@ -21,14 +21,6 @@ from trainer.data.snapshot import LeaseKeeper, load, take
 Padding = Literal["none", "both", "left", "right", "center"]
 
 
-@overload
-def stream(
-    select: str, *, window: int, batch: int, numpy: Literal[False] = ..., **options: Any
-) -> Iterator[Batch]: ...
-@overload
-def stream(
-    select: str, *, window: int, batch: int, numpy: Literal[True], **options: Any
-) -> Iterator[dict[str, Any]]: ...
 def stream(
     select: str,
     *,

@@ -176,6 +176,33 @@ def test_a_dataset_named_as_duckdb_names_things_is_reached_by_request(
     assert world.rows('select count(*) from "a.b-c".steps') == [[3]]
 
 
+def test_the_steps_of_one_trajectory_are_read_from_one_shard(
+    make_world: Callable[..., Any],
+) -> None:
+    """By file name and number: shards that it does not lie in are not even opened.
+
+    Proved the hard way: all others are damaged (but the first, whose schema is looked at).
+    """
+    world = make_world(sql_workers=1)
+    spec = make_spec()
+    world.create("d", spec)
+    for seed in range(6):
+        world.post("d", [make_trajectory(spec, length=4, seed=seed)])
+    wanted = world.stored["d"][3].id
+    home = world.rows("select shard from trajectories where id = ?", [wanted])[0][0]
+    shards = sorted((world.service.settings.data / "shards/fifo").iterdir())
+    assert len(shards) == 6
+    for path in shards[1:]:
+        if path.stem != home:
+            path.write_bytes(b"PAR1 damaged PAR1")
+    sql = "select count(*), sum(reward) from steps where trajectory_id = ?"
+    count, total = world.rows(sql, [wanted], dataset="d")[0]
+    assert (count, total) == (5, pytest.approx(world.stored["d"][3].total_reward, abs=1e-5))
+    with pytest.raises(ProblemError) as caught:
+        world.rows("select sum(reward) from steps", dataset="d")
+    assert str(world.service.settings.data) not in caught.value.detail
+
+
 # --- selections -----------------------------------------------------------------------------------
 
 
