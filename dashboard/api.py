@@ -168,11 +168,6 @@ def steps(trajectory_id: str) -> Trajectory:
 
 
 @read(60)
-def spec(dataset: str) -> EnvSpec:
-    return EnvSpec.from_json(client().dataset(dataset).spec)
-
-
-@read(60)
 def query_schema() -> QuerySchema:
     return client().query_schema()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -94,7 +93,7 @@ def live(function: Callable[[], None]) -> None:
 # --- tables and the SQL behind them --------------------------------------------------------------
 
 
-def sql_note(sql: str, key: str, *, dataset: str | None = None, label: str = "SQL") -> None:
+def sql_note(sql: str, *, dataset: str | None = None, label: str = "SQL") -> None:
     """The query that made a number or a table, ready to copy or to open in the console."""
     # Compact: every table has one. No highlighting here or below: its colours are too pale.
     with st.expander(label, type="compact"):
@@ -103,8 +102,6 @@ def sql_note(sql: str, key: str, *, dataset: str | None = None, label: str = "SQ
         if console is not None:
             query = {"q": sql, "dataset": dataset} if dataset else {"q": sql}
             st.page_link(console, label="Open in the SQL console", query_params=query)
-        else:
-            st.caption(f"Copy it into the SQL console. [{key}]")
 
 
 def table(
@@ -141,7 +138,7 @@ def table(
         )
         st.caption(f"{len(frame):,} row{'' if len(frame) == 1 else 's'}")
     if sql is not None:
-        sql_note(sql, key, dataset=dataset)
+        sql_note(sql, dataset=dataset)
     return chosen
 
 
@@ -212,7 +209,3 @@ def tags_of(text: str) -> list[str]:
 
 def show_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, default=str)
-
-
-def finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)

@@ -36,7 +36,7 @@ def draw(info: Any) -> None:
         f"SELECT * FROM {_quoted(info.dataset)}.steps\n"
         f"WHERE trajectory_id = {state.literal(info.id)} ORDER BY t"
     )
-    components.sql_note(sql, "steps", label="SQL of its steps")
+    components.sql_note(sql, label="SQL of its steps")
     st.download_button(
         "Download .npz", lambda: api.npz(trajectory), file_name=f"{info.id}.npz",
         icon=":material/download:", key="npz", on_click="ignore",

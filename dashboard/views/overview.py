@@ -52,7 +52,7 @@ def _figures() -> None:
             ("Trajectories", state.count(row["trajectories"]), "All partitions and purposes"),
             ("Transitions", state.count(row["transitions"]), "Sum of lengths T"),
             ("Array bytes", state.size(row["raw_bytes"]), "Before compression"),
-            ("On disk", state.size(stored), "Parquet shards"),
+            ("On disk", state.size(stored), "Parquet shards, with those that wait to be removed"),
             ("Protected", state.count(row["protected"]), "Trajectories never evicted"),
             ("Not yet sealed", state.count(row["unsealed"]), "Durable, not yet in SQL `steps`"),
             ("Workers", state.count(len(alive)), "With a recent heartbeat"),
@@ -60,7 +60,7 @@ def _figures() -> None:
         ]
     )
     st.caption(f"Last trajectory {state.ago(None if pd.isna(last) else float(last))}.")
-    components.sql_note(TOTALS, "totals")
+    components.sql_note(TOTALS)
 
 
 def _alerts() -> None:
@@ -114,7 +114,7 @@ def _inflow() -> None:
             ),
             key="inflow",
         )  # fmt: skip
-    components.sql_note(sql, "inflow")
+    components.sql_note(sql)
 
 
 def _active_runs() -> None:

@@ -148,7 +148,7 @@ def _curves(chosen: list[str], colours: dict[str, str]) -> None:
                     _curve(key, series, colours)
         drawn += len(members)
     names = ", ".join(state.literal(name) for name in chosen)
-    components.sql_note(METRICS_SQL.format(runs=names), "metrics")
+    components.sql_note(METRICS_SQL.format(runs=names))
 
 
 def _interest(section: str) -> tuple[int, str]:

@@ -340,11 +340,28 @@ def _arrow(relation: Any, limit: int, max_bytes: int, began: float) -> tuple[mem
         rows += batch.num_rows
     elapsed = (time.perf_counter() - began) * 1e3
     told = {"truncated": "true" if cut else "false", "elapsed_ms": f"{elapsed:.3f}"}
+    table = pa.Table.from_batches(batches, reader.schema)
+    for place, kind in enumerate(relation.types):
+        if str(kind) == "HUGEINT":
+            table = table.set_column(place, table.column_names[place], _narrowed(table[place]))
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, reader.schema.with_metadata(told)) as writer:
-        for batch in batches:
-            writer.write_batch(batch.replace_schema_metadata(told))
+    with pa.ipc.new_stream(sink, table.schema.with_metadata(told)) as writer:
+        writer.write_table(table.replace_schema_metadata(told))
     return memoryview(sink.getvalue()), rows, cut
+
+
+def _narrowed(column: Any) -> Any:
+    """A 128-bit integer column as an ordinary one.
+
+    sum() of integers is a HUGEINT, which Arrow can only call a decimal: a count of steps would
+    arrive as Decimal('4000'). What does not fit 64 bits becomes a double rather than an error.
+    """
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column.cast(pa.float64())
 
 
 def _plain(value: Any) -> Any:

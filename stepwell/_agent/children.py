@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -63,7 +64,7 @@ class Child:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with self.log.open("ab") as log:
-                log.write(f"$ stepwell {' '.join(self.command)}\n".encode())
+                log.write(f"$ stepwell {shlex.join(self.command)}\n".encode())
                 log.flush()
                 self._process = subprocess.Popen(
                     [*prefix, *self.command],

@@ -14,7 +14,7 @@ from stepwell.errors import InvalidData
 
 EXAMPLES = """\
   stepwell sql "select env, count(*), avg(return) from trajectories group by env"
-  stepwell sql --dataset hopper "select t, reward from steps where traj_idx = 0 order by t"
+  stepwell sql --dataset hopper "select t, avg(reward) from steps group by t order by t"
   stepwell sql --csv --limit 100000 < query.sql > answer.csv
   stepwell sql --schema
 

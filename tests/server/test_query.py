@@ -61,6 +61,16 @@ def test_arrow(client: TestClient) -> None:
     assert float(table.schema.metadata[b"elapsed_ms"]) > 0
 
 
+def test_sums_of_integers_are_integers(client: TestClient) -> None:
+    """DuckDB's 128-bit sum would arrive as Decimal; beyond 64 bits a double says it well enough."""
+    sql = "select sum(length) as steps, sum(length * 1e19::hugeint) as huge from trajectories"
+    answer = client.post("/v1/query", json={"sql": sql}, headers={"Accept": ARROW})
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert table.schema.field("steps").type == pa.int64()
+    assert table["steps"].to_pylist() == [12]
+    assert table["huge"].to_pylist()[0] == pytest.approx(12e19)
+
+
 def test_parameters_by_place_and_by_name(client: TestClient) -> None:
     assert ask(client, "select ?, ? + 1", params=["a", 2]).json()["rows"] == [["a", 3]]
     assert ask(client, "select $x || $y", params={"x": "a", "y": "b"}).json()["rows"] == [["ab"]]

@@ -15,13 +15,14 @@ import torch
 from amago_model.batch import previous_features
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
-from trainer.config import DataConfig, TrainConfig
+from trainer.config import DataConfig, SettingError, TrainConfig
+from trainer.data import stream
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
 from trainer.data.loader import Loader, View
 from trainer.data.order import Order
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, load, take
-from trainer.data.stream import stream
+from trainer.recipes import bc10
 
 LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
 SPECS = {
@@ -307,6 +308,18 @@ def test_a_manifest_is_kept_for_the_runs_next_life(fake, tmp_path):
     again = load(service, first.snapshot, tmp_path)
     assert again.spec == first.spec and again.digest == first.digest
     assert (again.ids == first.ids).all() and (again.row_start == first.row_start).all()
+
+
+def test_a_recipe_may_name_its_dataset_in_sql(fake):
+    """The best tenth is a plain condition, with the dataset's name put in."""
+    service, asked = fake(None, [[3]]), []
+    original = service.create_snapshot
+    service.create_snapshot = lambda **options: asked.append(options) or original(**options)
+    take(service, replace(bc10(), dataset="mine"), "me")
+    assert asked[0]["dataset"] == "mine"
+    assert "WHERE dataset = 'mine' AND purpose = 'train'" in asked[0]["where"]
+    with pytest.raises(SettingError, match="nothing to learn from: give --dataset"):
+        take(service, TrainConfig(), "me")
 
 
 def test_leases_live_through_an_outage(fake, tmp_path):

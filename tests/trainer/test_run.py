@@ -148,6 +148,32 @@ def test_sigterm_saves_and_says_so(service, dataset, tmp_path):
         assert client.run("stopped").status == "stopped"
 
 
+def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
+    """Somebody pauses the run (its numbers stand still), then stops it."""
+    run = Run(service, tmp_path, dataset, "ordered")
+    process = run.start(updates=100_000)
+    run.wait_for_update(process, 3)
+    with service.client() as client:
+
+        def wait_for(state: str) -> None:
+            deadline = time.monotonic() + 30
+            while next(w for w in client.workers() if w.run == "ordered").state != state:
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.05)
+
+        wait_for("running")
+        client.command("train-ordered", "pause")
+        wait_for("paused")
+        stood = max(run.curve("loss/total"))
+        time.sleep(0.7)
+        assert max(run.curve("loss/total")) == stood
+        client.command("train-ordered", "stop")
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+        assert run.checkpoint().state["update"] == max(run.curve("loss/total"))
+        assert client.run("ordered").status == "stopped"
+
+
 def test_two_processes_see_the_samples_of_one(service, dataset, whole, tmp_path):
     """--processes 2 really is two; the same stream; and one process can take up where two left.
 

@@ -5,6 +5,6 @@ for batch in trainer.data.stream("SELECT id FROM trajectories WHERE env = 'Hoppe
     ...
 """
 
-from trainer.data.stream import stream
+from trainer.data.streaming import stream
 
 __all__ = ["stream"]

@@ -198,6 +198,7 @@ def convert(
     Raises `duckdb.Error`, `pa.ArrowException` or `DataError` for a file that is not such a shard.
     """
     with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("SET enable_progress_bar = false")  # it would print to stdout
         # Insertion order is what makes row_start true; DuckDB keeps it unless told otherwise.
         source = "read_parquet($path)"
         params = {"path": str(shard_file)}

@@ -209,7 +209,7 @@ class LeaseKeeper:
     def close(self) -> None:
         """Give every lease back and stop the thread."""
         self._stop.set()
-        self._thread.join(self._ttl)
+        self._thread.join(5.0)
         for snapshot_id in sorted(self._held):
             self.drop(snapshot_id)
 

@@ -78,14 +78,18 @@ class Live:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Live]]:
-    """Start the app, or start it again on the same directory; settings as keywords."""
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Live]]:
+    """Start the app, or start it again on the same directory; settings as keywords.
+
+    A SQL worker costs half a second: modules that ask in SQL say SQL_WORKERS = 1.
+    """
     running: list[TestClient] = []
 
     def run(**settings: Any) -> Live:
         while running:
             running.pop().__exit__(None, None, None)
-        values = {"upkeep_interval": 0, "sql_workers": 1, "seal_idle": 60.0, "seal_age": 60.0}
+        values = {"upkeep_interval": 0, "seal_idle": 60.0, "seal_age": 60.0}
+        values["sql_workers"] = getattr(request.module, "SQL_WORKERS", 0)
         made = Settings(**{"data": tmp_path / "data", **values, **settings})
         app = create_app(made)
         client = TestClient(app, base_url=URL, raise_server_exceptions=False)

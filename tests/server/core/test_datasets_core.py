@@ -9,6 +9,7 @@ import pytest
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
+SQL_WORKERS = 1
 
 
 def test_a_new_dataset_is_empty_and_knows_its_layout(live: Any) -> None:

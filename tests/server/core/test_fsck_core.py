@@ -14,6 +14,7 @@ from server import fsck
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
+SQL_WORKERS = 1
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 
 SPEC = make_spec(observation=3, action=2)
+SQL_WORKERS = 1
 
 
 def make(count: int, length: int = 5, **options: Any) -> list[Trajectory]:

@@ -3,10 +3,13 @@
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+
+from stepwell import ServiceUnreachable
 
 RAW = {"content-type": "application/octet-stream"}
 
@@ -147,3 +150,20 @@ def test_policies_outlive_a_restart_and_go_with_their_run(start_app, tmp_path: P
     assert app.delete("/v1/runs/a").status_code == 204
     assert files(tmp_path) == []
     assert app.get("/v1/runs/a/policies/1").status_code == 404
+
+
+def test_dying_between_file_and_row_loses_nothing_twice(start_service, name: str) -> None:
+    """The publisher got no answer and sends again: one row, and the orphan is nobody's policy."""
+    service = start_service()
+    client = service.client(retry_for=0.0)
+    client.create_run(name, "train")
+    service.restart(env={"STEPWELL_FAILPOINT": "policy.after_rename"})
+    with pytest.raises(ServiceUnreachable):
+        client.publish_policy(name, 1, b"weights")
+    assert service.wait_exit() == -signal.SIGKILL
+    assert len(list((service.data / "policies").iterdir())) == 1
+    service.restart()
+    assert client.policies(name) == []
+    client.publish_policy(name, 1, b"weights")
+    got = client.policy_bytes(name)
+    assert got is not None and got.data == b"weights"

@@ -57,7 +57,7 @@ def stream(
     )
     config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
     own = client or Client()
-    holder = "trainer.data.stream"
+    holder = "trainer.data.stream"  # a name for people
     leases = LeaseKeeper(own, holder)
     try:
         snapshot = take(own, config, holder)

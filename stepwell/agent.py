@@ -1,0 +1,162 @@
+"""`stepwell agent`: start on this machine what somebody asked for in the dashboard or the API.
+
+It claims launches, starts their processes, reports how they went, and is itself a worker that can
+be paused, drained and stopped. It runs nothing but `stepwell train|collect|evaluate`, with options
+that rules.py lists. The parts are in stepwell/_agent/; docs/workers.md is for its operators.
+
+    DATA/agent.json  its name     launches/  what it has started     logs/  of each process
+    DATA/runs/  cache/  outbox/   what trainers and collectors keep
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepwell._files import whole_file
+from stepwell.client import Client
+from stepwell.commands import common
+from stepwell.errors import InvalidData, StepwellError
+
+if TYPE_CHECKING:
+    from stepwell._agent.loop import Agent
+
+ROLES = ("train", "collect", "evaluate")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+# Short: the agent's loop is the retry, and children must not wait for a service that hangs.
+TIMEOUT = 5.0
+
+EXAMPLES = """\
+  stepwell agent --url http://10.0.0.5:8000 --data ./agent
+  stepwell agent --roles collect evaluate --capacity 4 --plugin my_envs
+  stepwell agent --roles train --name gpu-box --grace 120"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    try:
+        import fcntl  # noqa: F401 - how children are known after a restart
+    except ImportError:
+        raise StepwellError("stepwell agent needs Linux or macOS: it locks files") from None
+    from stepwell._agent.loop import Agent, Options
+    from stepwell._agent.rules import Places
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True
+    )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    places = Places(args.data.resolve())
+    places.make()
+    with (
+        _alone(places.data),
+        Client(args.url, args.token, timeout=TIMEOUT, retry_for=0.0) as client,
+    ):
+        options = Options(
+            name=_name(places.data, args.name),
+            places=places,
+            roles=tuple(args.roles),
+            capacity=args.capacity,
+            plugins=tuple(args.plugin),
+            poll=args.poll,
+            grace=args.grace,
+        )
+        agent = Agent(options, client, args.token)
+        with _signals(agent):
+            agent.run()
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = common.parser(
+        "agent", "Claim launches and start their processes on this machine.", EXAMPLES
+    )
+    add = parser.add_argument
+    add("--url", help="address of the service (default: STEPWELL_URL, http://127.0.0.1:8000)")
+    add("--token", help="with the scopes train and ingest (default: STEPWELL_TOKEN)")
+    add("--roles", nargs="+", choices=ROLES, default=ROLES, help="what to start (default: all)")
+    add("--capacity", type=int, default=1, help="processes at the same time (default: 1)")
+    add("--data", type=Path, default=Path("stepwell-agent"), help="where everything is kept")
+    add("--name", default="", help="how the service knows it (default: made up once per --data)")
+    add("--plugin", action="append", default=[], metavar="MODULE",
+        help="module that registers environments; repeatable")  # fmt: skip
+    add("--poll", type=float, default=2.0, help="seconds between two looks for work (default: 2)")
+    add("--grace", type=float, default=60.0,
+        help="seconds that a process may take to end when told to (default: 60)")  # fmt: skip
+    args = parser.parse_args(argv)
+    if args.capacity < 1:
+        parser.error(f"--capacity: expected at least 1, got {args.capacity}")
+    for name in ("poll", "grace"):
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name}: expected more than 0 seconds, got {getattr(args, name)}")
+    if args.name and not NAME.fullmatch(args.name):
+        parser.error(f"--name: expected letters, digits and . _ : @ -, got {args.name!r}")
+    for module in args.plugin:
+        if not all(part.isidentifier() for part in module.split(".")):
+            parser.error(f"--plugin: expected a module like my.module, got {module!r}")
+    return args
+
+
+@contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """One agent per directory."""
+    import fcntl
+
+    with (data / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidData(f"another agent uses {data}; give this one another --data") from None
+        yield
+
+
+def _name(data: Path, given: str) -> str:
+    """The same after a restart, so that it finds its launches; no other agent has it."""
+    path = data / "agent.json"
+    try:
+        known = str(json.loads(path.read_text())["name"])
+    except FileNotFoundError:
+        host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:40]
+        known = f"agent-{host or 'host'}-{secrets.token_hex(3)}"
+    except (ValueError, KeyError, TypeError):
+        raise InvalidData(f"{path} does not read", expected='{"name": …}; remove it') from None
+    name = given or known
+    if not NAME.fullmatch(name):
+        raise InvalidData(f"bad name in {path}", expected="letters and digits", got=name)
+    with whole_file(path) as file:
+        file.write(json.dumps({"name": name}).encode())
+    return name
+
+
+@contextmanager
+def _signals(agent: Agent) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the children and then the agent; the second one does not wait."""
+    seen: list[int] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        del frame
+        agent.ask("kill" if seen else "stop")
+        seen.append(number)
+
+    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except StepwellError as error:
+        sys.exit(f"stepwell agent: {error}")

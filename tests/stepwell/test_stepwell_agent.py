@@ -1,0 +1,605 @@
+"""`stepwell agent`: what a launch may ask for, and what becomes of it and of the agent.
+
+Processes are real. Where not the collector but the agent is in question, `stepwell` is replaced by
+a script that does what the launch's `where` says: "exit 3", "sleep 60", "stubborn".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import typing
+from pathlib import Path
+
+import pytest
+
+from collector.config import CollectConfig, EvaluateConfig, parse
+from stepwell import Client
+from stepwell._agent import loop, rules
+from stepwell._agent.children import usage_error
+from stepwell._agent.loop import Agent, AgentError, Options
+from stepwell._agent.rules import Places, Refused
+from stepwell.messages import Launch
+from trainer.config import TrainConfig, flatten, to_json
+from trainer.options import resolve
+from trainer.recipes import RECIPES
+
+ROOT = Path(__file__).parents[2]
+PLACES = Places(Path("/somewhere"))
+CONFIGS = {"train": TrainConfig, "collect": CollectConfig, "evaluate": EvaluateConfig}
+PENDULUM = {"env": "Pendulum-v1", "random": True, "envs": 1}
+
+
+def launch(role="train", recipe="", args=None, count=1):
+    return Launch(
+        id="la_0198-abcdef", role=role, recipe=recipe, args=args or {}, count=count, created_at=0.0
+    )
+
+
+def words(*args, **kwargs):
+    return [start.words for start in rules.starts(launch(*args, **kwargs), PLACES)]
+
+
+# --- rules: what a launch may ask for -----------------------------------------------------------
+
+
+def hints(config, prefix=""):
+    """(dotted name, type) of every setting."""
+    for name, hint in typing.get_type_hints(config).items():
+        if dataclasses.is_dataclass(hint):
+            yield from hints(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_no_allowed_option_names_a_file_a_module_or_a_service(role):
+    """Also holds for settings that a later version adds, below agent. for instance."""
+    allowed = {n for n, _ in hints(CONFIGS[role]) if rules._allowed(rules.ROLES[role], n)}
+    paths = {n for n, hint in hints(CONFIGS[role]) if "Path" in str(hint)}
+    assert paths and allowed
+    assert not allowed & (paths | {"plugin", "url", "token", "config", "file", "json", "upload"})
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_every_allowed_option_is_one_that_the_command_has(role):
+    known = {name for name, _ in hints(CONFIGS[role])}
+    assert rules.ROLES[role].options | rules.ROLES[role].lists <= known
+    assert all(any(n.startswith(s) for n in known) for s in rules.ROLES[role].sections)
+
+
+@pytest.mark.parametrize(
+    "option", ["output", "data.cache", "config", "url", "token", "plugin", "sources", "agent", "x"]
+)
+def test_an_option_that_is_not_on_the_list_is_refused_by_name(option):
+    with pytest.raises(Refused, match=f"'{option}'"):
+        words(args={"dataset": "d", option: "v"})
+
+
+@pytest.mark.parametrize("role", ["collect", "evaluate"])
+@pytest.mark.parametrize("option", ["outbox", "file", "plugin", "token", "url", "config", "upload"])
+def test_players_are_refused_them_too(role, option):
+    with pytest.raises(Refused, match=f"'{option}'"):
+        words(role, args={**PENDULUM, option: "v"})
+
+
+@pytest.mark.parametrize("name", ["-run", "--run", "Run", "run=x", "a b", "", "run\n", "rün"])
+def test_names_of_options_are_plain(name):
+    with pytest.raises(Refused, match="cannot set the option"):
+        words(args={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("role", "option", "value"),
+    [
+        ("train", "dataset", "../../etc"),
+        ("train", "run", "a/b"),
+        ("train", "run", "--help"),
+        ("train", "run", "x" * 128 + "y"),
+        ("train", "snapshot", "../s"),
+        ("train", "seed", float("nan")),
+        ("train", "where", "a\0b"),
+        ("train", "where", "x" * 20_000),
+        ("train", "where", ["a"]),
+        ("train", "where", None),
+        ("train", "agent.losses.extra_gammas", "0.5 --output=/x"),
+        ("collect", "env", "os:Pendulum-v1"),
+        ("collect", "env", "--help"),
+        ("collect", "policy", "../run"),
+        ("collect", "tags", "good --outbox=/x"),
+        ("collect", "env_args", "xml_file=/etc/passwd"),
+        ("collect", "env_args", "xml_file=ant.xml"),
+        ("collect", "env_args", "delay"),
+        ("collect", "device", "cuda:0 "),
+    ],
+)
+def test_values_that_mean_more_than_a_number_are_checked(role, option, value):
+    with pytest.raises(Refused, match=option):
+        words(role, args={option: value})
+
+
+@pytest.mark.parametrize("recipe", ["--config", "-h", "../x", "a.b", "X"])
+def test_a_recipe_is_a_name_and_never_an_option(recipe):
+    with pytest.raises(Refused, match="recipe"):
+        words(recipe=recipe)
+
+
+def test_only_training_has_recipes_and_an_option_comes_once():
+    with pytest.raises(Refused, match="no recipe"):
+        words("collect", "offline", PENDULUM)
+    with pytest.raises(Refused, match="twice"):
+        words(args={"data.wait_for_data": 1, "data.wait-for-data": 2})
+
+
+def test_a_value_that_looks_like_an_option_stays_a_value():
+    """The trainer's own parser reads the words that the agent makes."""
+    args = {
+        "dataset": "d",
+        "where": "--output=/etc --config x",
+        "seed": -1,
+        "data.batch": 8,
+        "data.include_eval": True,
+        "agent.losses.gamma": 0.5,
+        "agent.losses.extra_gammas": "0.25 0.75",
+        "agent.timestep-encoder.hide_previous": False,
+    }
+    (line,) = words("train", "offline", args)
+    config = resolve(line[1:]).config
+    values = flatten(to_json(config))
+    assert config.where == "--output=/etc --config x"
+    assert (config.seed, config.recipe, config.run) == (-1, "offline", "offline-abcdef")
+    assert values["data.batch"] == 8 and values["data.include_eval"] is True
+    assert values["agent.losses.gamma"] == 0.5
+    assert values["agent.losses.extra_gammas"] == [0.25, 0.75]
+    assert values["agent.timestep_encoder.hide_previous"] is False
+    assert config.output == PLACES.data / "runs" and config.data.cache == PLACES.data / "cache"
+
+
+def test_the_collector_and_the_evaluator_read_their_words_too():
+    args = {**PENDULUM, "dataset": "d", "tags": "a b", "env_args": "g=9.81 fast=true", "sample": 0}
+    args = {**args, "sample": False, "epsilon.kind": "greedy"}
+    (line,) = words("collect", args=args)
+    config = parse(CollectConfig, line[1:], "x")
+    assert config.tags == ("a", "b") and config.env_args == ("g=9.81", "fast=true")
+    assert config.random and not config.sample
+    assert config.outbox == PLACES.outboxes / config.run
+    starts = rules.starts(launch("evaluate", args={"env": "E-v1", "policy": "r/7"}), PLACES, ["m"])
+    config = parse(EvaluateConfig, starts[0].words[1:], "x")
+    assert (config.policy, config.plugin, config.run) == ("r/7", ("m",), "eval-r-7-abcdef")
+
+
+def test_every_recipe_can_be_launched():
+    for name in RECIPES:
+        (line,) = words("train", name, {"dataset": "d"})
+        assert resolve(line[1:]).config.recipe == name
+
+
+def test_several_processes_differ_in_name_and_seed():
+    lines = words(args={"dataset": "d", "run": "r"}, count=3)
+    configs = [resolve(line[1:]).config for line in lines]
+    assert [c.run for c in configs] == ["r-1", "r-2", "r-3"]
+    assert [c.seed for c in configs] == [0, 1, 2]
+    lines = words("collect", args={**PENDULUM, "dataset": "d", "seed": 5}, count=2)
+    assert [parse(CollectConfig, line[1:], "x").seed for line in lines] == [5, 6]
+    lines = words("evaluate", args={**PENDULUM, "episodes": 10, "seeds": 100}, count=2)
+    assert [parse(EvaluateConfig, line[1:], "x").seeds for line in lines] == [100, 110]
+
+
+def test_a_collector_without_a_seed_draws_its_own():
+    for line in words("collect", args={**PENDULUM, "dataset": "d"}, count=2):
+        assert parse(CollectConfig, line[1:], "x").seed is None
+
+
+def test_what_a_parser_complained_about_is_found_in_its_box():
+    lines = ["old", "$ stepwell collect", "╭─ Value error ─────╮", "│ --seed: 'q' is bad │"]
+    lines += ["│ ────────────── │", "│ Argument helptext: │", "│ --seed INT │", "╰─────────╯"]
+    assert usage_error(lines) == "Value error --seed: 'q' is bad"
+
+
+# --- with the real collector ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own(service, tmp_path_factory):
+    """A service of this module alone: launches of other tests are not ours to claim."""
+    process = type(service)(tmp_path_factory.mktemp("agents")).start()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def api(own):
+    with Client(own.url) as client:
+        yield client
+
+
+@pytest.fixture
+def agent_process(own, tmp_path):
+    """Starts `stepwell agent` on one directory; killed at the end with whatever it started."""
+    started = []
+
+    def start(*args):
+        env = {**os.environ, "STEPWELL_URL": own.url, "OMP_NUM_THREADS": "1"}
+        env["PYTHONPATH"] = str(ROOT)
+        command = [sys.executable, "-m", "stepwell.cli", "agent", "--data", str(tmp_path / "data")]
+        with (tmp_path / "agent.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--poll", "0.1", *args], env=env, cwd=tmp_path, stderr=log
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+    for record in (tmp_path / "data" / "launches").glob("*.json"):
+        for child in json.loads(record.read_text())["children"]:
+            if child["state"] == "running" and child["pid"]:
+                try:
+                    os.killpg(child["pid"], signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+
+def until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return result
+
+
+def wait_state(client, made, *states, seconds=60.0):
+    return until(lambda: (x := client.launch(made.id)).state in states and x, seconds)
+
+
+def test_launches_become_processes_or_errors(api, agent_process, name, tmp_path):
+    """One that works, one refused, one of no recipe, one of a wrong type: each says how it went."""
+    good = api.create_launch("collect", args={**PENDULUM, "dataset": name, "episodes": 1})
+    bad = api.create_launch("collect", args={**PENDULUM, "dataset": name, "outbox": str(tmp_path)})
+    none = api.create_launch("train", "no_such_recipe")
+    typo = api.create_launch("collect", args={**PENDULUM, "dataset": name, "episodes": "many"})
+    process = agent_process("--capacity", "2")
+
+    done = wait_state(api, good, "finished", "failed")
+    assert (done.state, done.error) == ("finished", "")
+    page = api.trajectories(name)
+    assert len(page.items) == 1 and page.items[0].run == done.run
+    assert api.run(done.run).status == "finished"
+    assert f"$ stepwell collect --run={done.run}" in log_of(tmp_path, good).read_text()
+    assert (tmp_path / "data" / "outbox" / done.run).is_dir()
+
+    refused = wait_state(api, bad, "failed")
+    assert refused.error.startswith("refused:") and "'outbox'" in refused.error
+    assert not log_of(tmp_path, bad).exists()
+    assert "unknown recipe 'no_such_recipe'" in wait_state(api, none, "failed").error
+    error = wait_state(api, typo, "failed").error
+    assert "refused by its own parser" in error and "--episodes" in error
+
+    worker = next(w for w in api.workers() if w.role == "agent" and w.alive)
+    assert worker.counters["capacity"] == 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    worker = next(w for w in api.workers() if w.id == worker.id)
+    assert worker.state == "stopped" and worker.counters["failed"] == 3
+    assert not list((tmp_path / "data" / "launches").iterdir())
+
+
+def log_of(tmp_path, made):
+    return tmp_path / "data" / "logs" / f"{made.id}-1.log"
+
+
+def test_a_cancelled_launch_ends_its_collector_cleanly(api, agent_process, name):
+    made = api.create_launch("collect", args={**PENDULUM, "dataset": name, "run": f"{name}-run"})
+    agent_process()
+    until(lambda: any(w.run == f"{name}-run" and w.state == "running" for w in api.workers()))
+    api.cancel_launch(made.id)
+    until(lambda: api.run(f"{name}-run").status == "stopped")
+    collector = next(w for w in api.workers() if w.run == f"{name}-run")
+    until(lambda: not running(collector.pid))
+    until(lambda: any(w.role == "agent" and w.counters["cancelled"] == 1 for w in api.workers()))
+    assert api.launch(made.id).state == "cancelled"
+
+
+def test_a_killed_agent_finds_its_collector_again(api, agent_process, name):
+    """SIGKILL for the agent: the collector plays on; the next agent answers for it."""
+    made = api.create_launch("collect", args={**PENDULUM, "dataset": name})
+    first = agent_process()
+    wait_state(api, made, "running")
+    collector = until(lambda: next((w for w in api.workers() if w.role == "collect"
+                                    and w.run == api.launch(made.id).run), None))  # fmt: skip
+    first.kill()
+    first.wait()
+    assert running(collector.pid)
+    second = agent_process()
+    until(lambda: any(w.role == "agent" and w.pid == second.pid for w in api.workers()))
+    assert api.launch(made.id).state == "running"
+
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(30) == 0
+    ended = api.launch(made.id)
+    assert ended.state == "failed" and "stopped with its agent" in ended.error
+    assert api.run(ended.run).status == "stopped"
+    until(lambda: not running(collector.pid))
+
+
+def running(pid):
+    """Whether the process lives; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- the agent alone, with scripts for children -------------------------------------------------
+
+SCRIPT = """
+import signal, sys, time
+where = next(w.split("=", 1)[1] for w in sys.argv if w.startswith("--where="))
+if where == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    where = "sleep 60"
+word, number = where.split()
+if word == "exit":
+    print("the last words")
+    sys.exit(int(number))
+time.sleep(float(number))
+"""
+
+
+class Running:
+    """An agent in a thread of this process."""
+
+    def __init__(self, url, data, name, **options):
+        self.places = Places(data)
+        self.places.make()
+        chosen = {"roles": rules_roles(), "capacity": 1, "plugins": (), "poll": 0.05, "grace": 20.0}
+        self.agent = Agent(
+            Options(name=name, places=self.places, **{**chosen, **options}),
+            Client(url, timeout=2.0, retry_for=0.0),
+        )
+        self.error = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        try:
+            self.agent.run()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+        finally:
+            self.agent.client.close()
+
+    def end(self, word="stop"):
+        self.agent.ask(word)
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+def rules_roles():
+    return tuple(rules.ROLES)
+
+
+@pytest.fixture
+def agent(own, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(loop, "STEPWELL", [sys.executable, "-S", "-c", SCRIPT])
+    monkeypatch.setattr(loop, "HEARTBEAT_EVERY", 0.1)
+    started = []
+
+    def start(url=own.url, **options):
+        started.append(Running(url, tmp_path / "data", name, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.thread.is_alive():
+            each.end("kill")
+
+
+def ask(api, where, count=1, **args):
+    return api.create_launch("train", "offline", {"where": where, **args}, count)
+
+
+def test_a_failure_is_told_with_the_end_of_its_log(api, agent):
+    made = ask(api, "exit 3")
+    agent()
+    failed = wait_state(api, made, "failed")
+    assert "status 3" in failed.error and "the last words" in failed.error
+    assert failed.run == f"offline-{made.id[-6:]}"
+
+
+def test_one_failure_of_several_processes_fails_the_launch(api, agent):
+    """And only as many run at a time as the agent has slots."""
+    made = ask(api, "sleep 0.3", count=3)
+    running_agent = agent(capacity=2)
+    seen = set()
+    while (state := api.launch(made.id)).state in ("queued", "claimed", "running"):
+        works = list(running_agent.agent._works.values())
+        seen.add(sum(len(w.with_state("running")) for w in works))
+    assert state.state == "finished" and max(seen) == 2
+    assert state.run == f"offline-{made.id[-6:]}-1 … offline-{made.id[-6:]}-3"
+
+
+def test_a_launch_that_needs_more_slots_than_there_are_is_refused(api, agent):
+    made = ask(api, "exit 0", processes=3)
+    agent(capacity=2)
+    assert "at most 2" in wait_state(api, made, "failed").error
+
+
+def test_roles_choose_what_is_claimed(api, agent):
+    made = ask(api, "exit 0")
+    agent(roles=("collect",))
+    time.sleep(0.5)
+    assert api.launch(made.id).state == "queued"
+    api.cancel_launch(made.id)
+
+
+def test_pause_and_resume_and_drain(api, agent, name):
+    """Paused it claims nothing; drained it finishes what it has, claims nothing more, and ends."""
+    running_agent = agent()
+    until(lambda: any(w.id == name and w.state == "running" for w in api.workers()))
+    api.command(name, "pause")
+    until(lambda: any(w.id == name and w.state == "paused" for w in api.workers()))
+    made = ask(api, "sleep 1")
+    time.sleep(0.3)
+    assert api.launch(made.id).state == "queued"
+    api.command(name, "resume")
+    wait_state(api, made, "running")
+    later = ask(api, "exit 0")
+    api.command(name, "drain")
+    running_agent.thread.join(30)
+    assert not running_agent.thread.is_alive() and running_agent.error is None
+    assert api.launch(made.id).state == "finished"
+    assert api.launch(later.id).state == "queued"
+    assert next(w for w in api.workers() if w.id == name).state == "stopped"
+    api.cancel_launch(later.id)
+
+
+def test_stop_as_a_command_stops_children_too(api, agent, name):
+    made = ask(api, "sleep 60")
+    running_agent = agent()
+    wait_state(api, made, "running")
+    api.command(name, "stop")
+    running_agent.thread.join(30)
+    assert not running_agent.thread.is_alive()
+    assert "stopped with its agent" in wait_state(api, made, "failed").error
+
+
+def test_a_child_that_does_not_listen_is_killed_after_its_grace(api, agent, tmp_path):
+    made = ask(api, "stubborn")
+    agent(grace=0.3)
+    until(lambda: log_of(tmp_path, made).exists() and "ready" in log_of(tmp_path, made).read_text())
+    (record,) = (tmp_path / "data" / "launches").glob("*.json")
+    pid = json.loads(record.read_text())["children"][0]["pid"]
+    api.cancel_launch(made.id)
+    until(lambda: not running(pid), 10)
+
+
+def test_a_cancelled_launch_starts_none_of_what_still_waits(api, agent, tmp_path):
+    made = ask(api, "sleep 60", count=2)
+    running_agent = agent()
+    until(lambda: log_of(tmp_path, made).exists())
+    api.cancel_launch(made.id)
+    until(lambda: not running_agent.agent._works)
+    assert not (tmp_path / "data" / "logs" / f"{made.id}-2.log").exists()
+
+
+def test_an_agent_told_to_kill_does_not_wait(api, agent, tmp_path):
+    made = ask(api, "stubborn")
+    running_agent = agent(grace=60.0)
+    until(lambda: log_of(tmp_path, made).exists() and "ready" in log_of(tmp_path, made).read_text())
+    running_agent.end("kill")
+    assert api.launch(made.id).state == "failed"
+
+
+def test_a_claim_whose_answer_was_lost_is_taken_up(api, agent, name):
+    made = ask(api, "exit 0")
+    claimed = api.claim_launch(name)
+    assert claimed is not None and claimed.id == made.id
+    agent()
+    assert wait_state(api, made, "finished", "failed").state == "finished"
+
+
+def test_what_ended_while_no_agent_was_there_is_asked_of_its_run(api, own, tmp_path, name):
+    """Nobody saw the exit status; the run's row says how it went."""
+    places = Places(tmp_path / "data")
+    places.make()
+    outcome = {}
+    for run, status in ((f"{name}-a", "finished"), (f"{name}-b", "failed")):
+        made = ask(api, "sleep 1", run=run)
+        claimed = api.claim_launch(name)
+        work = loop.Work.begin(claimed, 1, rules.starts(claimed, places), places)
+        work.children[0].state, work.children[0].pid = "running", 2**22 + 1
+        work.children[0].log.write_text("the last words\n")
+        work.save(places)
+        api.create_run(run, "train")
+        api.patch_run(run, status=status)
+        outcome[status] = made
+    running_agent = Running(own.url, tmp_path / "data", name)
+    assert wait_state(api, outcome["finished"], "finished", "failed").state == "finished"
+    failed = wait_state(api, outcome["failed"], "failed")
+    assert "nobody saw how" in failed.error and "the last words" in failed.error
+    running_agent.end()
+
+
+def test_a_name_that_another_living_agent_has_is_refused(api, agent, name):
+    api.heartbeat(name, role="agent", host="elsewhere", pid=1)
+    second = agent()
+    second.thread.join(20)
+    assert isinstance(second.error, AgentError) and "elsewhere" in str(second.error)
+
+
+def test_children_and_reports_survive_an_outage(start_service, agent, tmp_path):
+    """The service goes, the child ends meanwhile; when the service is back it hears of that."""
+    service = start_service()
+    with Client(service.url, retry_for=0.0) as client:
+        made = ask(client, "sleep 1")
+        running_agent = agent(url=service.url)
+        wait_state(client, made, "running")
+        until(lambda: log_of(tmp_path, made).exists())
+        service.kill()
+        until(lambda: not running_agent.agent._busy)
+        assert running_agent.agent._works, "not forgotten before it was told"
+        service.restart()
+        assert wait_state(client, made, "finished", "failed").state == "finished"
+        again = ask(client, "exit 0")
+        assert wait_state(client, again, "finished", "failed").state == "finished"
+        running_agent.end()
+
+
+def test_episodes_that_a_collector_could_not_send_are_sent(api, own, name, tmp_path):
+    from stepwell import Outbox
+    from stepwell.testing import make_spec, make_trajectory
+
+    spec = make_spec()
+    api.create_dataset(name, spec)
+    folder = Places(tmp_path / "data").outboxes / "some-run"
+    with Client("http://127.0.0.1:9", retry_for=0.0) as nobody:
+        outbox = Outbox(folder, nobody, name, spec)
+        outbox.put(make_trajectory(spec, seed=1))
+        outbox.close(0.0)
+    running_agent = Running(own.url, tmp_path / "data", name)
+    until(lambda: len(api.trajectories(name).items) == 1)
+    running_agent.end()
+    assert not list(folder.glob("*.arrow"))
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_one_directory_has_one_agent_and_one_name(own, agent_process, api, tmp_path):
+    first = agent_process()
+    path = tmp_path / "data" / "agent.json"
+    until(path.exists)
+    chosen = json.loads(path.read_text())["name"]
+    second = agent_process()
+    assert second.wait(20) == 1
+    assert "another agent uses" in (tmp_path / "agent.log").read_text()
+    until(lambda: any(w.id == chosen for w in api.workers()))
+    first.send_signal(signal.SIGINT)
+    assert first.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--capacity", "0"], ["--name", "a b"], ["--plugin", "a/b"], ["--poll", "0"]]
+)
+def test_wrong_options_of_the_agent_itself(wrong, capsys):
+    from stepwell import agent
+
+    with pytest.raises(SystemExit):
+        agent.main(wrong)
+    assert wrong[0] in capsys.readouterr().err
