@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             f"refusing to listen on {settings.host} without a token: anybody could write. Set"
             " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32)"
         )
-    _configure_logging(settings.log_level)
+    configure_logging(settings.log_level)
     try:
         listener = socket.create_server(
             (settings.host, settings.port),
@@ -122,7 +122,8 @@ def db_main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _configure_logging(level: str) -> None:
+def configure_logging(level: str) -> None:
+    """One line per event on stderr, `key=value`."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     structlog.configure(
         processors=[

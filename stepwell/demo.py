@@ -30,6 +30,8 @@ from stepwell.errors import StepwellError
 from stepwell.intervals import Interval, bootstrap_mean
 
 EVALUATION_SEEDS = 30
+# Fixed, and far from the seeds that any of the data was reset with.
+FIRST_EVALUATION_SEED = 900_000
 STOP_GRACE = 15.0
 # What the demo knows of environments: the recipe made for each. Any other gets `offline`.
 RECIPES = {
@@ -208,15 +210,18 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
     console.print(_table(options, scores, elapsed))
     if options.json:
         options.json.write_text(json.dumps(_report(options, scores, elapsed), indent=2))
+    if not options.stay:
+        console.print(
+            f"Look around in it: stepwell serve --data {options.data / 'data'}, then stepwell dash"
+        )
+        return 0
     console.print(f"service    {url}    (its data: {options.data / 'data'})")
     if dashboard_url:
         console.print(f"dashboard  {dashboard_url}")
-    if options.stay:
-        console.print("Ctrl-C stops everything.")
-        while True:
-            processes.check()
-            time.sleep(0.5)
-    return 0
+    console.print("Ctrl-C stops everything.")
+    while True:
+        processes.check()
+        time.sleep(0.5)
 
 
 def _generate(options: Options, processes: Processes, progress: Progress) -> Path:
@@ -308,6 +313,7 @@ def _evaluate(
         f"evaluate-{run}",
         *(sys.executable, "-m", "stepwell.cli", "evaluate", "--policy", run),
         *("--env", options.env, "--dataset", dataset, "--episodes", str(options.episodes)),
+        *("--seeds", str(FIRST_EVALUATION_SEED)),
         *("--run", f"{run}-eval"),
     )
     processes.finish(f"evaluate-{run}", 300)
@@ -441,7 +447,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
     add("--seed", type=int, default=0, help="training seed")
     add("--steps", type=int, default=100_000, help="steps of pendulum-stitch to generate")
     add("--updates", type=int, default=None, help="updates of every run (default: the recipe's)")
-    add("--episodes", type=int, default=EVALUATION_SEEDS, help="evaluation episodes (seeds 0 …)")
+    add("--episodes", type=int, default=EVALUATION_SEEDS, help="evaluation episodes")
     add("--collect-episodes", type=int, default=20, help="episodes that the collector plays")
     add("--port", type=int, default=0, help="of the service (default: a free one)")
     add("--no-dashboard", action="store_true", help="do not start the dashboard")

@@ -45,7 +45,10 @@ def main(argv: list[str]) -> int:
         address_space=max(3 << 30, MEMORY_MARGIN * memory),
         cpu_seconds=3600,
     )
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    stdin = sys.stdin.buffer
+    # The frames have the pipe to themselves: whatever a library prints goes to stderr.
+    stdout = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     # After confinement: threads that libraries start while loading are bound by it too.
     import duckdb
     import pyarrow  # noqa: F401 - loaded now, so that no query pays for it
@@ -145,6 +148,7 @@ def _connect(memory: int) -> Any:
         "autoload_known_extensions = false",
         "python_enable_replacements = false",
         "max_expression_depth = 250",
+        "enable_progress_bar = false",  # it would draw itself into a slow query's answer
         "TimeZone = 'UTC'",
     ):
         connection.execute(f"SET {setting}")

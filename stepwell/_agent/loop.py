@@ -252,6 +252,7 @@ class Agent:
         self._counts[work.state] += 1
         if work.state == "failed":
             self._last_error = f"launch {work.launch_id}: {work.error}"
+        self._next_beat = 0.0
         log.info("launch %s: %s", work.launch_id, work.state)
         work.forget(self.options.places)
         del self._works[work.launch_id]

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from server import fsck
 from stepwell import Client
 from stepwell.codec import encode
@@ -68,6 +70,7 @@ class Poster(threading.Thread):
             return
 
 
+@pytest.mark.timeout(120 + 15 * KILLS)
 def test_sigkill_of_a_busy_server_loses_and_doubles_nothing(
     start_service: Callable[..., Any], eager: dict[str, str]
 ) -> None:

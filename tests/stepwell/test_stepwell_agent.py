@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -354,6 +355,8 @@ if where == "stubborn":
     print("ready", flush=True)
     where = "sleep 60"
 word, number = where.split()
+if number == "seed":
+    number = next((w.split("=", 1)[1] for w in sys.argv if w.startswith("--seed=")), "0")
 if word == "exit":
     print("the last words")
     sys.exit(int(number))
@@ -423,7 +426,14 @@ def test_a_failure_is_told_with_the_end_of_its_log(api, agent):
 
 
 def test_one_failure_of_several_processes_fails_the_launch(api, agent):
-    """And only as many run at a time as the agent has slots."""
+    made = ask(api, "exit seed", count=2)
+    agent(capacity=2)
+    failed = wait_state(api, made, "finished", "failed")
+    assert failed.state == "failed" and "-2 ended (status 1)" in failed.error
+    assert "-1 ended" not in failed.error
+
+
+def test_no_more_processes_run_at_a_time_than_there_are_slots(api, agent):
     made = ask(api, "sleep 0.3", count=3)
     running_agent = agent(capacity=2)
     seen = set()
@@ -578,7 +588,15 @@ def test_episodes_that_a_collector_could_not_send_are_sent(api, own, name, tmp_p
     assert not list(folder.glob("*.arrow"))
 
 
-# --- the command ------------------------------------------------------------------------------
+# --- the command and its page -------------------------------------------------------------------
+
+
+def test_the_page_for_operators_lists_what_a_launch_may_set():
+    text = (ROOT / "docs" / "workers.md").read_text()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    for role, allowed in rules.ROLES.items():
+        named = set(re.findall(r"`([a-z0-9_.]+\*?)`", rows[role].partition("` |")[2]))
+        assert named == set(allowed.options) | {f"{section}*" for section in allowed.sections}
 
 
 def test_one_directory_has_one_agent_and_one_name(own, agent_process, api, tmp_path):

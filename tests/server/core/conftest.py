@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.deps import Service
+from server.main import configure_logging
 from server.settings import Settings
 from stepwell.codec import decode, encode
 from stepwell.messages import ARROW
@@ -75,6 +76,12 @@ class Live:
     def steps(self, trajectory: Trajectory) -> Trajectory:
         response = self.http.get(f"/v1/trajectories/{trajectory.id}/steps").raise_for_status()
         return decode(response.content)[1][0]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plain_log() -> None:
+    """As the program logs; structlog's own default draws tracebacks for seconds."""
+    configure_logging("info")
 
 
 @pytest.fixture
