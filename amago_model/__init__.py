@@ -12,24 +12,39 @@ except PackageNotFoundError:  # a bare checkout, as on a machine that only runs 
     __version__ = "0+unknown"
 
 from amago_model.acting import ActingPolicy
-from amago_model.agent import Agent
+from amago_model.agent import Agent, MultiTaskAgent, Values, make_agent
 from amago_model.batch import Batch, decode_action, encode_action, previous_features
 from amago_model.config import (
     ActionSpace,
     ActorConfig,
     AgentConfig,
+    BetaConfig,
+    BinsConfig,
     CriticConfig,
+    CustomConfig,
     FeedForwardConfig,
+    GMMConfig,
     GRUConfig,
+    LeakyFilterConfig,
     LossConfig,
     ObsSpace,
+    ResidualActorConfig,
     Spaces,
     TimestepEncoderConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
-from amago_model.errors import AmagoError, BatchError, ConfigError, PolicyFileError, SpaceError
+from amago_model.errors import (
+    AmagoError,
+    BatchError,
+    ConfigError,
+    PolicyFileError,
+    SpaceError,
+    UnregisteredError,
+)
 from amago_model.policy_file import load_policy, save_policy
+from amago_model.presets import multitask, published_v3
+from amago_model.registry import register
 
 __all__ = [
     "ActingPolicy",
@@ -40,22 +55,35 @@ __all__ = [
     "AmagoError",
     "Batch",
     "BatchError",
+    "BetaConfig",
+    "BinsConfig",
     "ConfigError",
     "CriticConfig",
+    "CustomConfig",
     "FeedForwardConfig",
+    "GMMConfig",
     "GRUConfig",
+    "LeakyFilterConfig",
     "LossConfig",
+    "MultiTaskAgent",
     "ObsSpace",
     "PolicyFileError",
+    "ResidualActorConfig",
     "SpaceError",
     "Spaces",
     "TimestepEncoderConfig",
     "TrajectoryEncoderConfig",
     "TransformerConfig",
+    "UnregisteredError",
+    "Values",
     "__version__",
     "decode_action",
     "encode_action",
     "load_policy",
+    "make_agent",
+    "multitask",
     "previous_features",
+    "published_v3",
+    "register",
     "save_policy",
 ]

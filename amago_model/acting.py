@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from amago_model.actor import Actor
 from amago_model.batch import decode_action, previous_features
 from amago_model.config import AgentConfig, Spaces
+from amago_model.registry import registered
 from amago_model.timestep_encoders import FeedForwardTimestepEncoder
 from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
 
@@ -32,11 +33,21 @@ class ActingPolicy(nn.Module):
         self.config, self.spaces = config, spaces
         self.metadata: dict[str, Any] = {}
         """What the policy file said beside config and spaces; see policy_file.py."""
-        self.timestep_encoder = FeedForwardTimestepEncoder(config.timestep_encoder, spaces)
-        self.trajectory_encoder = make_trajectory_encoder(
-            config.trajectory_encoder, self.timestep_encoder.d_output
-        )
-        self.actor = Actor(
+        custom = config.custom
+        if custom.timestep_encoder:
+            make_rows = registered("timestep_encoder", custom.timestep_encoder)
+            self.timestep_encoder = make_rows(config, spaces)
+        else:
+            self.timestep_encoder = FeedForwardTimestepEncoder(config.timestep_encoder, spaces)
+        if custom.trajectory_encoder:
+            make_memory = registered("trajectory_encoder", custom.trajectory_encoder)
+            self.trajectory_encoder = make_memory(config, self.timestep_encoder.d_output)
+        else:
+            self.trajectory_encoder = make_trajectory_encoder(
+                config.trajectory_encoder, self.timestep_encoder.d_output
+            )
+        make_actor = registered("actor", custom.actor) if custom.actor else Actor
+        self.actor = make_actor(
             config.actor,
             spaces.action,
             d_state=self.d_state,

@@ -5,12 +5,21 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from amago_model.config import ActionSpace, ActorConfig
-from amago_model.distributions import Categorical, Distribution, TanhGaussian
-from amago_model.layers import make_mlp
+from amago_model.distributions import (
+    Beta,
+    Categorical,
+    Distribution,
+    GaussianMixture,
+    MultiBinary,
+    OneHots,
+    TanhGaussian,
+)
+from amago_model.errors import ConfigError
+from amago_model.layers import make_activation, make_mlp, make_norm
 
 
 class Actor(nn.Module):
-    """One MLP whose output holds the parameters of all G distributions."""
+    """One MLP (plain or residual) whose output holds the parameters of all G distributions."""
 
     def __init__(
         self, config: ActorConfig, action: ActionSpace, *, d_state: int, n_gammas: int
@@ -18,7 +27,16 @@ class Actor(nn.Module):
         super().__init__()
         self.config, self.action = config, action
         self.n_gammas = n_gammas
-        parameters = action.n if action.kind == "discrete" else 2 * action.width
+        if action.kind != "continuous" and config.continuous != "tanh_gaussian":
+            raise ConfigError(
+                f"ActorConfig.continuous: {config.continuous!r} is for continuous actions, these "
+                f"are {action.kind}; leave it at its default"
+            )
+        self.noise_width = noise_width(config, action)
+        parameters = n_parameters(config, action)
+        if config.kind == "residual":
+            self.mlp = _residual_mlp(config, d_state, n_gammas * parameters)
+            return
         self.mlp = make_mlp(
             d_state,
             config.d_hidden,
@@ -30,22 +48,81 @@ class Actor(nn.Module):
 
     def forward(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """state [..., D], legal [..., n] bool -> a distribution of batch shape [..., G]."""
-        return self.distribution(self.mlp(state).unflatten(-1, (self.n_gammas, -1)), legal)
+        x = self.mlp(state).unflatten(-1, (self.n_gammas, -1))
+        every = None if legal is None else legal.unsqueeze(-2)
+        return make_distribution(self.config, self.action, x, every)
 
     def acting(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """As forward, but only the last discount, which acts: batch shape [...]."""
-        x = self.mlp(state).unflatten(-1, (self.n_gammas, -1))[..., -1:, :]
-        both = self.distribution(x, legal)
-        if isinstance(both, Categorical):
-            return Categorical(both.probs.squeeze(-2))
-        return TanhGaussian(both.loc.squeeze(-2), both.scale.squeeze(-2), both.clip)
+        x = self.mlp(state).unflatten(-1, (self.n_gammas, -1))[..., -1, :]
+        return make_distribution(self.config, self.action, x, legal)
 
-    def distribution(self, x: Tensor, legal: Tensor | None) -> Distribution:
-        c = self.config
-        if self.action.kind == "discrete":
-            if legal is not None:
-                legal = legal.unsqueeze(-2)
-            return Categorical.from_logits(x, low=c.prob_low, high=c.prob_high, legal=legal)
-        return TanhGaussian.from_parameters(
-            x, std_low=c.std_low, std_high=c.std_high, clip=c.log_prob_clip
+
+class _Block(nn.Module):
+    """x + norm(W2 drop(act(norm(W1 x))))."""
+
+    def __init__(self, config: ActorConfig) -> None:
+        super().__init__()
+        c = config.residual
+        self.branch = nn.Sequential(
+            nn.Linear(c.d_feature, c.d_ff),
+            make_norm(c.norm, c.d_ff),
+            make_activation(config.activation),
+            nn.Dropout(config.dropout),
+            nn.Linear(c.d_ff, c.d_feature),
+            make_norm(c.norm, c.d_feature),
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+def _residual_mlp(config: ActorConfig, d_state: int, d_output: int) -> nn.Sequential:
+    c = config.residual
+    activation, dropout = config.activation, config.dropout
+    return nn.Sequential(
+        make_mlp(d_state, c.d_feature, 1, c.d_feature, activation=activation, dropout=dropout),
+        *(_Block(config) for _ in range(c.n_blocks)),
+        nn.Linear(c.d_feature, d_output),
+    )
+
+
+def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
+    """How many numbers make one distribution."""
+    if action.kind != "continuous":
+        return action.width
+    if config.continuous == "gmm":
+        return config.gmm.modes * (1 + 2 * action.width)
+    return 2 * action.width
+
+
+def noise_width(config: ActorConfig, action: ActionSpace) -> int:
+    """How many normal numbers its rsample takes."""
+    if action.kind == "continuous" and config.continuous == "gmm":
+        return 1 + action.width
+    if action.kind == "continuous" and config.continuous == "beta":
+        return Beta.NOISE * action.width
+    return action.width
+
+
+def make_distribution(
+    config: ActorConfig, action: ActionSpace, x: Tensor, legal: Tensor | None
+) -> Distribution:
+    """x [..., n_parameters], legal broadcastable to [..., A] -> a distribution of shape [...]."""
+    c = config
+    if action.kind == "discrete":
+        return Categorical.from_logits(x, low=c.prob_low, high=c.prob_high, legal=legal)
+    if action.kind == "multi_discrete":
+        return OneHots.from_logits(x, action.nvec, low=c.prob_low, high=c.prob_high, legal=legal)
+    if action.kind == "multi_binary":
+        return MultiBinary(x)
+    if c.continuous == "beta":
+        return Beta.from_parameters(x, low=c.beta.low, high=c.beta.high, clip=c.log_prob_clip)
+    if c.continuous == "gmm":
+        g = c.gmm
+        return GaussianMixture.from_parameters(
+            x, modes=g.modes, std_low=g.std_low, std_high=g.std_high, clip=c.log_prob_clip
+        )
+    return TanhGaussian.from_parameters(
+        x, std_low=c.std_low, std_high=c.std_high, clip=c.log_prob_clip
+    )

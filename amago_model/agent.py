@@ -8,20 +8,24 @@ N = B * T, D state width, A action width, C critics, G discounts, K action sampl
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from amago_model import losses
 from amago_model.acting import ActingPolicy
-from amago_model.batch import Batch, action_index, encode_action
+from amago_model.batch import Batch, action_index, encode_action, one_hot
 from amago_model.config import AgentConfig, Spaces
 from amago_model.critic import CriticEnsemble
-from amago_model.distributions import Categorical, Distribution, TanhGaussian
+from amago_model.distributions import Categorical, Distribution, OneHots
+from amago_model.errors import ConfigError
 from amago_model.moments import masked_mean
-from amago_model.returns import n_step_returns
+from amago_model.privileged import PrivilegedFeatures
+from amago_model.registry import registered
+from amago_model.returns import lambda_returns, n_step_returns
 from amago_model.trajectory_encoders import Hidden
 from amago_model.value_norm import PopArt
 
@@ -34,16 +38,39 @@ class _Transitions:
 
     state_t: Tensor  # [N, D], with gradient
     state_tp1: Tensor  # [N, D], without
+    seen_t: Tensor  # [N, D + P]: the state and what only critics may see
+    seen_tp1: Tensor  # [N, D + P]
     legal_t: Tensor | None  # [N, A]
     legal_tp1: Tensor | None  # [N, A]
-    action: Tensor  # [N] index or [N, A] in -1..1
+    action: Tensor  # [N, A] encoded; [N] index if discrete
+    shown: Tensor  # [N, A]: the action as critics see it
     exists: Tensor  # [N] bool: the transition is not padding
     imitable: Tensor  # [N] bool: ... and its action is known
     learnable: Tensor  # [N] bool: ... and it ends the task or arrives at a known observation
     shape: tuple[int, int]  # B, T
-    target_noise: Tensor  # [K_c, N, G, A] standard normal; nothing if discrete
-    own_noise: Tensor  # [K_a, N, G, A]
+    target_noise: Tensor  # [K_c, N, G, W] standard normal; nothing if discrete
+    own_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
     subset_noise: Tensor  # [C, N, G], whose order picks the critics of each target
+
+
+@dataclass(slots=True)
+class Values:
+    """Of each transition and discount, [B, T, G], in units of the environment's return."""
+
+    q: Tensor
+    """Value of the data's action, mean over critics."""
+    v: Tensor
+    """Value of the policy's own actions, mean over critics."""
+    advantage: Tensor
+    """What the filter sees: see LossConfig.filter_advantage for its unit."""
+    weight: Tensor
+    """What the filter makes of it."""
+    q_std: Tensor
+    """Deviation of q over critics."""
+    v_std: Tensor
+    """Deviation of v over critics."""
+    mask: Tensor
+    """[B, T] bool: False where there is no transition, or its action is not known."""
 
 
 class Agent(nn.Module):
@@ -72,8 +99,16 @@ class Agent(nn.Module):
     cloning and there is no critic at all.
     """
 
+    sampled: ClassVar[bool] = False
+    """Whether critics meet the policy's discrete actions as samples, not all with their odds."""
+
     def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
         super().__init__()
+        if (config.algorithm == "multitask") != self.sampled:
+            raise ConfigError(
+                f"AgentConfig.algorithm: {config.algorithm!r} is not {type(self).__name__}; build "
+                "agents with make_agent(config, spaces)"
+            )
         self.config, self.spaces = config, spaces
         self.gammas: Tensor
         self.register_buffer("gammas", torch.tensor(config.losses.gammas))
@@ -82,8 +117,15 @@ class Agent(nn.Module):
         if not config.losses.trains_critic:
             return
         n_gammas = len(config.losses.gammas)
-        self.critic = CriticEnsemble(
-            config.critic, spaces.action, config.losses.gammas, d_state=self.policy.d_state
+        self.privileged = PrivilegedFeatures(spaces)
+        name = config.custom.critic
+        make_critic = registered("critic", name) if name else CriticEnsemble
+        self.critic = make_critic(
+            config.critic,
+            spaces.action,
+            config.losses.gammas,
+            d_state=self.policy.d_state + self.privileged.width,
+            sampled=self.sampled,
         )
         self.target_critic = _frozen_copy(self.critic)
         if config.losses.use_target_actor:
@@ -103,7 +145,8 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def update_targets(self) -> None:
-        """Move the slow copies towards the learned weights. Call it after each optimiser step."""
+        """Move the slow copies towards the learned weights. Call it after each optimiser step
+        (before it, if `LossConfig.targets_before_step`)."""
         if self.critic is None:
             return
         online: list[Tensor] = list(self.critic.parameters())
@@ -144,13 +187,20 @@ class Agent(nn.Module):
             target = self._target(batch, tr)
             if self.training:
                 self.value_norm.update(target, tr.learnable)
-            q_sa, v = self._values(tr)  # [C, N, G], [C, N, G]
-            prediction = self.value_norm.normalized_value(q_sa)
-            terms["critic"] = losses.critic_loss(
-                prediction, self.value_norm.normalize(target), tr.learnable, n.get("critic")
-            )
-            value = self.value_norm.normalized_value(v)
-            advantage = (prediction.detach() - value.detach()).mean(0)  # [N, G]
+            out, v = self._values(tr)  # [C, N, G, 1 or bins], [C, N, G]
+            q_sa = self.critic.scalar(out)
+            if self.critic.bins is None:
+                prediction = self._normalized(q_sa)
+                terms["critic"] = losses.critic_loss(
+                    prediction, self.value_norm.normalize(target), tr.learnable, n.get("critic")
+                )
+            else:
+                label = self.critic.bins.label(target)
+                terms["critic"] = losses.classification_loss(
+                    out, label, tr.learnable, n.get("critic")
+                )
+            value = self._normalized(v)
+            advantage = self._advantage(q_sa.detach(), v.detach())
             if c.online_weight > 0:
                 terms["climb"] = losses.climbing_loss(value, tr.exists, n.get("climb"))
             if detailed:
@@ -158,8 +208,11 @@ class Agent(nn.Module):
 
         if c.offline_weight > 0:
             policy = self.policy.actor(tr.state_t, tr.legal_t)
-            log_prob = _log_prob(policy, tr.action)
-            weight = self._filter(advantage)
+            if self.sampled and self.config.critic.soften_data_actions:
+                log_prob = _log_prob(self._choices(policy), tr.shown)
+            else:
+                log_prob = _log_prob(policy, tr.action)
+            weight = self._filter(advantage, tr.imitable)
             terms["clone"] = losses.cloning_loss(log_prob, weight, tr.imitable, n.get("clone"))
             if detailed:
                 metrics |= self._actor_metrics(tr, policy, log_prob, weight)
@@ -191,12 +244,26 @@ class Agent(nn.Module):
         space = self.spaces.action
         if space.kind == "discrete":
             action = action_index(space, batch.action).clamp(0, space.n - 1).flatten()
+            shown = one_hot(action, space.n)
+            if self.config.critic.soften_data_actions:
+                low, high = self.config.actor.prob_low, self.config.actor.prob_high
+                shown = shown.clamp(low, high)
+                shown = shown / shown.sum(-1, keepdim=True)
         else:
             action = encode_action(space, batch.action).flatten(0, 1)
-            action = torch.where(imitable.reshape(-1, 1), action, 0.0)
+            shown = action = torch.where(imitable.reshape(-1, 1), action, 0.0)
+        state_t = seen_t = state[:, :-1].flatten(0, 1)
+        state_tp1 = seen_tp1 = state[:, 1:].detach().flatten(0, 1)
+        if self.critic is not None and self.privileged.width:
+            seen = torch.cat((state, self.privileged(batch.obs, batch.row_mask)), dim=-1)
+            seen_t = seen[:, :-1].flatten(0, 1)
+            seen_tp1 = seen[:, 1:].detach().flatten(0, 1)
         return _Transitions(
-            state_t=state[:, :-1].flatten(0, 1),
-            state_tp1=state[:, 1:].detach().flatten(0, 1),
+            state_t=state_t,
+            state_tp1=state_tp1,
+            seen_t=seen_t,
+            seen_tp1=seen_tp1,
+            shown=shown,
             legal_t=None if legal is None else legal[:, :-1].flatten(0, 1),
             legal_tp1=None if legal is None else legal[:, 1:].flatten(0, 1),
             action=action,
@@ -211,9 +278,11 @@ class Agent(nn.Module):
         """All the randomness of an update in one draw, time first: padding on the right changes
         nothing for the transitions before it (on a CPU), nor does asking for metrics."""
         c, g = self.config, len(self.config.losses.gammas)
-        width = 0 if self.spaces.action.kind == "discrete" else self.spaces.action.width
+        exact = self.spaces.action.kind == "discrete" and not self.sampled
+        width = 0 if exact else int(self.policy.actor.noise_width)
         k_c, k_a = c.losses.n_target_actions, c.losses.n_policy_actions
         everyone = c.critic.n_critics_target == c.critic.n_critics
+        everyone = everyone and not c.critic.subset_replacement
         n_critics = 0 if everyone or self.critic is None else c.critic.n_critics
         sizes = k_c * g * width, k_a * g * width, n_critics * g
         noise = torch.randn(t, b, sum(sizes), device=device).transpose(0, 1).flatten(0, 1)
@@ -229,57 +298,141 @@ class Agent(nn.Module):
         """[N, G]: what the critics should say of each transition, in units of multiplied reward."""
         c = self.config
         actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
-        policy = actor(tr.state_tp1, tr.legal_tp1)
-        if isinstance(policy, Categorical):
-            q = (self.target_critic.action_values(tr.state_tp1) * policy.probs).sum(-1)
+        policy = self._choices(actor(tr.state_tp1, tr.legal_tp1))
+        critic = self.target_critic
+        if isinstance(policy, Categorical) and critic.table:
+            q = (critic.action_values(tr.seen_tp1) * policy.probs).sum(-1)
         else:
-            part = self.target_critic.state_part(tr.state_tp1)
-            q = self.target_critic.values(part, policy.rsample(tr.target_noise)).mean(1)
-        size, minimum = c.critic.n_critics_target, c.losses.online_weight > 0
-        chosen = losses.ensemble_subset(q, size, minimum=minimum, noise=tr.subset_noise)
-        next_value = self.value_norm.value(chosen)
+            q = _policy_value(critic, critic.state_part(tr.seen_tp1), policy, tr.target_noise)
+        chosen = losses.ensemble_subset(
+            q,
+            c.critic.n_critics_target,
+            minimum=c.losses.online_weight > 0,
+            noise=tr.subset_noise,
+            replacement=c.critic.subset_replacement,
+        )
+        next_value = self._returns(chosen)
         usable = batch.mask & (batch.terminated | batch.next_obs_valid)
         reward = torch.where(batch.mask, batch.reward * c.losses.reward_multiplier, 0.0)
-        returns = n_step_returns(
-            reward,
-            batch.terminated,
-            usable,
-            next_value.unflatten(0, tr.shape),
-            self.gammas,
-            c.losses.n_step,
+        q_next = next_value.unflatten(0, tr.shape)
+        if c.losses.td_lambda is None:
+            returns = n_step_returns(
+                reward, batch.terminated, usable, q_next, self.gammas, c.losses.n_step
+            )
+        else:
+            returns = lambda_returns(
+                reward, batch.terminated, usable, q_next, self.gammas, c.losses.td_lambda
+            )
+        low, high = (
+            None if bound is None else bound * c.losses.reward_multiplier
+            for bound in (c.losses.target_low, c.losses.target_high)
         )
-        return returns.flatten(0, 1)
+        return losses.clipped_target(returns, low, high).flatten(0, 1)
 
     def _values(self, tr: _Transitions) -> tuple[Tensor, Tensor]:
-        """Raw critic outputs, both [C, N, G]: of the data's actions, and of the policy's own.
+        """Critics on the data's actions, [C, N, G, 1 or bins], and on the policy's own, [C, N, G].
 
         The first has gradients to critics and states; the second sees both as constants, and has
         gradients to the actor (if anything climbs them).
         """
         c = self.config.losses
         assert self.critic is not None
-        state = tr.state_t.detach()
-        with torch.set_grad_enabled(c.online_weight > 0 and torch.is_grad_enabled()):
-            policy = self.policy.actor(state, tr.legal_t)
-            if not isinstance(policy, Categorical):
-                own = policy.rsample(tr.own_noise)
-        if isinstance(policy, Categorical):
-            every = self.critic.action_values(tr.state_t)  # [C, N, G, A]
-            index = tr.action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
+        climbs = c.online_weight > 0 and torch.is_grad_enabled()
+        with torch.set_grad_enabled(climbs):
+            policy = self._choices(self.policy.actor(tr.state_t.detach(), tr.legal_t))
+        if isinstance(policy, Categorical) and self.critic.table:
+            every = self.critic.action_values(tr.seen_t)  # [C, N, G, A]
             v = (every.detach() * policy.probs).sum(-1)
-            return every.gather(-1, index).squeeze(-1), v
-        part = self.critic.state_part(tr.state_t)
-        repeated = tr.action[None, :, None, :].expand(1, -1, len(c.gammas), -1)
-        q_sa = self.critic.values(part, repeated).squeeze(1)
-        return q_sa, self.critic.values(part.detach(), own, frozen=True).mean(1)
+            if self.config.critic.soften_data_actions:
+                return (every * tr.shown.unsqueeze(1)).sum(-1, keepdim=True), v
+            index = tr.action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
+            return every.gather(-1, index), v
+        part = self.critic.state_part(tr.seen_t)
+        repeated = tr.shown[None, :, None, :].expand(1, -1, len(c.gammas), -1)
+        out = self.critic.outputs(part, repeated).squeeze(1)
+        with torch.set_grad_enabled(climbs):
+            v = _policy_value(self.critic, part.detach(), policy, tr.own_noise, frozen=True)
+        return out, v
 
-    def _filter(self, advantage: Tensor | None) -> Tensor | None:
+    def _choices(self, policy: Distribution) -> Distribution:
+        """The policy as the critics meet it."""
+        if self.sampled and isinstance(policy, Categorical):
+            return OneHots(policy.probs, (self.spaces.action.n,))
+        return policy
+
+    def _returns(self, x: Tensor) -> Tensor:
+        """What critics say in one number -> units of multiplied reward."""
+        assert self.critic is not None
+        return self.value_norm.value(x) if self.critic.bins is None else x
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """What critics say in one number -> deviations from the mean return."""
+        assert self.critic is not None
+        if self.critic.bins is None:
+            return self.value_norm.normalized_value(x)
+        return self.value_norm.normalize(x)
+
+    def _advantage(self, q_sa: Tensor, v: Tensor) -> Tensor:
+        """[C, N, G] each -> [N, G]: what the filter sees."""
+        if self.config.losses.filter_advantage == "raw":
+            return (q_sa - v).mean(0)
+        return (self._normalized(q_sa) - self._normalized(v)).mean(0)
+
+    def _filter(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
         c = self.config.losses
         if c.fake_filter or advantage is None:
             return None
+        if c.filter_batch_norm:
+            advantage = losses.normalized_advantage(advantage, mask)
+        if name := self.config.custom.filter:
+            return registered("filter", name)(advantage)  # type: ignore[no-any-return]
         if c.filter == "binary":
             return losses.binary_filter(advantage, c.filter_threshold)
+        if c.filter == "leaky_relu":
+            return losses.leaky_relu_filter(advantage, **dataclasses.asdict(c.leaky_filter))
         return losses.exp_filter(advantage, c.filter_beta, c.filter_max)
+
+    @torch.no_grad()
+    def get_values(self, batch: Batch) -> Values:
+        """What the agent thinks of the data's actions: for looking at data, not for learning.
+
+        In evaluation mode: no dropout, and no statistic moves. The policy's own samples, where it
+        has to draw some, come from torch's global generator.
+
+        Raises:
+            ConfigError: pure behaviour cloning has no critic to ask.
+            BatchError: a shape does not fit the spaces.
+        """
+        if self.critic is None:
+            raise ConfigError(
+                "get_values: with fake_filter and online_weight=0 there is no critic to ask; "
+                "train with a critic to compare actions"
+            )
+        batch.check(self.spaces)
+        was_training = self.training
+        self.eval()
+        try:
+            tr = self._encode(batch)
+            out, v_raw = self._values(tr)
+            q_raw = self.critic.scalar(out)
+            advantage = self._advantage(q_raw, v_raw)
+            weight = self._filter(advantage, tr.imitable)
+            scale = self.config.losses.reward_multiplier
+            q, v = self._returns(q_raw) / scale, self._returns(v_raw) / scale
+        finally:
+            self.train(was_training)
+        weight = torch.ones_like(advantage) if weight is None else weight
+        fields = (q.mean(0), v.mean(0), advantage, weight, _std(q), _std(v))
+        q, v, advantage, weight, q_std, v_std = (x.unflatten(0, tr.shape) for x in fields)
+        return Values(
+            q=q,
+            v=v,
+            advantage=advantage,
+            weight=weight,
+            q_std=q_std,
+            v_std=v_std,
+            mask=batch.mask & batch.action_known,
+        )
 
     # ------------------------------------------------------------------------------------- metrics
 
@@ -289,12 +442,11 @@ class Agent(nn.Module):
     ) -> dict[str, Tensor]:
         """Of the acting discount, in units of the environment's reward where not said otherwise."""
         scale, mask = self.config.losses.reward_multiplier, tr.learnable
-        q = self.value_norm.value(q_sa)[..., -1] / scale  # [C, N]
+        q = self._returns(q_sa)[..., -1] / scale  # [C, N]
         y = target[:, -1] / scale
-        centred = q - q.mean(0)
         return {
             "value/q_mean": masked_mean(q.mean(0), mask),
-            "value/q_std_over_critics": masked_mean(centred.square().mean(0).sqrt(), mask),
+            "value/q_std_over_critics": masked_mean(_std(q), mask),
             "value/target_mean": masked_mean(y, mask),
             "value/target_min": -_masked_max(-y, mask),
             "value/target_max": _masked_max(y, mask),
@@ -311,10 +463,7 @@ class Agent(nn.Module):
         self, tr: _Transitions, policy: Distribution, log_prob: Tensor, weight: Tensor | None
     ) -> dict[str, Tensor]:
         """Of the acting discount."""
-        if isinstance(policy, TanhGaussian):
-            entropy = policy.entropy(tr.own_noise)[:, -1]
-        else:
-            entropy = policy.entropy()[:, -1]
+        entropy = policy.entropy(tr.own_noise)[:, -1]
         metrics = {
             "policy/log_prob": masked_mean(log_prob[:, -1], tr.imitable),
             "policy/entropy": masked_mean(entropy, tr.exists),
@@ -348,6 +497,47 @@ class Agent(nn.Module):
         return self.policy.reset_hidden(hidden, done)
 
 
+class MultiTaskAgent(Agent):
+    """The same update where discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024).
+
+    Critics take actions as an input, one-hot where discrete, and values of the policy are means
+    over its samples: straight-through Gumbel-softmax carries a gradient where something climbs.
+    Its companions are critics that classify returns, which care little for their scale (one task's
+    rewards may be a thousand times another's), more samples and no climbing: presets.multitask.
+    """
+
+    sampled: ClassVar[bool] = True
+
+
+def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
+    """The agent that `config.algorithm`, or `config.custom.agent`, names."""
+    if config.custom.agent:
+        return registered("agent", config.custom.agent)(config, spaces)  # type: ignore[no-any-return]
+    return (MultiTaskAgent if config.algorithm == "multitask" else Agent)(config, spaces)
+
+
+def _policy_value(
+    critic: CriticEnsemble,
+    part: Tensor,
+    policy: Distribution,
+    noise: Tensor,
+    *,
+    frozen: bool = False,
+) -> Tensor:
+    """[C, N, G]: the mean over the policy's samples, or over all its actions with their odds."""
+    if isinstance(policy, Categorical):
+        n = policy.probs.shape[-1]
+        each = torch.eye(n, device=part.device)[:, None, None, :]
+        each = each.expand(n, *policy.probs.shape)
+        return (critic.values(part, each, frozen=frozen) * policy.probs.movedim(-1, 0)).sum(1)
+    return critic.values(part, policy.rsample(noise), frozen=frozen).mean(1)
+
+
+def _std(x: Tensor) -> Tensor:
+    """Over critics: [C, ...] -> [...]."""
+    return (x - x.mean(0)).square().mean(0).sqrt()
+
+
 def _frozen_copy(module: M) -> M:
     return copy.deepcopy(module).requires_grad_(False)
 
@@ -359,7 +549,7 @@ def _loss_masks(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_prob(policy: Distribution, action: Tensor) -> Tensor:
-    """Data actions, [N] or [N, A], under the policy of every discount: [N, G]."""
+    """Data actions, index [N] or [N, A], under the policy of every discount: [N, G]."""
     if isinstance(policy, Categorical):
         return policy.log_prob(action.unsqueeze(1).expand(policy.probs.shape[:-1]))
     return policy.log_prob(action.unsqueeze(1))

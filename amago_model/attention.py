@@ -1,31 +1,113 @@
-"""Causal attention over a sliding window of keys: one kernel interface, two implementations.
+"""Causal attention over a sliding window of keys: one interface, several back-ends.
 
-    attend(q, k, v, mask=..., causal=...)   q [N, H, Lq, E], k and v [N, H, Lk, E] -> [N, H, Lq, E]
+    rows 0..L-1, context = 3, n_sinks = 1          s: a sink   x: in the window
 
-`sdpa` is torch's fused kernel. `math` is its plain twin, for checking. Both take either causal=True
-(row i sees keys 0..i) or a boolean mask, broadcastable to [N, H, Lq, Lk], True where a key is seen.
+    row 5 sees     s  .  .  x  x  x                keys 0 and 3, 4, 5
+                   0  1  2  3  4  5
+
+    sdpa    torch's scaled_dot_product_attention: the default, everywhere
+    math    its plain twin: everywhere, every option, slow; the reference of the others
+    flex    torch's flex_attention: every pattern fused on a GPU; on a CPU forward only, unfused
+    flash   the flash-attn package, 2 and newer, where installed and able: GPU, 16 bits
+
+A back-end that cannot do what is asked is refused by name (`obstacle`); `auto` takes the best that
+can. Acting attends with one query over a cache of keys; there `math` stands in for what sdpa
+cannot do, whatever the back-end, so a policy trained with flash-attn acts on any machine.
+
+Letters: N sequences, H heads, L rows, K keys, E width of a head.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from amago_model.config import TransformerConfig
+from amago_model.errors import ConfigError
+from amago_model.flash_attention import attend_flash, find_flash, flash_obstacle
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a row sees, and what is done to its scores before the softmax."""
+
+    context: int
+    """The last so many rows are seen, the row itself included."""
+    n_sinks: int = 0
+    """So many rows from the first on are seen for ever."""
+    sink_bias: float = 0.0
+    """Added to the score of a sink."""
+    logit_clip: float = 0.0
+    """Scores are then limited to plus or minus this; 0 leaves them."""
+
+    def bias(self, n_keys: int, device: torch.device) -> Tensor | None:
+        """[K]: added to the scores, by key."""
+        if not self.sink_bias:
+            return None
+        return _sink_bias(n_keys, self.n_sinks, self.sink_bias, device)
+
+
+@lru_cache(maxsize=64)
+def band_mask(length: int, context: int, device: torch.device, n_sinks: int = 0) -> Tensor:
+    """[length, length] bool: row i sees keys i - context + 1 .. i, and 0 .. n_sinks - 1 up to i."""
+    with torch.inference_mode(False):
+        row = torch.arange(length, device=device)
+        age = row[:, None] - row[None, :]
+        return (age >= 0) & ((age < context) | (row[None, :] < n_sinks))
+
+
+@lru_cache(maxsize=64)
+def _sink_bias(n_keys: int, n_sinks: int, value: float, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.where(torch.arange(n_keys, device=device) < n_sinks, value, 0.0)
+
+
+# --------------------------------------------------------------------------------------- kernels
+# mask: bool, broadcastable to [N, H, L, K], True where a key is seen; or causal: row i sees 0..i.
+
 
 def attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
+    """q [N, H, L, E], k and v [N, H, K, E], bias [K] -> [N, H, L, E]."""
+    if bias is not None:
+        if mask is None:
+            mask = band_mask(q.shape[-2], q.shape[-2], q.device)
+        mask = torch.where(mask, bias.to(q.dtype), -math.inf)
+        causal = False
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
 
 
 def attend_math(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    bias: Tensor | None = None,
+    clip: float = 0.0,
 ) -> Tensor:
+    """As attend_sdpa, and `clip` limits the scores."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if clip:
+        scores = scores.clamp(-clip, clip)
     if causal:
         mask = band_mask(q.shape[-2], q.shape[-2], q.device)
     if mask is not None:
@@ -33,13 +115,132 @@ def attend_math(
     return F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0) @ v
 
 
-ATTENTION = {"sdpa": attend_sdpa, "math": attend_math}
+@lru_cache(maxsize=8)
+def _flex_kernel(device_type: str):  # type: ignore[no-untyped-def]
+    from torch.nn.attention.flex_attention import flex_attention  # slow to import, rarely used
+
+    return torch.compile(flex_attention) if device_type == "cuda" else flex_attention
 
 
 @lru_cache(maxsize=64)
-def band_mask(length: int, context: int, device: torch.device) -> Tensor:
-    """[length, length] bool: row i sees keys i - context + 1 .. i."""
+def _flex_blocks(length: int, pattern: Pattern, device: torch.device):  # type: ignore[no-untyped-def]
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(n: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+        return (i >= j) & ((i - j < pattern.context) | (j < pattern.n_sinks))
+
     with torch.inference_mode(False):
-        row = torch.arange(length, device=device)
-        age = row[:, None] - row[None, :]
-        return (age >= 0) & (age < context)
+        return create_block_mask(seen, None, None, length, length, device=str(device))
+
+
+def attend_flex(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern) -> Tensor:
+    """Whole windows, q, k, v [N, H, L, E] -> [N, H, L, E]."""
+    bias, clip, n_sinks = pattern.sink_bias, pattern.logit_clip, pattern.n_sinks
+
+    def modify(score: Tensor, n: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+        if bias:
+            score = torch.where(j < n_sinks, score + bias, score)
+        return score.clamp(-clip, clip) if clip else score
+
+    blocks = _flex_blocks(q.shape[-2], pattern, q.device)
+    with warnings.catch_warnings():
+        # On a CPU it runs unfused on purpose: no compiler is asked for, and the sums are the same.
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return _flex_kernel(q.device.type)(
+            q.contiguous(),
+            k.contiguous(),
+            v.contiguous(),
+            score_mod=modify if bias or clip else None,
+            block_mask=blocks,
+        )
+
+
+# ------------------------------------------------------------------------------------- the choice
+
+
+def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | None:
+    """Why this back-end cannot serve these queries, q [N, H, L, E]; None if it can."""
+    match name:
+        case "sdpa" if pattern.logit_clip:
+            return "it cannot clip scores"
+        case "flex" if dropout:
+            return "it has no dropout on attention weights"
+        case "flex" if q.device.type != "cuda" and q.requires_grad:
+            return (
+                f"it has no gradients on device '{q.device.type}'; it can only be evaluated there"
+            )
+        case "flash" if pattern.n_sinks or pattern.logit_clip:
+            return "it has neither sinks nor clipped scores"
+        case "flash":
+            return flash_obstacle(q, dropout)
+    return None
+
+
+def choose(wanted: str, q: Tensor, pattern: Pattern, dropout: float) -> str:
+    """The name of the back-end to use: the one wanted, or the best that can if that is 'auto'.
+
+    Raises:
+        ConfigError: the one wanted cannot; it says why and which can.
+    """
+    if wanted != "auto":
+        if why := obstacle(wanted, q, pattern, dropout):
+            able = [n for n in BACKENDS if obstacle(n, q, pattern, dropout) is None]
+            raise ConfigError(
+                f"TransformerConfig.attention: {wanted!r} cannot be used here: {why}. "
+                f"These can: {', '.join(able)}; or set attention='auto'"
+            )
+        return wanted
+    # flash-attn would round 32-bit numbers to 16 bits, which nobody asked for by 'auto'.
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    order = [*(["flash"] if half else []), "sdpa", *(["flex"] if q.is_cuda else []), "math"]
+    return next(n for n in order if obstacle(n, q, pattern, dropout) is None)
+
+
+BACKENDS = ("sdpa", "math", "flex", "flash")
+
+
+class Attention:
+    """The attention of one Transformer: its pattern, its back-end, and the name of the latter.
+
+    `name` is for logs: the back-end of the last whole window, or what was asked for before one.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.wanted: str = config.attention
+        self.name: str = config.attention
+        self.pattern = Pattern(config.context, config.n_sinks, config.sink_bias, config.logit_clip)
+
+    def windows(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        """Rows over their own keys: q, k, v [N, H, L, E] -> [N, H, L, E]."""
+        p, length = self.pattern, q.shape[-2]
+        self.name = name = choose(self.wanted, q, p, dropout)
+        if name == "flash":
+            return attend_flash(find_flash(), q, k, v, p.context, dropout)
+        if name == "flex":
+            return attend_flex(q, k, v, p)
+        # The kernel's own causal flag is faster than a mask, and the same while the window fits.
+        fits = length <= p.context
+        mask = None if fits else band_mask(length, p.context, q.device, p.n_sinks)
+        bias = p.bias(length, q.device)
+        if name == "math":
+            return attend_math(
+                q, k, v, mask=mask, causal=fits, dropout=dropout, bias=bias, clip=p.logit_clip
+            )
+        return attend_sdpa(q, k, v, mask=mask, causal=fits, dropout=dropout, bias=bias)
+
+    def cached(self, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+        """One row, q [N, H, 1, E], over keys [N, H, K, E], sinks first; seen [N, 1, 1, K] bool."""
+        p = self.pattern
+        bias = p.bias(keys.shape[-2], q.device)
+        if self.wanted == "math" or p.logit_clip:
+            return attend_math(
+                q,
+                keys,
+                values,
+                mask=seen,
+                causal=False,
+                dropout=0.0,
+                bias=bias,
+                clip=p.logit_clip,
+            )
+        return attend_sdpa(q, keys, values, mask=seen, causal=False, dropout=0.0, bias=bias)

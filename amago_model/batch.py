@@ -44,7 +44,7 @@ class Batch:
     obs: dict[str, Tensor]
     """By key: [B, L, *shape], in the storage dtype."""
     prev_action: Tensor
-    """[B, L] int64 as the environment numbers them, or [B, L, *shape] float32, unscaled."""
+    """[B, L, *array_shape] as the environment takes them: int64, or float32 where continuous."""
     prev_reward: Tensor
     """[B, L] float32, as the environment gave them."""
     time_idx: Tensor
@@ -102,9 +102,8 @@ class Batch:
         if self.mask.ndim != 2:
             raise BatchError(f"Batch.mask: expected shape [B, T], got {list(self.mask.shape)}")
         b, t = self.mask.shape
-        action = () if spaces.action.kind == "discrete" else spaces.action.shape
         expected = {
-            "prev_action": (b, t + 1, *action),
+            "prev_action": (b, t + 1, *spaces.action.array_shape),
             "prev_reward": (b, t + 1),
             "time_idx": (b, t + 1),
             **dict.fromkeys(_TRANSITION_FIELDS, (b, t)),
@@ -115,7 +114,7 @@ class Batch:
             if getattr(self, name).dtype != torch.bool:
                 raise BatchError(f"Batch.{name}: expected bool, got {getattr(self, name).dtype}")
         for key, space in spaces.observations.items():
-            if space.role not in ("policy", "mask"):
+            if space.role not in ("policy", "mask", "critic"):
                 continue  # nobody reads it here, so the trainer need not load it
             if key not in self.obs:
                 raise BatchError(
@@ -166,11 +165,17 @@ def action_index(space: ActionSpace, action: Tensor) -> Tensor:
 def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
     """Environment units to what networks see: [..., A] float32.
 
-    Discrete [...] becomes one-hot (all zeros for a number that is no action); continuous
+    Discrete [...] becomes one-hot (all zeros for a number that is no action); multi_discrete
+    [..., parts] one one-hot after another; multi_binary [..., n] ones and zeros; continuous
     [..., *shape] is flattened and scaled so that low..high is -1..1, clipped there.
     """
     if space.kind == "discrete":
         return one_hot(action_index(space, action), space.n)
+    if space.kind == "multi_binary":
+        return (action == 1).to(torch.float32)
+    if space.kind == "multi_discrete":
+        parts = zip(action.unbind(-1), space.nvec, strict=True)
+        return torch.cat([one_hot(part, n) for part, n in parts], dim=-1)
     low, high = _bounds(space, action.device)
     flat = action.reshape(*action.shape[: action.ndim - len(space.shape)], space.width)
     return (2.0 * (flat.to(torch.float32) - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
@@ -179,11 +184,16 @@ def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
 def decode_action(space: ActionSpace, x: Tensor) -> Tensor:
     """What a policy gives to environment units.
 
-    Discrete: indices 0..n-1 [...] to int64 [...]. Continuous: [..., A] in -1..1 to float32
-    [..., *shape] inside low..high.
+    Discrete: indices 0..n-1 [...] to int64 [...]. Multi_binary: [..., n] ones and zeros to int64.
+    Multi_discrete: one-hots [..., A] to int64 [..., parts]. Continuous: [..., A] in -1..1 to
+    float32 [..., *shape] inside low..high.
     """
     if space.kind == "discrete":
         return x.to(torch.int64) + space.start
+    if space.kind == "multi_binary":
+        return (x > 0.5).to(torch.int64)
+    if space.kind == "multi_discrete":
+        return torch.stack([part.argmax(-1) for part in x.split(space.nvec, dim=-1)], dim=-1)
     low, high = _bounds(space, x.device)
     # Rounding may step over a bound by one part in 10^7, which strict environments refuse.
     action = torch.clamp(low + (high - low) * (x + 1.0) / 2.0, low, high)

@@ -1,11 +1,13 @@
 """The critic head: an ensemble of action values as one batched matmul, for all discounts at once.
 
-Every weight is [C, d_in, d_out]. Discrete: the input is the state, the output one value for each
-discount and action. Continuous: the input is [state | discount feature | action], the output one
-value. The first layer is linear, so it is split there: the part of the state, by far the widest, is
-computed once per row (`state_part`) and shared by every action and discount asked about.
+Every weight is [C, d_in, d_out]. A table (scalar values of discrete actions): the input is the
+state, the output one value for each discount and action. Otherwise: the input is [state | discount
+feature | action], the output one value, or the logits of one over bins. There the first layer,
+which is linear, is split: the part of the state, by far the widest, is computed once per row
+(`state_part`) and shared by every action and discount asked about.
 
 Letters: C critics, N rows, K action samples, G discounts, A action width, D state, H hidden width.
+A state is [the agent's | what only critics may see]; the agent puts the two together.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from amago_model.bins import Bins
 from amago_model.config import ActionSpace, CriticConfig
 from amago_model.layers import make_activation
 
@@ -30,14 +33,26 @@ class CriticEnsemble(nn.Module):
     """C independent MLPs. With `frozen=True` weights are constants: gradients reach only inputs."""
 
     def __init__(
-        self, config: CriticConfig, action: ActionSpace, gammas: tuple[float, ...], *, d_state: int
+        self,
+        config: CriticConfig,
+        action: ActionSpace,
+        gammas: tuple[float, ...],
+        *,
+        d_state: int,
+        sampled: bool = False,
     ) -> None:
+        """`sampled`: discrete actions come as samples, so they are an input and not a table."""
         super().__init__()
         self.config, self.action = config, action
-        self.discrete = action.kind == "discrete"
+        self.table = action.kind == "discrete" and config.kind == "scalar" and not sampled
         self.n_gammas, self.d_state = len(gammas), d_state
-        d_input = d_state if self.discrete else d_state + 1 + action.width
-        d_output = len(gammas) * action.n if self.discrete else 1
+        self.bins: Bins | None = None
+        if config.kind != "scalar":
+            self.bins = Bins(config.bins, gaussian=config.kind == "hlgauss")
+        d_input = d_state if self.table else d_state + 1 + action.width
+        d_output = 1 if self.bins is None else config.bins.n_bins
+        if self.table:
+            d_output = len(gammas) * action.n
         widths = [d_input, *[config.d_hidden] * config.n_layers, d_output]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for fan_in, fan_out in zip(widths, widths[1:], strict=False):
@@ -49,6 +64,11 @@ class CriticEnsemble(nn.Module):
             weight.uniform_(-bound * 3**0.5, bound * 3**0.5)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(bias))
+        if self.bins is not None and (initial := self.bins.initial_bias()) is not None:
+            with torch.no_grad():
+                cast(Tensor, self.biases[-1]).copy_(
+                    initial.expand_as(cast(Tensor, self.biases[-1]))
+                )
         self.activation = make_activation(config.activation)
         self.register_buffer("gamma_features", torch.tensor([[gamma_feature(g)] for g in gammas]))
 
@@ -75,17 +95,28 @@ class CriticEnsemble(nn.Module):
         return x
 
     def action_values(self, state: Tensor) -> Tensor:
-        """Discrete: state [N, D] -> [C, N, G, A], the value of every action."""
+        """A table: state [N, D] -> [C, N, G, A], the value of every action."""
         out = self._upper_layers(self.state_part(state), frozen=False)
         return out.unflatten(-1, (self.n_gammas, self.action.n))
 
     def values(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """Continuous: [C, N, H] and actions [K, N, G, A] in -1..1 -> [C, K, N, G]."""
+        """[C, N, H] and encoded actions [K, N, G, A] -> [C, K, N, G]."""
+        return self.scalar(self.outputs(state_part, action, frozen=frozen))
+
+    def scalar(self, outputs: Tensor) -> Tensor:
+        """[..., 1] or [..., bins] -> [...]: what an output says in one number."""
+        return outputs.squeeze(-1) if self.bins is None else self.bins.expected(outputs)
+
+    def outputs(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """As `values`, but before that is one number: [C, K, N, G, 1 or bins]."""
         k, n, g, a = action.shape
         weight, _ = self._layer(0, frozen)
         gammas = self.gamma_features.expand(k, n, g, 1)
-        told = torch.cat((gammas, action.clamp(-0.999, 0.999)), dim=-1).reshape(-1, 1 + a)
+        if self.action.kind == "continuous":
+            # Nothing to be gained beyond. Ones and zeros are let through: a clamp has no gradient.
+            action = action.clamp(-0.999, 0.999)
+        told = torch.cat((gammas, action), dim=-1).reshape(-1, 1 + a)
         part = state_part[:, None, :, None, :].expand(-1, k, -1, g, -1).flatten(1, 3)
         rows = told.expand(part.shape[0], -1, -1)
         x = torch.baddbmm(part, rows, weight[:, self.d_state :])  # [C, K*N*G, H]
-        return self._upper_layers(x, frozen).reshape(-1, k, n, g)
+        return self._upper_layers(x, frozen).reshape(part.shape[0], k, n, g, -1)

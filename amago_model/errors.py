@@ -2,6 +2,7 @@
 
     AmagoError
     ├── ConfigError       a setting is unknown, of the wrong type, or contradicts another
+    │   └── UnregisteredError   it names a class of yours whose module was not imported
     ├── SpaceError        an observation or action space that the agent cannot take
     ├── BatchError        a batch whose tensors do not fit the spaces or each other
     └── PolicyFileError   bytes that are not a policy this version can load
@@ -17,6 +18,10 @@ class AmagoError(Exception):
 
 class ConfigError(AmagoError, ValueError):
     """A setting is unknown, has the wrong type, or contradicts another setting."""
+
+
+class UnregisteredError(ConfigError):
+    """A setting names a custom class that nobody registered: see registry.py."""
 
 
 class SpaceError(AmagoError, ValueError):

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from amago_model.moments import masked_mean
+from amago_model.moments import masked_mean, masked_moments
 
 
-def ensemble_subset(q: Tensor, size: int, *, minimum: bool, noise: Tensor) -> Tensor:
+def ensemble_subset(
+    q: Tensor, size: int, *, minimum: bool, noise: Tensor, replacement: bool = False
+) -> Tensor:
     """[C, ...] -> [...]: the minimum (or mean) over `size` critics, drawn anew for each entry.
 
     Drawn without replacement (Chen et al. 2021, REDQ): those for which `noise`, independent and
-    shaped like q, is largest. It is not read where size is C.
+    shaped like q, is largest. It is not read where size is C. With replacement, standard normal
+    noise is read as C equally likely ranges.
     """
-    if size < q.shape[0]:
+    if replacement:
+        uniform = torch.special.ndtr(noise[:size])
+        q = q.gather(0, (uniform * q.shape[0]).long().clamp(max=q.shape[0] - 1))
+    elif size < q.shape[0]:
         q = q.gather(0, noise.topk(size, dim=0).indices)
     return q.amin(0) if minimum else q.mean(0)
 
@@ -26,6 +33,14 @@ def ensemble_subset(q: Tensor, size: int, *, minimum: bool, noise: Tensor) -> Te
 def critic_loss(prediction: Tensor, target: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
     """prediction [C, N, G], target [N, G], both normalised -> scalar mean squared error."""
     error = (prediction - target.detach()).square()
+    return masked_mean(error.mean(0), mask, count)
+
+
+def classification_loss(
+    logits: Tensor, label: Tensor, mask: Tensor, count: Tensor | None
+) -> Tensor:
+    """Cross-entropy of logits [C, N, G, bins] with labels [N, G, bins] -> scalar."""
+    error = -(label.detach() * logits.log_softmax(-1)).sum(-1)
     return masked_mean(error.mean(0), mask, count)
 
 
@@ -37,6 +52,36 @@ def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
 def exp_filter(advantage: Tensor, beta: float, largest: float) -> Tensor:
     """exp(beta x advantage), at most `largest` (CRR-exp, AWAC)."""
     return torch.exp(beta * advantage).clamp(max=largest)
+
+
+def leaky_relu_filter(
+    advantage: Tensor,
+    *,
+    threshold: float,
+    beta: float,
+    slope: float,
+    at_zero: float,
+    smallest: float,
+    largest: float,
+    add_step: bool,
+) -> Tensor:
+    """A line bent at the threshold: at_zero at advantage 0 (if that is below the threshold), rising
+    by 1 / beta above the bend and by slope / beta below; clipped, plus a step of 1 at the bend."""
+    bias = at_zero + slope * threshold / beta
+    line = bias + F.leaky_relu((advantage - threshold) / beta, slope)
+    weight = line.clamp(smallest, largest)
+    return weight + binary_filter(advantage, threshold) if add_step else weight
+
+
+def normalized_advantage(advantage: Tensor, mask: Tensor) -> Tensor:
+    """[N, G] to mean 0 and deviation 1 over what the mask [N] leaves, for each discount."""
+    _, mean, variance = masked_moments(advantage, mask)
+    return (advantage - mean) / (variance + 1e-10).sqrt()
+
+
+def clipped_target(target: Tensor, low: float | None, high: float | None) -> Tensor:
+    """Targets no further than returns can go, in the units of the target; None is no bound."""
+    return target if low is None and high is None else target.clamp(min=low, max=high)
 
 
 def cloning_loss(

@@ -24,7 +24,7 @@ import amago_model
 from amago_model.acting import ActingPolicy
 from amago_model.agent import Agent
 from amago_model.config import AgentConfig, Spaces
-from amago_model.errors import AmagoError, PolicyFileError
+from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
 FORMAT = 1
 _FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
@@ -96,6 +96,8 @@ def load_policy(
             policy = ActingPolicy(config, spaces)
         _check_tensors(policy, tensors)
         policy.load_state_dict(tensors, assign=True)
+    except UnregisteredError as error:
+        raise PolicyFileError(f"this policy needs code that is not loaded: {error}") from error
     except (KeyError, TypeError, json.JSONDecodeError, SafetensorError, AmagoError) as error:
         if isinstance(error, PolicyFileError):
             raise

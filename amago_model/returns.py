@@ -37,3 +37,29 @@ def n_step_returns(
         later = torch.cat((later, next_value[:, -1:]), dim=1)
         returns = r_t + discount_t * later
     return returns
+
+
+def lambda_returns(
+    reward: Tensor,
+    terminated: Tensor,
+    usable: Tensor,
+    next_value: Tensor,
+    gammas: Tensor,
+    td_lambda: float,
+) -> Tensor:
+    """The same shapes; all n-step returns mixed, each step on weighing td_lambda of the one before.
+
+        y[t] = r[t] + g ((1 - lambda) q[t] + lambda y[t+1])       (Sutton 1988)
+
+    with q[t] alone where transition t + 1 may not be used, and nothing after a termination.
+    """
+    r_t = reward.unsqueeze(-1)
+    discount_t = gammas * (~terminated).unsqueeze(-1)
+    y = r_t[:, -1:] + discount_t[:, -1:] * next_value[:, -1:]
+    returns = [y]
+    for t in range(reward.shape[1] - 2, -1, -1):
+        q = next_value[:, t : t + 1]
+        later = torch.where(usable[:, t + 1, None, None], torch.lerp(q, y, td_lambda), q)
+        y = r_t[:, t : t + 1] + discount_t[:, t : t + 1] * later
+        returns.append(y)
+    return torch.cat(returns[::-1], dim=1)

@@ -39,12 +39,15 @@ class ObsSpace(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpace(Checked):
-    """What the agent may do. Multi-discrete and multi-binary kinds will join `kind`."""
+    """What the agent may do."""
 
-    kind: Literal["discrete", "continuous"]
-    """discrete: one of n numbers; continuous: an array between low and high."""
+    kind: Literal["discrete", "continuous", "multi_binary", "multi_discrete"]
+    """discrete: one of n numbers; continuous: an array between low and high; multi_binary: n
+    switches; multi_discrete: one number below nvec[i] for every i."""
     n: int = 0
-    """discrete: how many actions there are."""
+    """discrete: how many actions there are; multi_binary: how many switches."""
+    nvec: tuple[int, ...] = ()
+    """multi_discrete: how many choices each part has, counted from 0."""
     start: int = 0
     """discrete: the number of the first action."""
     shape: tuple[int, ...] = ()
@@ -56,14 +59,29 @@ class ActionSpace(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind == "discrete":
+        if self.kind != "multi_discrete" and self.nvec:
+            raise SpaceError("ActionSpace.nvec belongs to a multi_discrete space; leave it empty")
+        if self.kind != "discrete" and self.start:
+            raise SpaceError("ActionSpace.start belongs to a discrete space; leave it 0")
+        if self.kind in ("discrete", "multi_binary"):
             if self.n < 1:
-                raise SpaceError(f"ActionSpace.n: a discrete space needs at least 1, got {self.n}")
-            if self.low or self.high or self.shape:
-                raise SpaceError("ActionSpace: shape, low and high belong to a continuous space")
-            return
-        if self.n:
-            raise SpaceError("ActionSpace.n belongs to a discrete space; leave it 0")
+                raise SpaceError(
+                    f"ActionSpace.n: a {self.kind} space needs at least 1, got {self.n}"
+                )
+        elif self.n:
+            raise SpaceError(
+                "ActionSpace.n belongs to a discrete or multi_binary space; leave it 0"
+            )
+        if self.kind == "multi_discrete" and not (self.nvec and all(n >= 1 for n in self.nvec)):
+            raise SpaceError(
+                f"ActionSpace.nvec: expected parts of at least 1 choice each, got {self.nvec}"
+            )
+        if self.kind == "continuous":
+            self._check_box()
+        elif self.low or self.high or self.shape:
+            raise SpaceError("ActionSpace: shape, low and high belong to a continuous space")
+
+    def _check_box(self) -> None:
         size = math.prod(self.shape)
         for name, bounds in (("low", self.low), ("high", self.high)):
             if len(bounds) != size:
@@ -84,8 +102,27 @@ class ActionSpace(Checked):
 
     @property
     def width(self) -> int:
-        """A: width of an encoded action, one-hot or flattened."""
-        return self.n if self.kind == "discrete" else math.prod(self.shape)
+        """A: width of an encoded action: one-hot, ones-hot or flattened."""
+        match self.kind:
+            case "discrete" | "multi_binary":
+                return self.n
+            case "multi_discrete":
+                return sum(self.nvec)
+            case "continuous":
+                return math.prod(self.shape)
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """Shape of one action as the environment takes it."""
+        match self.kind:
+            case "discrete":
+                return ()
+            case "multi_binary":
+                return (self.n,)
+            case "multi_discrete":
+                return (len(self.nvec),)
+            case "continuous":
+                return self.shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +145,12 @@ class Spaces(Checked):
         if len(masks) > 1:
             raise SpaceError(f"Spaces.observations: more than one key has the role 'mask': {masks}")
         for key in masks:
-            shape = self.observations[key].shape
-            if self.action.kind != "discrete" or shape != (self.action.n,):
+            shape, kind = self.observations[key].shape, self.action.kind
+            if kind not in ("discrete", "multi_discrete") or shape != (self.action.width,):
                 raise SpaceError(
-                    f"Spaces.observations[{key!r}]: a mask of legal actions needs a discrete "
-                    f"action space and shape ({self.action.n},), got {self.action.kind} and {shape}"
+                    f"Spaces.observations[{key!r}]: a mask of legal actions needs a discrete or "
+                    f"multi_discrete action space and shape ({self.action.width},), got {kind} "
+                    f"and {shape}"
                 )
 
     def keys(self, role: Role) -> list[str]:

@@ -1,6 +1,6 @@
 """The Transformer memory, and the ring buffer with which it acts one row at a time.
 
-    h = dropout(W x + sinusoid(time_idx))                   episode time, not place in the window
+    h = dropout(W x + position(time_idx))                   episode time, not place in the window
     h = h + norm2(attention(norm1(h)))                      norm2, norm4: NormFormer
     h = h + dropout(W2 norm4(act(W1 norm3(h))))             all W but the first are sigma-scaled
     out = norm(h)                                           after the last layer
@@ -13,10 +13,15 @@ shorter than that never exercise that reach; a context as long as the episode re
 
     ring, context = 4, after 6 rows:   slot   0  1  2  3
                                        row    4  5  2  3     next write: slot 6 mod 4 = 2
+    with one sink, after 7 rows:       slot   0  1  2  3  4
+                                       row    0  5  6  3  4  the first stays, the others turn
 
-The order of the slots does not matter, for positions enter with the input. Rows of `steps` count
-separately, so each environment starts over by itself: reset sets its count to 0 and old slots are
-unseen until overwritten. Letters: N rows of environments, H heads, E width of a head, W context.
+Sinks are the first rows of whatever the memory is given: of the episode in acting, of the window
+in training. The order of the slots does not matter, for positions enter with the input, or turn
+keys and queries before they are kept (rotary). Rows of `steps` count separately, so each
+environment starts over by itself: reset sets its count to 0 and old slots are unseen until
+overwritten. Letters: N rows of environments, H heads, E width of a head, W slots (n_sinks +
+context).
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amago_model.attention import ATTENTION, band_mask
+from amago_model.attention import Attention
 from amago_model.config import TransformerConfig
 from amago_model.layers import make_activation, make_norm
 
@@ -99,25 +104,47 @@ def sinusoid(time_idx: Tensor, width: int) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
 
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, [N, 1, L, E / 2] each."""
+
+
+def rotation(time_idx: Tensor, width: int) -> Rotation:
+    """The turn of each row for queries and keys of this width, from time_idx [N, L]."""
+    angle = time_idx[:, None, :, None] * _frequencies(width, time_idx.device)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, turn: Rotation) -> Tensor:
+    """x [N, H, L, E], channel i paired with i + E / 2 (Su et al. 2021): scores between rotated
+    queries and keys depend on the difference of their times alone."""
+    cos, sin = turn
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
 class TransformerLayer(nn.Module):
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, attention: Attention) -> None:
         super().__init__()
         d, h = config.d_model, config.n_heads
         extra = config.norm if config.normformer_norms else "none"
-        self.config, self.attend = config, ATTENTION[config.attention]
+        self.config, self.attention = config, attention
         self.norm1, self.norm2 = make_norm(config.norm, d), make_norm(extra, d)
         self.norm3, self.norm4 = make_norm(config.norm, d), make_norm(extra, config.d_ff)
         self.qkv = _linear(config, d, 3 * d, bias=False)
+        self.q_norm, self.k_norm = (make_norm(config.qk_norm, d // h) for _ in "qk")
         self.head_scale = nn.Parameter(torch.ones(h, 1, 1)) if config.head_scaling else None
         self.out = _linear(config, d, d)
         self.ff1, self.ff2 = _linear(config, d, config.d_ff), _linear(config, config.d_ff, d)
         self.activation = make_activation(config.activation)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, x: Tensor, turn: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """[N, L, D] -> queries, keys, values, each [N, H, L, E]."""
         c = self.config
         qkv = F.dropout(self.qkv(self.norm1(x)), c.dropout_qkv, self.training)
         q, k, v = qkv.unflatten(-1, (3, c.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if turn is not None:
+            q, k = rotate(q, turn), rotate(k, turn)
         return q, k, v
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -128,21 +155,26 @@ class TransformerLayer(nn.Module):
         hidden = self.norm4(self.activation(self.ff1(self.norm3(x))))
         return x + F.dropout(self.ff2(hidden), self.config.dropout_ff, self.training)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = self.split(x)
+    def forward(self, x: Tensor, turn: Rotation | None) -> Tensor:
+        q, k, v = self.split(x, turn)
         dropout = self.config.dropout_attn if self.training else 0.0
-        attended = self.attend(q, k, v, mask=mask, causal=mask is None, dropout=dropout)
-        return self.join(x, attended)
+        return self.join(x, self.attention.windows(q, k, v, dropout))
 
     def step(
-        self, x: Tensor, keys: Tensor, values: Tensor, row: Tensor, slot: Tensor, seen: Tensor
+        self,
+        x: Tensor,
+        turn: Rotation | None,
+        keys: Tensor,
+        values: Tensor,
+        row: Tensor,
+        slot: Tensor,
+        seen: Tensor,
     ) -> Tensor:
         """x [N, 1, D]; write this row's key and value into [N, H, W, E] at `slot`, then attend."""
-        q, k, v = self.split(x)
+        q, k, v = self.split(x, turn)
         keys[row, :, slot] = k[:, :, 0].to(keys.dtype)
         values[row, :, slot] = v[:, :, 0].to(values.dtype)
-        cached = keys.to(q.dtype), values.to(q.dtype)
-        return self.join(x, self.attend(q, *cached, mask=seen, causal=False, dropout=0.0))
+        return self.join(x, self.attention.cached(q, keys.to(q.dtype), values.to(q.dtype), seen))
 
 
 class Transformer(nn.Module):
@@ -152,31 +184,44 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Linear(d_input, config.d_model)
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.n_layers))
+        self.attention = Attention(config)
+        self.layers = nn.ModuleList(
+            TransformerLayer(config, self.attention) for _ in range(config.n_layers)
+        )
         self.norm = make_norm(config.norm, config.d_model)
+        self.position: nn.Embedding | None = None
+        if config.position == "learnable":
+            self.position = nn.Embedding(config.max_time, config.d_model)
+            nn.init.trunc_normal_(self.position.weight, std=0.02)
 
     @property
     def d_output(self) -> int:
         return self.config.d_model
 
-    def _embed(self, x: Tensor, time_idx: Tensor) -> Tensor:
-        h = self.embed(x)
-        h = h + sinusoid(time_idx, self.config.d_model).to(h.dtype)
-        return F.dropout(h, self.config.dropout_emb, self.training)
+    @property
+    def attention_name(self) -> str:
+        """The attention back-end in use, for logs."""
+        return self.attention.name
+
+    def _embed(self, x: Tensor, time_idx: Tensor) -> tuple[Tensor, Rotation | None]:
+        c, h, turn = self.config, self.embed(x), None
+        if c.position == "sinusoidal":
+            h = h + sinusoid(time_idx, c.d_model).to(h.dtype)
+        elif self.position is not None:
+            h = h + self.position(time_idx.clamp(0, c.max_time - 1)).to(h.dtype)
+        elif c.position == "rotary":
+            turn = rotation(time_idx, c.d_model // c.n_heads)
+        return F.dropout(h, c.dropout_emb, self.training), turn
 
     def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:
-        length = x.shape[1]
-        # The kernel's own causal flag is faster than a mask, and the same while the window fits.
-        fits = length <= self.config.context
-        mask = None if fits else band_mask(length, self.config.context, x.device)
-        h = self._embed(x, time_idx)
+        h, turn = self._embed(x, time_idx)
         for layer in self.layers:
-            h = layer(h, mask)
+            h = layer(h, turn)
         return self.norm(h)
 
     def initial_hidden(self, n: int, device: torch.device | str) -> TransformerHidden:
         c = self.config
-        shape = (c.n_layers, n, c.n_heads, c.context, c.d_model // c.n_heads)
+        shape = (c.n_layers, n, c.n_heads, c.n_sinks + c.context, c.d_model // c.n_heads)
         keys, values = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
         steps = torch.zeros(n, dtype=torch.int64, device=device)
         return TransformerHidden(keys=keys, values=values, steps=steps)
@@ -185,13 +230,16 @@ class Transformer(nn.Module):
         self, x: Tensor, time_idx: Tensor, hidden: TransformerHidden
     ) -> tuple[Tensor, TransformerHidden]:
         """x [N, 1, D_in], time_idx [N, 1] -> [N, 1, d_model]. Writes into `hidden`, in place."""
-        context, device = self.config.context, x.device
-        row, slot = torch.arange(x.shape[0], device=device), hidden.steps % context
-        written = torch.arange(context, device=device) <= hidden.steps.unsqueeze(1)
-        h = self._embed(x, time_idx)
+        sinks, context, device = self.config.n_sinks, self.config.context, x.device
+        steps = hidden.steps
+        slot = torch.where(steps < sinks, steps, sinks + (steps - sinks) % context)
+        row = torch.arange(x.shape[0], device=device)
+        # Slots fill in order, so before the ring is full the unwritten ones are those to come.
+        written = torch.arange(sinks + context, device=device) <= steps.unsqueeze(1)
+        seen = written[:, None, None, :]
+        h, turn = self._embed(x, time_idx)
         for i, layer in enumerate(self.layers):
-            seen = written[:, None, None, :]
-            h = layer.step(h, hidden.keys[i], hidden.values[i], row, slot, seen)  # type: ignore[operator]
+            h = layer.step(h, turn, hidden.keys[i], hidden.values[i], row, slot, seen)  # type: ignore[operator]
         hidden.steps += 1
         return self.norm(h), hidden
 

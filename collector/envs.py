@@ -228,9 +228,7 @@ class Interface:
                     got="none of that name" if here is None else f"shape {here.shape}, {here.n}",
                 )
         wanted_action, action = spaces.action, ours.action
-        if (wanted_action.kind, wanted_action.n, wanted_action.start, wanted_action.shape) != (
-            (action.kind, action.n, action.start, action.shape)
-        ):
+        if _layout(wanted_action) != _layout(action):
             raise InvalidSpace(
                 f"{author} cannot play {self.env_id}: other actions",
                 expected=str(wanted_action),
@@ -290,10 +288,16 @@ def agent_spaces(spec: EnvSpec) -> Spaces:
             observations=observations,
             action=ActionSpace(kind="discrete", n=space.n, start=space.start),
         )
-    if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
+    if isinstance(space, MultiDiscrete):
+        action = ActionSpace(kind="multi_discrete", nvec=space.nvec)
+        return Spaces(observations=observations, action=action)
+    if isinstance(space, MultiBinary):
+        action = ActionSpace(kind="multi_binary", n=space.n)
+        return Spaces(observations=observations, action=action)
+    if np.dtype(space.dtype).kind != "f":
         raise InvalidSpace(
             "the agent cannot play this action space yet",
-            expected="Discrete, or a Box of floats",
+            expected="Discrete, MultiDiscrete, MultiBinary, or a Box of floats",
             got=str(space),
         )
     low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
@@ -301,6 +305,11 @@ def agent_spaces(spec: EnvSpec) -> Spaces:
         observations=observations,
         action=ActionSpace(kind="continuous", shape=space.shape, low=low, high=high),
     )
+
+
+def _layout(action: ActionSpace) -> tuple[object, ...]:
+    """All of an action space but its bounds, which may differ between recordings."""
+    return action.kind, action.n, action.nvec, action.start, action.shape
 
 
 def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:

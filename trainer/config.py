@@ -160,6 +160,8 @@ class TrainConfig:
     """Take up the run's newest whole checkpoint: if there is one, never, or fail without one."""
     output: Path = Path("runs")
     """Folder for what this machine keeps of its runs: checkpoints, metrics, policies."""
+    plugin: tuple[str, ...] = ()
+    """Modules to import first, so that they can register encoders, heads, filters and agents."""
     processes: int = 0
     """Processes to train with; 0 takes what the launcher gives, any other number is insisted on."""
     threads: int = 1

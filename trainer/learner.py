@@ -99,9 +99,13 @@ class Learner:
         if not bool(torch.isfinite(norm)):
             self._skip(update)
             return Update(metrics, skipped=True)
+        early = self.agent.config.losses.targets_before_step  # as published; see presets.py
+        if early:
+            self.agent.update_targets()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.agent.update_targets()
+        if not early:
+            self.agent.update_targets()
         metrics["optimizer/gradient_norm"] = norm
         return Update(metrics)
 

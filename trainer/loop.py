@@ -14,7 +14,7 @@ from types import FrameType
 import torch
 
 import amago_model
-from amago_model.agent import Agent
+from amago_model.agent import Agent, make_agent
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
 from trainer.config import TrainConfig, flatten, to_json
@@ -22,6 +22,7 @@ from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
 from trainer.learner import Learner, TrainingDiverged
+from trainer.options import import_plugins
 from trainer.processes import World, make_accelerator
 from trainer.report import GO, PAUSE, STOP, Report, RunInfo
 from trainer.views import Data
@@ -65,7 +66,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
 
         # --- act three: the agent ---------------------------------------------------------------
         torch.manual_seed(config.seed)
-        agent = Agent(config.agent, spaces_of(manifest.spec)).to(accelerator.device)
+        import_plugins(config.plugin)
+        agent = make_agent(config.agent, spaces_of(manifest.spec)).to(accelerator.device)
         learner = Learner(
             agent, config.optimizer, accelerator, seed=config.seed, updates=config.updates
         )

@@ -8,6 +8,8 @@ that names the nearest one somebody does.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +35,18 @@ RECIPE comes first, one of: {recipes}.
 
   stepwell train pendulum_stitch --dataset pendulum --run first --updates 500
   accelerate launch -m trainer.main offline --dataset hopper --run big"""
+
+
+def import_plugins(modules: Sequence[str]) -> None:
+    """Import modules that register things. Raises `SettingError` naming the one that fails."""
+    # A plug-in usually lies where the person stands, and the console script does not look there.
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise SettingError(f"--plugin {name}: {error}") from None
 
 
 @dataclass(frozen=True)

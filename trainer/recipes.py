@@ -4,6 +4,8 @@ default                  the published agent's own settings
 offline                  small and fast, for any vector dataset; a place to begin
 pendulum_stitch          the demo: memory-free, one discount, DPG + filtered cloning
 lunarlander_continuous   the same, for its longer episodes
+published_v3             the same with every deviation from AMAGO v3.3.0 switched back
+multitask                AMAGO-2's agent: critics that classify returns, sampled actions
 behaviour_cloning, bc10  imitate all of the data; the best tenth of it
 recall, tmaze            memory tasks, with the Transformer
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from amago_model import presets
 from amago_model.config import (
     ActorConfig,
     AgentConfig,
@@ -34,6 +37,16 @@ BEST_TENTH = (
 def default() -> TrainConfig:
     """AMAGO's defaults: Transformer of context 256, seven discounts, four critics."""
     return TrainConfig(recipe="default", updates=100_000)
+
+
+def published_v3() -> TrainConfig:
+    """AMAGO v3.3.0 to the letter where ours differs: for comparisons, see docs/parity.md."""
+    return replace(default(), recipe="published_v3", agent=presets.published_v3())
+
+
+def multitask() -> TrainConfig:
+    """The multi-task agent of AMAGO-2: rewards of very different scales, no climbing."""
+    return replace(default(), recipe="multitask", agent=presets.multitask())
 
 
 def pendulum_stitch() -> TrainConfig:
@@ -165,6 +178,8 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     f.__name__: f
     for f in (
         default,
+        published_v3,
+        multitask,
         offline,
         pendulum_stitch,
         lunarlander_continuous,

@@ -36,6 +36,10 @@ def make_spaces() -> Callable[..., Spaces]:
     def make(kind: str = "discrete", obs: int = 3) -> Spaces:
         if kind == "discrete":
             action = ActionSpace(kind="discrete", n=4, start=1)
+        elif kind == "multi_binary":
+            action = ActionSpace(kind="multi_binary", n=3)
+        elif kind == "multi_discrete":
+            action = ActionSpace(kind="multi_discrete", nvec=(2, 3))
         else:
             action = ActionSpace(kind="continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
         return Spaces(
@@ -52,12 +56,13 @@ def make_config() -> Callable[..., AgentConfig]:
         *,
         losses: dict | None = None,
         critic: dict | None = None,
+        actor: dict | None = None,
         encoder: TimestepEncoderConfig = SMALL_ENCODER,
     ) -> AgentConfig:
         return AgentConfig(
             timestep_encoder=encoder,
             trajectory_encoder=trajectory_encoder,
-            actor=ActorConfig(d_hidden=16),
+            actor=ActorConfig(**({"d_hidden": 16} | (actor or {}))),
             critic=CriticConfig(d_hidden=16, **({"n_critics": 3} | (critic or {}))),
             losses=LossConfig(**({"gamma": 0.9, "extra_gammas": (0.5,)} | (losses or {}))),
         )
@@ -75,6 +80,11 @@ def make_batch() -> Callable[..., Batch]:
         if spaces.action.kind == "discrete":
             low = spaces.action.start
             prev_action = torch.randint(low, low + spaces.action.n, (b, rows))
+        elif spaces.action.kind == "multi_binary":
+            prev_action = torch.randint(0, 2, (b, rows, spaces.action.n))
+        elif spaces.action.kind == "multi_discrete":
+            parts = [torch.randint(0, n, (b, rows)) for n in spaces.action.nvec]
+            prev_action = torch.stack(parts, dim=-1)
         else:
             low, high = torch.tensor(spaces.action.low), torch.tensor(spaces.action.high)
             prev_action = low + (high - low) * torch.rand(b, rows, spaces.action.width)

@@ -20,6 +20,7 @@ from amago_model import (
     TrajectoryEncoderConfig,
     TransformerConfig,
     encode_action,
+    make_agent,
 )
 from amago_model.losses import binary_filter, ensemble_subset, exp_filter
 
@@ -221,6 +222,34 @@ def test_padding_changes_no_loss_metric_statistic_or_gradient(
     _assert_close(dict(twin.named_buffers()), dict(agent.named_buffers()), rtol=1e-4, atol=1e-6)
 
 
+HEADS = {
+    "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot"}, {}),
+    "hlgauss": ("continuous", {}, {"kind": "hlgauss"}, {"td_lambda": 0.8}),
+    "switches": ("multi_binary", {}, {"subset_replacement": True}, {"filter": "leaky_relu"}),
+    "choices": ("multi_discrete", {}, {"kind": "twohot"}, {"filter_batch_norm": True}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_padding_changes_nothing_for_any_head_nor_for_privileged_critics(
+    make_spaces, make_config, make_batch, name: str
+) -> None:
+    kind, algorithm, critic, losses = HEADS[name]
+    truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
+    spaces = make_spaces(kind)
+    spaces = Spaces(observations={**spaces.observations, "truth": truth}, action=spaces.action)
+    config = dataclasses.replace(make_config(losses=losses, critic=critic), **algorithm)
+    agent = make_agent(config, spaces)
+    twin = copy.deepcopy(agent)
+    batch = make_batch(spaces, lengths=(6, 3, 1, 0, 4, 2, 6, 5, 1, 1, 2, 2, 3, 3, 4, 4))
+    loss, metrics, grads = _gradients(agent, batch)
+    loss_2, metrics_2, grads_2 = _gradients(twin, _garbage(_longer(batch, 3)))
+    torch.testing.assert_close(loss_2, loss, rtol=1e-5, atol=1e-5)
+    _assert_close(metrics_2, metrics, rtol=1e-4, atol=1e-4)
+    _assert_close(grads_2, grads, rtol=1e-3, atol=1e-4)
+    _assert_close(dict(twin.named_buffers()), dict(agent.named_buffers()), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_nothing_gives_zero_losses_and_finite_everything(
     make_spaces, make_config, make_batch, kind: str
@@ -374,6 +403,21 @@ def test_micro_batches_with_the_union_s_counts_equal_the_union(
         loss.backward()
     parts = {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}
     _assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("critic", ["twohot", "hlgauss"])
+def test_micro_batches_of_classified_returns_equal_the_union(
+    make_spaces, make_config, make_batch, critic: str
+) -> None:
+    agent = Agent(make_config(critic={"n_critics_target": 3, "kind": critic}), make_spaces()).eval()
+    batch = make_batch(agent.spaces, lengths=(6, 1, 3, 2))
+    total = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
+    _, _, whole = _gradients(agent, batch)
+    agent.zero_grad()
+    for part in (slice(0, 1), slice(1, 4)):
+        agent(batch._map(lambda x, part=part: x[part]), counts=total)[0].backward()
+    parts = {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}
+    _assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_metrics_are_detached_scalars_and_brief_ones_are_the_losses(

@@ -13,6 +13,7 @@ from amago_model import (
     Agent,
     AgentConfig,
     Batch,
+    BinsConfig,
     CriticConfig,
     LossConfig,
     ObsSpace,
@@ -20,6 +21,7 @@ from amago_model import (
     TimestepEncoderConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
+    make_agent,
 )
 
 NO_MEMORY = AgentConfig(
@@ -122,6 +124,48 @@ def test_random_data_gives_a_policy_better_than_what_it_shows(kind: str) -> None
     assert (
         float(((chosen > 0.5 if kind == "discrete" else chosen > 0) == right).float().mean()) > 0.9
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "critic", "algorithm"),
+    [
+        ("discrete", "twohot", "multitask"),
+        ("discrete", "hlgauss", "agent"),
+        ("multi_binary", "scalar", "agent"),
+        ("multi_discrete", "scalar", "multitask"),
+        ("multi_discrete", "twohot", "agent"),
+    ],
+)
+def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: str) -> None:
+    """Reward for each part that matches the sign of its observation; the data is random."""
+    action = {
+        "discrete": ActionSpace(kind="discrete", n=2),
+        "multi_binary": ActionSpace(kind="multi_binary", n=2),
+        "multi_discrete": ActionSpace(kind="multi_discrete", nvec=(2, 2)),
+    }[kind]
+    width = 1 if kind == "discrete" else 2
+    bins = BinsConfig(n_bins=33, min_return=-5.0, max_return=5.0)
+    config = dataclasses.replace(
+        NO_MEMORY,
+        algorithm=algorithm,
+        critic=dataclasses.replace(
+            NO_MEMORY.critic, kind=critic, **({} if critic == "scalar" else {"bins": bins})
+        ),
+        losses=dataclasses.replace(NO_MEMORY.losses, online_weight=0.3, offline_weight=1.0),
+    )
+    agent = make_agent(config, _spaces(action, width))
+
+    def make() -> Batch:
+        obs = torch.randn(16, 9, width)
+        right = obs[:, :-1] > 0
+        taken = torch.randint(0, 2, right.shape)
+        reward = (taken == right).float().sum(-1)
+        return _windows(obs, taken.squeeze(-1) if kind == "discrete" else taken, reward)
+
+    _train(agent, make, 500 if critic == "twohot" else 250)
+    obs = torch.randn(200, width)
+    chosen = _act(agent, obs, make().prev_action).reshape(200, width)
+    assert float(((chosen > 0) == (obs > 0)).float().mean()) > 0.9
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import itertools
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
@@ -68,6 +70,45 @@ def test_memory_is_reset_in_the_slot_that_begins_and_in_no_other(n: int, width: 
     assert len(kept) == 12
     for trajectory in kept:
         np.testing.assert_array_equal(trajectory.actions["action"], np.arange(len(trajectory)) % 5)
+
+
+class Judge(gymnasium.Env):  # type: ignore[type-arg]
+    """Four steps; refuses any action that is not in its space."""
+
+    def __init__(self, action_space: spaces.Space):  # type: ignore[type-arg]
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (2,)), action_space
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.t += 1
+        return np.full(2, self.t / 4, np.float32), 1.0, self.t == 4, False, {}
+
+
+@pytest.mark.parametrize("space", [spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])], ids=str)
+def test_switches_and_several_choices_are_played_recorded_and_remembered(space: Any) -> None:
+    """The environment accepts every action, and the trajectory holds them in its own dtype."""
+    face = face_of(Judge(space))
+    torch.manual_seed(0)
+    policy = ActingPolicy(AgentConfig(), agent_spaces(face.spec)).eval()
+    face.check_policy(policy.spaces, "p/1")
+    kept: list[Trajectory] = []
+    rollout = Rollout(
+        EnvSlots(lambda: Judge(space), [Judge(space), Judge(space)], face),
+        PolicyActor(lambda: Authored("p/1", policy), face, 2),
+        seeds=iter(range(5)),
+        sink=lambda t, _: kept.append(t),
+    )
+    while not rollout.done:
+        rollout.step()
+    actions = np.concatenate([t.actions["action"] for t in kept])
+    assert actions.shape == (20, *space.shape) and len(np.unique(actions, axis=0)) > 1
+    assert actions.dtype == face.spec.actions["action"].dtype
 
 
 def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:

@@ -135,7 +135,12 @@ def test_a_space_without_a_place_in_a_spec_is_refused_by_name(
 
 def test_the_agents_view_gives_back_the_same_actions() -> None:
     """Environment units → what networks see → environment units, through amago_model's own code."""
-    for action in (gs.Discrete(3, start=5), gs.Box(np.float32([-2, 0]), np.float32([2, 10]))):
+    for action in (
+        gs.Discrete(3, start=5),
+        gs.MultiDiscrete([3, 2]),
+        gs.MultiBinary(3),
+        gs.Box(np.float32([-2, 0]), np.float32([2, 10])),
+    ):
         face = interface_of(Shell(gs.Box(-1, 1, (2,)), action), "Shell-v0")
         space = agent_spaces(face.spec).action
         action.seed(0)
@@ -156,7 +161,6 @@ def test_categories_and_roles_reach_the_agent() -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        gs.MultiBinary(2),
         gs.Box(0, 9, (1,), np.int64),
         gs.Dict({"a": gs.Discrete(2), "b": gs.Discrete(2)}),
     ],

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from amago_model.batch import previous_features
-from stepwell import Box, Discrete, EnvSpec, MultiDiscrete, Trajectory
+from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
@@ -28,6 +28,8 @@ LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
 SPECS = {
     "vector": make_spec(observation=3, action=2),
     "discrete, image, gaps": make_spec(discrete=4, image=(2, 3, 3), action_known=True),
+    "choices, gaps": EnvSpec.of(Box((2,)), MultiDiscrete((2, 3)), action_known=True),
+    "switches": EnvSpec.of(Box((2,)), MultiBinary(3)),
     "one of everything": replace(
         make_rich_spec(),
         actions={"action": Discrete(3, start=2)},
@@ -56,6 +58,8 @@ def reference(t: Trajectory, start: int, length: int, rows: int, spec: EnvSpec) 
     (action,) = t.actions.values()
     space = next(iter(spec.actions.values()))
     nothing = space.start - 1 if isinstance(space, Discrete) else np.zeros(space.shape)
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        nothing = np.full(space.shape, -1)
     out: dict[str, list] = {
         name: []
         for name in (
@@ -343,7 +347,7 @@ def test_what_the_agent_cannot_take_is_said_clearly():
     with pytest.raises(DataError, match="one action"):
         spaces_of(two)
     with pytest.raises(DataError, match="MultiDiscrete"):
-        spaces_of(EnvSpec.of(Box((1,)), MultiDiscrete((2, 3))))
+        spaces_of(EnvSpec.of(Box((1,)), Box((1,), "int64", low=0, high=3)))
     with pytest.raises(DataError, match="counts from -2"):
         spaces_of(EnvSpec.of(Discrete(5, start=-2), Discrete(2)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing
 from dataclasses import replace
 
@@ -61,6 +62,22 @@ def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path):
     torch.testing.assert_close(results[0][1][key], results[1][1][key], rtol=1e-4, atol=0)
     for name, value in results[0][2].items():
         torch.testing.assert_close(value, results[1][2][name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_slow_copies_move_after_the_step_or_as_published_before_it(fake, tmp_path, early):
+    """With tau 1 a copy is the weights: those after the step, or those before."""
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    config = pendulum_stitch()
+    losses = dataclasses.replace(config.agent.losses, tau=1.0, targets_before_step=early)
+    agent = dataclasses.replace(config.agent, losses=losses)
+    learner = learner_of(dataclasses.replace(config, agent=agent), service.spec)
+    before = learner.agent.critic.weights[0].detach().clone()
+    learner.update(0, batch)
+    after = learner.agent.critic.weights[0].detach()
+    assert not torch.equal(before, after)
+    assert torch.equal(learner.agent.target_critic.weights[0], before if early else after)
 
 
 def test_noise_belongs_to_the_update(fake, tmp_path):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from amago_model import Agent
+from amago_model import make_agent
+from amago_model.registry import registered
 from stepwell.testing import make_spec
 from trainer.config import SettingError, TrainConfig, flatten, replace, to_json
 from trainer.data.fields import spaces_of
-from trainer.options import resolve
+from trainer.options import import_plugins, resolve
 from trainer.recipes import RECIPES, recipe
 
 
@@ -21,7 +23,7 @@ def test_every_recipe_builds_an_agent(name):
     assert config.recipe == name
     assert replace(TrainConfig(), json.loads(json.dumps(to_json(config)))) == config
     for spec in (make_spec(), make_spec(discrete=4)):
-        agent = Agent(config.agent, spaces_of(spec))
+        agent = make_agent(config.agent, spaces_of(spec))
         assert agent.trainable_parameters()
 
 
@@ -107,3 +109,22 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
 def test_contradictions_are_refused_by_field(changes, message):
     with pytest.raises(SettingError, match=message):
         replace(TrainConfig(), changes)
+
+
+def test_a_plugin_is_imported_from_where_one_stands_or_refused_by_name(tmp_path, monkeypatch):
+    """Its registrations can then be named by the agent's settings."""
+    (tmp_path / "my_own_filter.py").write_text(
+        "from amago_model import register\n"
+        "@register('filter', 'test_options_soft')\n"
+        "def soft(advantage):\n    return advantage.sigmoid()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    words = ["--plugin", "my_own_filter", "--agent.custom.filter", "test_options_soft"]
+    config = resolve(["offline", *words, "--dataset", "d"]).config
+    assert config.plugin == ("my_own_filter",)
+    import_plugins(config.plugin)
+    assert config.agent.custom.filter == "test_options_soft"
+    assert registered("filter", "test_options_soft").__module__ == "my_own_filter"
+    with pytest.raises(SettingError, match="no_such_module"):
+        import_plugins(("no_such_module",))

@@ -64,10 +64,12 @@ def fields_of(spec: EnvSpec) -> tuple[Field, ...]:
         with np.errstate(invalid="ignore"):
             middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, 0.0)
         fields.append(Field("action", name, "float32", action.shape, tuple(middle.tolist())))
+    elif isinstance(action, MultiDiscrete | MultiBinary):
+        fields.append(Field("action", name, "int64", action.shape, (-1.0,)))
     else:
         raise DataError(
             f"the agent cannot take the action {key!r} of kind {type(action).__name__} yet; "
-            "it takes Discrete and Box of floats"
+            "it takes Discrete, MultiDiscrete, MultiBinary and Box of floats"
         )
     fields.append(Field("reward", REWARD, "float32", ()))
     if spec.action_known:
@@ -106,7 +108,15 @@ def spaces_of(spec: EnvSpec) -> Spaces:
             observations=observations,
             action=ActionSpace(kind="discrete", n=action.n, start=action.start),
         )
-    assert isinstance(action, Box)
+    if isinstance(action, MultiDiscrete):
+        return Spaces(
+            observations=observations,
+            action=ActionSpace(kind="multi_discrete", nvec=action.nvec),
+        )
+    if isinstance(action, MultiBinary):
+        return Spaces(
+            observations=observations, action=ActionSpace(kind="multi_binary", n=action.n)
+        )
     low, high = action.bounds()
     return Spaces(
         observations=observations,

@@ -1,0 +1,85 @@
+"""The flash-attn package (Dao 2023) behind our interface, in whichever version is installed.
+
+Its function takes and gives [N, L, H, E] in 16 bits. Versions differ in three ways that matter:
+
+    version   module                  dropout_p   returns
+    2         flash_attn              yes         out
+    3         flash_attn_interface    no          out, in early releases (out, lse)
+    4         flash_attn.cute         no          (out, lse)
+
+Nothing here is measured: no machine with the package was at hand. It is tested against stand-ins
+with these signatures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MODULES = ("flash_attn_interface", "flash_attn", "flash_attn.cute")
+
+
+@lru_cache(maxsize=1)
+def find_flash() -> Callable[..., Any] | None:
+    """`flash_attn_func` of the installed package; None if there is none that can be imported."""
+    for name in _MODULES:
+        try:
+            found = importlib.import_module(name)
+        except Exception:  # noqa: BLE001, S112 a broken CUDA build raises whatever it likes
+            continue
+        if hasattr(found, "flash_attn_func"):
+            return found.flash_attn_func  # type: ignore[no-any-return]
+    return None
+
+
+def _takes_dropout(function: Callable[..., Any]) -> bool:
+    return "dropout_p" in inspect.signature(function).parameters
+
+
+def flash_obstacle(q: Tensor, dropout: float) -> str | None:
+    """Why flash-attn cannot serve these queries, q [N, H, L, E]; None if it can."""
+    function = find_flash()
+    if function is None:
+        return "the package flash-attn is not installed (pip install flash-attn, on a GPU machine)"
+    if not _able(q.device):
+        return f"flash-attn needs a GPU of the Ampere generation or newer, not '{q.device}'"
+    if q.shape[-1] % 8 or q.shape[-1] > 256:
+        return f"flash-attn needs heads of a width divisible by 8, up to 256, not {q.shape[-1]}"
+    if dropout and not _takes_dropout(function):
+        return "the installed version of flash-attn has no dropout on attention weights"
+    return None
+
+
+@lru_cache(maxsize=16)
+def _able(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def attend_flash(
+    function: Callable[..., Any] | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: int,
+    dropout: float,
+) -> Tensor:
+    """q, k, v [N, H, L, E] -> [N, H, L, E] in the type of q; computed in 16 bits (bfloat16 if q
+    has more)."""
+    assert function is not None  # `flash_obstacle` said so
+    options: dict[str, Any] = {"causal": True}
+    if q.shape[-2] > context:  # keys up to so many rows to the left, and none to the right
+        options["window_size"] = (context - 1, 0)
+    if dropout:
+        options["dropout_p"] = dropout
+    half = q.dtype if q.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    out = function(*(x.transpose(1, 2).to(half) for x in (q, k, v)), **options)
+    if isinstance(out, tuple):
+        out = out[0]
+    return out.transpose(1, 2).to(q.dtype)

@@ -1,0 +1,411 @@
+"""Critics that classify returns, the multi-task sum, privileged critics, and what was published."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from amago_model import (
+    ActionSpace,
+    Agent,
+    AgentConfig,
+    BinsConfig,
+    ConfigError,
+    CriticConfig,
+    LossConfig,
+    MultiTaskAgent,
+    ObsSpace,
+    Spaces,
+    load_policy,
+    make_agent,
+    multitask,
+    published_v3,
+    save_policy,
+)
+from amago_model.bins import Bins, symlog
+from amago_model.critic import CriticEnsemble
+from amago_model.losses import classification_loss, ensemble_subset
+from amago_model.presets import DEVIATIONS
+
+KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
+NARROW = BinsConfig(n_bins=21, min_return=-50.0, max_return=50.0)
+
+# -------------------------------------------------------------------------------------------- bins
+
+
+def test_the_default_support_and_label_are_the_published_ones() -> None:
+    """128 bins over symlog of +-100000; a return of 100 lies between bins 88 and 89."""
+    bins = Bins(BinsConfig(), gaussian=False)
+    assert float(bins.centres[-1]) == pytest.approx(11.51294, abs=1e-5)
+    assert bins.width == pytest.approx(0.181306, abs=1e-6)
+    label = bins.label(torch.tensor(100.0))
+    assert label.nonzero().flatten().tolist() == [88, 89]
+    torch.testing.assert_close(label[88:90], torch.tensor([0.0451, 0.9549]), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("spacing", [True, False], ids=["symlog", "linear"])
+@pytest.mark.parametrize(("low", "high"), [(-50.0, 50.0), (0.0, 50.0), (-50.0, 0.0)])
+def test_two_hot_labels_come_back_and_edges_hold_what_lies_outside(
+    spacing: bool, low: float, high: float
+) -> None:
+    """Also where a bound is 0."""
+    bins = Bins(
+        BinsConfig(n_bins=21, min_return=low, max_return=high, symlog=spacing), gaussian=False
+    )
+    inside = torch.linspace(low, high, 33)
+    label = bins.label(inside)
+    torch.testing.assert_close(label.sum(-1), torch.ones(33))
+    back = bins.expected(label.clamp(min=1e-30).log())
+    torch.testing.assert_close(back, inside, atol=1e-3, rtol=1e-3)
+    outside = bins.label(torch.tensor([low - 1e7, high + 1e7]))
+    assert outside[0, 0] == 1 and outside[1, -1] == 1
+
+
+def test_gaussian_labels_sum_to_one_wherever_the_return_lies() -> None:
+    """Inside they are the textbook's masses; far outside they are the edge bin, not nothing."""
+    bins = Bins(NARROW, gaussian=True)
+    label = bins.label(torch.tensor([0.0, 3.0, 49.0, 51.0, 1e6, -1e6]))
+    torch.testing.assert_close(label.sum(-1), torch.ones(6))
+    assert label[4, -1] == 1 and label[5, 0] == 1 and bool((label >= 0).all())
+    z, s = float(symlog(torch.tensor(3.0))), 0.75 * bins.width
+    normal = torch.distributions.Normal(z, s)
+    centres = bins.centres[5:15]
+    mass = normal.cdf(centres + bins.width / 2) - normal.cdf(centres - bins.width / 2)
+    torch.testing.assert_close(label[1, 5:15], mass, atol=1e-6, rtol=1e-4)
+
+
+def test_the_classification_loss_is_the_cross_entropy_of_valid_rows() -> None:
+    logits, label = torch.randn(3, 8, 2, 5), torch.randn(8, 2, 5).softmax(-1)
+    mask = torch.rand(8) > 0.4
+    expected = [
+        F.cross_entropy(logits[c, n, g][None], label[n, g][None])
+        for c in range(3)
+        for n in range(8)
+        for g in range(2)
+        if mask[n]
+    ]
+    got = classification_loss(logits, label, mask, None)
+    torch.testing.assert_close(got, torch.stack(expected).mean())
+
+
+def test_fresh_critics_answer_the_value_they_are_told_to(make_spaces) -> None:
+    bins = dataclasses.replace(NARROW, init_value=20.0, n_bins=101)
+    config = CriticConfig(kind="twohot", bins=bins, n_critics=2, d_hidden=16)
+    critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9,), d_state=4)
+    with torch.no_grad():
+        critic.weights[-1].zero_()
+        value = critic.values(critic.state_part(torch.randn(5, 4)), torch.zeros(1, 5, 1, 2))
+    torch.testing.assert_close(value, torch.full((2, 1, 5, 1), 20.0), rtol=0.15, atol=0)
+
+
+def test_a_classifying_ensemble_equals_one_plain_mlp_at_a_time(make_spaces) -> None:
+    config = CriticConfig(kind="hlgauss", bins=NARROW, n_critics=3, d_hidden=16)
+    critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9, 0.5), d_state=4)
+    state, action = torch.randn(5, 4), torch.rand(2, 5, 2, 2) - 0.5
+    out = critic.outputs(critic.state_part(state), action)
+    assert out.shape == (3, 2, 5, 2, 21)
+    for c, k, n, g in ((0, 1, 4, 0), (2, 0, 3, 1)):
+        x = torch.cat((state[n], critic.gamma_features[g], action[k, n, g]))
+        for i, (w, b) in enumerate(zip(critic.weights, critic.biases, strict=True)):
+            x = (F.leaky_relu(x, 0.01) if i else x) @ w[c] + b[c, 0]
+        torch.testing.assert_close(out[c, k, n, g], x, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["multi_binary", "multi_discrete"])
+def test_the_ones_of_an_action_have_a_gradient_too(make_spaces, kind: str) -> None:
+    """A clamp of actions to less than 1 would leave samples nothing to climb where they are on."""
+    critic = CriticEnsemble(
+        CriticConfig(n_critics=2, d_hidden=16), make_spaces(kind).action, (0.9,), d_state=4
+    )
+    action = torch.ones(1, 5, 1, critic.action.width, requires_grad=True)
+    critic.values(critic.state_part(torch.randn(5, 4)), action, frozen=True).sum().backward()
+    assert bool((action.grad != 0).all())
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: CriticConfig(bins=NARROW), "bins"),
+        (lambda: BinsConfig(n_bins=1), "n_bins"),
+        (lambda: BinsConfig(min_return=3.0, max_return=2.0), "min_return"),
+        (lambda: BinsConfig(min_return=-1.0, max_return=2.0, init_value=3.0), "init_value"),
+        (lambda: LossConfig(filter="exp", filter_threshold=0.5), "filter_threshold"),
+        (lambda: LossConfig(filter_max=3.0), "filter_max"),
+    ],
+)
+def test_critics_and_filters_that_contradict_are_refused(make, field: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=field):
+        make()
+
+
+# ------------------------------------------------------------------------------------- whole update
+
+
+def _multitask(make_config, **losses: object) -> AgentConfig:  # type: ignore[no-untyped-def]
+    config = multitask(make_config(critic={"bins": NARROW, "kind": "twohot"}))
+    return dataclasses.replace(config, losses=dataclasses.replace(config.losses, **losses))
+
+
+@pytest.mark.parametrize("online", [0.0, 0.5])
+@pytest.mark.parametrize("algorithm", ["agent", "multitask"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sum_of_losses_trains_what_it_should(
+    make_spaces, make_config, make_batch, kind: str, algorithm: str, online: float
+) -> None:
+    """Classified returns: finite losses, gradients to everything learned, none to the copies."""
+    config = _multitask(make_config, online_weight=online)
+    agent = make_agent(dataclasses.replace(config, algorithm=algorithm), make_spaces(kind))
+    assert type(agent) is (MultiTaskAgent if algorithm == "multitask" else Agent)
+    loss, metrics = agent(make_batch(agent.spaces))
+    loss.backward()
+    assert all(bool(v.isfinite()) for v in metrics.values())
+    assert set(metrics) >= {"loss/critic", "loss/clone"}
+    assert ("loss/climb" in metrics) == (online > 0)
+    for name, p in agent.named_parameters():
+        frozen = name.startswith("target_")
+        assert (p.grad is None) == frozen, name
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_the_multi_task_losses_equal_a_slow_loop(
+    make_spaces, make_config, make_batch, kind: str
+) -> None:
+    """One transition, discount, sample and critic at a time; every draw from the same noise."""
+    config = _multitask(make_config, n_policy_actions=2, online_weight=0.0, filter_advantage="raw")
+    critic_config = dataclasses.replace(config.critic, n_critics_target=config.critic.n_critics)
+    agent = make_agent(dataclasses.replace(config, critic=critic_config), make_spaces(kind)).eval()
+    batch = make_batch(agent.spaces)
+    torch.manual_seed(3)
+    _, metrics = agent(batch)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        tr = agent._encode(batch)
+        bins = agent.critic.bins
+        b, t = tr.shape
+        scale = agent.config.losses.reward_multiplier
+        critic_sum = clone_sum = 0.0
+        n_critic = n_clone = 0
+
+        def value(critic, s, action, g):  # type: ignore[no-untyped-def]
+            """[C] returns and [C, bins] logits of one action."""
+            filled = torch.zeros(1, 1, 2, action.shape[-1])
+            filled[0, 0, g] = action
+            out = critic.outputs(critic.state_part(s[None]), filled)[:, 0, 0, g]
+            z = (out.softmax(-1) * bins.centres).sum(-1)
+            return z.sign() * (z.abs().exp() - 1), out
+
+        def draw(actor, s, g, noise):  # type: ignore[no-untyped-def]
+            d = agent._choices(actor(s[None]))
+            full = torch.zeros(1, 2, noise.shape[-1])
+            full[0, g] = noise
+            return d.rsample(full)[0, g]
+
+        for n in range(b * t):
+            if not tr.imitable[n]:
+                continue
+            i, k = divmod(n, t)
+            for g, gamma in enumerate(agent.config.losses.gammas):
+                q, logits = value(agent.critic, tr.state_t[n], tr.shown[n], g)
+                own = [
+                    value(agent.critic, tr.state_t[n], a, g)[0].mean()
+                    for a in (
+                        draw(agent.policy.actor, tr.state_t[n], g, tr.own_noise[j, n, g])
+                        for j in range(2)
+                    )
+                ]
+                approved = float(q.mean()) > float(sum(own) / 2)
+                policy = agent.policy.actor(tr.state_t[n][None])
+                if kind == "discrete":
+                    log_p = policy.probs[0, g, tr.action[n]].log()
+                else:
+                    log_p = type(policy)(policy.loc[0, g], policy.scale[0, g]).log_prob(tr.shown[n])
+                clone_sum, n_clone = clone_sum - float(log_p) * approved, n_clone + 1
+                if not tr.learnable[n]:
+                    continue
+                a = draw(agent.target_actor, tr.state_tp1[n], g, tr.target_noise[0, n, g])
+                nxt = float(value(agent.target_critic, tr.state_tp1[n], a, g)[0].mean())
+                alive = not bool(batch.terminated[i, k])
+                y = scale * float(batch.reward[i, k]) + gamma * alive * nxt
+                label = bins.label(torch.tensor(y))
+                critic_sum += float(-(label * logits.log_softmax(-1)).sum(-1).mean())
+                n_critic += 1
+    assert float(metrics["loss/critic"]) == pytest.approx(critic_sum / n_critic, rel=1e-4)
+    assert float(metrics["loss/clone"]) == pytest.approx(clone_sum / n_clone, rel=1e-4)
+
+
+def test_straight_through_actions_climb_a_known_value(make_spaces, make_config, make_batch) -> None:
+    """A critic that likes one discrete action: climbing its samples alone makes it the policy's."""
+    config = _multitask(make_config, online_weight=1.0, offline_weight=0.0, extra_gammas=())
+    agent = make_agent(config, make_spaces("discrete"))
+    with torch.no_grad():  # value = what the action's third switch says, whatever the state
+        for p in agent.critic.parameters():
+            p.zero_()
+        agent.critic.weights[0][:, agent.critic.d_state + 1 + 2] = 1.0
+        agent.critic.weights[1][:] = torch.eye(16)
+        agent.critic.weights[2][:, :, -1] = 1.0
+    for p in agent.critic.parameters():
+        p.requires_grad_(False)
+    batch = make_batch(agent.spaces)
+    optimizer = torch.optim.Adam(agent.policy.actor.parameters(), lr=0.02)
+    for _ in range(80):
+        optimizer.zero_grad()
+        agent(batch, detailed=False)[0].backward()
+        optimizer.step()
+    state = agent._encode(batch).state_t
+    assert float(agent.policy.actor(state).probs[:, -1, 2].detach().mean()) > 0.8
+
+
+def test_an_agent_of_the_other_algorithm_is_refused(make_spaces, make_config) -> None:
+    with pytest.raises(ConfigError, match="algorithm"):
+        Agent(multitask(make_config()), make_spaces())
+    with pytest.raises(ConfigError, match="algorithm"):
+        MultiTaskAgent(make_config(), make_spaces())
+
+
+# -------------------------------------------------------------------------------------- privileged
+
+
+def _privileged_spaces(kind: str) -> Spaces:
+    action = ActionSpace(kind="discrete", n=4, start=1)
+    if kind == "continuous":
+        action = ActionSpace(kind="continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
+    return Spaces(
+        observations={
+            "observation": ObsSpace(shape=(3,), dtype="float32"),
+            "truth": ObsSpace(shape=(2,), dtype="float32", role="critic"),
+        },
+        action=action,
+    )
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_only_critics_see_what_is_privileged(make_config, make_batch, kind: str) -> None:
+    """It moves values and no action; a policy file neither holds nor needs it."""
+    agent = Agent(make_config(), _privileged_spaces(kind)).eval()
+    batch = make_batch(agent.spaces)
+    before = agent.get_values(batch)
+    other = dataclasses.replace(batch, obs={**batch.obs, "truth": batch.obs["truth"] + 1.0})
+    after = agent.get_values(other)
+    assert not torch.allclose(before.q[batch.mask], after.q[batch.mask])
+    states = [agent._encode(x).state_t for x in (batch, other)]
+    torch.testing.assert_close(*states)
+    policy = load_policy(save_policy(agent))
+    n = 3
+    shape = (n,) if kind == "discrete" else (n, 2)
+    policy.act(
+        {"observation": torch.randn(n, 3)},
+        torch.zeros(shape, dtype=torch.int64 if kind == "discrete" else torch.float32),
+        torch.zeros(n),
+        torch.zeros(n, dtype=torch.int64),
+        policy.initial_hidden(n),
+    )
+
+
+def test_privileged_rows_that_were_not_recorded_are_not_read(make_config, make_batch) -> None:
+    agent = Agent(make_config(), _privileged_spaces("continuous"))
+    batch = make_batch(agent.spaces)
+    results = []
+    for garbage in (0.0, torch.nan):
+        torch.manual_seed(1)
+        twin = Agent(make_config(), agent.spaces)
+        truth = torch.where(batch.row_mask[..., None], batch.obs["truth"], garbage)
+        torch.manual_seed(2)
+        loss, _ = twin(dataclasses.replace(batch, obs={**batch.obs, "truth": truth}))
+        results.append((loss, twin.privileged.norm.moments.mean.clone()))
+    torch.testing.assert_close(results[0], results[1])
+    assert bool((results[0][1] != 0).all())
+
+
+# ---------------------------------------------------------------------------------- looking at data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_get_values_are_those_of_the_update_and_change_nothing(
+    make_spaces, make_config, make_batch, kind: str
+) -> None:
+    agent = Agent(make_config(), make_spaces(kind))
+    batch = make_batch(agent.spaces)
+    agent(batch)
+    before = {k: v.clone() for k, v in agent.state_dict().items()}
+    torch.manual_seed(4)
+    values = agent.get_values(batch)
+    assert agent.training
+    torch.testing.assert_close(agent.state_dict(), before, rtol=0, atol=0)
+    b, t = batch.mask.shape
+    assert all(getattr(values, f).shape == (b, t, 2) for f in ("q", "v", "advantage", "weight"))
+    torch.testing.assert_close(values.weight, (values.advantage > 0).float())
+    sigma = agent.value_norm.sigma / agent.config.losses.reward_multiplier
+    torch.testing.assert_close(values.q - values.v, values.advantage * sigma, rtol=1e-3, atol=1e-5)
+    torch.manual_seed(4)
+    _, metrics = agent.eval()(batch)
+    known = values.mask & (batch.terminated | batch.next_obs_valid)
+    torch.testing.assert_close(metrics["value/q_mean"], values.q[known][:, -1].mean())
+
+
+def test_behaviour_cloning_has_no_values_to_get(make_spaces, make_config, make_batch) -> None:
+    agent = Agent(make_config(losses={"fake_filter": True, "online_weight": 0.0}), make_spaces())
+    with pytest.raises(ConfigError, match="no critic"):
+        agent.get_values(make_batch(agent.spaces))
+
+
+# ---------------------------------------------------------------------------------------- published
+
+
+def test_the_published_preset_switches_back_exactly_what_it_lists() -> None:
+    plain = AgentConfig(losses=LossConfig(filter="exp"))
+    changed = set()
+    for part in ("critic", "losses"):
+        ours, theirs = getattr(plain, part), getattr(published_v3(plain), part)
+        for f in dataclasses.fields(ours):
+            if getattr(ours, f.name) != getattr(theirs, f.name):
+                changed.add(f"{part}.{f.name}")
+    assert changed == set(DEVIATIONS)
+    assert AgentConfig.from_dict(published_v3().to_dict()) == published_v3()
+
+
+def test_with_replacement_a_subset_may_hold_one_critic_twice() -> None:
+    """Frequencies of (min of 2 out of 4): with replacement 7/16, 5/16, 3/16, 1/16."""
+    q = torch.arange(4.0)[:, None].expand(4, 40_000)
+    noise = torch.randn(4, 40_000)
+    got = ensemble_subset(q, 2, minimum=True, noise=noise, replacement=True)
+    share = torch.bincount(got.long(), minlength=4) / 40_000
+    torch.testing.assert_close(share, torch.tensor([7, 5, 3, 1]) / 16, atol=0.01, rtol=0)
+
+
+def test_raw_advantages_are_those_before_popart_s_scale(
+    make_spaces, make_config, make_batch
+) -> None:
+    raw = Agent(make_config(losses={"filter_advantage": "raw"}), make_spaces()).eval()
+    raw.value_norm.w.fill_(0.25)
+    ours = Agent(make_config(), make_spaces()).eval()
+    ours.load_state_dict(raw.state_dict())
+    batch = make_batch(raw.spaces)
+    torch.testing.assert_close(
+        0.25 * raw.get_values(batch).advantage, ours.get_values(batch).advantage
+    )
+
+
+def test_softened_actions_mix_the_critics_answers(make_spaces, make_config, make_batch) -> None:
+    """As published: .99 of the action taken and .001 of each other one, renormalised."""
+    soft = Agent(make_config(critic={"soften_data_actions": True}), make_spaces()).eval()
+    batch = make_batch(soft.spaces)
+    tr = soft._encode(batch)
+    out, _ = soft._values(tr)
+    every = soft.critic.action_values(tr.seen_t)
+    n = 5
+    weights = torch.full((4,), 0.001)
+    weights[tr.action[n]] = 0.99
+    expected = (every[:, n] * weights / weights.sum()).sum(-1)
+    torch.testing.assert_close(out[:, n, :, 0], expected)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_the_published_agent_updates(make_spaces, make_config, make_batch, kind: str) -> None:
+    for config in (make_config(), _multitask(make_config)):
+        agent = make_agent(published_v3(config), make_spaces(kind))
+        loss, metrics = agent(make_batch(agent.spaces))
+        loss.backward()
+        assert all(bool(v.isfinite()) for v in metrics.values())
