@@ -40,7 +40,7 @@ def pendulum_stitch() -> TrainConfig:
     """The demo's agent: -154 to -194 over six training seeds, where the data's mean is -849."""
     return TrainConfig(
         recipe="pendulum_stitch",
-        updates=1000,
+        updates=1500,
         agent=_memory_free(gamma=0.98, reward_multiplier=0.1),
         data=DataConfig(batch=32, window=32, padding="right"),
         # Without the decay the last policy swings between -150 and -1100 from update to update.
