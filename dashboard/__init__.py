@@ -1,1 +1,1 @@
-"""Looking and managing: Streamlit pages over the service, and nothing that the service cannot say."""
+"""Looking and managing: Streamlit pages over the service; they say nothing that it cannot say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +108,13 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
 def test_contradictions_are_refused_by_field(changes, message):
     with pytest.raises(SettingError, match=message):
         replace(TrainConfig(), changes)
+
+
+def test_a_recipe_is_chosen_by_the_first_word_alone(tmp_path: Path) -> None:
+    """A flag or a file that only renamed it would run the defaults under another's name."""
+    with pytest.raises(SettingError, match="first word"):
+        resolve(["--recipe", "offline"])
+    file = tmp_path / "run.toml"
+    file.write_text('recipe = "offline"\n')
+    with pytest.raises(SettingError, match="first word"):
+        resolve(["offline", "--config", str(file)])
