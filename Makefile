@@ -49,7 +49,7 @@ bench: $(BIN)/.installed
 	$(BIN)/python -m benchmarks.demo_gate $(ARGS)
 
 serve: $(BIN)/.installed
-	$(BIN)/stepwell serve $(ARGS)
+	$(BIN)/stepwell serve --data ./data $(ARGS)
 
 dash: $(BIN)/.installed
 	$(BIN)/stepwell dash $(ARGS)

@@ -57,7 +57,7 @@ def save_policy(
     }
     metadata = {_FORMAT_KEY: str(FORMAT), _POLICY_KEY: json.dumps(about, sort_keys=True)}
     tensors = {k: v.detach().to("cpu").contiguous() for k, v in policy.state_dict().items()}
-    data = safetensors.save(tensors, metadata=metadata)
+    data = _sorted_header(safetensors.save(tensors, metadata=metadata))
     if path is not None:
         _write_whole(Path(path), data)
     return data
@@ -104,6 +104,18 @@ def load_policy(
         raise PolicyFileError(f"damaged policy file: {type(error).__name__}: {error}") from error
     policy.metadata = {"format": FORMAT} | {k: about.get(k) for k in ("step", "versions", "extra")}
     return policy.to(device).eval().requires_grad_(False)
+
+
+def _sorted_header(data: bytes) -> bytes:
+    """The same file with the keys of its header in order: the same policy, the same bytes.
+
+    safetensors writes its metadata in a random order, another one in each process.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _read_metadata(data: bytes) -> dict[str, str]:

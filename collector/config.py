@@ -62,7 +62,8 @@ class CollectConfig(EnvironmentConfig):
     """Play an environment, by a published policy or at random, and send every episode to a dataset.
 
     The outbox keeps episodes on disk until the service has them: stop the service, and collecting
-    goes on. Ctrl-C ends cleanly.
+    goes on. Ctrl-C ends cleanly. --config FILE.toml holds flags; it may be given several times, and
+    what comes later wins.
 
       stepwell collect --env Pendulum-v1 --dataset swing --random --episodes 100
       stepwell collect --env Pendulum-v1 --dataset swing --policy demo --wait-for-policy
@@ -96,7 +97,8 @@ class CollectConfig(EnvironmentConfig):
     run: str = ""
     """Name of this collect run; an existing one is taken up again. Default: a new name."""
     seed: int | None = None
-    """Makes episodes and exploration repeatable; default: a new one, noted in the run."""
+    """Makes episodes and exploration repeatable; default: a new one, noted in the run. Collectors
+    side by side on one machine play different ones all the same, unless each has its --outbox."""
     tags: tuple[str, ...] = ()
     """Labels for every trajectory."""
     max_steps: int = MAX_STEPS
@@ -137,7 +139,7 @@ class EvaluateConfig(EnvironmentConfig):
 
     The episodes go to a dataset with purpose "eval" (no training snapshot takes them unless asked),
     the score becomes an evaluation of the service. How many environments run side by side changes
-    the time that it takes and nothing else.
+    the time that it takes and nothing else. --config FILE.toml holds flags.
 
       stepwell evaluate --policy demo --env Pendulum-v1 --episodes 30
       stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json

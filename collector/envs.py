@@ -36,6 +36,7 @@ from stepwell.spaces import (
     MultiBinary,
     MultiDiscrete,
     Space,
+    outside,
 )
 
 Env = gymnasium.Env[Any, Any]
@@ -103,7 +104,7 @@ class Interface:
         """One observation as owned arrays by key, in the spec's dtypes.
 
         Copies: many environments hand out the same buffer every step. Raises `BrokenEnv` for NaN,
-        infinity, another shape or a missing key.
+        infinity, another shape, a missing key, or what its own space does not hold.
         """
         found: Arrays = {}
         for key, path, _ in _leaves(self.observation_space, DEFAULT_OBSERVATION):
@@ -113,6 +114,8 @@ class Interface:
                 for part in path:
                     value = value[part]
                 array = np.array(value, dtype=space.dtype)
+                if array.dtype.kind != "f":
+                    _whole(value, array, space)
             except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
                 raise BrokenEnv(
                     f"observation {key!r} is not what its space says: {error!r}"
@@ -224,8 +227,8 @@ class Interface:
             if here is None or (here.shape, here.n) != (wanted.shape, wanted.n):
                 raise InvalidSpace(
                     f"{author} cannot play {self.env_id}: observation {key!r}",
-                    expected=f"shape {wanted.shape}, categories {wanted.n}",
-                    got="none of that name" if here is None else f"shape {here.shape}, {here.n}",
+                    expected=_form(wanted.shape, wanted.n),
+                    got="none of that name" if here is None else _form(here.shape, here.n),
                 )
         wanted_action, action = spaces.action, ours.action
         if _layout(wanted_action) != _layout(action):
@@ -257,6 +260,10 @@ def interface_of(
     return Interface(
         env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
     )
+
+
+def _form(shape: tuple[int, ...], categories: int | None) -> str:
+    return f"shape {shape}" if categories is None else f"{categories} categories"
 
 
 def agent_spaces(spec: EnvSpec) -> Spaces:
@@ -368,6 +375,18 @@ def _same_kind(ours: Space, theirs: Space) -> bool:
     kinds = np.dtype(ours.dtype).kind, np.dtype(theirs.dtype).kind
     exact = kinds == ("f", "f") or ours.dtype == theirs.dtype
     return ours.shape == theirs.shape and exact
+
+
+def _whole(raw: Any, array: Array, space: Space) -> None:
+    """Raises ValueError where integers came as something else (2.7, 300 for a byte), or where a
+    category is none. A Box's bounds are not checked: many environments stray a little."""
+    given = np.asarray(raw)
+    if given.dtype != array.dtype and not np.array_equal(given, array):
+        raise ValueError(f"{str(raw)[:80]} is not of type {space.dtype}")
+    if not isinstance(space, Box) and array.shape == space.shape:
+        why = outside(space, array[None])
+        if why is not None:
+            raise ValueError(why)
 
 
 def _native(space: gym_spaces.Space[Any], array: Array) -> Any:

@@ -205,6 +205,7 @@ def main(argv: list[str] | None = None) -> int:
         console.print(f"stepwell evaluate: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
+        console.print("stopped; nothing was scored", highlight=False)
         return 130
     if notes.pop("json"):
         print(json.dumps({**result.to_json(), **notes}, indent=2))
@@ -224,6 +225,8 @@ def run_evaluation(
         envs = [make_env(config) for _ in range(min(config.envs, config.episodes))]
         face = interface_for(config, envs[0])
         author, player = _player(config, client)
+        if isinstance(player, ActingPolicy):  # before anything is made at the service
+            face.check_policy(player.spaces, author)
         dataset = run = ""
         if config.upload:
             dataset = config.dataset or f"eval-{slug(config.env)}"
@@ -253,6 +256,9 @@ def run_evaluation(
                 made = client.create_evaluation(**_evaluation_row(config, result, dataset, run))
                 notes |= {"evaluation": made.id, "dataset": dataset, "run": run}
             status = "finished"
+        except KeyboardInterrupt:
+            status = "stopped"
+            raise
         finally:
             if config.upload:
                 close_run(client, run, status)

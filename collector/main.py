@@ -65,6 +65,8 @@ class Session:
     tally: Tally
     run: str
     seed: int
+    lane: int
+    """Number of the outbox among those of this machine: collectors of one --seed differ by it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -128,6 +130,7 @@ def collect(
             open_clock(directory),
             run,
             seed,
+            0 if config.outbox else int(directory.name),
         )
 
         # --- act three: play -------------------------------------------------------------------
@@ -241,8 +244,9 @@ def _first_policy(session: Session, source: PolicySource) -> bool:
 
 def _rollout(session: Session, source: PolicySource | None, worker: str) -> Rollout:
     config, slots, tally = session.config, session.slots, session.tally
-    # The session is part of every stream: a run that is taken up again plays new episodes.
-    streams = np.random.SeedSequence([session.seed, tally.sessions]).spawn(3)
+    # Session and lane are part of every stream: a run that is taken up again plays new episodes,
+    # and so does each of several collectors that were started with the same words.
+    streams = np.random.SeedSequence([session.seed, tally.sessions, session.lane]).spawn(3)
     for_actor, for_episodes, for_noise = (int(s.generate_state(1)[0]) for s in streams)
     face, clock = slots.interface, (lambda: tally.clock)
     actor: Actor

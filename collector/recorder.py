@@ -223,6 +223,8 @@ class Recorder:
     def _read(self, info: Mapping[str, Any]) -> None:
         """Numbers that the environment reports; of each name the last one counts."""
         for key, value in info.items():
+            if not isinstance(key, str):
+                continue  # a stranger's key: no name for a number
             if key.startswith(LOG_PREFIX):
                 self._note(key[len(LOG_PREFIX) :], value)
             elif key in ("is_success", "success"):
@@ -237,7 +239,7 @@ class Recorder:
     def _note(self, name: str, value: Any) -> None:
         try:
             numbers = np.asarray(value, dtype=np.float64).reshape(-1)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return  # a text or an object: not a number, and no reason to stop playing
         for i, number in enumerate(numbers.tolist()):
             label = (name if len(numbers) == 1 else f"{name}/{i}")[:128]
@@ -256,7 +258,7 @@ def info_row(spec: EnvSpec, info: Mapping[str, Any]) -> Mapping[str, Array]:
         row[key] = np.full(space.shape, np.nan, space.dtype)
         try:
             value = np.array(info.get(key, np.nan), space.dtype)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
         if value.shape == space.shape:
             row[key] = value

@@ -100,7 +100,7 @@ class EnvSlots:
     def _reset(self, slot: int, seed: int | None) -> Event:
         try:
             obs, info = self._envs[slot].reset(seed=seed)
-            return Began(self.interface.observe(obs), info)
+            return Began(self.interface.observe(obs), info if isinstance(info, Mapping) else {})
         except Exception as error:  # whatever a stranger's environment raises
             return Broke(f"reset(seed={seed}) failed: {error!r}")
 
@@ -226,6 +226,7 @@ def _stepped(
     number = float(reward)
     if not abs(number) <= np.finfo(np.float32).max:
         raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
+    info = info if isinstance(info, Mapping) else {}
     return Stepped(interface.observe(obs), number, bool(terminated), bool(truncated), info)
 
 

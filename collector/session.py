@@ -49,8 +49,15 @@ def worker_name() -> str:
 
 
 def prepare(config: EnvironmentConfig) -> None:
-    """Once per process: plug-ins and threads."""
+    """Once per process: device, plug-ins and threads."""
     torch.set_num_threads(config.threads)
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).split("\n")[0]
+        raise EnvError(
+            f"--device {config.device}: {reason}; expected a device that torch has here, as cpu"
+        ) from None
     # A plug-in usually lies where the person stands, and the console script does not look there.
     if config.plugin and "" not in sys.path:
         sys.path.insert(0, "")

@@ -12,6 +12,7 @@ import numpy as np
 
 from collector.recorder import Episode
 from stepwell._files import whole_file
+from stepwell.failpoints import failpoint
 
 CLOCK = "clock.json"
 _RECENT = 100
@@ -87,3 +88,5 @@ def open_clock(directory: Path) -> Tally:
 def write_clock(directory: Path, tally: Tally) -> None:
     with whole_file(directory / CLOCK) as file:
         file.write(json.dumps({"env_steps": tally.clock, "sessions": tally.sessions + 1}).encode())
+        failpoint("clock.before_rename")
+    failpoint("clock.after_rename")

@@ -1,1 +1,1 @@
-"""dashboard"""
+"""Looking and managing: Streamlit pages over the service; they say nothing that it cannot say."""

@@ -16,6 +16,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="stepwell dash",
         description="The dashboard, in your browser. It listens on this machine only.",
+        epilog="examples:\n  stepwell dash\n  stepwell dash --port 0 --url http://10.0.0.5:8000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--port", type=int, default=8501, help="0 takes any free port (default 8501)")
     made.add_argument("--url", help="address of the service (default: STEPWELL_URL, or port 8000)")
@@ -29,7 +31,7 @@ def free_port(port: int) -> int | None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-        except OSError:
+        except (OSError, OverflowError):
             return None
         return int(probe.getsockname()[1])
 
@@ -52,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     port = free_port(options.port)
     if port is None:
         print(
-            f"port {options.port} is taken; choose another: stepwell dash --port 0", file=sys.stderr
+            f"port {options.port} is taken, or none that can be listened on; choose another: "
+            "stepwell dash --port 0",
+            file=sys.stderr,
         )
         return 1
     if options.url:

@@ -1,1 +1,1 @@
-"""migrations"""
+"""The history of the index's schema (Alembic); `stepwell db upgrade` walks it."""

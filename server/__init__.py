@@ -1,1 +1,1 @@
-"""server"""
+"""The dataset service: takes in trajectories, keeps them, answers for them."""

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
+import sqlalchemy as sa
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -16,7 +17,9 @@ from starlette.exceptions import HTTPException
 from server.auth import AuthMiddleware
 from server.deps import Service
 from server.edge import Edge
-from server.problems import ProblemError, title_of
+from server.openapi import describe_with
+from server.parameters import known_parameters
+from server.problems import ProblemError, disk_problem, title_of
 from server.routes import (
     datasets,
     evaluations,
@@ -83,6 +86,7 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(known_parameters)],
         responses={"default": {"model": Problem, "description": "application/problem+json"}},
     )
     app.state.settings = settings
@@ -92,10 +96,13 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_exception_handler(InvalidData, _on_invalid)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
+    for kind in (OSError, sa.exc.DBAPIError):
+        app.add_exception_handler(kind, _on_disk)
     app.add_exception_handler(Exception, _on_defect)
     # The last one added is the first one met: strangers are turned away before tokens are read.
     app.add_middleware(AuthMiddleware)
     app.add_middleware(Edge, settings=settings)
+    describe_with(app)
     return app
 
 
@@ -144,7 +151,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     codes = {404: "not_found", 405: "method_not_allowed", 400: "bad_request"}
     detail = str(error.detail)
     if error.status_code == 404:
-        detail = f"there is no route {request.method} {request.url.path}"
+        detail = f"there is no route {request.method} {request.url.path[:200]}"
     return respond(
         ProblemError(
             error.status_code,
@@ -155,8 +162,25 @@ async def _on_http(request: Request, error: Exception) -> Response:
     )
 
 
+async def _on_disk(request: Request, error: Exception) -> Response:
+    """What a file or the index could not do: said as what it is where the disk is to blame."""
+    problem = disk_problem(
+        error,
+        "nothing of this request was stored; reading goes on, and writing comes back by itself"
+        " when the disk takes bytes again",
+    )
+    if problem is None and "malformed" in str(getattr(error, "orig", "")):
+        problem = ProblemError(
+            500, "index_damaged", "the index is damaged; stop the service and run: stepwell fsck"
+        )
+    if problem is None:
+        return await _on_defect(request, error)
+    log.error("disk", method=request.method, path=request.url.path[:200], error=str(error)[:300])
+    return respond(problem)
+
+
 async def _on_defect(request: Request, error: Exception) -> Response:
-    log.error("defect", method=request.method, path=request.url.path, exc_info=error)
+    log.error("defect", method=request.method, path=request.url.path[:200], exc_info=error)
     return respond(
         ProblemError(500, "internal_error", "a defect of the service; its log says more")
     )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
+import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,6 +32,7 @@ from server.problems import ProblemError, not_found
 from server.settings import Settings
 from stepwell.messages import PROBLEM, CreateToken, Token, TokenPage
 
+log = structlog.get_logger("stepwell.auth")
 USED_INTERVAL = 60.0
 """Seconds between two writes of a token's `last_used_at`: a read must not cost an fsync."""
 
@@ -144,6 +146,7 @@ class TokenBook:
         self._db = db
         self._settings = settings
         self._lock = threading.Lock()
+        self._patience = 0.0
         with db.read() as c:
             rows = c.execute(sa.select(tokens).where(tokens.c.revoked_at.is_(None))).mappings()
             self._rows = {row["id"]: _row(row) for row in rows}
@@ -267,7 +270,7 @@ class TokenBook:
 
     def due(self) -> bool:
         """Whether some `last_used_at` has not been written for a while."""
-        return any(self._unsaved(USED_INTERVAL))
+        return time.monotonic() >= self._patience and any(self._unsaved(USED_INTERVAL))
 
     def save_used(self, older_than: float = 0.0) -> None:
         rows = list(self._unsaved(older_than))
@@ -285,6 +288,14 @@ class TokenBook:
                 if row.id in self._rows:
                     self._rows[row.id] = replace(self._rows[row.id], saved_at=row.last_used_at)
 
+    def save_used_if_possible(self) -> None:
+        """On the way of somebody's request, which a full disk must not fail: it may only read."""
+        try:
+            self.save_used()
+        except sa.exc.DBAPIError as error:
+            log.warning("the last use of tokens could not be saved", error=str(error.orig))
+            self._patience = time.monotonic() + USED_INTERVAL
+
     def _unsaved(self, older_than: float) -> Iterable[_Row]:
         for row in list(self._rows.values()):
             if row.last_used_at is not None and row.last_used_at != row.saved_at:
@@ -292,7 +303,7 @@ class TokenBook:
                     yield row
 
     def close(self) -> None:
-        self.save_used()
+        self.save_used_if_possible()
 
 
 class AuthMiddleware:
@@ -315,7 +326,7 @@ class AuthMiddleware:
             return
         scope.setdefault("state", {})["principal"] = principal
         if book.due():
-            await run_in_threadpool(book.save_used)
+            await run_in_threadpool(book.save_used_if_possible)
         await self.app(scope, receive, send)
 
 

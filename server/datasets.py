@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_epoch, next_mark
 from server.index.tables import (
+    ALIVE,
     audit,
     datasets,
     partition_stats,
@@ -179,17 +180,22 @@ def _message(connection: Connection, row: Any) -> Dataset:
     }
     count = sum(b["trajectories"] for b in buckets.values())
     steps = sum(b["steps"] for b in buckets.values())
-    alive = sa.and_(t.dataset_pk == pk, t.state != "evicted")
+    alive = sa.and_(t.dataset_pk == pk, ALIVE)
     least, most = connection.execute(
         sa.select(
             sa.select(sa.func.min(t["return"])).where(alive).scalar_subquery(),
             sa.select(sa.func.max(t["return"])).where(alive).scalar_subquery(),
         )
     ).one()
+    # From the segments, of which there are few; `+` keeps SQLite from walking the dataset instead.
     unsealed = connection.execute(
         sa.select(sa.func.count())
-        .select_from(trajectories.join(segments, segments.c.pk == t.segment_pk))
-        .where(t.dataset_pk == pk, t.state == "spooled")
+        .select_from(trajectories)
+        .where(
+            t.segment_pk.in_(sa.select(segments.c.pk)),
+            sa.text("+trajectories.dataset_pk = :pk").bindparams(pk=pk),
+            t.state == "spooled",
+        )
     ).scalar_one()
     files, stored = connection.execute(
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(s.bytes), 0)).where(

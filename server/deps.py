@@ -6,6 +6,7 @@ take a `ServiceDep` and call one function of one of its parts.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -17,6 +18,7 @@ from server.imports.importer import Imports
 from server.index import mirror
 from server.index.db import Database, IndexUnusable, upgrade
 from server.index.mirror import Mirror
+from server.ingest.damage import Inspector
 from server.ingest.pipeline import Ingest
 from server.jobs import Jobs
 from server.settings import Settings
@@ -43,7 +45,8 @@ class Service:
             self.db = Database(settings.index_file)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.snapshots = Snapshots(self.db, self.store, self.ingest.flush, lambda: self.sql)
-            self.keeper = Keeper(settings, self.db, self.store, self.ingest)
+            self.inspector = Inspector(self.db, self.store)
+            self.keeper = Keeper(settings, self.db, self.store, self.ingest, self.inspector)
             self.mirror: Mirror = mirror.build(self)
             self.sql: SqlPool = pool.build(self)
             self.jobs: Jobs = jobs.build(self)
@@ -60,10 +63,11 @@ class Service:
 
     def close(self) -> None:
         """Stop in reverse; the ingest, last, seals what was acknowledged."""
-        for part in (self.auth, self.jobs, self.sql, self.mirror, self.keeper, self.ingest):
-            part.close()
-        self.db.close()
-        self._lock.release()
+        with contextlib.ExitStack() as stack:  # one that fails must not keep the rest from it
+            for close in (self._lock.release, self.db.close, self.ingest.close, self.keeper.close):
+                stack.callback(close)
+            for part in (self.mirror, self.sql, self.jobs, self.auth):
+                stack.callback(part.close)
 
 
 def _refuse_lost_index(settings: Settings) -> None:

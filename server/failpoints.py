@@ -1,13 +1,14 @@
-"""Places where the process can be made to die, to prove that dying there loses nothing.
+"""The service's places where it can be made to die; stepwell/failpoints.py says how.
 
-`STEPWELL_FAILPOINT=seal.after_rename` (or `name:3` for the third hit) kills this process with
-SIGKILL at that point. tests/faults visits every name in ALL. Unset, a failpoint costs one compare.
+tests/faults visits every name in ALL. A name that nobody has is refused at the start.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+from stepwell.failpoints import ALL as ELSEWHERE
+from stepwell.failpoints import failpoint, wanted
+
+__all__ = ["ALL", "failpoint"]
 
 ALL: tuple[str, ...] = (
     # the write path, in order (ingest/spool.py, ingest/commit.py)
@@ -43,18 +44,5 @@ ALL: tuple[str, ...] = (
     "policy.after_rename",
 )
 
-_name, _, _count = os.environ.get("STEPWELL_FAILPOINT", "").partition(":")
-_left = int(_count or 1)
-
-if _name and _name not in ALL:
-    raise SystemExit(f"STEPWELL_FAILPOINT={_name}: expected one of {', '.join(ALL)}")
-
-
-def failpoint(name: str) -> None:
-    """Die here, without a goodbye, if the environment says so."""
-    global _left
-    if name != _name:
-        return
-    _left -= 1
-    if _left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+if wanted and wanted not in (*ALL, *ELSEWHERE):
+    raise SystemExit(f"STEPWELL_FAILPOINT={wanted}: expected one of {', '.join(ALL)}")

@@ -49,7 +49,10 @@ from stepwell.errors import InvalidData
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 
+REBUILD = "stepwell fsck --rebuild --data DIR"
 RESTORE = "restore the file from a backup, or give up the trajectories in it"
+
+RESTORE_SHARD = "restore the file from a backup: the next start takes it back when it is whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def _check(db: Database, store: Store, deep: bool) -> Report:
 
 
 def _index(c: Connection) -> Iterator[Finding]:
-    cure = "stepwell fsck --rebuild --data DIR"
+    cure = REBUILD
     for (line,) in c.exec_driver_sql("PRAGMA integrity_check"):
         if line != "ok":
             yield Finding("index.sqlite", str(line), cure)
@@ -118,7 +121,17 @@ def _index(c: Connection) -> Iterator[Finding]:
     there = {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master")}
     for name in sorted(set(TRIGGERS) - there):
         yield Finding("index.sqlite", f"the guard {name} is missing", cure)
-    t = trajectories.c
+    t, d = trajectories.c, datasets.c
+    behind = c.execute(
+        sa.select(d.name).where(
+            d.next_seq
+            <= sa.select(sa.func.max(t.seq)).where(t.dataset_pk == d.pk).scalar_subquery()
+        )
+    ).scalars()
+    for name in behind:
+        yield Finding(
+            "index.sqlite", f"dataset {name} would give out a sequence number twice", cure
+        )
     twice = c.execute(sa.select(t.id).join(tombstones, tombstones.c.id == t.id)).scalars()
     for trajectory_id in twice:
         yield Finding("index.sqlite", f"{trajectory_id} is both here and a tombstone", cure)
@@ -155,7 +168,7 @@ def _totals(c: Connection) -> Iterator[Finding]:
             yield Finding(
                 "index.sqlite",
                 f"totals of dataset {key[0]} {key[1]}: {was} instead of {is_}",
-                "stepwell fsck --rebuild --data DIR",
+                REBUILD,
             )
 
 
@@ -183,7 +196,17 @@ def _segments(c: Connection, store: Store, report: Report, deep: bool) -> Iterat
             continue
         yield from _segment(store.path("segments", row.name), where, spooled, deep)
     for name in sorted(names - {row.name for row in rows}):
-        yield Finding(f"segments/{name}", "not in the index yet", "the next start", note=True)
+        where = f"segments/{name}"
+        yield from _segment(store.path("segments", name), where, (), deep)
+        yield Finding(where, "not in the index yet", "the next start", note=True)
+    nowhere = c.execute(
+        sa.select(t.id)
+        .outerjoin(segments, segments.c.pk == t.segment_pk)
+        .where(t.state == "spooled", sa.func.coalesce(segments.c.state, "") != "open")
+        .where(sa.func.coalesce(segments.c.state, "") != "damaged")
+    ).scalars()
+    for trajectory_id in nowhere:
+        yield Finding("index.sqlite", f"{trajectory_id} is spooled in no segment", RESTORE)
 
 
 def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[Finding]:
@@ -220,7 +243,7 @@ def _shards(c: Connection, store: Store, report: Report, deep: bool) -> Iterator
             yield Finding(where, "about to be deleted", "the next round of upkeep", note=True)
             continue
         if row["state"] == "quarantined":
-            yield Finding(where, "damaged, taken out of circulation", RESTORE)
+            yield Finding(where, "damaged, taken out of circulation", RESTORE_SHARD)
             continue
         if not path.exists():
             yield Finding(where, "missing", RESTORE)
@@ -235,11 +258,13 @@ def _shards(c: Connection, store: Store, report: Report, deep: bool) -> Iterator
         ).all()
         report.checked["sealed"] = report.checked.get("sealed", 0) + len(members)
         yield from _shard(path, where, row, members, deep)
-    sealed_nowhere = c.execute(
-        sa.select(t.id).where(t.state == "sealed", t.shard_pk.is_(None))
+    held = sa.func.coalesce(s.state, "").in_(("live", "quarantined"))
+    nowhere = c.execute(
+        sa.select(t.id).outerjoin(shards, s.pk == t.shard_pk).where(t.state == "sealed", ~held)
     ).scalars()
-    for trajectory_id in sealed_nowhere:
-        yield Finding("index.sqlite", f"{trajectory_id} is sealed in no shard", RESTORE)
+    for trajectory_id in nowhere:
+        what = f"{trajectory_id} is alive, but in no shard that will be kept"
+        yield Finding("index.sqlite", what, REBUILD)
 
 
 def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 from pydantic import ValidationError
+from sqlalchemy.exc import DatabaseError
 
 from server.index.db import IndexUnusable, revision, upgrade
 from server.index.tables import REVISION
@@ -59,12 +60,19 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
     from server.app import create_app
     from server.deps import Service
+    from server.wire import Connection
 
     try:
         service = Service(settings)
     except (DirectoryInUse, IndexUnusable, OSError) as error:
         listener.close()
         return _fail(str(error))
+    except DatabaseError as error:
+        listener.close()
+        return _fail(
+            f"the index cannot be used ({getattr(error, 'orig', None) or error}); look with:"
+            f" stepwell fsck --data {settings.data}, rebuild it with: stepwell fsck --rebuild"
+        )
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -76,6 +84,8 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
     config = uvicorn.Config(
         create_app(settings, service),
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection, RowMapping
 
 from server import runs
@@ -25,9 +26,10 @@ from server.index.db import Database
 from server.index.tables import policies, policy_aliases
 from server.problems import ProblemError
 from server.storage.store import Store, Stored, Writer, new_name
-from stepwell.messages import Policy, PolicyPage
+from stepwell.messages import Document, Policy, PolicyPage
 
 LATEST = "latest"
+_DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(Document)
 MAX_NUMBER = 2**53
 """Of versions and steps: what every JSON reader keeps exact."""
 
@@ -52,11 +54,11 @@ def parse_metadata(header: str | None) -> dict[str, Any]:
     if not header:
         return {}
     try:
-        found = json.loads(header)
-    except ValueError as error:
-        raise _bad_metadata(f"not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise _bad_metadata(type(found).__name__)
+        found = _DOCUMENT.validate_python(json.loads(header), strict=True)
+    except RecursionError:
+        raise _bad_metadata("nested too deeply") from None
+    except ValueError as error:  # pydantic's ValidationError is one too
+        raise _bad_metadata(f"{header[:80]} ({str(error).splitlines()[-1]})") from None
     step = found.get("step")
     if step is not None and not (type(step) is int and 0 <= step <= MAX_NUMBER):
         raise _bad_metadata(f"step {step!r}")
@@ -166,7 +168,8 @@ def remove_files(store: Store, names: Sequence[str]) -> None:
 
 def _which(c: Connection, run_pk: int, which: str) -> RowMapping | None:
     if which.isascii() and which.isdecimal():
-        return _row(c, run_pk, min(int(which), MAX_NUMBER + 1))
+        # Longer than any version we gave out: Python refuses to read numbers of any length.
+        return _row(c, run_pk, int(which)) if len(which) <= len(str(MAX_NUMBER)) else None
     query = sa.select(policies).where(policies.c.run_pk == run_pk)
     if which == LATEST:
         query = query.order_by(policies.c.version.desc()).limit(1)

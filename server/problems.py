@@ -6,6 +6,7 @@ becomes a response is in `app.py`.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -59,3 +60,26 @@ def title_of(status: int) -> str:
 def not_found(what: str, name: str) -> ProblemError:
     """404 for a thing addressed by name or id."""
     return ProblemError(404, "not_found", f"there is no {what} {name!r}")
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_SICK = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE})
+_SQLITE_SICK = ("disk i/o error", "readonly database", "unable to open database")
+
+
+def disk_problem(error: BaseException, detail: str) -> ProblemError | None:
+    """507 or 503 when `error` is the disk's refusal, from a file or from SQLite; else None."""
+    number = error.errno if isinstance(error, OSError) else None
+    # SQLAlchemy puts its own words around; the driver's stand in `orig`.
+    words = "" if number is not None else str(getattr(error, "orig", "")).lower()
+    full = number in _FULL or "disk is full" in words
+    if not (full or number in _SICK or any(text in words for text in _SQLITE_SICK)):
+        return None
+    return ProblemError(
+        507 if full else 503,
+        "storage_full" if full else "read_only",
+        detail,
+        expected="room on the disk" if full else "a working disk",
+        got=(getattr(error, "strerror", None) or words)[:200],
+        headers={"Retry-After": "5"},
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -74,6 +74,8 @@ class Settings(BaseSettings):
     """Seconds between rounds of retention, compaction and sweeping; 0 turns them off."""
     orphan_age: float = 3600.0
     """Unknown files older than this are swept."""
+    snapshot_days: float = 30.0
+    """A snapshot is forgotten when for so long nobody leased it and no run names it."""
     tombstone_days: float = 30.0
     """A retry of an evicted trajectory is recognised for so long."""
 
@@ -96,6 +98,12 @@ class Settings(BaseSettings):
     """Longest time it may take."""
     import_max_rows: int = 200_000_000
     """Most transitions in one file."""
+
+    @field_validator("token")
+    @classmethod
+    def _a_blank_token_is_none(cls, token: SecretStr | None) -> SecretStr | None:
+        """STEPWELL_TOKEN= in a compose file: it would count as set, and nobody could present it."""
+        return token if token is not None and token.get_secret_value().strip() else None
 
     @property
     def index_file(self) -> Path:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import Connection
 
 from server.failpoints import failpoint
@@ -39,6 +40,7 @@ from server.storage.store import Store, new_name
 from stepwell.messages import CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
 from stepwell.spaces import EnvSpec
 
+log = structlog.get_logger("stepwell.snapshots")
 FIRST_TTL = 120.0
 """Seconds of the lease that comes with a new snapshot."""
 MAX_TRAJECTORIES = 20_000_000
@@ -175,7 +177,15 @@ class Snapshots:
             if not spooled or attempt == 2:
                 break
             self._flush()
-        selected = [row for row in selected if row["state"] == "sealed"]
+        sealed = [row for row in selected if row["state"] == "sealed"]
+        selected = [row for row in sealed if row["shard_state"] != "quarantined"]
+        if len(selected) < len(sealed):
+            # One bad file must not stop all training: it is named in the log, /readyz and fsck.
+            log.warning("damaged shards are left out", trajectories=len(sealed) - len(selected))
+        if sealed and not selected:
+            raise ProblemError(
+                410, "damaged", "everything selected lies in damaged shards; see: stepwell fsck"
+            )
         if not selected:
             raise ProblemError(
                 422,
@@ -384,6 +394,7 @@ def _rows(
         t.digest,
         datasets.c.name.label("dataset"),
         shards.c.id.label("shard"),
+        shards.c.state.label("shard_state"),
     ).select_from(
         trajectories.join(datasets, datasets.c.pk == t.dataset_pk).outerjoin(
             shards, shards.c.pk == t.shard_pk
@@ -432,7 +443,7 @@ def _gone(connection: Connection, pk: int) -> bool:
         connection.execute(
             sa.select(sa.func.count())
             .select_from(snapshot_shards.join(shards, s.pk == held.shard_pk))
-            .where(held.snapshot_pk == pk, s.state.in_(("deleting", "deleted", "quarantined")))
+            .where(held.snapshot_pk == pk, s.state.in_(("deleting", "deleted")))
         ).scalar_one()
     )
 

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_mark
-from server.index.tables import audit, datasets, segments, shards, tombstones, trajectories
+from server.index.tables import ALIVE, audit, datasets, segments, shards, tombstones, trajectories
+from server.ingest.damage import Inspector, damaged
 from server.ingest.evict import enforce
 from server.ingest.rows import add_totals, bucket_of
 from server.ingest.spool import SegmentDamaged, read_spooled
@@ -67,7 +68,7 @@ def page(
         ).scalar_one_or_none()
         if pk is None:
             raise not_found("dataset", dataset)
-        statement = _SELECT.where(t.dataset_pk == pk, t.state != "evicted")
+        statement = _SELECT.where(t.dataset_pk == pk, ALIVE)
         for name, value in filters.items():
             if value is not None:
                 statement = statement.where(t[name] == value)
@@ -158,8 +159,11 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
         raise
 
 
-def steps(db: Database, store: Store, trajectory_id: str) -> tuple[Trajectory, EnvSpec]:
-    """The trajectory itself, from segment or shard, exactly as it was sent."""
+def steps(
+    db: Database, store: Store, inspector: Inspector, trajectory_id: str
+) -> tuple[Trajectory, EnvSpec]:
+    """The trajectory itself, from segment or shard, exactly as it was sent. Raises 410 where its
+    file is damaged."""
     for attempt in range(3):
         with db.read() as connection:
             row = _row(connection, trajectory_id)
@@ -188,12 +192,13 @@ def steps(db: Database, store: Store, trajectory_id: str) -> tuple[Trajectory, E
             # Sealed or compacted between the look-up and the read: look again.
             if attempt == 2:
                 raise
-        except (SegmentDamaged, ShardDamaged) as error:
+        except SegmentDamaged as error:
             raise ProblemError(
-                500,
-                "damaged",
-                f"the file of this trajectory is damaged ({error}); see: stepwell fsck",
+                410, "damaged", f"the record of this trajectory is damaged ({error})"
             ) from None
+        except ShardDamaged:
+            if inspector.suspect(row["shard"]) or attempt == 2:
+                raise damaged(row["shard"]) from None
     raise AssertionError("unreachable")
 
 
@@ -245,7 +250,9 @@ def _read_cursor(cursor: str) -> tuple[float, int]:
         value, seq = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError
-        return value, int(seq)
+        if not (isinstance(seq, int) and 0 <= seq < 2**63 and abs(value) < 2**63):
+            raise ValueError
+        return value, seq
     except (ValueError, TypeError):
         raise ProblemError(
             422, "validation_error", "cursor: not one of ours", expected="`next`", got=cursor[:80]

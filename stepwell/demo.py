@@ -38,6 +38,11 @@ RECIPES = {
     "Pendulum-v1": "pendulum_stitch",
     "LunarLanderContinuous-v3": "lunarlander_continuous",
 }
+# The data that ships with us; any other environment needs a file of its own.
+GENERATORS = {
+    "Pendulum-v1": "pendulum-stitch",
+    "LunarLanderContinuous-v3": "lunarlander-noisy",
+}
 
 
 class DemoError(StepwellError):
@@ -104,7 +109,10 @@ class Processes:
 
     def _failure(self, name: str, what: str) -> str:
         path = self.logs / f"{name}.log"
-        tail = "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+        lines = path.read_text(errors="replace").splitlines()
+        # An earlier demo may have written to the same file: only this start is of interest.
+        begin = max((i for i, line in enumerate(lines) if line.startswith("$ ")), default=0)
+        tail = "\n".join(lines[begin:][-15:])
         return f"{name} {what}; its log is {path}:\n{tail}"
 
 
@@ -162,7 +170,7 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
     me = [sys.executable, "-m", "stepwell.cli"]
 
     # --- act one: a service, a dashboard, a dataset ------------------------------------------
-    port = options.port or _free_port()
+    port = _free_port(options.port)
     url = f"http://127.0.0.1:{port}"
     processes.env["STEPWELL_URL"] = url
     console.print(f"[bold]stepwell demo[/] on {options.env}; everything lies in {options.data}")
@@ -225,11 +233,12 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
 
 
 def _generate(options: Options, processes: Processes, progress: Progress) -> Path:
-    path = options.data / "pendulum-stitch.hdf5"
-    bar = progress.add_task("generate pendulum-stitch (gymnasium physics)", total=None)
+    kind = GENERATORS[options.env]
+    path = options.data / f"{kind}.hdf5"
+    bar = progress.add_task(f"generate {kind} (gymnasium physics)", total=None)
     processes.start(
         "generate",
-        *(sys.executable, "-m", "collector.builtin", "pendulum-stitch", str(path)),
+        *(sys.executable, "-m", "collector.builtin", kind, str(path)),
         *("--steps", str(options.steps), "--seed", "0"),
     )
     processes.finish("generate", 300)
@@ -408,9 +417,16 @@ def _environment() -> dict[str, str]:
     return env
 
 
-def _free_port() -> int:
+def _free_port(wanted: int = 0) -> int:
+    """`wanted`, or any. A service that is there already must not get the demo's data."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except (OSError, OverflowError) as error:
+            raise DemoError(
+                f"--port {wanted}: {error}; choose another, or leave it out for a free one"
+            ) from None
         return int(probe.getsockname()[1])
 
 
@@ -435,17 +451,22 @@ def _parse(argv: Sequence[str] | None) -> Options:
         "every part of the platform, as separate processes on this machine.",
         epilog="examples:\n"
         "  stepwell demo\n"
-        "  stepwell demo --dataset lunarlander.hdf5 --env LunarLanderContinuous-v3\n"
+        "  stepwell demo --env LunarLanderContinuous-v3\n"
         "  stepwell demo --dataset hopper-medium-v2.hdf5 --env Hopper-v5 --updates 20000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--dataset", type=Path, help="a D4RL-layout HDF5 file (default: our pendulum-stitch)")
-    add("--env", default="", help="gymnasium id that evaluates and collects (with --dataset)")
+    add("--dataset", type=Path, help="a D4RL-layout HDF5 file (default: made for --env)")
+    add(
+        "--env",
+        default="",
+        help="gymnasium id that evaluates and collects (default: Pendulum-v1); without --dataset "
+        f"one of: {', '.join(GENERATORS)}",
+    )
     add("--recipe", default="", help="training recipe (default: made for --env, or `offline`)")
     add("--data", type=Path, default=Path("stepwell-demo"), help="where everything is kept")
     add("--seed", type=int, default=0, help="training seed")
-    add("--steps", type=int, default=100_000, help="steps of pendulum-stitch to generate")
+    add("--steps", type=int, default=100_000, help="steps to generate, without --dataset")
     add("--updates", type=int, default=None, help="updates of every run (default: the recipe's)")
     add("--episodes", type=int, default=EVALUATION_SEEDS, help="evaluation episodes")
     add("--collect-episodes", type=int, default=20, help="episodes that the collector plays")
@@ -464,6 +485,11 @@ def _parse(argv: Sequence[str] | None) -> Options:
     if args.dataset and not args.dataset.is_file():
         parser.error(f"--dataset: no such file: {args.dataset}")
     env = args.env or "Pendulum-v1"
+    if not args.dataset and env not in GENERATORS:
+        parser.error(
+            f"--env {env}: data for it? give --dataset FILE.hdf5, or one of these: "
+            f"{', '.join(GENERATORS)}"
+        )
     leave = args.exit if args.exit is not None else not sys.stdout.isatty()
     return Options(
         data=args.data,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
@@ -17,9 +17,47 @@ Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Partition = Literal["fifo", "protected"]
+MAX_DEPTH = 64
+"""Of objects in objects: more than any configuration has, less than any reader's recursion."""
+
+
+def _sayable(document: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what could be stored and then never be answered: it would break every list it is in.
+
+    Raises ValueError, which becomes a 422.
+    """
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.keys()
+                below += value.values()
+            elif isinstance(value, list | tuple):
+                below += value
+            elif isinstance(value, str) and not value.isascii():
+                _refuse_half_characters(value)
+        if not below:
+            return document
+        level = below
+    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _refuse_half_characters(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text with half a surrogate pair, which UTF-8 cannot say") from None
+    return text
+
+
 Json = dict[str, Any]
+Document = Annotated[Json, AfterValidator(_sayable)]
+"""A stranger's JSON object, kept as it is."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
 """A step or a version: what every reader of JSON keeps exact."""
+Limit = Annotated[int, Field(ge=1, le=2**53)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -57,14 +95,14 @@ class Problem(Response):
 class Capacity(Request):
     """Limits of the fifo partition; the oldest trajectories go when any one is exceeded."""
 
-    trajectories: Annotated[int, Field(ge=1)] | None = None
-    steps: Annotated[int, Field(ge=1)] | None = None
-    bytes: Annotated[int, Field(ge=1)] | None = None
+    trajectories: Limit | None = None
+    steps: Limit | None = None
+    bytes: Limit | None = None
 
 
 class CreateDataset(Request):
     name: Name
-    spec: Json
+    spec: Document
     """An EnvSpec as JSON: {"observations": {...}, "actions": {...}, "env": "..."}."""
     capacity: Capacity = Capacity()
     description: Text = ""
@@ -341,7 +379,7 @@ RunStatus = Literal["running", "finished", "failed", "stopped"]
 class CreateRun(Request):
     name: RunName
     kind: RunKind
-    config: Json = {}
+    config: Document = {}
     """The complete resolved configuration."""
     parent: RunName | None = None
     seed: Int64 | None = None
@@ -400,7 +438,7 @@ class MetricPoint(Request):
     step: Number
     value: float | None
     """null stands for NaN or infinity, which JSON cannot say."""
-    time: float
+    time: Finite
 
 
 class PostMetrics(Request):
@@ -458,9 +496,9 @@ class CreateEvaluation(Request):
     policy: Text
     """run/version, or a free name for a scripted actor."""
     env: Text
-    seeds: Annotated[list[int], Field(max_length=100_000)]
+    seeds: Annotated[list[Int64], Field(max_length=100_000)]
     returns: Annotated[list[float], Field(min_length=1, max_length=100_000)]
-    lengths: list[int] = []
+    lengths: list[Int64] = []
     dataset: Name | None = None
     mean: float
     iqm: float
@@ -469,7 +507,7 @@ class CreateEvaluation(Request):
     confidence: float = 0.95
     normalised: float | None = None
     """0 … 100 on the D4RL scale where a reference exists."""
-    details: Json = {}
+    details: Document = {}
 
 
 class Evaluation(CreateEvaluation):
@@ -532,7 +570,7 @@ class CreateLaunch(Request):
 
     role: LaunchRole
     recipe: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9._-]*$")] = ""
-    args: dict[str, str | int | float | bool] = {}
+    args: Annotated[dict[str, str | int | float | bool], AfterValidator(_sayable)] = {}
     """Option → value, for instance {"agent.gamma": 0.99}; never a shell string."""
     count: Annotated[int, Field(ge=1, le=64)] = 1
 
@@ -585,7 +623,7 @@ class CreateToken(Request):
         ],
         Field(min_length=1),
     ]
-    expires_in: Annotated[float, Field(gt=0)] | None = None
+    expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds from now; null for no end."""
 
 

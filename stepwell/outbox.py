@@ -19,6 +19,7 @@ harmless, because its id makes it exactly once; so a crash at any moment loses a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -47,6 +48,7 @@ from stepwell.errors import (
     StepwellError,
     TooLarge,
 )
+from stepwell.failpoints import failpoint
 from stepwell.messages import IngestItem
 from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
@@ -67,6 +69,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
 _NAME = re.compile(r"(\d{12})-([0-9a-f-]{36})-([0-9a-f]{8})\.arrow")
 # Statuses of a refused item that speak of the service's state, not of the trajectory.
 _PASSING = (408, 429, 503, 507)
+# Errors of this process or machine, not of the file that it could not read.
+_PASSING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 # Statuses of a whole body that speak of what is in it.
 _CULPRIT = (400, 409, 413, 422)
 
@@ -145,6 +149,8 @@ class Outbox:
         try:
             with whole_file(path) as file:
                 file.write(data)
+                failpoint("outbox.before_rename")
+            failpoint("outbox.after_put")
         except BaseException as error:
             with self._changed:
                 self._bytes -= len(data)
@@ -323,6 +329,8 @@ class Outbox:
             (trajectory,) = trajectories
             return spec, trajectory
         except (OSError, ValueError) as error:  # StepwellError of the codec is a ValueError too
+            if getattr(error, "errno", None) in _PASSING_ERRORS:
+                raise OutboxError(f"cannot read the outbox now: {error}") from error
             log.error("outbox: %s cannot be read back (%s); put aside", entry.path, error)
             with contextlib.suppress(OSError):
                 os.replace(entry.path, self._damaged_folder / entry.path.name)
@@ -406,6 +414,7 @@ class Outbox:
             problem = getattr(error, "problem", {"code": "invalid", "detail": str(error)})
             self._reject(group[0][0], problem)
             return
+        failpoint("outbox.after_answer")
         if [item.id for item in result.items] != [t.id for t in trajectories]:
             raise OutboxError("the service did not say, in order, what became of each trajectory")
         for (entry, _), item in zip(group, result.items, strict=True):
@@ -414,6 +423,7 @@ class Outbox:
     def _settle(self, entry: _Entry, item: IngestItem) -> None:
         if item.status in ("stored", "duplicate", "evicted"):
             entry.path.unlink(missing_ok=True)
+            failpoint("outbox.after_unlink")
             self.sent += 1
             self._forget([entry])
             return
@@ -428,7 +438,9 @@ class Outbox:
         target = self._rejected_folder / entry.path.name
         with whole_file(target.with_suffix(".json")) as file:
             file.write(json.dumps(problem, indent=1, default=str).encode())
+        failpoint("outbox.after_reason")
         os.replace(entry.path, target)
+        failpoint("outbox.after_reject")
         sync_folder(self._rejected_folder)
         self._rejected += 1
         self._forget([entry])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -130,7 +131,7 @@ def test_the_note_on_rows_per_trajectory_is_true(my_data):
 
 EXAMPLES = [
     pytest.param(name, block, id=f"{name}: {first_line(block)}")
-    for name in ("own_data.md", "trajectory.md")
+    for name in ("own_data.md", "trajectory.md", "training.md", "collecting.md")
     for block in blocks(name, "python")
 ]
 
@@ -142,7 +143,12 @@ def test_every_python_example_runs(service, tmp_path, name, block):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,
-        env={**os.environ, "STEPWELL_URL": service.url, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "STEPWELL_URL": service.url,
+            "XDG_CACHE_HOME": str(tmp_path),
+            "PYTHONPATH": str(ROOT),
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -150,18 +156,83 @@ def test_every_python_example_runs(service, tmp_path, name, block):
     assert done.returncode == 0, done.stderr
 
 
-def test_links_between_documents_lead_somewhere():
-    for path in DOCS.glob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+?\.md)\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name} → {target}"
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ROOT / "examples" / "README.md",
+]
 
 
-def test_no_option_or_command_is_invented():
-    """Every `stepwell …` in the docs is a command that exists."""
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} → {target}"
+
+
+def test_the_paths_that_the_readme_names_exist():
+    """Above all where each promise is tested."""
+    for target in re.findall(r"`([a-z_]+/(?:[a-z_]+/)*)`", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).is_dir(), target
+
+
+def test_no_command_is_invented():
+    """Every `stepwell …` in the documents is a command that exists."""
     from stepwell.cli import COMMANDS
 
-    for path in DOCS.glob("*.md"):
+    for path in PAGES:
         for command in re.findall(
             r"(?:^    |`|&& )stepwell ([a-z]+)", path.read_text(), re.MULTILINE
         ):
             assert command in COMMANDS, f"{path.name}: stepwell {command}"
+
+
+def command_lines() -> dict[tuple[str, ...], dict[str, str]]:
+    """(command[, action]) → {option: page} of every indented command line in the documents."""
+    actions = ("datasets", "trajectories", "runs", "workers")
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for path in PAGES:
+        text = re.sub(r"\\\n\s*", " ", path.read_text())
+        text = text.replace("accelerate launch -m trainer.main", "stepwell train")
+        for line in re.findall(r"^    (?:.*&& )?stepwell (.*)$", text, re.MULTILINE):
+            words = shlex.split(line, comments=True)
+            command = tuple(words[: 2 if words[0] in actions else 1])
+            options = {w.split("=")[0]: path.name for w in words if w.startswith("--")}
+            found[command] = found.get(command, {}) | options
+    return found
+
+
+@pytest.mark.parametrize("command", command_lines(), ids=" ".join)
+def test_no_option_is_invented(command, capsys):
+    """What a page tells people to type is an option of that command."""
+    from stepwell import cli
+
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    known = set(re.findall(r"--[a-z][a-z0-9.-]*", capsys.readouterr().out))
+    invented = {o: page for o, page in command_lines()[command].items() if o not in known}
+    assert not invented
+
+
+@pytest.mark.parametrize("block", blocks("training.md", "toml"), ids=first_line)
+def test_every_config_file_of_a_trainer_is_accepted(block, tmp_path):
+    from trainer.options import resolve
+
+    (tmp_path / "x.toml").write_text(block)
+    config = resolve(["offline", "--config", str(tmp_path / "x.toml")]).config
+    assert config.updates == 2000 or len(config.sources) == 2
+
+
+@pytest.mark.parametrize("block", blocks("collecting.md", "toml"), ids=first_line)
+def test_every_config_file_of_a_collector_is_accepted(block, tmp_path):
+    from collector.config import CollectConfig, parse
+
+    (tmp_path / "x.toml").write_text(block)
+    argv = ["--config", str(tmp_path / "x.toml"), "--env", "E", "--dataset", "d", "--policy", "p"]
+    assert parse(CollectConfig, argv, "x").epsilon.start == 0.2
+
+
+def test_every_recipe_is_documented():
+    from trainer.recipes import RECIPES
+
+    text = (DOCS / "training.md").read_text()
+    assert not {name for name in RECIPES if f"`{name}`" not in text}

@@ -57,8 +57,8 @@ def test_everything_that_happened_is_in_the_dataset(
         assert counts[("protected", "train")][:2] == (20, 4000)
         assert counts[("fifo", "train")][0] == 4  # the collector's episodes
         assert sum(n[0] for (_, purpose), n in counts.items() if purpose == "eval") == 9
-        policies = client.sql("select policy from trajectories where partition = 'fifo'").rows
-        assert all(row[0].startswith("demo-agent/") for row in policies if row[0])
+        played = "select policy from trajectories where partition = 'fifo' and purpose = 'train'"
+        assert all(policy.startswith("demo-agent/") for (policy,) in client.sql(played))
         assert {run.kind for run in client.runs()} == {"train", "collect", "eval"}
         assert {run.status for run in client.runs()} == {"finished"}
         assert client.policies("demo-agent")

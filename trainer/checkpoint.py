@@ -27,6 +27,7 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from stepwell._files import sync_folder
+from stepwell.failpoints import failpoint
 from trainer.config import TrainerError
 
 log = logging.getLogger(__name__)
@@ -56,31 +57,65 @@ def save(
     state: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write the checkpoint taken after `update` updates, then delete all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the checkpoint taken after `update` updates, then delete all but the newest `keep`.
+
+    Raises `CheckpointError` where the disk is full or broken; what stood there before still does.
+    """
     target = folder / f"update-{update:09d}"
-    staged = folder / f".{target.name}.part"
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir()
-    digests = {}
+    number = 0
+    while target.exists():  # by an earlier life of the run; never replaced, for that has a gap
+        number += 1
+        target = folder / f"update-{update:09d}.{number}"
     contents = {
         "agent.safetensors": safetensors.save(_cpu(agent.state_dict())),
         "optimizer.safetensors": safetensors.save(_optimizer_tensors(agent, optimizer)),
         "state.json": json.dumps({**state, "update": update}, indent=1).encode(),
     }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for litter in folder.glob(".*"):  # of a process that was killed here
+            shutil.rmtree(litter, ignore_errors=True)
+        _write_all(folder / f".{target.name}.part", target, update, contents)
+        failpoint("checkpoint.after_rename")
+        for old in _folders(folder)[keep:]:
+            # Renamed first, so that a half-deleted one is never taken for a whole one.
+            hidden = old.with_name(f".{old.name}.old")
+            os.replace(old, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+        failpoint("checkpoint.after_rotation")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint {target}: {error}; make room there. The checkpoints "
+            "before it still stand: run the same command again to go on from the newest"
+        ) from error
+    return target
+
+
+def _write_all(staged: Path, target: Path, update: int, contents: dict[str, bytes]) -> None:
+    staged.mkdir()
+    failpoint("checkpoint.after_create")
+    digests = {}
     for name, data in contents.items():
         digests[name] = hashlib.sha256(data).hexdigest()
         _write(staged / name, data)
+    failpoint("checkpoint.after_tensors")
     manifest = {"format": FORMAT, "update": update, "sha256": digests}
     _write(staged / "manifest.json", json.dumps(manifest, indent=1).encode())
     sync_folder(staged)
-    if target.exists():  # the same update, written by an earlier life of the run
-        shutil.rmtree(target)
+    failpoint("checkpoint.before_rename")
     os.replace(staged, target)
-    sync_folder(folder)
-    for old in _folders(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-    return target
+    sync_folder(target.parent)
+
+
+def put_aside(folder: Path) -> Path | None:
+    """Rename a folder of checkpoints that a fresh run does not go on from; its new name."""
+    if not _folders(folder):
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    os.replace(folder, aside)
+    return aside
 
 
 def newest(folder: Path) -> Checkpoint | None:

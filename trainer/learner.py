@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,10 @@ class Learner:
         # Prepare model and optimiser only: a prepared loader dispatches from rank 0, and a prepared
         # schedule steps once per process.
         self.model: nn.Module
-        self.model, prepared = accelerator.prepare(agent, optimizer)
+        with warnings.catch_warnings():
+            # torch 2.13 has a new word for it, which 2.6 does not know.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            self.model, prepared = accelerator.prepare(agent, optimizer)
         self.optimizer: torch.optim.AdamW = getattr(prepared, "optimizer", prepared)
         self.scaler = accelerator.scaler
         self.parameters = agent.trainable_parameters()

@@ -17,7 +17,7 @@ import amago_model
 from amago_model.agent import Agent, make_agent
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
-from trainer.config import TrainConfig, flatten, to_json
+from trainer.config import SettingError, TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
@@ -43,6 +43,10 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         world = World(accelerator)
         say = say if world.is_main else _say_nothing
         home = config.output / config.run
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(f"output: {home} cannot be used: {error}") from error
         known_here = world.share((home / "run.json").exists())
         resumed = _resume(config, home, world)
         asked_to_stop = _Signals(closing)
@@ -112,7 +116,8 @@ def _loop(
 ) -> str:
     every = config.schedule
     clock = _Clock(update)
-    saved = published = -1
+    # A run that was resumed stands where its checkpoint does; the policy may not have arrived.
+    saved, published = update or -1, -1
 
     def save() -> int:
         if world.is_main:
@@ -240,6 +245,11 @@ class _Signals:
 def _resume(config: TrainConfig, home: Path, world: World) -> checkpoints.Checkpoint | None:
     """The checkpoint to take up, the same one on every rank."""
     if config.resume == "never":
+        # Else a later --resume auto would take up that other life, which has come further.
+        aside = checkpoints.put_aside(home / "checkpoints") if world.is_main else None
+        if aside is not None:
+            log.warning("--resume never: the earlier checkpoints are in %s now", aside)
+        world.wait()
         return None
     found = checkpoints.newest(home / "checkpoints") if world.is_main else None
     name = world.share(found.path.name if found else "")

@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from stepwell.errors import StepwellError
 from trainer.config import TrainConfig
 from trainer.options import Resolved, resolve
@@ -109,11 +111,18 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     env.setdefault("OMP_NUM_THREADS", str(config.threads))
     if config.device == "cpu":
         env["ACCELERATE_USE_CPU"] = "1"
-    process = subprocess.Popen(command, env=env)
+    # A session of its own: Ctrl-C in a terminal would reach launcher and workers at once.
+    process = subprocess.Popen(command, env=env, start_new_session=True)
 
     def forward(number: int, frame: object) -> None:
+        """To the workers, who save and end well; the launcher would only kill them and complain."""
         del frame
-        process.send_signal(number)
+        try:
+            workers = psutil.Process(process.pid).children() or [process]
+            for worker in workers:
+                worker.send_signal(number)
+        except psutil.NoSuchProcess:
+            pass  # it ended meanwhile
 
     old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

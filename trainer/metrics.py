@@ -21,6 +21,7 @@ from typing import Any
 from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import BadRequest, StepwellError
+from stepwell.failpoints import failpoint
 from stepwell.messages import MetricPoint
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class MetricLog:
         ]
         self._file.write("".join(lines).encode())
         self._file.flush()
+        failpoint("metrics.after_line")
 
     @property
     def unsent(self) -> int:
@@ -81,7 +83,7 @@ class MetricLog:
                 while self._send_some(client):
                     pass
                 wait = self._every
-            except StepwellError as error:
+            except (StepwellError, OSError) as error:  # OSError: our own disk is full
                 wait = min(2 * wait, LONGEST_WAIT)
                 log.info("metrics wait for the service (%d bytes): %s", self.unsent, error)
                 time.sleep(0.1 if self._stop.is_set() else 0.0)
@@ -104,6 +106,7 @@ class MetricLog:
             client.log_metrics(self._run, points)
         except BadRequest as error:  # asking again would not help; they stay in the local file
             log.error("the service refused %d metric points: %s", len(points), error)
+        failpoint("metrics.after_answer")
         self._sent += sum(map(len, lines))
         with whole_file(self._sent_path) as sent:
             sent.write(str(self._sent).encode())

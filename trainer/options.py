@@ -83,10 +83,14 @@ def resolve(argv: Sequence[str]) -> Resolved:
     }
     for file in files:
         data = _read(Path(file))
+        if "recipe" in data:
+            raise SettingError(f"--config {file}: {RECIPE_FIRST}")
         config = replace(config, data)
         origins |= {key.replace("-", "_"): f"file {file}" for key in flatten(data)}
     if not {"-h", "--help"} & set(rest):
         given = [_known(flag) for flag in rest if flag.startswith("--")]
+        if "recipe" in given:
+            raise SettingError(f"--recipe: {RECIPE_FIRST}")
         origins |= dict.fromkeys(given, "command line")
     config = tyro.cli(
         TrainConfig,
@@ -96,6 +100,10 @@ def resolve(argv: Sequence[str]) -> Resolved:
         args=rest,
     )
     return Resolved(config, origins)
+
+
+# Under a recipe's name, but with another's settings, a run would lie about itself.
+RECIPE_FIRST = "the recipe is chosen by the first word, as in: stepwell train offline --run my-run"
 
 
 def _take_all(argv: list[str], flag: str) -> list[str]:

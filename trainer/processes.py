@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 
 from trainer.config import TrainConfig, TrainerError
 
@@ -23,7 +23,10 @@ class WorldError(TrainerError):
 def make_accelerator(config: TrainConfig) -> Accelerator:
     """The accelerator for this process. Raises `WorldError` unless the world is as asked for."""
     cpu = config.device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision)
+    # The agent's statistics are those of all ranks' batches together, so equal everywhere already:
+    # to broadcast them again in every forward pass would cost time, and hide it if they were not.
+    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[ddp])
     world = accelerator.num_processes
     if config.processes and world != config.processes:
         raise WorldError(

@@ -16,6 +16,7 @@ from amago_model.agent import Agent
 from amago_model.policy_file import save_policy
 from stepwell.client import Client
 from stepwell.errors import Conflict, ServiceError, StepwellError, TooLarge
+from stepwell.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Publisher:
         data = save_policy(agent, path, step=update, extra={**metadata, **extra})
         for old in sorted(self._folder.glob("*.safetensors"), key=lambda p: p.stat().st_mtime)[:-3]:
             old.unlink(missing_ok=True)  # the service keeps them all
+        failpoint("policy.after_file")
         with self._lock:
             self._waiting[update] = (data, metadata)
             self._lock.notify_all()

@@ -50,10 +50,10 @@ def multitask() -> TrainConfig:
 
 
 def pendulum_stitch() -> TrainConfig:
-    """The demo's agent: greedy return about -150, where the data's mean is -856."""
+    """The demo's agent: -154 to -194 over six training seeds, where the data's mean is -849."""
     return TrainConfig(
         recipe="pendulum_stitch",
-        updates=1000,
+        updates=1500,
         agent=_memory_free(gamma=0.98, reward_multiplier=0.1),
         data=DataConfig(batch=32, window=32, padding="right"),
         # Without the decay the last policy swings between -150 and -1100 from update to update.
@@ -74,12 +74,23 @@ def offline() -> TrainConfig:
 
 
 def lunarlander_continuous() -> TrainConfig:
-    """The demo's second dataset."""
+    """The demo's second dataset: 259 to 281 over six training seeds, where the data's mean is 26.
+
+    With one-step targets one seed in three ended below 100: values crawl back through 300 steps
+    too slowly. Five-step targets carry them, and a policy that cannot become a spike (std of .1 or
+    more in normalised actions) keeps cloning from overfitting the noise.
+    """
+    base = _memory_free(gamma=0.99, reward_multiplier=0.02)
+    agent = replace(
+        base,
+        actor=replace(base.actor, std_low=0.1, std_high=1.0),
+        losses=replace(base.losses, online_weight=0.1, n_step=5),
+    )
     return replace(
         pendulum_stitch(),
         recipe="lunarlander_continuous",
-        updates=3000,
-        agent=_memory_free(gamma=0.99, reward_multiplier=0.02),
+        updates=2000,
+        agent=agent,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup=200, decay="cosine"),
         schedule=ScheduleConfig(log_every=50, publish_every=1000, checkpoint_every=1000),
     )

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 from amago_model.agent import Agent
 from stepwell._files import whole_file
 from stepwell.client import Client
-from stepwell.errors import ServiceUnreachable, StepwellError
+from stepwell.errors import Conflict, ServiceUnreachable, StepwellError
+from stepwell.failpoints import failpoint
 from trainer.config import TrainConfig, to_json
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.processes import World
@@ -60,7 +62,7 @@ class Report:
         if self.client is None:
             return
         self.home.mkdir(parents=True, exist_ok=True)
-        row = {
+        row: dict[str, Any] = {
             "config": {**to_json(self.config), "origins": self.info.origins},
             "seed": self.config.seed,
             "git_commit": self.info.git_commit,
@@ -68,9 +70,12 @@ class Report:
             "snapshots": data.snapshots,
             "command": self.info.command,
         }
+        claim = _claim(self.home)
+        row["config"]["claim"] = claim
         try:
             # The folder says whether a run of this name is ours to take up, or somebody else's.
-            self.client.create_run(self.config.run, "train", exist_ok=resumed, **row)
+            self._create(row, claim, resumed)
+            failpoint("run.after_create")
             if resumed:
                 self.client.patch_run(self.config.run, status="running")
         except ServiceUnreachable as error:
@@ -79,6 +84,7 @@ class Report:
             log.warning("the service is away; the run goes on without it: %s", error)
         with whole_file(self.home / "run.json") as file:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
+        failpoint("run.after_note")
         self.metrics = MetricLog(self.home, self.client, self.config.run)
         self.publisher = Publisher(self.home / "policies", self.client, self.config.run)
         fields = {
@@ -90,6 +96,15 @@ class Report:
         }
         self.heartbeat = Heartbeat(self.client, f"train-{self.config.run}", fields, self._counters)
         self.snapshots(data)
+
+    def _create(self, row: dict[str, Any], claim: str, resumed: bool) -> None:
+        assert self.client is not None
+        try:
+            self.client.create_run(self.config.run, "train", exist_ok=resumed, **row)
+        except Conflict:
+            # Ours after all, if a life of this run died between making the row and noting it.
+            if (self.client.run(self.config.run).config or {}).get("claim") != claim:
+                raise
 
     @property
     def wish(self) -> int:
@@ -158,3 +173,12 @@ class Report:
     def _counters(self) -> dict[str, float]:
         rate = self._newest.get("progress/updates_per_second", 0.0)
         return {"updates": float(self.update), "updates_per_second": rate}
+
+
+def _claim(home: Path) -> str:
+    """A random word that this folder alone knows, by which it finds its own row again."""
+    path = home / "claim"
+    if not path.exists():
+        with whole_file(path) as file:
+            file.write(uuid.uuid4().hex.encode())
+    return path.read_text()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stepwell._files import TEMPORARY
 from stepwell.client import Client
 from stepwell.errors import StepwellError
 from trainer.config import TrainConfig
@@ -45,6 +46,9 @@ class Data:
         self.past: list[dict[str, Any]] = []
         """Views that an earlier life of the run is done with: kept for the record only."""
         self._newest_digest = ""
+        if world.is_main:
+            for litter in self.folder.glob(f".*{TEMPORARY}"):  # of a life that was killed
+                litter.unlink(missing_ok=True)
         self.leases = LeaseKeeper(client, holder) if world.is_main else None
 
     def use(self, snapshot: str, start: int, left_out: tuple[str, ...]) -> View:
@@ -87,21 +91,15 @@ class Data:
 
     def refresh(self, loader: Loader, update: int) -> None:
         """Switch to a newer snapshot, a few steps from now, if there is anything new."""
-        name = digest = ""
+        if self.config.snapshot:  # that one, and no other
+            return
+        name = ""
         if self.world.is_main:
-            try:
-                name = take(self.client, self.config, self.holder)
-                digest = load(self.client, name, self.folder).digest
-            except StepwellError as error:
-                log.warning("no newer snapshot, training goes on with the last: %s", error)
-                name = ""
-        name, digest = self.world.share([name, digest])
+            name = self._newer()
+        name = self.world.share(name)
         if not name:
             return
         old = self.views[-1].manifest
-        if digest == self._newest_digest:
-            self._drop(name)
-            return
         try:
             view = self.use(name, update + loader.lookahead, ())
         except DataError as error:
@@ -114,6 +112,20 @@ class Data:
             f"from update {view.start} on: {len(view.manifest)} trajectories, "
             f"{view.manifest.steps} steps (were {len(old)}, {old.steps})"
         )
+
+    def _newer(self) -> str:
+        """A new snapshot, if it holds anything else than the newest one in use, or ""."""
+        name = ""
+        try:
+            name = take(self.client, self.config, self.holder)
+            found = self.client.snapshot(name)
+            if found.trajectories and found.digest != self._newest_digest:
+                return name
+        except StepwellError as error:
+            log.warning("no newer snapshot, training goes on with the last: %s", error)
+        if name:
+            self._drop(name)
+        return ""
 
     def loader(self, update: int, device: torch.device) -> Loader:
         return Loader(

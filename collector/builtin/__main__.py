@@ -1,4 +1,4 @@
-"""Make an offline data set: `python -m collector.builtin pendulum-stitch OUT.hdf5`."""
+"""Make an offline dataset: `python -m collector.builtin pendulum-stitch OUT.hdf5`."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,7 @@ from collector.builtin.scripted import Summary
 from stepwell.errors import StepwellError
 
 _DESCRIPTION = """\
-Make an offline data set: a scripted behaviour plays a real gymnasium environment,
+Make an offline dataset: a scripted behaviour plays a real gymnasium environment,
 and what happened is written as one HDF5 file in the layout of D4RL.
 The same arguments always give the same file.
 """

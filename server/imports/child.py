@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
 
 
 def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], out: Any) -> None:
-    from server.imports.episodes import Options, plan, trajectories
+    from server.imports.episodes import plan, trajectories
+    from server.imports.source import Options
     from stepwell.spaces import EnvSpec
 
     options = dict(request["options"])

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.source import REQUIRED, Array, Refused, Source, check_dtype
+from server.imports.source import REQUIRED, Array, Options, Refused, Source, check_dtype
 from server.imports.spec import choose_spec, fit
 from stepwell.errors import InvalidTrajectory
 from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
@@ -41,25 +41,6 @@ KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 """Names that an env spec takes (stepwell/spaces.py)."""
 NAMESPACE = uuid.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
 """Of the ids of imported trajectories: same dataset, file and place → same id, so no copies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the upload said about the file."""
-
-    dataset: str
-    sha256: str
-    """Of the uploaded file."""
-    format: str = "d4rl"
-    env: str = ""
-    action: str = ""
-    """"" (look at the data), "box" or "discrete:N"."""
-    action_low: tuple[float, ...] = ()
-    action_high: tuple[float, ...] = ()
-    max_steps: int = 0
-    """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
-    spec: EnvSpec | None = None
-    """Of the dataset, if it exists already."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""What every foreign file becomes before it is judged: named arrays of numbers, and odds and ends.
+"""What every foreign file becomes before it is judged: named arrays of numbers, and the options
+of its upload.
 
 Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make these.
 """
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stepwell.spaces import EnvSpec
 
 Array = NDArray[Any]
 
@@ -37,6 +40,25 @@ class Refused(Exception):
         super().__init__(detail)
         self.detail, self.expected, self.got = detail, expected, got
         self.code, self.status = code, status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the upload said about the file."""
+
+    dataset: str
+    sha256: str
+    """Of the uploaded file."""
+    format: str = "d4rl"
+    env: str = ""
+    action: str = ""
+    """"" (look at the data), "box" or "discrete:N"."""
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    max_steps: int = 0
+    """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
+    spec: EnvSpec | None = None
+    """Of the dataset, if it exists already."""
 
 
 @dataclass(slots=True)

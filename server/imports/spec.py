@@ -15,11 +15,11 @@ An existing dataset's spec is what counts instead: arrays are cast to it or refu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from server.imports.source import Array, Refused
+from server.imports.source import Array, Options, Refused
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -32,9 +32,6 @@ from stepwell.spaces import (
     outside,
     space_to_json,
 )
-
-if TYPE_CHECKING:
-    from server.imports.episodes import Options
 
 MAX_DISCRETE = 100_000
 

@@ -97,6 +97,7 @@ def connect(path: Path) -> sa.Engine:
         connect_args={"check_same_thread": False, "timeout": 30.0},
         pool_size=16,
         max_overflow=64,
+        hide_parameters=True,  # errors are logged, and strangers' data is nobody's business there
     )
 
     def on_connect(connection: Any, _record: Any) -> None:

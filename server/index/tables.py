@@ -35,7 +35,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -182,7 +182,27 @@ trajectories = Table(
         "return",
         sqlite_where=text("state <> 'evicted'"),
     ),
+    # Orders that lists offer: without these, each page would sort the whole dataset.
+    Index(
+        "ix_trajectories_length",
+        "dataset_pk",
+        "length",
+        "seq",
+        sqlite_where=text("state <> 'evicted'"),
+    ),
+    Index(
+        "ix_trajectories_created_at",
+        "dataset_pk",
+        "created_at",
+        "seq",
+        sqlite_where=text("state <> 'evicted'"),
+    ),
+    # How dead each shard is, without looking at the living.
+    Index("ix_trajectories_dead", "shard_pk", "length", sqlite_where=text("state = 'evicted'")),
 )
+
+ALIVE = text("trajectories.state <> 'evicted'")
+"""Said in words, not with a parameter: or SQLite cannot see that the indexes above apply."""
 
 TRIGGERS: dict[str, str] = {
     # The system never deletes what is protected: not by quota, compaction, or a bug. Demotion is an
@@ -199,6 +219,28 @@ TRIGGERS: dict[str, str] = {
         CREATE TRIGGER protected_delete BEFORE DELETE ON trajectories
         WHEN OLD.partition = 'protected'
         BEGIN SELECT RAISE(ABORT, 'protected trajectories are never deleted'); END
+    """,
+    # REPLACE deletes without firing the trigger above.
+    "protected_replace": """
+        CREATE TRIGGER protected_replace BEFORE INSERT ON trajectories
+        WHEN EXISTS (SELECT 1 FROM trajectories WHERE id = NEW.id AND partition = 'protected')
+            OR EXISTS (SELECT 1 FROM trajectories WHERE pk = NEW.pk AND partition = 'protected')
+            OR EXISTS (SELECT 1 FROM trajectories
+                WHERE dataset_pk = NEW.dataset_pk AND seq = NEW.seq AND partition = 'protected')
+        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never replaced'); END
+    """,
+    # A row is no use without its file: one that anything living needs is never given up.
+    "living_shard": """
+        CREATE TRIGGER living_shard BEFORE UPDATE OF state ON shards
+        WHEN NEW.state IN ('retired', 'deleting', 'deleted') AND EXISTS (
+            SELECT 1 FROM trajectories WHERE shard_pk = OLD.pk AND state <> 'evicted')
+        BEGIN SELECT RAISE(ABORT, 'a shard that living trajectories need is never given up'); END
+    """,
+    "living_segment": """
+        CREATE TRIGGER living_segment BEFORE UPDATE OF state ON segments
+        WHEN NEW.state = 'consumed' AND EXISTS (
+            SELECT 1 FROM trajectories WHERE segment_pk = OLD.pk AND state <> 'evicted')
+        BEGIN SELECT RAISE(ABORT, 'a segment that living trajectories need is never given up'); END
     """,
 }
 """Kept beside the tables; a test asserts that they exist after every migration."""

@@ -10,13 +10,12 @@ looked up inside the transaction that adds them, so concurrent posts of one id c
 
 from __future__ import annotations
 
-import errno
 import queue
 import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
 import structlog
@@ -29,7 +28,7 @@ from server.ingest.evict import enforce
 from server.ingest.registered import Registered
 from server.ingest.rows import Known, insert_rows, known, row_of, take_seqs
 from server.ingest.spool import Segment, Spool
-from server.problems import ProblemError, not_found, title_of
+from server.problems import ProblemError, disk_problem, not_found, title_of
 from server.settings import Settings
 from server.storage.shards import Entry
 from server.storage.store import Store
@@ -37,7 +36,10 @@ from server.telemetry import Telemetry
 from stepwell.messages import IngestItem, Problem
 
 log = structlog.get_logger("stepwell.ingest")
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+READ_ONLY = (
+    "nothing of this request was stored; reading goes on, and writing comes back by itself when the"
+    " disk takes bytes again"
+)
 PROBE_EVERY = 0.5
 """Seconds between attempts to write again after the disk refused."""
 
@@ -82,7 +84,8 @@ class Committer:
         self.lock = threading.Lock()
         """Held while a group is written and while a segment is rotated."""
         self.trouble: ProblemError | None = None
-        """Why the service is read-only at the moment."""
+        """Why the service is read-only at the moment. Never raised itself, but a copy of it: each
+        raise would hang its frames, with the bodies in them, on the one exception that lasts."""
         self._probed = 0.0
         self.full: list[Segment] = []
         """Segments closed by size or by trouble; the sealer takes them."""
@@ -163,22 +166,27 @@ class Committer:
             with self._telemetry.commit_seconds.time(), self.lock:
                 self._check_disk()
                 answers = self._commit(group)
-        except Exception as error:
-            if not isinstance(error, ProblemError):
-                log.error("commit failed", exc_info=error)
-                error = ProblemError(500, "internal_error", "nothing of this request was stored")
+        except ProblemError as error:
             for submission in group:
                 if not submission.answer.done():  # one of a deleted dataset is answered already
-                    submission.answer.set_exception(error)
-            return
-        for submission, items in answers:
-            submission.answer.set_result(items)
+                    submission.answer.set_exception(_fresh(error))
+        except Exception as error:
+            if len(group) > 1:  # one of them is poison: the others must not suffer for it
+                for submission in group:
+                    if not submission.answer.done():
+                        self._handle([submission])
+                return
+            log.error("commit failed", exc_info=error)
+            group[0].answer.set_exception(
+                ProblemError(500, "internal_error", "nothing of this request was stored")
+            )
+        else:
+            for submission, items in answers:
+                submission.answer.set_result(items)
 
     # --- one group, in the order it happens ----------------------------------------------------
 
     def _commit(self, group: list[Submission]) -> list[tuple[Submission, list[IngestItem]]]:
-        before = self._spool.current
-        size = before.file.size if before is not None and before.file is not None else 0
         now = time.time()
         plan = _Plan()
         segment: Segment | None = None
@@ -195,10 +203,8 @@ class Committer:
                     segment_pk = segment.pk or _register(connection, segment.name, now)
                     self._index(connection, plan, segment_pk, offsets, now)
                 failpoint("index.before_commit")
-        except sa.exc.DatabaseError as error:
-            self._give_up(error, size if before is self._spool.current else None, written)
-        except OSError as error:
-            self._give_up(error, None, False)
+        except Exception as error:
+            self._give_up(error, written)
         failpoint("index.after_commit")
         if segment is not None:
             segment.pk = segment_pk
@@ -287,49 +293,51 @@ class Committer:
 
     # --- when the disk refuses ------------------------------------------------------------------
 
-    def _give_up(self, error: Exception, size: int | None, written: bool) -> None:
-        """Nothing of the group counts. Leave no whole record behind that a restart would believe.
-
-        Always raises: 507 or 503.
-        """
-        segment = self._spool.current
-        kept = written and size is not None and self._spool.undo(size)
-        if segment is not None and not kept:
-            self._spool.rotate()
+    def _give_up(self, error: Exception, written: bool) -> NoReturn:
+        """Nothing of the group counts: raises 507 or 503, or `error` where no disk is to blame."""
+        problem = disk_problem(error, READ_ONLY)
+        # After an I/O error nobody knows whether the commit is on the disk: the records must stay
+        # until a later one has taken its place. Of anything else, a restart must not believe them.
+        if written and (problem is None or problem.status == 507):
+            self._spool.undo()
+        segment = self._spool.rotate()
+        if segment is not None:
             self.full.append(segment)  # without a pk nothing in it counts: the sealer removes it
-        full = isinstance(error, OSError) and error.errno in _FULL
-        full = full or "disk is full" in str(error)
-        log.error("the disk refused", error=str(error), full=full)
-        self._enter_read_only(full, str(getattr(error, "strerror", None) or error)[:200])
+        if problem is None and isinstance(error, OSError):
+            problem = ProblemError(503, "read_only", READ_ONLY, got=str(error.strerror or error))
+        if problem is None:
+            raise error
+        log.error("the disk refused", error=str(error)[:300])
+        self._enter_read_only(problem)
 
-    def _enter_read_only(self, full: bool, why: str) -> None:
-        self.trouble = ProblemError(
-            507 if full else 503,
-            "storage_full" if full else "read_only",
-            "nothing of this request was stored; reading goes on, and writing comes back by itself"
-            " when the disk takes bytes again",
-            expected="room on the disk" if full else "a working disk",
-            got=why,
-            headers={"Retry-After": "5"},
-        )
+    def _enter_read_only(self, problem: ProblemError) -> NoReturn:
+        self.trouble = problem
         self._probed = time.monotonic()
         self._telemetry.writable.set(0)
-        raise self.trouble
+        raise _fresh(problem)
 
     def _check_disk(self) -> None:
         """Raise 507 or 503 while the disk refuses; once in a while, see whether it still does."""
+        if self.trouble is not None and time.monotonic() - self._probed < PROBE_EVERY:
+            raise _fresh(self.trouble)
+        least = self._settings.min_free
+        free = self._store.free()
+        if free < least:
+            self._enter_read_only(
+                ProblemError(
+                    507,
+                    "storage_full",
+                    READ_ONLY,
+                    expected="room on the disk",
+                    got=f"{free} bytes left of at least {least}",
+                    headers={"Retry-After": "5"},
+                )
+            )
         if self.trouble is not None:
-            if time.monotonic() - self._probed < PROBE_EVERY:
-                raise self.trouble
-            self._probed = time.monotonic()
             try:
                 self._spool.probe()
             except OSError as error:
-                self._enter_read_only(error.errno in _FULL, error.strerror or str(error))
-        free = self._store.free()
-        if free < self._settings.min_free:
-            self._enter_read_only(True, f"{free} bytes left of at least {self._settings.min_free}")
-        if self.trouble is not None:
+                self._enter_read_only(disk_problem(error, READ_ONLY) or self.trouble)
             log.info("writable again")
             self.trouble = None
             self._telemetry.writable.set(1)
@@ -338,6 +346,17 @@ class Committer:
         """From the upkeep thread: come back from read-only without waiting for a request."""
         with self.lock:
             self._check_disk()
+
+
+def _fresh(problem: ProblemError) -> ProblemError:
+    return ProblemError(
+        problem.status,
+        problem.code,
+        problem.detail,
+        expected=problem.expected,
+        got=problem.got,
+        headers=problem.headers,
+    )
 
 
 def _register(connection: Connection, name: str, now: float) -> int:

@@ -49,9 +49,7 @@ def _evict_oldest(
         sa.select(t.pk, t.length, t.bytes, t["return"])
         .where(
             t.dataset_pk == dataset_pk,
-            t.partition == "fifo",
-            t.purpose == "train",
-            t.state != "evicted",
+            sa.text("partition = 'fifo' AND purpose = 'train' AND state <> 'evicted'"),
         )
         .order_by(t.seq)
         .execution_options(yield_per=1000)

@@ -85,6 +85,10 @@ class Ingest:
                     " stored once in any case",
                     headers={"Retry-After": "5"},
                 ) from None
+            except ProblemError as error:
+                if error.status == 404:  # deleted while we looked: remember nothing of it
+                    self.registry.forget(dataset.name)
+                raise
         answers = iter(settled)
         return [
             IngestItem(id=one.id, status="refused", problem=one.problem)

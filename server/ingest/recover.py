@@ -18,7 +18,7 @@ from server.index.db import Database, next_mark
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import enforce
 from server.ingest.rows import insert_rows, known, row_of, take_seqs
-from server.ingest.spool import MAGIC, Record, Segment, SegmentFile
+from server.ingest.spool import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
 from server.storage.store import Store
 
 log = structlog.get_logger("stepwell.recover")
@@ -70,7 +70,14 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
                     trajectories.c.segment_pk == pk
                 )
             ).scalar()
-    file = SegmentFile(path)
+    try:
+        file = SegmentFile(path)
+    except SegmentDamaged as error:
+        # Kept where it is: fsck names it with everything that was in it. The rest must go on.
+        log.error("a segment cannot be read", segment=name, error=str(error))
+        if pk is not None:
+            _mark_damaged(db, pk)
+        return None
     end, tail = len(MAGIC), []
     for record in file.scan() if last is None else file.scan(last):
         end = record.end

@@ -27,7 +27,7 @@ from server.ingest.commit import Committer
 from server.ingest.registered import Registered, Registry
 from server.ingest.rows import chunks
 from server.ingest.spool import Segment, SegmentDamaged, SegmentFile
-from server.problems import ProblemError
+from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name
@@ -157,7 +157,10 @@ class Sealer:
             self.failure = f"{segment.name}: {error}"
             segment.failure = error
             segment.sealed.set()
-            log.error("sealing failed", segment=segment.name, exc_info=error)
+            if disk_problem(error, "") is None:
+                log.error("sealing failed", segment=segment.name, exc_info=error)
+            else:  # every second, as long as the disk is full: one line is enough
+                log.error("sealing failed", segment=segment.name, error=str(error)[:200])
             with self._changed:
                 self._waiting.remove(segment)
                 if not self._stop:
@@ -172,6 +175,9 @@ class Sealer:
 
     def _seal(self, segment: Segment) -> dict[int, tuple[int, int]]:
         if segment.pk is None:  # nothing in it was ever acknowledged
+            # A commit that failed may still come back after a crash; not once another succeeded.
+            with self._db.write() as connection:
+                next_mark(connection)
             self._store.delete("segments", segment.name)
             return {}
         t = trajectories.c
@@ -187,8 +193,12 @@ class Sealer:
         failpoint("seal.before_tmp")
         made: list[NewShard] = []
         damaged: list[str] = []
-        if rows:
-            file = SegmentFile(self._store.path("segments", segment.name))
+        try:
+            file = SegmentFile(self._store.path("segments", segment.name)) if rows else None
+        except (SegmentDamaged, FileNotFoundError):
+            # Named and left behind: a flush of everything else must not wait for it for ever.
+            file, damaged = None, [row.id for row in rows]
+        if file is not None:
             for _, members in groupby(rows, key=lambda row: (row.dataset_pk, row.partition)):
                 shard = self._write(file, list(members), damaged)
                 if shard is not None:

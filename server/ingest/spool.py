@@ -102,6 +102,8 @@ class Spool:
     def __init__(self, store: Store):
         self._store = store
         self.current: Segment | None = None
+        self._start = 0
+        """Where the latest `append` began."""
 
     def append(self, groups: list[tuple[str, EnvSpec, list[bytes]]]) -> list[int]:
         """Write all records of (dataset, spec, records), one fsync; returns their offsets.
@@ -111,10 +113,10 @@ class Spool:
         segment = self.current or self._open()
         file = segment.file
         assert file is not None
-        start = file.size
+        self._start = file.size
         parts: list[bytes] = []
         offsets: list[int] = []
-        position = start
+        position = self._start
         described: set[str] = set()
         for dataset, spec, records in groups:
             if dataset not in segment.described and dataset not in described:
@@ -127,9 +129,13 @@ class Spool:
                 parts.append(record)
                 position += len(record)
         failpoint("append.before_write")
-        file.append(b"".join(parts))
-        failpoint("append.after_write")
-        file.sync()
+        try:
+            file.append(b"".join(parts))
+            failpoint("append.after_write")
+            file.sync()
+        except OSError:
+            self.undo()  # of what was refused, no whole record may be left for a restart to believe
+            raise
         failpoint("append.after_fsync")
         segment.described |= described
         segment.records += len(offsets)
@@ -152,14 +158,14 @@ class Spool:
         self.current = Segment(name, file=file)
         return self.current
 
-    def undo(self, size: int) -> bool:
-        """Forget records whose index rows were not committed; False if that failed too."""
+    def undo(self) -> None:
+        """Forget the records of the latest `append`, as well as can be.
+
+        The segment takes no more afterwards: rotate it.
+        """
         assert self.current is not None and self.current.file is not None
-        try:
-            self.current.file.cut(size)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError):
+            self.current.file.cut(self._start)
 
     def rotate(self) -> Segment | None:
         """Close the current segment and hand it over; None if nothing is in it."""
@@ -172,8 +178,17 @@ class Spool:
 
     def probe(self) -> None:
         """Prove that the disk takes and keeps bytes again. Raises OSError."""
-        self.rotate()
-        self._open()
+        name = new_name("sg", ".seg")
+        try:
+            file = self._store.append_to("segments", name)
+            try:
+                file.append(MAGIC)
+                file.sync()
+            finally:
+                file.close()
+        finally:
+            with contextlib.suppress(OSError):
+                self._store.delete("segments", name)
 
 
 class SegmentFile:

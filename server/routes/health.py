@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
 from server.deps import ServiceDep
 from server.index.tables import REVISION
@@ -13,13 +14,13 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-def healthz(service: ServiceDep) -> Health:
-    """Alive: always 200 while the process answers."""
+async def healthz(service: ServiceDep) -> Health:
+    """Alive: always 200 while the process answers, also when all threads wait for the disk."""
     return _health(service)
 
 
 @router.get("/readyz", responses={503: {"model": Health}})
-def readyz(service: ServiceDep, response: Response) -> Health:
+async def readyz(service: ServiceDep, response: Response) -> Health:
     """Able to take data: 503 while read-only."""
     health = _health(service)
     if not health.writable:
@@ -27,7 +28,7 @@ def readyz(service: ServiceDep, response: Response) -> Health:
     return health
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     service.telemetry.free_bytes.set(service.store.free())
@@ -39,6 +40,10 @@ def _health(service: ServiceDep) -> Health:
     why = [str(trouble.got)] if trouble is not None else []
     if service.ingest.sealer.failure:
         why.append(f"sealing: {service.ingest.sealer.failure}")
+    if service.keeper.trouble:
+        why.append(service.keeper.trouble)
+    if bad := sorted(service.inspector.quarantined):
+        why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
     return Health(
         status="degraded" if why else "ok",
         version=__version__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -41,7 +42,8 @@ async def upload(
     action_low: Annotated[str, Query(max_length=4096, description="numbers, by comma")] = "",
     action_high: Annotated[str, Query(max_length=4096, description="numbers, by comma")] = "",
     max_steps: Annotated[
-        int, Query(ge=0, description="where no timeouts are marked: cut after so many steps")
+        int,
+        Query(ge=0, lt=2**53, description="where no timeouts are marked: cut after so many steps"),
     ] = 0,
 ) -> JobAccepted:
     """All of the file or nothing becomes trajectories; GET /v1/jobs/{id} tells how it goes."""
@@ -64,8 +66,11 @@ async def upload(
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
+        numbers = tuple(float(part) for part in text.split(",")) if text else ()
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return numbers
     except ValueError:
         raise ProblemError(
-            422, "validation_error", f"{name} is not a list of numbers", got=text[:100]
+            422, "validation_error", f"{name} is not a list of finite numbers", got=text[:100]
         ) from None

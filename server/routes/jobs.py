@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 def list_jobs(
     service: ServiceDep,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[int | None, Query(ge=0)] = None,
+    cursor: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
     state: JobState | None = None,
 ) -> JobPage:
     """Newest first."""

@@ -6,12 +6,12 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Request, Response
-from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
 from server import policies
 from server.deps import ServiceDep
 from server.problems import ProblemError
+from server.routes.files import StoredFile
 from server.routes.paging import Cursor, Limit
 from stepwell.messages import Alias, Policy, PolicyPage, PutAlias
 
@@ -78,10 +78,10 @@ def list_policies(
 
 @router.get(
     "/policies/{which}",
-    response_class=FileResponse,
+    response_class=StoredFile,
     responses={200: {"content": {BYTES: {}}}, 304: {"description": "you have it already"}},
 )
-@router.head("/policies/{which}", response_class=FileResponse, include_in_schema=False)
+@router.head("/policies/{which}", response_class=StoredFile, include_in_schema=False)
 def get_policy(
     service: ServiceDep,
     name: str,
@@ -99,7 +99,7 @@ def get_policy(
     }
     if known is not None and (known.strip() == "*" or policy.sha256 in _ETAGS.findall(known)):
         return Response(status_code=304, headers=headers)
-    return FileResponse(found.path, media_type=BYTES, headers=headers)
+    return StoredFile(found.path, media_type=BYTES, headers=headers)
 
 
 @router.put("/aliases/{alias}")

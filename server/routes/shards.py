@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse
 
 from server.deps import ServiceDep
 from server.index.tables import shards
-from server.problems import ProblemError, not_found
+from server.ingest.damage import damaged, gone
+from server.problems import not_found
+from server.routes.files import StoredFile
 
 router = APIRouter(prefix="/v1/shards", tags=["shards"])
 PARQUET = "application/vnd.apache.parquet"
@@ -17,7 +18,8 @@ PARQUET = "application/vnd.apache.parquet"
 @router.head("/{shard_id}", include_in_schema=False)
 @router.get("/{shard_id}", responses={200: {"content": {PARQUET: {}}}})
 def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
-    """The Parquet file. 410 when it was deleted after its trajectories were evicted or moved."""
+    """The Parquet file. 410 when it was deleted after its trajectories were evicted or moved, or
+    when its bytes are no longer those that were written (`damaged`)."""
     s = shards.c
     with service.db.read() as connection:
         row = connection.execute(
@@ -26,15 +28,13 @@ def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
     if row is None:
         raise not_found("shard", shard_id[:64])
     if row.state in ("deleting", "deleted"):
-        raise ProblemError(
-            410,
-            "snapshot_expired",
-            "this shard is gone: no lease held it; make a new snapshot, or read the manifest again",
-        )
+        raise gone(row.id)
+    if row.state == "quarantined":
+        raise damaged(row.id)
     etag = f'"{row.sha256}"'
     headers = {"etag": etag, "cache-control": "private, max-age=31536000, immutable"}
     asked = request.headers.get("if-none-match", "")
     if asked == "*" or etag in (tag.strip().removeprefix("W/") for tag in asked.split(",")):
         return Response(status_code=304, headers=headers)
-    path = service.store.path(f"shards/{row.partition}", f"{row.id}.parquet")
-    return FileResponse(path, media_type=PARQUET, headers=headers)
+    path = service.inspector.check(row.id, row.partition, row.sha256)
+    return StoredFile(path, media_type=PARQUET, headers=headers)

@@ -75,7 +75,9 @@ def demote_trajectory(
 )
 def get_steps(service: ServiceDep, trajectory_id: str, request: Request) -> Response:
     """The trajectory as an Arrow stream, exactly as it was sent; as JSON if asked for."""
-    trajectory, spec = trajectories.steps(service.db, service.store, trajectory_id)
+    trajectory, spec = trajectories.steps(
+        service.db, service.store, service.inspector, trajectory_id
+    )
     if "application/json" in request.headers.get("accept", ""):
         return Response(orjson.dumps(_rows(trajectory)), media_type="application/json")
     return Response(encode([trajectory], spec), media_type=ARROW)

@@ -249,7 +249,10 @@ class SqlPool:
             worker.catalog_version = state.version
             return header, payload
         except _Late:
-            return _failure("query_timeout", f"killed after {seconds:g} s"), b""
+            return _failure(
+                "query_timeout",
+                f"killed after {seconds:g} s; ask for less, or give a longer timeout",
+            ), b""
         except _Fat:
             return _failure("sql_error", "the query needed more memory than it may have"), b""
         except (EOFError, OSError):

@@ -115,7 +115,9 @@ def _answer(
     except duckdb.PermissionException as error:
         return _refusal("sql_not_allowed", _clean(error)), b""
     except duckdb.InterruptException:
-        return _refusal("query_timeout", f"stopped after {request['seconds']} s"), b""
+        seconds = float(request["seconds"])
+        advice = "ask for less, or give a longer timeout"
+        return _refusal("query_timeout", f"stopped after {seconds:g} s; {advice}"), b""
     except (duckdb.Error, RuntimeError, OverflowError, ValueError, RecursionError) as error:
         code = "sql_not_allowed" if "data-modifying" in str(error) else "sql_error"
         return _refusal(code, _clean(error)), b""

@@ -8,6 +8,7 @@ Names are made by the service (`new_name`), never by a stranger: no path is buil
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -60,6 +61,10 @@ class Store:
         self.root = root
         for folder in (*FOLDERS, "tmp"):
             (root / folder).mkdir(parents=True, exist_ok=True)
+        # A file is only as durable as the names of the folders above it.
+        for above in (root / "shards", root, root.resolve().parent):
+            with contextlib.suppress(PermissionError):  # the parent may be none of our business
+                sync_directory(above)
 
     def path(self, folder: str, name: str) -> Path:
         if folder not in FOLDERS or not _NAME.fullmatch(name):
@@ -104,7 +109,10 @@ class Store:
         """Remove what a crash left unfinished. Only while nothing else writes."""
         leftovers = list((self.root / "tmp").iterdir())
         for path in leftovers:
-            path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         return len(leftovers)
 
     def free(self) -> int:

@@ -19,6 +19,7 @@ import structlog
 from server.failpoints import failpoint
 from server.index.db import Database, next_mark
 from server.index.tables import datasets, shards, trajectories
+from server.ingest.damage import Inspector
 from server.ingest.pipeline import Ingest
 from server.ingest.seal import insert_shard, new_shard
 from server.settings import Settings
@@ -44,16 +45,26 @@ class _Shard:
     """Rows of trajectories that are alive."""
 
 
-def compact(settings: Settings, db: Database, store: Store, ingest: Ingest, now: float) -> int:
+def compact(
+    settings: Settings,
+    db: Database,
+    store: Store,
+    ingest: Ingest,
+    inspector: Inspector,
+    now: float,
+) -> int:
     """Rewrite the most urgent group, if any; returns how many shards it replaced."""
     for group in _groups(settings, db, now):
+        if store.free() < settings.min_free + 2 * sum(shard.bytes for shard in group):
+            continue  # a disk that is nearly full is not filled by tidying it up
         try:
             # While this is held, neither sealing nor a dataset's end moves anything.
             with ingest.sealer.lock:
                 _rewrite(settings, db, store, ingest, group, now)
         except ShardDamaged as error:
-            log.error("a shard is damaged", error=str(error))
-            _quarantine(db, store, group)
+            log.error("a shard cannot be read", error=str(error))
+            for shard in group:
+                inspector.suspect(shard.id)
             continue
         log.info("compacted", shards=len(group), dataset=group[0].dataset)
         return len(group)
@@ -62,19 +73,22 @@ def compact(settings: Settings, db: Database, store: Store, ingest: Ingest, now:
 
 def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shard]]:
     s, t = shards.c, trajectories.c
-    living = (
-        sa.select(sa.func.coalesce(sa.func.sum(t.length + 1), 0))
-        .where(t.shard_pk == s.pk, t.state != "evicted")
-        .scalar_subquery()
-    )
     with db.read() as connection:
+        # Counted over the evicted, which go in time; the living may be millions.
+        dead = dict(
+            connection.execute(
+                sa.select(t.shard_pk, sa.func.sum(t.length + 1))
+                .where(sa.text("state = 'evicted'"))
+                .group_by(t.shard_pk)
+            ).all()
+        )
         rows = connection.execute(
-            sa.select(s.pk, s.id, datasets.c.name, s.partition, s.bytes, s.rows, living)
+            sa.select(s.pk, s.id, datasets.c.name, s.partition, s.bytes, s.rows)
             .join(datasets, datasets.c.pk == s.dataset_pk)
             .where(s.state == "live", s.created_at <= now - settings.compact_after)
             .order_by(datasets.c.name, s.partition, s.seq_min)
         ).all()
-    found = [_Shard(*row) for row in rows]
+    found = [_Shard(*row, living=row.rows - dead.get(row.pk, 0)) for row in rows]
     for shard in found:
         if 0 < shard.living <= shard.rows // 2:
             yield [shard]
@@ -152,18 +166,3 @@ def _batches(store: Store, pks: dict[int, _Shard], rows: Sequence[Any]) -> Itera
 
 def _path(store: Store, shard: _Shard) -> Any:
     return store.path(f"shards/{shard.partition}", f"{shard.id}.parquet")
-
-
-def _quarantine(db: Database, store: Store, group: Sequence[_Shard]) -> None:
-    """Take the unreadable ones of a group out of circulation; fsck names them."""
-    bad = []
-    for shard in group:
-        try:
-            for _ in read_batches(_path(store, shard)):
-                pass
-        except ShardDamaged:
-            bad.append(shard.pk)
-    with db.write() as connection:
-        connection.execute(
-            sa.update(shards).where(shards.c.pk.in_(bad)).values(state="quarantined")
-        )

@@ -6,11 +6,13 @@ import contextlib
 import threading
 import time
 
+import sqlalchemy as sa
 import structlog
 
 from server.index.db import Database
+from server.ingest.damage import Inspector
 from server.ingest.pipeline import Ingest
-from server.problems import ProblemError
+from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store
 from server.upkeep.compact import compact
@@ -24,8 +26,18 @@ SWEEP_EVERY = 600.0
 class Keeper:
     """One round every `upkeep_interval` seconds; an error in one round does not end the next."""
 
-    def __init__(self, settings: Settings, db: Database, store: Store, ingest: Ingest):
-        self._settings, self._db, self._store, self._ingest = settings, db, store, ingest
+    def __init__(
+        self,
+        settings: Settings,
+        db: Database,
+        store: Store,
+        ingest: Ingest,
+        inspector: Inspector,
+    ):
+        self._settings, self._db, self._store = settings, db, store
+        self._ingest, self._inspector = ingest, inspector
+        self.trouble = ""
+        """What is wrong with the index, for /readyz."""
         self._stop = threading.Event()
         self._swept = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -43,11 +55,26 @@ class Keeper:
             self._thread.join()
 
     def _run(self) -> None:
+        self._look_at_index()
         while not self._stop.wait(self._settings.upkeep_interval):
             try:
                 self.round(time.time())
             except Exception as error:
-                log.error("upkeep failed", exc_info=error)
+                if disk_problem(error, "") is None:
+                    log.error("upkeep failed", exc_info=error)
+                else:
+                    log.error("upkeep failed: the disk refuses", error=str(error)[:300])
+
+    def _look_at_index(self) -> None:
+        """SQLite notices a damaged page when it reads it, which may be in a year: look now."""
+        try:
+            with self._db.read() as connection:
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        except sa.exc.DatabaseError as error:
+            found = str(error.orig)
+        if found != "ok":
+            self.trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[:300]
+            log.error("the index is damaged", found=found)
 
     def round(self, now: float) -> None:
         """Everything that is due at `now`."""
@@ -55,7 +82,7 @@ class Keeper:
             with contextlib.suppress(ProblemError):
                 self._ingest.committer.check_disk()
         retain(self._settings, self._db, self._store, now)
-        compact(self._settings, self._db, self._store, self._ingest, now)
+        compact(self._settings, self._db, self._store, self._ingest, self._inspector, now)
         if time.monotonic() - self._swept >= SWEEP_EVERY:
             self._swept = time.monotonic()
             sweep(self._db, self._store, self._settings.orphan_age)

@@ -1,8 +1,9 @@
 """A lost index, rebuilt from what the files say of themselves: shard footers and segments.
 
 Comes back: datasets with their specs, every trajectory with its data and everything it was sent
-with. Does not: capacities, labels given later, runs, metrics, policies, snapshots, tombstones; and
-what had been evicted but not yet deleted is alive again. Files are only read.
+with. Does not: capacities, labels given later (also "protected"), runs, metrics, policies,
+snapshots, tombstones; and what had been evicted or whose dataset had been deleted, but whose files
+were still kept, is alive again. An import that had not committed stays out. Files are only read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_epoch, next_mark, upgrade
 from server.index.tables import datasets, segments, shards
+from server.ingest.bulk import FOLDER, SUFFIX
 from server.ingest.rows import chunks, insert_rows, row_of
 from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
 from server.storage.shards import Entry, ShardDamaged, read_footer
@@ -104,7 +106,13 @@ def _read_segments(
 def _read_shards(
     connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
 ) -> None:
-    files = [(p, name) for p in ("fifo", "protected") for name in store.names(f"shards/{p}")]
+    unfinished = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
+    files = [
+        (partition, name)
+        for partition in ("fifo", "protected")
+        for name in store.names(f"shards/{partition}")
+        if name.removesuffix(".parquet") not in unfinished
+    ]
     # By name, which is by age: of two copies (a compaction's old and new) the newer place wins.
     for partition, name in sorted(files, key=lambda file: file[1]):
         path = store.path(f"shards/{partition}", name)
@@ -135,6 +143,10 @@ def _read_shards(
         ).scalar_one()
         result.shards += 1
         for index, entry in enumerate(footer.entries):
+            for other in found.values():
+                # Ids are unique: a deleted dataset's files may still be there. The newer wins.
+                if other is not dataset:
+                    other.entries.pop(entry.id, None)
             place: dict[str, object] = {
                 "state": "sealed",
                 "segment_pk": None,

@@ -12,7 +12,15 @@ from sqlalchemy.engine import Connection
 
 from server.failpoints import failpoint
 from server.index.db import Database, next_mark
-from server.index.tables import leases, shards, snapshot_shards, tombstones, trajectories
+from server.index.tables import (
+    leases,
+    runs,
+    shards,
+    snapshot_shards,
+    snapshots,
+    tombstones,
+    trajectories,
+)
 from server.settings import Settings
 from server.storage.store import Store
 
@@ -26,6 +34,7 @@ def retain(settings: Settings, db: Database, store: Store, now: float) -> int:
     _doom(db, now, settings.shard_grace)
     count = finish(db, store)
     _forget(db, now, settings.tombstone_days * 86_400.0)
+    _forget_snapshots(db, store, now - settings.snapshot_days * 86_400.0)
     return count
 
 
@@ -101,3 +110,39 @@ def _forget(db: Database, now: float, tombstone_age: float) -> None:
         with db.write() as connection:
             connection.execute(sa.delete(tombstones).where(old_tombstones))
             connection.execute(sa.delete(leases).where(old_leases))
+
+
+def _forget_snapshots(db: Database, store: Store, before: float) -> None:
+    """A growing run makes one every few minutes; nobody comes back to those it did not keep.
+
+    Kept: what anybody leased lately (leases stay KEEP_LEASES beyond their end), and what a run
+    names, since it can be replayed from there. Rows of shards long deleted go when no snapshot
+    refers to them any more.
+    """
+    n = snapshots.c
+    named = sa.func.json_each(runs.c.snapshots).table_valued("value")
+    old = sa.and_(
+        n.created_at < before,
+        ~sa.exists().where(leases.c.snapshot_pk == n.pk),
+        n.id.not_in(sa.select(named.c.value).select_from(runs.join(named, sa.true()))),
+    )
+    some = sa.select(n.pk, n.file).where(old).limit(1000)
+    with db.read() as connection:
+        if connection.execute(some.limit(1)).first() is None:
+            return
+    with db.write() as connection:
+        rows = connection.execute(some).all()
+        pks = [row.pk for row in rows]
+        connection.execute(sa.delete(snapshot_shards).where(snapshot_shards.c.snapshot_pk.in_(pks)))
+        connection.execute(sa.delete(snapshots).where(n.pk.in_(pks)))
+        s = shards.c
+        connection.execute(
+            sa.delete(shards).where(
+                s.state == "deleted",
+                s.retired_at < before,
+                ~sa.exists().where(snapshot_shards.c.shard_pk == s.pk),
+            )
+        )
+    for row in rows:
+        store.delete("snapshots", row.file)
+    log.info("snapshots forgotten", snapshots=len(rows))

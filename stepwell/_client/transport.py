@@ -254,7 +254,6 @@ def request(model: type[M], **values: Any) -> M:
         field = ".".join(str(part) for part in first["loc"]) or model.__name__
         raise InvalidData(
             f"{model.__name__}.{field}: {first['msg']}",
-            expected=str(first["ctx"]) if first.get("ctx") else None,
             got=repr(first.get("input"))[:120],
         ) from None
 

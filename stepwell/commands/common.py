@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 from pydantic import BaseModel
@@ -25,8 +25,15 @@ RETRY_FOR = 2.0
 PIPE_WIDTH = 200
 
 
+class Parser(argparse.ArgumentParser):
+    """Says where the help is when it refuses something."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}\nsee: {self.prog} --help")
+
+
 def parser(command: str, description: str, examples: str = "") -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"stepwell {command}",
         description=description,
         epilog=f"examples:\n{examples}" if examples else None,
@@ -136,6 +143,13 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def moment(seconds: float | None) -> str:
+    """A Unix time as a person of this place reads it."""
+    if seconds is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def ago(moment: float | None) -> str:

@@ -50,7 +50,10 @@ def list_datasets(client: Client, args: argparse.Namespace) -> int:
         common.print_json(datasets)
         return 0
     common.print_table(
-        ["dataset", "env", "trajectories", "steps", "protected", "mean return", "size", "last"],
+        [
+            *("dataset", "env", "trajectories", "steps", "protected", "eval"),
+            *("mean return", "size", "last"),
+        ],
         [
             (
                 d.name,
@@ -58,6 +61,7 @@ def list_datasets(client: Client, args: argparse.Namespace) -> int:
                 d.fifo.trajectories + d.protected.trajectories,
                 d.fifo.steps + d.protected.steps,
                 d.protected.trajectories,
+                d.eval.trajectories,
                 d.return_mean,
                 common.size(d.stored_bytes),
                 common.ago(d.last_ingest_at),

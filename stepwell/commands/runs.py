@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData
+from stepwell.messages import Series
+
+MOST_COLUMNS = 6
 
 EXAMPLES = """\
   stepwell runs list --kind train
   stepwell runs show demo
-  stepwell runs metrics demo --keys loss/total,return/mean
+  stepwell runs metrics demo --keys loss/total,value/q_mean
   stepwell runs log demo | tail"""
 
 
@@ -73,11 +78,26 @@ def show_run(client: Client, args: argparse.Namespace) -> int:
     common.print_fields(
         [
             *fields.items(),
-            ("config", json.dumps(config, sort_keys=True)),
+            *_config(config),
             *((f"latest {key}", value) for key, value in sorted(latest.items())),
         ]
     )
     return 0
+
+
+def _config(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """A trainer says where each setting came from: then only those that are no defaults."""
+    origins = config.get("origins")
+    if not isinstance(origins, dict):
+        return [("config", json.dumps(config, sort_keys=True))]
+    rows = []
+    for key, origin in sorted(origins.items()):
+        if origin != "default":
+            value: Any = config
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            rows.append((f"config {key}", f"{json.dumps(value)}  ({origin})"))
+    return rows
 
 
 def show_metrics(client: Client, args: argparse.Namespace) -> int:
@@ -86,6 +106,8 @@ def show_metrics(client: Client, args: argparse.Namespace) -> int:
     if args.json:
         common.print_json(series)
         return 0
+    if keys is None and len(series) > MOST_COLUMNS:
+        return _summary(args.name, series)
     steps = sorted({step for s in series.values() for step in s.steps})
     columns = {key: dict(zip(s.steps, s.values, strict=True)) for key, s in series.items()}
     common.print_table(
@@ -96,11 +118,32 @@ def show_metrics(client: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def _summary(name: str, series: Mapping[str, Series]) -> int:
+    """A line per series, where there are more than a terminal has room for side by side."""
+    common.print_table(
+        ["key", "points", "first", "last", "lowest", "highest"],
+        [
+            (
+                key,
+                len(s.values),
+                *((s.values[0], s.values[-1]) if s.values else (None, None)),
+                min((v for v in s.values if v is not None), default=None),
+                max((v for v in s.values if v is not None), default=None),
+            )
+            for key, s in sorted(series.items())
+        ],
+    )
+    print(f"over time: stepwell runs metrics {name} --keys {','.join(sorted(series)[:2])}")
+    return 0
+
+
 def show_log(client: Client, args: argparse.Namespace) -> int:
     text = client.run_log(args.name)
     if args.json:
         common.print_json({"run": args.name, "log": text})
         return 0
+    if not text:
+        print("stepwell: this run has sent no log lines", file=sys.stderr)
     sys.stdout.writelines(common.printable(line) + "\n" for line in text.splitlines())
     return 0
 

@@ -29,11 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--timeout", type=float, default=5.0, help="seconds (default 5, at most 60)"
     )
-    parser.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument("--csv", action="store_true", help="print CSV (not with --json)")
     parser.add_argument("--arrow", type=Path, metavar="FILE", help="write an Arrow IPC file")
     parser.add_argument("--schema", action="store_true", help="print tables and columns")
     common.add_connection(parser)
     args = parser.parse_args(argv)
+    if args.csv and args.json:
+        parser.error("--csv and --json: give one of them")
     if args.schema:
         return _schema(args)
     query = args.query if args.query is not None and args.query != "-" else sys.stdin.read()
@@ -70,8 +72,9 @@ def _schema(args: object) -> int:
         return 0
     for table in schema.tables:
         print(f"{common.printable(table.name)}  {common.printable(table.description)}".rstrip())
+        width = max((len(common.printable(column.name)) for column in table.columns), default=0)
         for column in table.columns:
-            print(f"    {common.printable(column.name):<20} {common.printable(column.type)}")
+            print(f"    {common.printable(column.name):<{width}}  {common.printable(column.type)}")
     return 0
 
 

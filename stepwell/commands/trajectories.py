@@ -20,10 +20,15 @@ def main(argv: list[str] | None = None) -> int:
     listing = common.add_action(actions, "list", list_trajectories, "trajectories of a dataset")
     listing.add_argument("dataset")
     listing.add_argument("--partition", choices=("fifo", "protected"))
-    for field in ("env", "policy", "run", "purpose", "tag"):
+    listing.add_argument("--purpose", choices=("train", "eval"))
+    for field in ("env", "policy", "run", "tag"):
         listing.add_argument(f"--{field}")
-    listing.add_argument("--order", default="-seq", help="a column; - before it: descending")
-    listing.add_argument("--limit", type=int, default=20)
+    listing.add_argument(
+        "--order",
+        default="-seq",
+        help="seq, return, length or created_at; - before it: descending (default -seq)",
+    )
+    listing.add_argument("--limit", type=int, default=20, help="at most so many (default 20)")
     show = common.add_action(actions, "show", show_trajectory, "everything about one")
     protect = common.add_action(actions, "protect", protect_trajectories, "never evict these")
     tag = common.add_action(actions, "tag", tag_trajectory, "add labels (or --remove them)")
@@ -31,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     protect.add_argument("id", nargs="+")
     tag.add_argument("id")
     tag.add_argument("tags", nargs="+")
-    tag.add_argument("--remove", action="store_true")
+    tag.add_argument("--remove", action="store_true", help="take them off instead")
     return common.dispatch(parser, argv)
 
 
@@ -79,7 +84,10 @@ def show_trajectory(client: Client, args: argparse.Namespace) -> int:
     if args.json:
         common.print_json(info)
         return 0
-    common.print_fields(info.model_dump(by_alias=True).items())
+    fields = info.model_dump(by_alias=True)
+    for moment in ("started_at", "created_at"):
+        fields[moment] = common.moment(fields[moment])
+    common.print_fields(fields.items())
     return 0
 
 

@@ -224,3 +224,17 @@ def test_a_failed_write_leaves_nothing_behind(make_spaces, make_config, tmp_path
     with pytest.raises(OSError):
         save_policy(Agent(make_config(), make_spaces()), target)
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_same_policy_is_the_same_bytes_in_every_process(make_spaces, make_config) -> None:
+    """A version is immutable: a resumed run that publishes it again must publish equal bytes.
+
+    Left alone, safetensors orders its metadata by chance, another time in another process.
+    """
+    policy = ActingPolicy(make_config(), make_spaces("discrete"))
+    data = save_policy(policy, extra={"b": 1})
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    keys = [*json.loads(header)]
+    assert keys == sorted(keys) and len(header) % 8 == 0
+    assert [*json.loads(header)["__metadata__"]] == ["policy", "stepwell_policy"]
+    assert all(value.equal(policy.state_dict()[name]) for name, value in load_tensors(data).items())

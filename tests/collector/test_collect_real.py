@@ -108,7 +108,8 @@ def collecting(config: CollectConfig) -> Iterator[Control]:
     try:
         yield control
     finally:
-        control.command("stop")
+        if control.state != "draining":  # that one ends by itself, and a stop would change how
+            control.command("stop")
         thread.join(WAIT)
     if errors:
         raise errors[0]
@@ -177,6 +178,23 @@ def test_a_run_that_is_taken_up_again_plays_new_episodes_and_keeps_its_clock(
     assert second.before == first.clock and second.clock == first.steps + second.steps
     seeds = [i.seed for i in stored(client, name)]
     assert len(seeds) == len(set(seeds)) == 10
+
+
+def test_collectors_of_the_same_words_play_different_episodes(
+    service: Any, client: Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several with one --seed at once, as a launch starts them: each has a lane, so its seeds."""
+    monkeypatch.chdir(tmp_path)
+    words = {"random": True, "outbox": None}
+    with collecting(settings(service, name, tmp_path, **words)):
+        until(lambda: (tmp_path / "stepwell-outbox" / name / "0" / "clock.json").exists(), "lane 0")
+        collect(settings(service, name, tmp_path, **words, run=f"other-{name}", episodes=5))
+        until(lambda: any(i.run == f"run-{name}" for i in stored(client, name)), "an episode")
+    by_run: dict[str, set[int | None]] = {}
+    for item in stored(client, name):
+        by_run.setdefault(item.run, set()).add(item.seed)
+    first, second = by_run[f"run-{name}"], by_run[f"other-{name}"]
+    assert len(second) == 5 and first and not first & second
 
 
 def test_a_new_policy_is_played_from_the_next_episode_on(

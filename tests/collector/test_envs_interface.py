@@ -235,3 +235,30 @@ def test_pairs_are_json_where_they_can_be() -> None:
     }
     with pytest.raises(EnvError, match="--env-args: expected KEY=VALUE"):
         parse_pairs(("novalue",), "--env-args")
+
+
+@pytest.mark.parametrize(
+    ("space", "lie"),
+    [
+        (gs.Discrete(3), 3),
+        (gs.Discrete(3, start=5), 2),
+        (gs.Discrete(3), 1.5),
+        (gs.MultiDiscrete([2, 3]), np.array([1, 3])),
+        (gs.MultiBinary(2), np.array([0, 2])),
+        (gs.Box(0, 255, (2,), np.uint8), np.array([3, 300])),
+        (gs.Box(0, 255, (2,), np.uint8), np.array([0.5, 3.0])),
+        (gs.Box(0, 255, (2,), np.uint8), np.array([1, -1])),
+    ],
+)
+def test_what_would_become_another_number_is_refused(space: gs.Space, lie: object) -> None:
+    """Bytes that wrap and categories that are none would be recorded as something else."""
+    face = interface_of(Shell(space, gs.Discrete(2)), "Liar-v0")
+    with pytest.raises(BrokenEnv, match="observation 'observation'"):
+        face.observe(lie)
+
+
+def test_the_same_numbers_in_another_type_are_taken() -> None:
+    """Many environments answer int64 or float64 where their space says bytes."""
+    face = interface_of(Shell(gs.Box(0, 255, (2,), np.uint8), gs.Discrete(2)), "Loose-v0")
+    assert face.observe(np.array([7.0, 255.0]))["observation"].tolist() == [7, 255]
+    assert face.observe([0, 9])["observation"].dtype == np.uint8

@@ -320,3 +320,24 @@ def test_infos_of_an_imported_dataset_are_kept_where_reported_and_nan_where_not(
         assert np.isnan(trajectory.infos["qpos"]).all()
     np.testing.assert_array_equal(kept[0].infos["log/t"], [np.nan, 1, 2, 3])
     np.testing.assert_array_equal(kept[1].infos["log/t"], [3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    "info",
+    [{1: 2, ("a",): 3}, None, [("log/x", 1)], {"log/x": 10**400, "log/y": object()}],
+    ids=str,
+)
+def test_an_info_that_is_no_info_harms_nobody(info: object) -> None:
+    """Strangers report the strangest things; what was played is kept all the same."""
+
+    class Odd(FakeEnv):
+        def reset(self, **options):  # type: ignore[no-untyped-def]
+            return super().reset(**options)[0], info
+
+        def step(self, action):  # type: ignore[no-untyped-def]
+            return (*super().step(action)[:4], info)
+
+    slots = EnvSlots(Odd, [Odd(LENGTHS)], interface_of(Odd(), "Odd-v0"))
+    kept, ended = play(slots, 3)
+    assert [e.whole for e in ended] == [True] * 3
+    assert all(t.about.metrics == {} for _, t in kept)

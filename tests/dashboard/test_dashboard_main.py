@@ -38,6 +38,8 @@ def test_a_taken_port_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> N
         port = taken.getsockname()[1]
         assert main.main(["--port", str(port)]) == 1
     assert f"port {port} is taken" in capsys.readouterr().err
+    assert main.main(["--port", "70000"]) == 1
+    assert "port 70000" in capsys.readouterr().err
 
 
 def test_it_serves_on_loopback_and_stops_when_told() -> None:

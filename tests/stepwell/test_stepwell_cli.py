@@ -285,6 +285,34 @@ def test_runs(run, ask, client):
     assert run("runs", "delete", name, "--yes")[0] == 0
 
 
+def test_a_run_with_many_metrics_is_a_summary_and_its_config_says_where_from(run, client):
+    """Thirty columns side by side tell nobody anything; nor do a hundred defaults."""
+    name = f"run-{new_id()[-8:]}"
+    config = {"agent": {"gamma": 0.9, "tau": 0.1}}
+    config["origins"] = {"agent.gamma": "command line", "agent.tau": "default"}
+    client.create_run(name, "train", config=config)
+    points = [
+        MetricPoint(key=f"k{k}", step=s, value=float(s), time=time.time())
+        for k in range(9)
+        for s in (1, 2)
+    ]
+    client.log_metrics(name, points)
+    lines = [line.split() for line in run("runs", "metrics", name)[1].splitlines()]
+    assert lines[1] == ["k0", "2", "1", "2", "1", "2"] and len(lines) == 11
+    assert "--keys k0,k1" in run("runs", "metrics", name)[1]
+    shown = run("runs", "show", name)[1]
+    assert "config agent.gamma" in shown and "0.9  (command line)" in shown
+    assert "agent.tau" not in shown
+    assert "no log lines" in run("runs", "log", name)[2]
+
+
+def test_a_refused_command_line_says_where_the_help_is(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["datasets"])
+    assert caught.value.code == 2
+    assert "see: stepwell datasets --help" in capsys.readouterr().err
+
+
 def test_workers(run, ask, client):
     worker = f"w-{new_id()[-8:]}"
     client.heartbeat(worker, role="collect", counters={"episodes": 3})

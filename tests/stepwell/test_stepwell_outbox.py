@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -212,6 +213,31 @@ def test_a_damaged_file_is_put_aside_and_holds_up_nobody(outboxes, service, tmp_
     assert outbox.flush(10)
     assert list(service.stored) == [good.id]
     assert files(tmp_path, "damaged") == names[:2]
+
+
+def test_what_cannot_be_opened_just_now_is_not_taken_for_damaged(
+    outboxes, service, tmp_path, monkeypatch
+):
+    """Too many open files says nothing of the trajectory: it waits, and is sent later."""
+    service.down = ServiceUnreachable("wait")
+    outbox = outboxes()
+    one = make_trajectory(SPEC)
+    outbox.put(one)
+    outbox.close(timeout=0)
+    read, fails = Path.read_bytes, [True]
+
+    def refuse(path):
+        if path.suffix == ".arrow" and fails:
+            fails.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    service.down = None
+    outbox = outboxes()
+    assert outbox.flush(10)
+    assert not fails and list(service.stored) == [one.id]
+    assert files(tmp_path, "damaged") == []
 
 
 def test_refused_ones_go_aside_with_the_reason_and_the_rest_goes_on(outboxes, service, tmp_path):

@@ -113,7 +113,9 @@ class FakeService:
     def snapshot(self, name: str):
         self._up()
         table = self._snapshots[name]
-        return SimpleNamespace(id=name, spec=self.spec.to_json(), trajectories=table.num_rows)
+        digest = table.schema.metadata[b"digest"].decode()
+        spec = self.spec.to_json()
+        return SimpleNamespace(id=name, spec=spec, digest=digest, trajectories=table.num_rows)
 
     def manifest(self, name: str) -> pa.Table:
         self._up()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -12,7 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from amago_model.agent import Agent
 from amago_model.batch import previous_features
+from amago_model.config import AgentConfig
+from amago_model.errors import SpaceError
+from collector.envs import agent_spaces
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
 from trainer.config import DataConfig, SettingError, TrainConfig
@@ -283,16 +289,102 @@ def test_a_corrupt_shard_is_named_and_left_out(fake, tmp_path, caplog):
 
 
 def test_the_least_recently_used_goes_when_the_limit_is_reached(fake, tmp_path):
-    """Shards of another run go first; those of this one stay, whatever the limit."""
+    """Shards of a run that is over go first; those of living ones stay, whatever the limit."""
     service = fake(None, [[500] * 4] * 3)
     fields = fields_of(service.spec)
     first = Cache(tmp_path, 1, service)
     first.build("sh_0000", fields)
     second = Cache(tmp_path, 1, service)
     second.build("sh_0001", fields)
+    assert {folder.name for folder in (tmp_path / "columns").iterdir()} == {"sh_0000", "sh_0001"}
+    del first
     second.build("sh_0002", fields)
     kept = {folder.name for folder in (tmp_path / "columns").iterdir()}
     assert kept == {"sh_0001", "sh_0002"}
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
+def test_a_damaged_column_is_named_put_aside_and_built_anew(fake, tmp_path, caplog, harm):
+    """A disk that forgets: the file is named, kept in quarantine, and never learned from."""
+    service = fake(None, [[30, 4]])
+    fields = fields_of(service.spec)
+    manifest = snapshot_of(service, tmp_path)
+    Cache(tmp_path, 1e9, service).ensure(manifest, fields)
+    files = sorted((tmp_path / "columns" / "sh_0000").glob("*.npy"))
+    assert len(files) == len(fields) + 1
+    whole = {path: path.read_bytes() for path in files}
+    for path, data in whole.items():
+        spoilt = {"flip": data[:-1] + bytes([data[-1] ^ 1]), "cut": data[:-5], "empty": b""}[harm]
+        path.write_bytes(spoilt)
+        cache = Cache(tmp_path, 1e9, service)
+        assert cache.ensure(manifest, fields) == {}
+        assert str(path) in caplog.text and (tmp_path / "quarantine").iterdir()
+        assert path.read_bytes() == data
+    assert len([*(tmp_path / "quarantine").glob("sh_0000.*.npy")]) == len(files)
+
+
+def test_a_full_disk_is_said_as_such(fake, tmp_path, monkeypatch):
+    """It is not the shard's fault: nothing is quarantined, nothing left behind; then it goes on."""
+    service = fake(None, [[30, 4]])
+    manifest = snapshot_of(service, tmp_path / "snapshots")
+    fields, cache = fields_of(service.spec), Cache(tmp_path / "cache", 1e9, service)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np.lib.format, "write_array", full)
+        with pytest.raises(DataError, match=r"No space left.*data\.cache"):
+            cache.ensure(manifest, fields)
+    left = [p for p in (tmp_path / "cache" / "columns").rglob("*") if p.is_file()]
+    assert left == [] and not [*(tmp_path / "cache" / "quarantine").iterdir()]
+    assert cache.ensure(manifest, fields) == {}
+    with pytest.raises(DataError, match="cannot be used"):
+        Cache(tmp_path / "snapshots" / next((tmp_path / "snapshots").iterdir()).name, 1, service)
+
+
+def test_what_is_deleted_while_in_use_stays_readable(fake, tmp_path):
+    """Somebody empties the cache under a running loader: its batches stay what they were."""
+    service = fake(None, LENGTHS)
+    config = DataConfig(batch=8, window=8)
+    with closing(loader_of(service, tmp_path, config)) as loader:
+        before = loader.load(3).batch
+        shutil.rmtree(tmp_path / "cache")
+        service.down = True
+        again = loader.load(3).batch
+        torch.testing.assert_close(again.obs, before.obs, rtol=0, atol=0)
+        assert torch.equal(again.prev_action, before.prev_action)
+        assert len(loader.load(9).ids) == 8
+
+
+def test_windows_at_the_very_end_of_a_column_and_large_ones(fake, tmp_path, monkeypatch):
+    """A window that is longer than what is left of its shard reads nothing beyond it; buffers used
+    in turn give the same batches as fresh memory."""
+    service = fake(None, [[2], [3, 1], [1]])
+    config = DataConfig(batch=8, window=50, padding="both")
+    with closing(loader_of(service, tmp_path, config)) as loader:
+        batches = [loader.load(step).batch for step in range(20)]
+        assert max(b.mask.shape[1] for b in batches) == 3
+    monkeypatch.setattr("trainer.data.loader.SMALL", 0)
+    with closing(loader_of(service, tmp_path, config)) as loader:
+        for step, small in enumerate(batches):
+            large = loader.load(step).batch
+            torch.testing.assert_close(large.obs, small.obs, rtol=0, atol=0)
+            assert torch.equal(large.prev_reward, small.prev_reward)
+
+
+def test_a_manifest_that_points_outside_its_columns_is_refused(fake, tmp_path):
+    """Such a batch would read memory that is not ours."""
+    service = fake(None, [[9, 9]])
+    manifest, fields = snapshot_of(service, tmp_path), fields_of(service.spec)
+    cache = Cache(tmp_path / "cache", 1e9, service)
+    cache.ensure(manifest, fields)
+    for change in ({"row_start": manifest.row_start + 5}, {"row_start": manifest.row_start - 1}):
+        wrong = replace(manifest, **change)
+        order = Order(wrong, DataConfig(batch=2, window=4), 0)
+        with pytest.raises(IndexError, match="outside their columns"):
+            Loader(cache, fields, [View(0, wrong, order)], order.config)
+        assert set(cache.ensure(manifest, fields)) == set()
 
 
 def test_a_shard_name_is_not_a_path(fake, tmp_path):
@@ -350,6 +442,41 @@ def test_what_the_agent_cannot_take_is_said_clearly():
         spaces_of(EnvSpec.of(Box((1,)), Box((1,), "int64", low=0, high=3)))
     with pytest.raises(DataError, match="counts from -2"):
         spaces_of(EnvSpec.of(Discrete(5, start=-2), Discrete(2)))
+    with pytest.raises(DataError, match="to 1000000004"):
+        spaces_of(EnvSpec.of(Discrete(5, start=10**9), Discrete(2)))
+    with pytest.raises(SpaceError, match="finite bounds"):
+        spaces_of(EnvSpec.of(Box((1,)), Box((2,))))
+    with pytest.raises(SpaceError, match="legal actions"):
+        spaces_of(
+            EnvSpec.of({"o": Box((1,)), "m": MultiBinary(3)}, Discrete(2), roles={"m": "mask"})
+        )
+    with pytest.raises(SpaceError, match="would see nothing"):
+        spaces_of(EnvSpec.of({"o": Box((1,))}, Discrete(2), roles={"o": "critic"}))
+
+
+def test_both_sides_see_the_same_spaces(fake, tmp_path):
+    """What the trainer puts into a policy, the collector finds in its environment: same numbers."""
+    spec = EnvSpec.of(
+        {
+            "room": Discrete(3, start=2),
+            "bits": MultiBinary(2),
+            "dials": MultiDiscrete((2, 5)),
+            "image": Box((3, 4, 4), "uint8", 0, 255),
+            "legal": MultiBinary(4),
+        },
+        Discrete(4, start=-1),
+        roles={"legal": "mask"},
+    )
+    assert spaces_of(spec) == agent_spaces(spec)
+    service = fake(spec, [[9, 4]])
+    with closing(loader_of(service, tmp_path, DataConfig(batch=3, window=4))) as loader:
+        batch = loader.load(0).batch
+        torch.manual_seed(0)
+        config = AgentConfig.from_dict({"trajectory_encoder": {"kind": "identity"}})
+        loss, _ = Agent(config, spaces_of(spec))(batch)
+        assert bool(torch.isfinite(loss))
+        known = batch.prev_action[batch.time_idx > 0]
+        assert int(known.min()) >= -2 and int(known.max()) <= 2
 
 
 def test_stream_is_a_door_for_any_learner(fake, tmp_path):

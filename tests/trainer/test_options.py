@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,13 @@ def test_a_plugin_is_imported_from_where_one_stands_or_refused_by_name(tmp_path,
     assert registered("filter", "test_options_soft").__module__ == "my_own_filter"
     with pytest.raises(SettingError, match="no_such_module"):
         import_plugins(("no_such_module",))
+
+
+def test_a_recipe_is_chosen_by_the_first_word_alone(tmp_path: Path) -> None:
+    """A flag or a file that only renamed it would run the defaults under another's name."""
+    with pytest.raises(SettingError, match="first word"):
+        resolve(["--recipe", "offline"])
+    file = tmp_path / "run.toml"
+    file.write_text('recipe = "offline"\n')
+    with pytest.raises(SettingError, match="first word"):
+        resolve(["offline", "--config", str(file)])

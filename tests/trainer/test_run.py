@@ -134,18 +134,54 @@ def test_killed_and_resumed_is_bit_equal(service, dataset, whole, tmp_path):
         assert value.equal(theirs.optimizer[name]), (name, seed)
 
 
-def test_sigterm_saves_and_says_so(service, dataset, tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sigterm_saves_and_says_so(service, dataset, tmp_path, processes):
     """An orderly stop: the checkpoint of the update it stood at, and a run that says "stopped"."""
-    run = Run(service, tmp_path, dataset, "stopped", "--schedule.checkpoint-every", "0")
-    process = run.start(updates=100_000)
+    name = f"stopped-{processes}"
+    run = Run(service, tmp_path, dataset, name, "--schedule.checkpoint-every", "0")
+    process = run.start("--processes", str(processes), updates=100_000)
     run.wait_for_update(process, 5)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    reached = run.checkpoint().state["update"]
-    assert reached == max(run.curve("loss/total"))
+    assert process.returncode == 0 and "Traceback" not in output, output
+    reached, world = (run.checkpoint().state[key] for key in ("update", "world"))
+    assert (reached, world) == (max(run.curve("loss/total")), processes)
     with service.client() as client:
-        assert client.run("stopped").status == "stopped"
+        assert client.run(name).status == "stopped"
+
+
+def test_a_trainer_may_be_there_before_its_data(service, tmp_path):
+    """Started with a dataset that does not exist yet, it waits for it and for its first episode."""
+    run = Run(service, tmp_path, "later", "early", "--data.wait-for-data", "60")
+    process = run.start(updates=3)
+    spec = make_spec(env="Tiny-v0")
+    with service.client() as client:
+        time.sleep(2.0)
+        client.create_dataset("later", spec)
+        time.sleep(2.0)
+        assert process.poll() is None
+        client.post("later", [make_trajectory(spec, length=9)])
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "waiting for the first trajectory" in output, output
+
+
+def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path):
+    (tmp_path / "file").write_text("")
+    run = Run(service, tmp_path, dataset, "nowhere", "--output", str(tmp_path / "file"))
+    run.words = run.words[:-4] + run.words[-2:]  # the later --output goes
+    output, _ = (process := run.start()).communicate(timeout=60)
+    assert process.returncode == 1 and "SettingError: output: " in output
+    assert "Traceback" not in output
+
+
+def test_never_resuming_begins_anew_and_keeps_what_there_was(service, dataset, tmp_path):
+    """A fresh life is not overtaken by the checkpoints of one that came further."""
+    run = Run(service, tmp_path, dataset, "anew")
+    run.finish(updates=21)
+    output = run.finish("--resume", "never", updates=14)
+    assert "resumed" not in output and "checkpoints-1" in output
+    assert run.checkpoint().state["update"] == 14
+    assert (tmp_path / "anew" / "checkpoints-1" / "update-000000021").is_dir()
 
 
 def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):

@@ -2,11 +2,14 @@
 
     ROOT/columns/<shard>/<field>.npy     [1 + rows, *shape], one file per field; row 0 is `fill`
     ROOT/columns/<shard>/starts.npy      [trajectories + 1] rows at which trajectories begin
-    ROOT/locks/<shard>                   held while building, so that two processes build once
+    ROOT/columns/<shard>/list.json       size and crc32 of each; what it does not list is not there
+    ROOT/locks/<shard>                   held while building or deleting a shard's columns
+    ROOT/users/<process>                 shards that a living process uses; it holds the file's lock
     ROOT/quarantine/<shard>.*            what could not be read, and why
 
 A file has its name only when it is whole. Whole shards are kept, not selections: every snapshot and
-every run on this node shares them. Losing the folder loses nothing but time.
+every run on this node shares them. Losing the folder loses nothing but time. A process checks each
+column once, when it first wants it: that reading also brings it into memory, where it is needed.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import logging
 import os
 import re
 import shutil
-import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,14 +33,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stepwell._files import whole_file
+from stepwell._files import TEMPORARY, whole_file
 from stepwell.client import Client
 from stepwell.errors import CodecError, Gone, NotFound
+from stepwell.failpoints import failpoint
 from trainer.data.fields import Field
 from trainer.data.snapshot import DataError, Manifest
+from trainer.data.users import Users
 
 log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 65_536
+LIST = "list.json"
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -50,10 +56,13 @@ class Cache:
 
     def __init__(self, root: Path, limit_bytes: float, client: Client | None):
         self.root, self.limit, self._client = root, int(limit_bytes), client
-        for name in ("columns", "locks", "quarantine", "downloads"):
-            (root / name).mkdir(parents=True, exist_ok=True)
-        self._in_use: set[str] = set()
-        self._lock = threading.Lock()
+        try:
+            for name in ("columns", "locks", "users", "quarantine", "downloads"):
+                (root / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(root, error) from error
+        self._users = Users(root / "users")
+        self._checked: set[Path] = set()
 
     def ensure(
         self,
@@ -63,7 +72,7 @@ class Cache:
     ) -> dict[str, str]:
         """Build what is missing of the snapshot's shards; what could not be read, and why.
 
-        Raises `DataError` when no shard at all can be read.
+        Raises `DataError` when no shard at all can be read, or the disk is full.
         """
         used = np.unique(manifest.shard)
         unreadable: dict[str, str] = {}
@@ -85,36 +94,66 @@ class Cache:
         return unreadable
 
     def column(self, shard: str, field: Field) -> NDArray[Any]:
-        """A field of a shard, mapped read-only: [1 + rows, *shape]. Built first where missing."""
+        """A field of a shard, mapped read-only: [1 + rows, *shape]. Built first where missing.
+
+        It stays readable as long as the array lives, also if somebody deletes the file.
+        """
         path = self._path(shard, field)
         try:
             return _load(path)
         except (OSError, ValueError):
+            self._checked.discard(path)
             self.build(shard, [field])
             return _load(path)
 
     def build(self, shard: str, fields: Sequence[Field]) -> None:
-        """Make sure that these columns of a shard exist. Raises `ShardUnreadable`."""
+        """Make sure that these columns of a shard exist and are whole.
+
+        Raises `ShardUnreadable`, or `DataError` where the cache cannot be written.
+        """
         folder = self._folder(shard)
-        with self._lock:
-            self._in_use.add(shard)
-        if all(self._path(shard, field).exists() for field in fields):
-            os.utime(folder)
-            return
-        with self._locked(shard):
-            missing = [field for field in fields if not self._path(shard, field).exists()]
-            if not missing:  # another process was faster
-                return
-            self._make_room(shard)
-            self._fetch_and_convert(shard, folder, missing)
+        paths = {self._path(shard, field): field for field in fields}
+        try:
+            # Before the lock: who deletes a shard looks at its users while holding it.
+            self._users.add(shard)
+            with self._locked(shard):
+                missing = [paths[path] for path in self._spoilt(folder, list(paths))]
+                if missing:
+                    self._make_room(shard)
+                    self._fetch_and_convert(shard, folder, missing)
+                os.utime(folder)
+        except OSError as error:
+            raise _unusable(self.root, error) from error
+        self._checked.update(paths)
+
+    def _spoilt(self, folder: Path, paths: Sequence[Path]) -> list[Path]:
+        """Which of these columns are missing or not what was written; the latter put aside."""
+        listed = _listed(folder)
+        starts = folder / "starts.npy"
+        bad = []
+        for path in (starts, *paths):
+            if path in self._checked and path.exists():
+                continue
+            if path.name in listed and path.exists() and _sums(path) == listed[path.name]:
+                self._checked.add(path)
+                continue
+            if path.name in listed and path.exists():
+                aside = self.root / "quarantine" / f"{folder.name}.{path.name}"
+                log.error("cached column %s is damaged; moved to %s, built anew", path, aside)
+                path.replace(aside)
+            bad.append(path)
+        return list(paths) if starts in bad else bad
 
     def _fetch_and_convert(self, shard: str, folder: Path, fields: Sequence[Field]) -> None:
         download = self.root / "downloads" / f"{shard}.parquet"
+        for litter in (*folder.glob(f".*{TEMPORARY}"), *download.parent.glob(f".{shard}.*")):
+            litter.unlink(missing_ok=True)  # of a process that was killed while it had the lock
         for attempt in (1, 2):
             try:
                 if self._client is None:
                     raise ShardUnreadable(f"shard {shard} is not in the cache, and no service is")
                 self._client.download_shard(shard, download)
+                failpoint("cache.after_download")
                 convert(download, folder, fields, self._path)
                 download.unlink()
                 return
@@ -151,23 +190,40 @@ class Cache:
             )
 
     def _make_room(self, wanted: str) -> None:
-        """Delete what was used least recently and is not used by this process."""
-        folders = [f for f in (self.root / "columns").iterdir() if f.is_dir()]
-        sizes = {f: sum(p.stat().st_size for p in f.iterdir()) for f in folders if f.exists()}
-        total = sum(sizes.values())
-        for folder in sorted(sizes, key=lambda f: f.stat().st_mtime):
+        """Delete what was used least recently, and by no living process of this node."""
+        found = []
+        for folder in (self.root / "columns").iterdir():
+            try:  # another process may be deleting it right now
+                size = sum(path.stat().st_size for path in folder.iterdir())
+                found.append((folder.stat().st_mtime, size, folder))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        total = sum(size for _, size, _ in found)
+        for _, size, folder in sorted(found):
             if total <= self.limit:
                 return
-            if folder.name in self._in_use or folder.name == wanted:
-                continue
-            # Whoever has it mapped keeps reading: the bytes go when the last mapping does.
-            shutil.rmtree(folder, ignore_errors=True)
-            total -= sizes[folder]
+            if folder.name != wanted and self._evict(folder):
+                total -= size
         if total > self.limit:
             log.warning(
                 "the cache holds %.1f GB, more than data.cache_gb allows; all of it is in use",
                 total / 1e9,
             )
+
+    def _evict(self, folder: Path) -> bool:
+        """Delete a shard's columns unless somebody uses, builds or deletes them."""
+        with (self.root / "locks" / folder.name).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            if folder.name in self._users.all():
+                return False
+            # First the list: without it nothing of the folder counts.
+            (folder / LIST).unlink(missing_ok=True)
+            failpoint("cache.after_eviction")
+            shutil.rmtree(folder, ignore_errors=True)
+            return True
 
     @contextmanager
     def _locked(self, shard: str) -> Iterator[None]:
@@ -221,9 +277,17 @@ def convert(
     if at != rows:
         raise DataError(f"expected {rows} rows, read {at}")
     folder.mkdir(parents=True, exist_ok=True)
-    _save(folder / "starts.npy", _starts(place))
+    listed = _listed(folder)
+    starts = folder / "starts.npy"
+    listed[starts.name] = _save(starts, _starts(place))
     for field, column in zip(fields, columns, strict=True):
-        _save(path_of(folder.name, field), column)
+        path = path_of(folder.name, field)
+        listed[path.name] = _save(path, column)
+        failpoint("cache.after_column")
+    failpoint("cache.before_list")
+    with whole_file(folder / LIST) as file:
+        file.write(json.dumps(listed).encode())
+    failpoint("cache.after_list")
 
 
 def _starts(place: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -262,9 +326,36 @@ def _copy(source: pa.Array, field: Field, target: NDArray[Any]) -> None:
     flat[present] = values.reshape(count, field.size).astype(field.dtype, copy=False)
 
 
-def _save(path: Path, array: NDArray[Any]) -> None:
+def _save(path: Path, array: NDArray[Any]) -> list[int]:
+    """Write a column; its size and crc32."""
     with whole_file(path) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
+    # Read back, not computed on the way: what counts is what the disk says.
+    return _sums(path)
+
+
+def _sums(path: Path) -> list[int]:
+    """[size, crc32] of a file."""
+    size, crc = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def _listed(folder: Path) -> dict[str, list[int]]:
+    try:
+        listed = json.loads((folder / LIST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return listed if isinstance(listed, dict) else {}
+
+
+def _unusable(root: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the cache {root} cannot be used: {error}; make room there, or choose another folder with "
+        "data.cache"
+    )
 
 
 def _load(path: Path) -> NDArray[Any]:

@@ -20,6 +20,7 @@ is zero and masked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -27,13 +28,18 @@ from torch import Tensor
 
 from amago_model.batch import Batch
 from trainer.data.fields import Field
-from trainer.data.order import Windows
+from trainer.data.order import Ints, Windows
 from trainer.data.snapshot import Manifest
 
 
 def first_row(field: Field) -> int:
     """Where a window's rows of a field begin, counted from the window's start."""
     return 0 if field.name.startswith("obs.") else -1
+
+
+@lru_cache(maxsize=8)
+def _count(n: int) -> Ints:
+    return np.arange(n)
 
 
 def collate(
@@ -52,10 +58,11 @@ def collate(
     """
     which, start, length = windows.trajectory, windows.start, windows.length
     b, n_rows = rows["reward"].shape
-    t = np.arange(n_rows)
-    mask = t[:-1] < length[:, None]
-    next_obs_valid = mask.copy()
-    terminated, truncated = np.zeros((2, b, n_rows - 1), np.bool_)
+    t = _count(n_rows)
+    flags = np.zeros((4, b, n_rows - 1), np.bool_)
+    mask, next_obs_valid, terminated, truncated = flags
+    np.less(t[:-1], length[:, None], out=mask)
+    next_obs_valid[:] = mask
     # Windows that reach their trajectory's end, and where; most do not.
     ending = np.flatnonzero(start + length == manifest.length[which])
     if len(ending):
@@ -63,7 +70,7 @@ def collate(
         terminated[ending, column] = manifest.terminated[of]
         truncated[ending, column] = manifest.truncated[of]
         next_obs_valid[ending, column] = manifest.final_obs_valid[of]
-    exists = torch.from_numpy(mask)
+    exists, next_exists, done, cut = torch.from_numpy(flags).unbind()
     action, known = rows["action"], exists
     if "action_known" in rows:
         assert unknown_action is not None
@@ -76,9 +83,9 @@ def collate(
         prev_action=action,
         prev_reward=rows["reward"],
         time_idx=torch.from_numpy((manifest.first_step[which] + start)[:, None] + t),
-        terminated=torch.from_numpy(terminated),
-        truncated=torch.from_numpy(truncated),
-        next_obs_valid=torch.from_numpy(next_obs_valid),
+        terminated=done,
+        truncated=cut,
+        next_obs_valid=next_exists,
         mask=exists,
         action_known=known,
     )

@@ -17,6 +17,7 @@ from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.schema import ACTION_KNOWN, REWARD, column_names
 from trainer.data.snapshot import DataError
 
+MOST_CATEGORIES = 1 << 16
 USED_ROLES = ("policy", "critic", "mask")
 
 
@@ -85,11 +86,11 @@ def spaces_of(spec: EnvSpec) -> Spaces:
             continue
         n: int | None = None
         if isinstance(space, Discrete):
-            n = space.n
-            if space.start:
+            n = space.start + space.n  # as the collector has it: unused categories do no harm
+            if space.start < 0 or n > MOST_CATEGORIES:
                 raise DataError(
-                    f"observation {key!r} counts from {space.start}; the agent's categories count "
-                    "from 0: subtract it when collecting"
+                    f"observation {key!r} counts from {space.start} to {n - 1}; the agent's "
+                    f"categories are 0 … {MOST_CATEGORIES - 1}: subtract something when collecting"
                 )
         elif isinstance(space, MultiDiscrete):
             n = max(space.nvec)

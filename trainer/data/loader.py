@@ -1,7 +1,8 @@
 """Batches in the order's order: gathers windows from mapped columns, one batch ahead of its user.
 
-A batch lives in one of a few buffers that are used in turn (page-locked where a GPU reads them): it
-is good until the next one is asked for. The loader's whole state is the number of the next step.
+A batch of large windows (images), or one for a GPU, lives in one of a few buffers that are used in
+turn (page-locked for the GPU): so it is good until the next one is asked for. The loader's whole
+state is the number of the next step.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from torch import Tensor
 from amago_model.batch import Batch
 from trainer.config import DataConfig
 from trainer.data.cache import Cache
-from trainer.data.collate import collate, first_row
+from trainer.data.collate import collate
 from trainer.data.fields import Field
-from trainer.data.order import Order, Windows
+from trainer.data.gather import Columns, Place
+from trainer.data.order import Ints, Order, Windows
 from trainer.data.snapshot import Manifest
+
+SMALL = 4 << 20
+"""Bytes of a field in a batch up to which fresh memory is no slower than memory used in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class Loader:
         self._cache, self._fields, self._config, self._rank = cache, tuple(fields), config, rank
         self._views = list(views)
         self._device = torch.device(device)
-        self._columns: dict[tuple[str, str], _Columns] = {}
+        # Mapped before the first batch: what is mapped stays readable, also if it is deleted.
+        self._columns = {view.manifest.digest: self._map(view.manifest) for view in self._views}
         self._unknown = _unknown_action(self._fields)
         # One being read, `prefetch` ready, one being written.
         each = config.batch // views[0].order.world
@@ -93,6 +99,7 @@ class Loader:
     def add_view(self, view: View) -> None:
         """Draw from another snapshot from view.start on, which no prepared batch has passed."""
         assert view.start >= self._next, (view.start, self._next)
+        self._columns[view.manifest.digest] = self._map(view.manifest)
         self._views.append(view)
 
     def __iter__(self) -> Iterator[Loaded]:
@@ -149,70 +156,53 @@ class Loader:
                 return
 
     def _gather(self, manifest: Manifest, windows: Windows, buffers: _Buffers) -> dict[str, Tensor]:
-        """Copy each window's rows to its place. Plain slices of bytes: nothing else touches memory,
-        and the number of shards does not matter."""
-        which = windows.trajectory
-        n = len(windows)
-        longest = int(windows.length.max())
-        ragged = longest != int(windows.length.min())
-        # + 1: a column begins with one row of "nothing".
-        first = manifest.row_start[which] + windows.start + 1
-        count = windows.length + 1
-        shards = manifest.shard[which].tolist()
-        rows: dict[str, Tensor] = {}
-        for field, (tensor, raw) in zip(self._fields, buffers.of, strict=True):
-            width, shift = field.row_bytes, first_row(field)
-            columns = self._columns_of(manifest, field)
-            full = (longest + 1) * width
-            begins = ((first + shift) * width).tolist()
-            if not ragged:
-                at = 0
-                for shard, begin in zip(shards, begins, strict=True):
-                    raw[at : at + full] = columns[shard][begin : begin + full]
-                    at += full
+        """The rows of all windows, by field name [n, longest + 1, *shape]; behind a window's end
+        is zero. The number of shards does not matter."""
+        columns, room = self._columns[manifest.digest]
+        count = int(windows.length.max()) + 1
+        place = Place(windows, count, room)
+        short = np.flatnonzero(windows.length < count - 1)
+        ends = [*zip(short.tolist(), (windows.length[short] + 1).tolist(), strict=True)]
+        found: dict[str, Tensor] = {}
+        for column, buffer in zip(columns, buffers.of, strict=True):
+            field = column.field
+            if buffer is None:
+                rows = column.fresh(place)
+                tensor = torch.from_numpy(rows)
             else:
-                ends = ((first + shift + count) * width).tolist()
-                at = 0
-                for shard, begin, end in zip(shards, begins, ends, strict=True):
-                    size = end - begin
-                    raw[at : at + size] = columns[shard][begin:end]
-                    raw[at + size : at + full] = bytes(full - size)
-                    at += full
-            flat = tensor[: n * (longest + 1) * field.size]
-            rows[field.name] = flat.reshape(n, longest + 1, *field.shape)
-        return rows
-
-    def _columns_of(self, manifest: Manifest, field: Field) -> _Columns:
-        """A field's columns of all shards of a snapshot, mapped when first asked for."""
-        key = (manifest.digest, field.name)
-        found = self._columns.get(key)
-        if found is None:
-            found = self._columns[key] = _Columns(self._cache, manifest, field)
+                size = len(windows) * count * field.size
+                tensor = buffer[:size].reshape(len(windows), count, *field.shape)
+                rows = tensor.numpy()
+                column.copy(place, memoryview(rows.reshape(-1).view(np.uint8).data))
+            for row, end in ends:
+                rows[row, end:] = 0
+            found[field.name] = tensor
         return found
 
-
-class _Columns(dict[int, memoryview]):
-    """Index of a shard in the manifest -> bytes of its column."""
-
-    def __init__(self, cache: Cache, manifest: Manifest, field: Field):
-        super().__init__()
-        self._cache, self._shards, self._field = cache, manifest.shards, field
-
-    def __missing__(self, index: int) -> memoryview:
-        array = self._cache.column(self._shards[index], self._field)
-        self[index] = memoryview(array.reshape(-1).view(np.uint8).data)
-        return self[index]
+    def _map(self, manifest: Manifest) -> tuple[list[Columns], Ints]:
+        """Every field's columns of a snapshot, and the room behind each trajectory's first row."""
+        used = set(np.unique(manifest.shard).tolist())
+        columns = []
+        for field in self._fields:
+            mapped = [
+                self._cache.column(shard, field) if index in used else None
+                for index, shard in enumerate(manifest.shards)
+            ]
+            columns.append(Columns(field, manifest, mapped))
+        return columns, np.min([column.room() for column in columns], axis=0)
 
 
 class _Buffers:
-    """Room for one batch: per field a flat tensor, and its bytes."""
+    """Room for one batch: per field a flat tensor, or None where fresh memory will do."""
 
     def __init__(self, fields: Sequence[Field], batch: int, rows: int, pin: bool):
-        self.of: list[tuple[Tensor, memoryview]] = []
+        self.of: list[Tensor | None] = []
         for field in fields:
+            if not pin and batch * rows * field.row_bytes <= SMALL:
+                self.of.append(None)
+                continue
             dtype = torch.from_numpy(np.zeros(0, field.dtype)).dtype
-            tensor = torch.zeros(batch * rows * field.size, dtype=dtype, pin_memory=pin)
-            self.of.append((tensor, memoryview(tensor.numpy().view(np.uint8).data)))
+            self.of.append(torch.zeros(batch * rows * field.size, dtype=dtype, pin_memory=pin))
 
 
 def _unknown_action(fields: Sequence[Field]) -> Tensor | None:

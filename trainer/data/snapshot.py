@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from stepwell import EnvSpec
 from stepwell._files import whole_file
 from stepwell.client import Client
-from stepwell.errors import Gone, ServiceError, StepwellError
+from stepwell.errors import BadRequest, Gone, NotFound, ServiceError, StepwellError
+from stepwell.failpoints import failpoint
 from trainer.config import TrainConfig, TrainerError
 
 log = logging.getLogger(__name__)
@@ -143,18 +144,25 @@ def take(client: Client, config: TrainConfig, holder: str, since: str | None = N
     config.require_data()
     deadline = time.monotonic() + config.data.wait_for_data
     while True:
-        snapshot = client.create_snapshot(
-            dataset=config.dataset or None,
-            where=config.where.replace("{dataset}", config.dataset) or None,
-            sources=[{"select": s.select, "share": s.share} for s in config.sources] or None,
-            since=since,
-            include_eval=config.data.include_eval,
-            holder=holder,
-        )
-        if snapshot.trajectories or time.monotonic() > deadline:
-            return snapshot.id
-        log.warning("no trajectory is selected yet; waiting for the first")
-        time.sleep(2.0)
+        try:
+            return _freeze(client, config, holder, since)
+        except (BadRequest, NotFound) as error:
+            if error.code not in ("empty_selection", "not_found") or time.monotonic() > deadline:
+                raise
+            log.warning("waiting for the first trajectory: %s", error.detail)
+        time.sleep(min(2.0, config.data.wait_for_data))
+
+
+def _freeze(client: Client, config: TrainConfig, holder: str, since: str | None) -> str:
+    snapshot = client.create_snapshot(
+        dataset=config.dataset or None,
+        where=config.where.replace("{dataset}", config.dataset) or None,
+        sources=[{"select": s.select, "share": s.share} for s in config.sources] or None,
+        since=since,
+        include_eval=config.data.include_eval,
+        holder=holder,
+    )
+    return snapshot.id
 
 
 def load(client: Client, snapshot_id: str, folder: Path) -> Manifest:
@@ -176,6 +184,7 @@ def load(client: Client, snapshot_id: str, folder: Path) -> Manifest:
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
+        failpoint("manifest.before_rename")
     return from_table(table, EnvSpec.from_json(snapshot.spec))
 
 

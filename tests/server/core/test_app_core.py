@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.index.tables import REVISION
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec()
@@ -56,6 +57,14 @@ def test_writes_need_a_content_type_that_a_foreign_page_cannot_send(
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("path", ["/v1/datasets?limt=3", "/v1/runs?knd=train", "/healthz?x=1"])
+def test_a_parameter_that_no_route_knows_is_refused(live: Any, path: str) -> None:
+    """A typo would otherwise be the same as saying nothing."""
+    response = live.http.get(path)
+    assert (response.status_code, response.json()["code"]) == (422, "validation_error")
+    assert response.json()["got"] in path
+
+
 def test_every_failure_has_one_shape(live: Any) -> None:
     """Unknown route, wrong method, broken JSON, wrong fields: problem+json with a code."""
     live.create()
@@ -101,7 +110,7 @@ def test_metrics_and_health_are_served(live: Any) -> None:
     text = live.http.get("/metrics").text
     assert 'stepwell_ingest_trajectories_total{status="stored"} 1.0' in text
     assert "stepwell_writable 1.0" in text
-    assert live.http.get("/healthz").json()["database_revision"] == "0001"
+    assert live.http.get("/healthz").json()["database_revision"] == REVISION
 
 
 def test_a_body_that_stands_still_is_given_up_and_others_are_served(

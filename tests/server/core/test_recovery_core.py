@@ -153,7 +153,7 @@ def test_an_acknowledged_record_with_a_flipped_bit_is_named_and_the_others_are_s
     served.flush()
     assert [i["state"] for i in served.listing()] == ["sealed", "spooled", *["sealed"] * 3]
     response = served.http.get(f"/v1/trajectories/{sent[1].id}/steps")
-    assert (response.status_code, response.json()["code"]) == (500, "damaged")
+    assert (response.status_code, response.json()["code"]) == (410, "damaged")
     with served.service.db.read() as c:
         assert c.execute(sa.select(segments.c.state)).scalars().all() == ["damaged"]
     served.service.close()

@@ -169,7 +169,14 @@ def test_small_neighbours_become_one_shard_and_nothing_changes_for_readers(
     snapshot = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
     url = f"/v1/snapshots/{snapshot['id']}"
     service = live.service
-    args = (service.settings, service.db, service.store, service.ingest, time.time() + 1)
+    args = (
+        service.settings,
+        service.db,
+        service.store,
+        service.ingest,
+        service.inspector,
+        time.time() + 1,
+    )
     assert compact(*args) == 6
     assert compact(*args) == 0
     assert states(live) == ["retired"] * 6 + ["live"]
@@ -198,7 +205,14 @@ def test_a_half_dead_shard_is_rewritten_without_its_dead(start: Callable[..., An
     live.post(make_more())
     live.flush()
     service = live.service
-    args = (service.settings, service.db, service.store, service.ingest, time.time() + 1)
+    args = (
+        service.settings,
+        service.db,
+        service.store,
+        service.ingest,
+        service.inspector,
+        time.time() + 1,
+    )
     assert compact(*args) == 1
     assert round_of_upkeep(live, later=1) == 1
     assert live.post(sent[:2]) == [("evicted", 1), ("evicted", 2)]
@@ -231,6 +245,8 @@ def test_protecting_and_demoting_move_the_totals_and_leave_an_audit_row(live: An
         "DELETE FROM trajectories",
         "UPDATE trajectories SET state = 'evicted'",
         "UPDATE trajectories SET partition = 'fifo'",
+        "REPLACE INTO trajectories SELECT * FROM trajectories",
+        "UPDATE segments SET state = 'consumed'",
     ],
 )
 def test_the_database_itself_guards_what_is_protected(live: Any, statement: str) -> None:
@@ -256,9 +272,48 @@ def test_fsck_finds_the_directory_clean_after_all_kinds_of_upkeep(
         service = live.service
         later = time.time() + 1
         retain(service.settings, service.db, service.store, later)
-        compact(service.settings, service.db, service.store, service.ingest, later)
+        compact(
+            service.settings,
+            service.db,
+            service.store,
+            service.ingest,
+            service.inspector,
+            later,
+        )
     data = live.data
     live.service.close()
     report = fsck.check(data, deep=True)
     assert report.findings == []
     assert report.checked["sealed"] >= 5
+
+
+def test_the_database_itself_keeps_the_files_of_what_is_alive(live: Any) -> None:
+    """Retention deletes what is retired: a wrong UPDATE must not retire a shard that is needed."""
+    live.create()
+    live.post(make(1), partition="protected")
+    live.flush()
+    for state in ("retired", "deleting", "deleted"):
+        with pytest.raises(sa.exc.IntegrityError, match="never given up"):
+            with live.service.db.write() as c:
+                c.exec_driver_sql(f"UPDATE shards SET state = '{state}'")
+    assert states(live) == ["live"]
+
+
+def test_snapshots_that_nobody_comes_back_to_are_forgotten(start: Callable[..., Any]) -> None:
+    """Not those that a run names, nor those leased lately; their files go too."""
+    live = start(snapshot_days=1.0)
+    live.create()
+    live.post(make(1))
+    ids = [live.http.post("/v1/snapshots", json={"dataset": "d"}).json()["id"] for _ in range(3)]
+    run = {"name": "r", "kind": "train", "snapshots": [ids[0]]}
+    assert live.http.post("/v1/runs", json=run).status_code == 201
+    live.http.put(f"/v1/snapshots/{ids[1]}/lease", json={"holder": "late", "ttl": 86_400})
+    for _ in range(2):
+        round_of_upkeep(live, later=1.5 * 86_400)
+    left = [item["id"] for item in live.http.get("/v1/snapshots").json()["items"]]
+    assert left == [ids[1], ids[0]]
+    assert len(list((live.data / "snapshots").iterdir())) == 2
+    for _ in range(2):
+        round_of_upkeep(live, later=4 * 86_400)
+    left = [item["id"] for item in live.http.get("/v1/snapshots").json()["items"]]
+    assert left == [ids[0]]

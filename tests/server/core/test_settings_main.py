@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from server.index.tables import REVISION
 from server.main import db_main, main
 from server.settings import Settings
 from server.storage.store import DirectoryLock
@@ -94,7 +95,7 @@ def test_db_upgrade_and_current(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "revision none" in capsys.readouterr().out
     assert db_main(["upgrade", "--data", str(tmp_path)]) == 0
     assert db_main(["current", "--data", str(tmp_path)]) == 0
-    assert "revision 0001, this program needs 0001" in capsys.readouterr().out
+    assert f"revision {REVISION}, this program needs {REVISION}" in capsys.readouterr().out
 
 
 def test_an_index_of_a_newer_version_is_left_alone(

@@ -16,8 +16,9 @@ import pytest
 
 from server.deps import Service
 from server.imports import hdf5
-from server.imports.episodes import Options, Plan, plan, trajectories
+from server.imports.episodes import Plan, plan, trajectories
 from server.imports.importer import ImportRequest
+from server.imports.source import Options
 from server.settings import Settings
 from stepwell.messages import Job
 from stepwell.trajectory import Trajectory

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from server.imports import npz
-from server.imports.episodes import Options, plan, trajectories
-from server.imports.source import Refused
+from server.imports.episodes import plan, trajectories
+from server.imports.source import Options, Refused
 
 from .conftest import table
 

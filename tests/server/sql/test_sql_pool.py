@@ -66,6 +66,7 @@ def test_a_killed_worker_is_an_error_and_not_the_end(world: Any) -> None:
     time.sleep(0.5)
     for worker in list(world.service.sql._all):
         worker._process.kill()  # the busy one and an idle one
+        worker._process.wait(10)  # a signal is not yet a death
     thread.join(10)
     assert outcome == ["sql_error"]
     assert world.rows("select 42") == [[42]]

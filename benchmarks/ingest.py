@@ -1,0 +1,187 @@
+"""How fast trajectories become durable: posts to a real service against plain append + fdatasync.
+
+    python -m benchmarks.ingest [--threads 1 2 4 8] [--seconds 8] [--disk DIR]
+
+1000 steps of 17 + 6 floats each, 8 per body, from client threads in a process of their own that
+does next to nothing: bodies are encoded once, only the ids in them change. The same bytes are
+appended to a file and fdatasynced in slices between, since a shared disk has moods: the ratio is
+what counts. Writes benchmarks/results/ingest.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import write
+from stepwell import Client
+from stepwell.codec import encode
+from stepwell.messages import ARROW
+from stepwell.spaces import Box, EnvSpec
+from stepwell.testing import make_trajectory
+
+STEPS, PER_BODY = 1000, 8
+SPEC = EnvSpec.of(Box((17,)), Box((6,), low=-1.0, high=1.0), env="HalfCheetah-v5")
+SLICES = 4
+
+
+class Body:
+    """An encoded body whose ids can be replaced in place."""
+
+    def __init__(self, seed: int):
+        made = [make_trajectory(SPEC, length=STEPS, seed=seed + i) for i in range(PER_BODY)]
+        self.array_bytes = sum(one.nbytes for one in made)
+        self.data = bytearray(encode(made, SPEC))
+        self._places = []
+        for one in made:
+            place = self.data.find(one.id.encode())
+            assert self.data.count(one.id.encode()) == 1
+            self._places.append(place)
+
+    def renew(self) -> bytearray:
+        for place in self._places:
+            self.data[place : place + 36] = str(uuid.uuid4()).encode()
+        return self.data
+
+
+def post_for(host: str, port: int, threads: int, seconds: float) -> dict[str, Any]:
+    """Post from `threads` connections for so long; the client's side of the story."""
+    waits: list[float] = []
+    bodies = [Body(1000 * number) for number in range(threads)]
+    start = threading.Barrier(threads + 1)
+    until = [0.0]
+
+    def run(body: Body) -> None:
+        connection = http.client.HTTPConnection(host, port, timeout=60)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        start.wait()
+        while time.perf_counter() < until[0]:
+            data = body.renew()
+            began = time.perf_counter()
+            connection.request(
+                "POST", "/v1/datasets/bench/trajectories", data, {"Content-Type": ARROW}
+            )
+            response = connection.getresponse()
+            items = json.loads(response.read())["items"]
+            waits.append(time.perf_counter() - began)
+            assert [item["status"] for item in items] == ["stored"] * PER_BODY, items
+        connection.close()
+
+    workers = [threading.Thread(target=run, args=(body,)) for body in bodies]
+    for worker in workers:
+        worker.start()
+    until[0] = time.perf_counter() + seconds
+    start.wait()
+    began = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    took = time.perf_counter() - began
+    return {"seconds": took, "waits": waits, "bytes": len(waits) * bodies[0].array_bytes}
+
+
+def append_for(folder: Path, seconds: float) -> dict[str, float]:
+    """The floor: the same bytes at the end of a file, fdatasync each time."""
+    data = bytes(Body(7).data)
+    path = folder / "plain"
+    waits = []
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        at = time.perf_counter()
+        os.write(descriptor, data)
+        os.fdatasync(descriptor)
+        waits.append(time.perf_counter() - at)
+    took = time.perf_counter() - began
+    os.close(descriptor)
+    path.unlink()
+    return {"mb_per_second": len(waits) * len(data) / took / 1e6, "p50": _at(waits, 0.5)}
+
+
+def _at(values: list[float], share: float) -> float:
+    """A quantile, in milliseconds."""
+    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3, 2)
+
+
+def measure(url: str, folder: Path, threads: int, seconds: float) -> dict[str, Any]:
+    """Slices of posting and of plain appending, in turn."""
+    posted, plain = [], []
+    for _ in range(SLICES):
+        plain.append(append_for(folder, seconds / SLICES / 4))
+        command = [sys.executable, "-m", "benchmarks.ingest", "--client", url]
+        command += ["--threads", str(threads), "--seconds", str(seconds / SLICES)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        posted.append(json.loads(done.stdout))
+    waits = [wait for one in posted for wait in one["waits"]]
+    took = sum(one["seconds"] for one in posted)
+    mb = sum(one["bytes"] for one in posted) / took / 1e6
+    floor = statistics.median(one["mb_per_second"] for one in plain)
+    return {
+        "threads": threads,
+        "trajectories_per_second": round(len(waits) * PER_BODY / took, 1),
+        "mb_per_second": round(mb, 1),
+        "ack_p50_ms": _at(waits, 0.5),
+        "ack_p99_ms": _at(waits, 0.99),
+        "posts": len(waits),
+        "plain_mb_per_second": round(floor, 1),
+        "plain_p50_ms": round(statistics.median(one["p50"] for one in plain), 2),
+        "share_of_plain": round(mb / floor, 3),
+    }
+
+
+def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(folder / "data")]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--log-level", "error"], stdout=subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    with Client(url) as client:
+        client.wait_ready(30)
+        client.create_dataset("bench", SPEC, capacity={"trajectories": 5000})
+    return process, url
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of posting, per line")
+    parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.client:
+        host, _, port = args.client.removeprefix("http://").partition(":")
+        print(json.dumps(post_for(host, int(port), args.threads[0], args.seconds)))
+        return 0
+    with tempfile.TemporaryDirectory(dir=args.disk) as temporary:
+        process, url = serve(Path(temporary))
+        try:
+            lines = [measure(url, Path(temporary), n, args.seconds) for n in args.threads]
+        finally:
+            process.terminate()
+            process.wait(30)
+    result = {"steps": STEPS, "floats_per_step": 24, "per_body": PER_BODY, "lines": lines}
+    result["load_average"] = os.getloadavg()
+    path = write("ingest", result)
+    for line in lines:
+        print(line)
+    print(f"written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Places where a process can be made to die, to prove that dying there loses nothing.
+
+`STEPWELL_FAILPOINT=checkpoint.after_rename` (or `name:3` for the third hit) kills this process with
+SIGKILL at that point. Tests visit every name in ALL, and in server.failpoints.ALL, which lists the
+service's own. Unset, a failpoint costs one compare.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+ALL: tuple[str, ...] = (
+    # the outbox (stepwell/outbox.py)
+    "outbox.before_rename",
+    "outbox.after_put",
+    "outbox.after_answer",
+    "outbox.after_unlink",
+    "outbox.after_reason",
+    "outbox.after_reject",
+    # a collector's clock (collector/tally.py)
+    "clock.before_rename",
+    "clock.after_rename",
+    # a trainer's checkpoints (trainer/checkpoint.py)
+    "checkpoint.after_create",
+    "checkpoint.after_tensors",
+    "checkpoint.before_rename",
+    "checkpoint.after_rename",
+    "checkpoint.after_rotation",
+    # a node's columns (trainer/data/cache.py), and the manifests beside them (snapshot.py)
+    "manifest.before_rename",
+    "cache.after_download",
+    "cache.after_column",
+    "cache.before_list",
+    "cache.after_list",
+    "cache.after_eviction",
+    # a run's numbers and policies (trainer/metrics.py, publish.py, report.py)
+    "run.after_create",
+    "run.after_note",
+    "metrics.after_line",
+    "metrics.after_answer",
+    "policy.after_file",
+)
+
+wanted, _, _count = os.environ.get("STEPWELL_FAILPOINT", "").partition(":")
+_left = int(_count or 1)
+
+
+def failpoint(name: str) -> None:
+    """Die here, without a goodbye, if the environment says so."""
+    global _left
+    if name != wanted:
+        return
+    _left -= 1
+    if _left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)

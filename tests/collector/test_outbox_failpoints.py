@@ -1,0 +1,85 @@
+"""A collector's process is killed wherever it touches the disk; nothing it was promised is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collector.tally import Tally, open_clock, write_clock
+from stepwell import Client, failpoints
+from stepwell.outbox import Outbox, read_outbox
+from stepwell.testing import make_spec
+
+PLAYER = """
+import sys
+from pathlib import Path
+from stepwell import Client
+from stepwell.outbox import Outbox
+from stepwell.testing import make_spec, make_trajectory
+url, dataset, folder, clash = sys.argv[1:]
+spec = make_spec(action=1)
+with Client(url) as client:
+    outbox = Outbox(Path(folder) / "outbox", client, dataset, spec)
+    with (Path(folder) / "promised").open("a") as promised:
+        for i in range(8):
+            t = make_trajectory(spec, length=5, seed=i, id=(clash or None) if i == 3 else None)
+            outbox.put(t)
+            promised.write(f"{t.id} {t.digest}\\n")
+            promised.flush()
+    outbox.close(20.0)
+"""
+
+
+def die_at(name: str, code: str, *args: str) -> None:
+    env = {**os.environ, "STEPWELL_FAILPOINT": name, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -9, (name, done.stderr)
+
+
+@pytest.mark.parametrize("name", [n for n in failpoints.ALL if n.startswith("outbox.")])
+def test_an_outbox_keeps_its_promise_wherever_it_dies(
+    client: Client, service, name: str, tmp_path: Path
+):
+    """Killed, then opened again: every trajectory whose `put` returned arrives, once, unchanged."""
+    spec, dataset = make_spec(action=1), f"outbox-{name.split('.')[1].replace('_', '-')}"
+    client.create_dataset(dataset, spec)
+    clash = ""
+    if name in ("outbox.after_reason", "outbox.after_reject"):  # one that the service refuses
+        clash = client.add(
+            dataset, obs=[[9.0] * 3] * 2, actions=[[0.0]], rewards=[0.0], terminated=True
+        ).id
+    third = name in ("outbox.before_rename", "outbox.after_put", "outbox.after_unlink")
+    die_at(f"{name}:3" if third else name, PLAYER, service.url, dataset, str(tmp_path), clash)
+    outbox = Outbox(tmp_path / "outbox", client, dataset, spec)
+    assert outbox.close(20.0)
+    promised = dict(line.split() for line in (tmp_path / "promised").read_text().splitlines())
+    refused = promised.pop(clash, None)
+    stored = {i.id: i.digest for i in client.trajectories(dataset).items if i.id != clash}
+    assert promised.items() <= stored.items()
+    assert len(stored) <= len(promised) + 1, "at most the one whose put had not returned"
+    assert len(client.trajectories(dataset).items) == len(stored) + bool(clash)
+    if clash:
+        assert refused is not None
+        ((path, kept),) = read_outbox(tmp_path / "outbox")
+        assert kept.id == clash and json.loads(path.with_suffix(".json").read_text())["code"]
+    assert not list((tmp_path / "outbox").glob(".*")), "no litter"
+
+
+@pytest.mark.parametrize("name", [n for n in failpoints.ALL if n.startswith("clock.")])
+def test_a_clock_is_the_old_one_or_the_new_one(name: str, tmp_path: Path):
+    """Killed while writing it: it reads back, and a session was counted at least once."""
+    write_clock(tmp_path, Tally(before=100, sessions=1))
+    code = (
+        "import sys; from pathlib import Path; from collector.tally import Tally, write_clock\n"
+        "write_clock(Path(sys.argv[1]), Tally(before=200, sessions=2))\n"
+    )
+    die_at(name, code, str(tmp_path))
+    tally = open_clock(tmp_path)
+    assert (tally.before, tally.sessions) in ((100, 2), (200, 3))

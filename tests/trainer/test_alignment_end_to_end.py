@@ -1,0 +1,134 @@
+"""From an environment's step to a learner's batch, through the real service: nothing slips.
+
+FakeEnv's every number says where it belongs: obs [episode, t, length], reward 1000 · episode + t,
+action = what a script chose from (episode, t). So each cell of a batch is checked by arithmetic,
+without asking any of our code where it came from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+
+import gymnasium
+import numpy as np
+import pytest
+
+from collector.actor import ScriptedActor
+from collector.envs import interface_of
+from collector.rollout import EnvSlots, Rollout, VectorSlots
+from collector.testing import FakeEnv
+from stepwell.outbox import Outbox
+from trainer.config import DataConfig, SourceConfig, TrainConfig
+from trainer.data.cache import Cache
+from trainer.data.fields import fields_of
+from trainer.data.loader import Loader, View
+from trainer.data.order import Order
+from trainer.data.snapshot import load, take
+
+LENGTHS = (3, 1, 4, 12, 7, 25)
+EPISODES = 18
+PIECE = 10
+START = 2  # the actions' first number
+
+
+def chosen(episode: int, t: int) -> int:
+    return START + (3 * episode + t) % 5
+
+
+class Shifted(FakeEnv):
+    """FakeEnv whose actions count from START."""
+
+    def __init__(self) -> None:
+        super().__init__(LENGTHS)
+        self.action_space = gymnasium.spaces.Discrete(5, start=START)
+
+
+def play(client, name: str, folder, kind: str) -> None:
+    """EPISODES episodes, in pieces of at most PIECE steps, by the collector's own parts."""
+    if kind == "envs":
+        envs = [Shifted(), Shifted()]
+        face = interface_of(envs[0], "Fake-v0")
+        slots = EnvSlots(Shifted, envs, face)
+    else:
+        mode = gymnasium.vector.AutoresetMode[kind]
+        vector = gymnasium.vector.SyncVectorEnv([Shifted, Shifted], autoreset_mode=mode)
+        face = interface_of(vector, "Fake-v0")
+        slots = VectorSlots(vector, face)
+    client.create_dataset(name, face.spec)
+    outbox = Outbox(folder / "outbox", client, name, face.spec)
+    actor = ScriptedActor(
+        face, "script", lambda obs, t: np.int64(chosen(int(obs["observation"][0]), t))
+    )
+    rollout = Rollout(
+        slots,
+        actor,
+        seeds=iter(range(EPISODES)),
+        sink=lambda trajectory, _: outbox.put(trajectory),
+        max_steps=PIECE,
+    )
+    while not rollout.done:
+        rollout.step()
+    slots.close()
+    assert outbox.close(30.0)
+
+
+def check(batch, kind: str) -> Counter:
+    """Every cell, from what its own row says it is; how often each special case was seen."""
+    seen: Counter = Counter()
+    obs = batch.obs["observation"].numpy()
+    for i in range(len(batch.mask)):
+        n = int(batch.mask[i].sum())
+        assert batch.mask[i, :n].all() and not batch.mask[i, n:].any()
+        episode, first, length = (int(x) for x in obs[i, 0])
+        for row in range(n + 1):
+            t = first + row
+            known = row < n or bool(batch.next_obs_valid[i, row - 1])
+            if known:
+                assert obs[i, row].tolist() == [episode, t, length]
+            assert int(batch.time_idx[i, row]) == t
+            if t > 0 and not (row == 0 and t % PIECE == 0):
+                assert int(batch.prev_action[i, row]) == chosen(episode, t - 1)
+                assert float(batch.prev_reward[i, row]) == 1000 * episode + t - 1
+            elif t > 0:  # a piece's first row: what came before was recorded in another piece
+                assert int(batch.prev_action[i, row]) == START - 1
+                assert float(batch.prev_reward[i, row]) == 0.0
+                seen["piece"] += 1
+        for step in range(n):
+            ends = first + step + 1 == length
+            assert bool(batch.terminated[i, step]) == (ends and episode % 2 == 0)
+            assert bool(batch.truncated[i, step]) == (ends and episode % 2 == 1)
+            assert bool(batch.next_obs_valid[i, step]) or (ends and kind == "SAME_STEP")
+            assert bool(batch.action_known[i, step])
+            seen["terminated" if episode % 2 == 0 else "truncated"] += ends
+        rest = slice(n, None)
+        for flag in ("terminated", "truncated", "next_obs_valid", "action_known"):
+            assert not getattr(batch, flag)[i, rest].any()
+        seen["short"] += n < batch.mask.shape[1]
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["envs", "DISABLED", "NEXT_STEP", "SAME_STEP"])
+def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind):
+    """Each way of resetting, each padded mode, a mixture: obs, previous step, endings, time."""
+    play(client, name, tmp_path, kind)
+    sources = tuple(
+        SourceConfig(
+            select=f"SELECT id FROM trajectories WHERE dataset = '{name}' AND {condition}",
+            share=share,
+        )
+        for condition, share in (("length < 5", 0.25), ("length >= 5", 0.75))
+    )
+    manifest = load(client, take(client, TrainConfig(sources=sources), "test"), tmp_path)
+    fields, cache = fields_of(manifest.spec), Cache(tmp_path / "cache", 1e9, client)
+    assert cache.ensure(manifest, fields) == {}
+    seen: Counter = Counter()
+    for padding in ("none", "both", "left", "right", "center"):
+        data = DataConfig(batch=16, window=6, padding=padding, draw="windows")
+        order = Order(manifest, data, 0)
+        with closing(Loader(cache, fields, [View(0, manifest, order)], data)) as loader:
+            for _ in range(8):
+                loaded = next(loader)
+                seen += check(loaded.batch, kind)
+                assert int((loaded.windows.component == 0).sum()) == 4
+    assert all(seen[what] > 5 for what in ("piece", "terminated", "truncated", "short")), seen

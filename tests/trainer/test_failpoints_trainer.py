@@ -1,0 +1,134 @@
+"""A trainer is killed at every place where it touches the disk, life after life; the run that comes
+out is, to the last bit, the one that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from stepwell import failpoints
+from stepwell.testing import make_spec, make_trajectory
+from trainer import checkpoint as checkpoints
+from trainer.data.cache import Cache
+from trainer.data.fields import fields_of
+
+UPDATES = 70
+# In the order in which one run comes by them; the hit that kills where the first would teach less.
+LIVES = (
+    *("manifest.before_rename", "cache.after_download", "cache.after_column:2"),
+    *("cache.before_list", "cache.after_list:2", "run.after_create", "run.after_note"),
+    *("metrics.after_line:3", "checkpoint.after_create"),
+    *("checkpoint.after_tensors", "checkpoint.before_rename", "checkpoint.after_rename"),
+    *("checkpoint.after_rotation:2", "policy.after_file", "metrics.after_answer"),
+)
+# The harder case of everything: a mixture, and updates made of two parts.
+MIXTURE = """
+optimizer.accumulate = 2
+[[sources]]
+select = "SELECT id FROM trajectories WHERE dataset = 'failpoints' AND length < 11"
+share = 0.25
+[[sources]]
+select = "SELECT id, length AS weight FROM trajectories WHERE dataset = 'failpoints'"
+share = 0.75
+"""
+ELSEWHERE = ("outbox.", "clock.", "cache.after_eviction")
+
+
+def train(service, folder: Path, name: str, failpoint: str = "") -> tuple[int, str]:
+    config = folder / "mixture.toml"
+    config.write_text(MIXTURE)
+    words = ["offline", "--config", str(config), "--run", name, "--updates", str(UPDATES)]
+    words += ["--data.batch", "8", "--data.window", "8", "--schedule.log-every", "1"]
+    words += ["--schedule.checkpoint-every", "7", "--schedule.publish-every", "50"]
+    words += ["--agent.timestep-encoder.d-hidden", "16", "--agent.timestep-encoder.d-output", "16"]
+    words += ["--agent.trajectory-encoder.feedforward.d-model", "16", "--device", "cpu"]
+    words += ["--agent.actor.d-hidden", "16", "--agent.critic.d-hidden", "16"]
+    words += ["--output", str(folder / "runs"), "--data.cache", str(folder / f"cache-{name}")]
+    env = {**os.environ, "STEPWELL_URL": service.url, "OMP_NUM_THREADS": "1"}
+    env["STEPWELL_FAILPOINT"] = failpoint
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.main", *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def curve(folder: Path, name: str, key: str) -> dict[int, float]:
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return {p["step"]: p["value"] for p in map(json.loads, lines) if p["key"] == key}
+
+
+def test_a_trainer_that_dies_everywhere_ends_like_one_that_never_did(service, client, tmp_path):
+    """Fifteen lives; each must find what the one before left, and none may need a helping hand."""
+    spec = make_spec(env="Tiny-v0")
+    client.create_dataset("failpoints", spec)
+    for part in range(2):
+        items = [make_trajectory(spec, length=9 + i, seed=10 * part + i) for i in range(4)]
+        client.post("failpoints", items, wait_sealed=True)
+    for name in LIVES:
+        status, output = train(service, tmp_path, "fp-killed", name)
+        assert status == -9, (name, output)
+    assert train(service, tmp_path, "fp-killed")[0] == 0
+    assert train(service, tmp_path, "fp-whole")[0] == 0
+    for key in ("data/sample_checksum", "loss/total", "optimizer/gradient_norm"):
+        assert curve(tmp_path, "fp-killed", key) == curve(tmp_path, "fp-whole", key)
+    ours, theirs = (
+        checkpoints.newest(tmp_path / "runs" / name / "checkpoints")
+        for name in ("fp-killed", "fp-whole")
+    )
+    assert ours is not None and theirs is not None
+    assert all(value.equal(theirs.agent[key]) for key, value in ours.agent.items())
+    assert client.run("fp-killed").status == "finished"
+    steps = client.metrics("fp-killed", ["loss/total"], points=1000)["loss/total"].steps
+    assert steps == list(range(1, UPDATES + 1))
+    assert (
+        client.policy_bytes("fp-killed").data[200:]
+        and client.policy_bytes("fp-killed").version == 70
+    )
+    litter = [p for p in tmp_path.rglob(".*") if p.name.endswith((".part", ".old"))]
+    assert litter == []
+
+
+def test_every_failpoint_of_clients_is_visited():
+    """A name that no test dies at, or that no code passes, would be a promise without proof."""
+    visited = {name.partition(":")[0] for name in LIVES}
+    assert {n for n in failpoints.ALL if not n.startswith(ELSEWHERE)} == visited
+    root = Path(failpoints.__file__).parents[1]
+    source = "\n".join(
+        path.read_text()
+        for package in ("stepwell", "trainer", "collector")
+        for path in (root / package).rglob("*.py")
+        if path.name != "failpoints.py"
+    )
+    assert [name for name in failpoints.ALL if f'failpoint("{name}")' not in source] == []
+
+
+def test_dying_while_a_shard_is_evicted_leaves_no_half_shard(fake, tmp_path):
+    """What is left of it does not count: it is built anew, and reads as before."""
+    service = fake(None, [[30], [30]])
+    fields = fields_of(service.spec)
+    Cache(tmp_path, 1e9, service).build("sh_0000", fields)
+    before = Cache(tmp_path, 1e9, None).column("sh_0000", fields[0]).tobytes()
+    code = (
+        "import shutil, sys; from pathlib import Path\n"
+        "from stepwell.testing import make_spec\n"
+        "from trainer.data.cache import Cache; from trainer.data.fields import fields_of\n"
+        "class Client:\n"
+        "    def download_shard(self, shard, path):\n"
+        f"        shutil.copyfile(Path({str(service.folder)!r}) / f'{{shard}}.parquet', path)\n"
+        "Cache(Path(sys.argv[1]), 1, Client()).build('sh_0001', fields_of(make_spec()))\n"
+    )
+    env = {**os.environ, "STEPWELL_FAILPOINT": "cache.after_eviction"}
+    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, timeout=60)
+    assert died.returncode == -9
+    downloads = service.downloads
+    again = Cache(tmp_path, 1e9, service)
+    again.build("sh_0000", fields)
+    assert service.downloads == downloads + 1
+    assert again.column("sh_0000", fields[0]).tobytes() == before
