@@ -29,6 +29,7 @@ _ETAGS = re.compile(r'(?:W/)?"([^"]*)"')
 @router.put(
     "/policies/{version}",
     status_code=201,
+    responses={200: {"model": Policy}},
     openapi_extra={
         "requestBody": {
             "required": True,

@@ -25,7 +25,7 @@ from stepwell.messages import (
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses={200: {"model": Run}})
 def create_run(service: ServiceDep, body: CreateRun, response: Response) -> Run:
     """A new run (201), or with `exist_ok` the old one taken up again (200)."""
     run, new = runs.create(service.db, body)

@@ -58,7 +58,10 @@ def patch_trajectory(
     return trajectories.patch(service.db, trajectory_id, body)
 
 
-@router.post("/trajectories/{trajectory_id}/demote")
+@router.post(
+    "/trajectories/{trajectory_id}/demote",
+    responses={204: {"description": "demoted, and evicted at once"}},
+)
 def demote_trajectory(
     service: ServiceDep, trajectory_id: str, request: Request, response: Response
 ) -> TrajectoryInfo | None:
