@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+import uvicorn
 
 from server import wire
+from server.app import create_app
+from server.settings import Settings
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -106,20 +111,10 @@ def test_ranges_that_cannot_be_are_problems_too(live: Any, asked: str, status: i
 
 
 @pytest.fixture
-def quick(
-    start_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> Iterator[Any]:
-    """A service whose patience is half a second, in a process of its own."""
-    from server.settings import Settings
-
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """(port, app) of a service on a real socket whose patience is half a second."""
     monkeypatch.setattr(wire, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(wire, "SEND_SECONDS", 0.5)
-    import threading
-
-    import uvicorn
-
-    from server.app import create_app
-
     app = create_app(Settings(data=tmp_path / "data", sql_workers=0, upkeep_interval=0))
     config = uvicorn.Config(app, http=wire.Connection, ws="none", log_config=None, port=0)
     server = uvicorn.Server(config)
