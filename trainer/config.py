@@ -187,6 +187,11 @@ class TrainConfig:
                 "run: expected letters, digits, '.', '_' and '-', beginning with a letter or "
                 f"digit, got {self.run!r}"
             )
+        if self.processes > 1 and self.data.batch % self.processes:
+            raise SettingError(
+                f"data.batch: {self.data.batch} windows cannot be shared by {self.processes} "
+                "processes; choose a batch that processes divides"
+            )
         given = [name for name in ("dataset", "sources", "snapshot") if getattr(self, name)]
         if len(given) > 1:
             raise SettingError(f"{given[0]} and {given[1]} both say what to learn from; give one")

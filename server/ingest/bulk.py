@@ -97,7 +97,7 @@ class Bulk:
                     409,
                     "conflict",
                     "this file was imported before, and read differently (another env or action"
-                    " option, or another version of the importer); delete those trajectories first",
+                    " option, or another version of the importer); import it into another dataset",
                     expected=f"content of sha256 {there.digest}",
                     got=item.digest,
                 )

@@ -139,3 +139,11 @@ def test_a_recipe_is_chosen_by_the_first_word_alone(tmp_path: Path) -> None:
     file.write_text('recipe = "offline"\n')
     with pytest.raises(SettingError, match="first word"):
         resolve(["offline", "--config", str(file)])
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused_before_any_starts(capsys) -> None:
+    """Once launched, every process would say it, and the launcher would add a traceback."""
+    with pytest.raises(SystemExit) as ended:
+        resolve(["offline", "--processes", "3", "--data.batch", "32"])
+    assert ended.value.code == 2
+    assert "cannot be shared by 3" in capsys.readouterr().err
