@@ -571,7 +571,7 @@ class CreateLaunch(Request):
     role: LaunchRole
     recipe: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9._-]*$")] = ""
     args: Annotated[dict[str, str | int | float | bool], AfterValidator(_sayable)] = {}
-    """Option → value, for instance {"agent.gamma": 0.99}; never a shell string."""
+    """Option → value, for instance {"agent.losses.gamma": 0.99}; never a shell string."""
     count: Annotated[int, Field(ge=1, le=64)] = 1
 
 

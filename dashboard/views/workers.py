@@ -26,6 +26,7 @@ LINES = {
     "Train, two processes": "stepwell train pendulum_stitch --run {run} --dataset {dataset}"
     " --processes 2",
     "Evaluate": "stepwell evaluate --policy {run} --env {env} --episodes 30",
+    "Agent": "stepwell agent --roles train collect evaluate",
 }
 
 
@@ -106,7 +107,7 @@ def _lines() -> None:
 
 def _launches() -> None:
     st.subheader("Launches")
-    st.caption("Work that waits for an agent on some machine to claim it.")
+    st.caption("Work that waits for an agent (`stepwell agent`) on some machine to claim it.")
     found = api.launches()
     if found:
         frame = pd.DataFrame(
@@ -147,7 +148,9 @@ def _ask_launch() -> None:
             recipe = st.text_input("Recipe", key="launch_recipe", placeholder="pendulum_stitch")
             copies = st.number_input("Copies", 1, 64, 1, key="launch_count")
         lines = st.text_area(
-            "Options, one per line", key="launch_args", placeholder="agent.gamma = 0.99\nseed = 1"
+            "Options, one per line",
+            key="launch_args",
+            placeholder="agent.losses.gamma = 0.99\nseed = 1",
         )
         sent = st.form_submit_button("Ask", type="primary", key="launch_go")
     if not sent:
