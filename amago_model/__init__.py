@@ -1,7 +1,7 @@
 """The agent: encoders, memory, heads and losses. Tensors and a config in, a loss or an action out.
 
 Knows no files of data, no network and no environments. Start at agent.py (the algorithm), batch.py
-(the data, drawn) and config.py (every setting).
+(the data, drawn) and config (every setting).
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -2,7 +2,7 @@
 
 A config is complete when constructed and refuses contradictions by field name. How files and flags
 become one is options.py; ready-made ones are recipes.py. The agent's own settings are
-amago_model/config.py.
+amago_model/config/.
 """
 
 from __future__ import annotations

@@ -1,0 +1,164 @@
+"""Settings of what is minimised."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from amago_model.checked import Checked
+from amago_model.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakyFilterConfig(Checked):
+    """Weight of a data action by a bent line through its advantage."""
+
+    threshold: float = 0.01
+    """Advantage at which the line bends."""
+    beta: float = 2.0
+    """Advantage that raises the weight by 1 above the bend."""
+    slope: float = 0.05
+    """Slope below the bend, as a part of that above it."""
+    at_zero: float = 0.01
+    """Weight at an advantage of 0, before the step."""
+    smallest: float = 1e-7
+    """Smallest weight."""
+    largest: float = 10.0
+    """Largest weight, before the step."""
+    add_step: bool = True
+    """Add 1 above the bend, as the binary filter would."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("beta", self.beta > 0, "a positive number")
+        self.require("slope", self.slope >= 0, "a number of at least 0")
+        self.require("smallest", 0 <= self.smallest < self.largest, "0 <= smallest < largest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig(Checked):
+    """The terms of the update: critic, filtered behaviour cloning, climbing the critic (DPG)."""
+
+    gamma: float = 0.999
+    """Discount of the policy that acts."""
+    extra_gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
+    """Further discounts learned in parallel, to shape the state vector; may be empty."""
+    reward_multiplier: float = 10.0
+    """Rewards are multiplied by this inside the losses (never in what the agent sees)."""
+    n_step: int = 1
+    """Rewards summed before the target bootstraps."""
+    td_lambda: float | None = None
+    """Instead of n_step: mix returns of all lengths, each step on weighing this much of the last.
+    Later actions of the data are taken as they are, which biases values towards the data."""
+    target_low: float | None = None
+    """Targets are clipped to at least this, a return in the environment's units; none does not."""
+    target_high: float | None = None
+    """Targets are clipped to at most this, a return in the environment's units; none does not."""
+    critic_weight: float = 10.0
+    """Weight of the critic loss."""
+    online_weight: float = 1.0
+    """Weight of the term that climbs the critic (DPG); above 0, targets are ensemble minima."""
+    offline_weight: float = 0.1
+    """Weight of the (filtered) behaviour-cloning term."""
+    filter: Literal["binary", "exp", "leaky_relu"] = "binary"
+    """Weight of a data action by its advantage: 1 above the threshold, exp(beta x advantage), or a
+    bent line (leaky_filter)."""
+    filter_batch_norm: bool = False
+    """First bring the advantages of a (micro-)batch to mean 0 and deviation 1, per discount."""
+    leaky_filter: LeakyFilterConfig = field(default_factory=LeakyFilterConfig)
+    """Settings of filter=leaky_relu."""
+    filter_threshold: float = 0.0
+    """binary: advantage above which an action is imitated."""
+    filter_beta: float = 1.0
+    """exp: factor on the advantage, which is in units of the target's standard deviation."""
+    filter_max: float = 20.0
+    """exp: largest weight."""
+    fake_filter: bool = False
+    """Imitate every action: behaviour cloning. With online_weight 0 there is no critic at all."""
+    n_target_actions: int = 1
+    """Continuous: policy samples that estimate the value of the next state."""
+    n_policy_actions: int = 1
+    """Continuous: policy samples in the advantage and in the DPG term."""
+    filter_advantage: Literal["normalized", "raw"] = "normalized"
+    """What the filter sees: advantages in deviations of the return, or (as published) of the
+    critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
+    targets_before_step: bool = False
+    """As published: the slow copies move before the optimiser's step, not after it."""
+    use_target_actor: bool = True
+    """Next actions come from the slowly moving copy of the actor."""
+    tau: float = 0.003
+    """How far the copies move towards the learned weights after each update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, values in (("gamma", (self.gamma,)), ("extra_gammas", self.extra_gammas)):
+            self.require(name, all(0 <= g < 1 for g in values), "discounts in [0, 1)")
+        self.require_sizes(n_step=1024, n_target_actions=1024, n_policy_actions=1024)
+        for name in ("critic_weight", "online_weight", "offline_weight"):
+            value = getattr(self, name)
+            self.require(name, math.isfinite(value) and value >= 0, "a finite number, at least 0")
+        self.require("tau", 0 < self.tau <= 1, "a number in (0, 1]")
+        self.require("reward_multiplier", self.reward_multiplier > 0, "a positive number")
+        self.require("filter_beta", self.filter_beta > 0, "a positive number")
+        self.require("filter_max", self.filter_max > 0, "a positive number")
+        self._check_targets_and_filter()
+        if self.online_weight == 0 and self.offline_weight == 0:
+            raise ConfigError(
+                "LossConfig.offline_weight: it and online_weight are both 0, so nothing would "
+                "train the actor; raise one of them"
+            )
+        if self.fake_filter and self.offline_weight == 0:
+            raise ConfigError(
+                "LossConfig.fake_filter: it changes the behaviour-cloning term, whose "
+                "offline_weight is 0; raise offline_weight or unset fake_filter"
+            )
+        if self.trains_critic and self.critic_weight == 0:
+            raise ConfigError(
+                "LossConfig.critic_weight: 0 leaves the critic untrained while the actor follows "
+                "it; raise it, or set fake_filter with online_weight=0 for behaviour cloning"
+            )
+
+    def _check_targets_and_filter(self) -> None:
+        if self.td_lambda is not None:
+            self.require("td_lambda", 0 <= self.td_lambda <= 1, "a number in [0, 1]")
+            if self.n_step != 1:
+                raise ConfigError(
+                    f"LossConfig.td_lambda: set beside n_step={self.n_step}, but they are two ways "
+                    "of doing the same; leave one of them at its default"
+                )
+        low, high = self.target_low, self.target_high
+        self.require("target_low", low is None or math.isfinite(low), "a finite number")
+        self.require("target_high", high is None or math.isfinite(high), "a finite number")
+        if low is not None and high is not None and low >= high:
+            raise ConfigError(f"LossConfig.target_low: {low} is not below target_high={high}")
+        if self.filter != "leaky_relu" and self.leaky_filter != LeakyFilterConfig():
+            raise ConfigError(
+                f"LossConfig.leaky_filter: set, but filter={self.filter!r} would not use it; set "
+                "filter='leaky_relu' or leave leaky_filter at its defaults"
+            )
+        if self.filter != "binary" and self.filter_threshold != 0:
+            raise ConfigError(
+                f"LossConfig.filter_threshold: set, but filter={self.filter!r} would not use it; "
+                "set filter='binary' or leave it 0"
+            )
+        if self.filter != "exp" and (self.filter_beta != 1 or self.filter_max != 20):
+            raise ConfigError(
+                f"LossConfig.filter_beta: it or filter_max is set, but filter={self.filter!r} "
+                "would not use them; set filter='exp' or leave them at their defaults"
+            )
+        if self.filter_batch_norm and (self.fake_filter or self.offline_weight == 0):
+            raise ConfigError(
+                "LossConfig.filter_batch_norm: set, but with fake_filter or offline_weight=0 no "
+                "advantage is filtered; unset it"
+            )
+
+    @property
+    def gammas(self) -> tuple[float, ...]:
+        """All discounts; the last one acts."""
+        return (*self.extra_gammas, self.gamma)
+
+    @property
+    def trains_critic(self) -> bool:
+        """False for pure behaviour cloning, which builds no critic."""
+        return not (self.fake_filter and self.online_weight == 0)
