@@ -10,7 +10,6 @@ start cures by itself (a torn tail, a consumed segment, an orphan of a crash) is
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -45,9 +44,21 @@ from server.storage.shards import ShardDamaged, read_batches, read_footer
 from server.storage.store import DirectoryInUse, DirectoryLock, Store
 from server.upkeep.sweep import orphans
 from stepwell.codec import HEADER_KEY, from_batch
+from stepwell.commands import common
 from stepwell.errors import InvalidData
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
+
+ABOUT = """\
+Does the index say what the files hold, and do the files hold what it says?
+
+Only looks, but for --rebuild. Every problem comes with its cure; a note is something that the next
+start cures by itself. Exit status: 0 clean, 1 problems, 2 could not look."""
+EXAMPLES = """\
+  stepwell fsck --data ./data
+  stepwell fsck --data ./data --deep --json
+  stepwell fsck --data ./data --rebuild
+  stepwell fsck --sandbox"""
 
 REBUILD = "stepwell fsck --rebuild --data DIR"
 RESTORE = "restore the file from a backup, or give up the trajectories in it"
@@ -372,10 +383,19 @@ def _sha256(path: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 clean, 1 problems, 2 could not look."""
-    parser = argparse.ArgumentParser(prog="stepwell fsck", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEPWELL_DATA"))
+    parser = common.parser("fsck", ABOUT, EXAMPLES)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("STEPWELL_DATA"),
+        help="the service's directory (STEPWELL_DATA); no service may run there",
+    )
     parser.add_argument("--deep", action="store_true", help="also recompute every digest")
-    parser.add_argument("--rebuild", action="store_true", help="make the index anew")
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="make the index anew, from the files",
+    )
     parser.add_argument("--sandbox", action="store_true", help="show active confinements")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
@@ -418,9 +438,13 @@ def _rebuild(data: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        print("rebuilt:", ", ".join(f"{v} {k}" for k, v in result.items() if k != "unreadable"))
+        lists = ("unreadable", "lost")
+        print("rebuilt:", ", ".join(f"{v} {k}" for k, v in result.items() if k not in lists))
         for name in result["unreadable"]:
             print(f"PROBLEM {name}: cannot be read")
+        print("not brought back:")
+        for what in result["lost"]:
+            print(f"  - {what}")
     return 1 if result["unreadable"] else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -20,11 +19,30 @@ from server.index.db import IndexUnusable, revision, upgrade
 from server.index.tables import REVISION
 from server.settings import Settings
 from server.storage.store import DirectoryInUse, DirectoryLock
+from stepwell.commands import common
+
+SERVE = """\
+The dataset service: one process, one directory that holds everything, HTTP.
+
+It serves until Ctrl-C or SIGTERM; then it finishes what was asked, seals what is unsealed, and
+leaves. Every other setting (server/settings.py lists them) is an environment variable: STEPWELL_
+and its name, as STEPWELL_SQL_WORKERS."""
+SERVE_EXAMPLES = """\
+  stepwell serve --data ./data
+  stepwell serve --data ./data --port 0 --log-level warning
+  export STEPWELL_TOKEN=$(openssl rand -hex 32); stepwell serve --data ./data --host 0.0.0.0
+  STEPWELL_DATA=./data STEPWELL_SQL_WORKERS=4 stepwell serve"""
+DB = """\
+The schema of the index, by hand. `stepwell serve` migrates by itself when it starts: this is for
+whoever wants to look first, or to migrate at another time. Not while a service runs there."""
+DB_EXAMPLES = """\
+  stepwell db current --data ./data
+  stepwell db upgrade --data ./data"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; then finish requests, seal, and leave. Returns 0."""
-    parser = argparse.ArgumentParser(prog="stepwell serve", description=main.__doc__)
+    parser = common.parser("serve", SERVE, SERVE_EXAMPLES)
     parser.add_argument("--data", type=Path, help="directory that holds everything (STEPWELL_DATA)")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8000; 0: a free one)")
@@ -111,9 +129,16 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
 def db_main(argv: list[str] | None = None) -> int:
     """`stepwell db upgrade | current`: the index's schema, by hand. A start migrates by itself."""
-    parser = argparse.ArgumentParser(prog="stepwell db", description=db_main.__doc__)
-    parser.add_argument("command", choices=("upgrade", "current"))
-    parser.add_argument("--data", type=Path, default=os.environ.get("STEPWELL_DATA"))
+    parser = common.parser("db", DB, DB_EXAMPLES)
+    parser.add_argument(
+        "command", choices=("upgrade", "current"), help="migrate it, or say what it is"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("STEPWELL_DATA"),
+        help="the service's directory (STEPWELL_DATA)",
+    )
     options = parser.parse_args(argv)
     if options.data is None:
         return _fail("say which data directory: --data DIR or STEPWELL_DATA")

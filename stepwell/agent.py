@@ -39,7 +39,7 @@ TIMEOUT = 5.0
 EXAMPLES = """\
   stepwell agent --url http://10.0.0.5:8000 --data ./agent
   stepwell agent --roles collect evaluate --capacity 4 --plugin my_envs
-  stepwell agent --roles train --name gpu-box --grace 120"""
+  stepwell agent --roles train --name gpu-box --plugin my_encoders --grace 120"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,7 +88,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--data", type=Path, default=Path("stepwell-agent"), help="where everything is kept")
     add("--name", default="", help="how the service knows it (default: made up once per --data)")
     add("--plugin", action="append", default=[], metavar="MODULE",
-        help="module that registers environments; repeatable")  # fmt: skip
+        help="module that registers environments, encoders or other parts: its processes load it, "
+        "and no launch can name another; repeatable")  # fmt: skip
     add("--poll", type=float, default=2.0, help="seconds between two looks for work (default: 2)")
     add("--grace", type=float, default=60.0,
         help="seconds that a process may take to end when told to (default: 60)")  # fmt: skip

@@ -10,9 +10,10 @@ import difflib
 import importlib
 import os
 import sys
-import traceback
 from dataclasses import dataclass
 
+from stepwell._failure import DEBUG
+from stepwell._failure import fail as fail_as
 from stepwell.errors import StepwellError
 
 
@@ -77,9 +78,9 @@ OURS = ("stepwell", "server", "trainer", "collector", "dashboard", "amago_model"
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
-    debug = bool(os.environ.get("STEPWELL_DEBUG"))
     while args and args[0] == "--debug":
-        debug, args = True, args[1:]
+        os.environ[DEBUG] = "1"
+        args = args[1:]
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if args else 2
@@ -90,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = args[0], args[1:]
     if "--debug" in rest:
-        debug, rest = True, [a for a in rest if a != "--debug"]
+        os.environ[DEBUG] = "1"
+        rest = [a for a in rest if a != "--debug"]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean: stepwell {near[0]}" if near else "; see: stepwell --help"
@@ -98,9 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run(name, rest)
     except StepwellError as error:
-        if debug:
-            traceback.print_exc()
-        return fail(str(error))
+        return fail(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -140,9 +140,8 @@ def usage() -> str:
     return "\n".join([*lines, "", EXAMPLES.rstrip()])
 
 
-def fail(message: str, *, status: int = 1) -> int:
-    print(f"stepwell: {message}", file=sys.stderr)
-    return status
+def fail(error: StepwellError | str, *, status: int = 1) -> int:
+    return fail_as("stepwell", error, status=status)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
                    newer `mark` than the last look (tables.py), so a query pays for what changed
-    metrics        in pieces of a few runs each; rewritten when a piece's counts and sums changed
+    metrics        in pieces of a few runs each; looked at when one of them was heard of, rewritten
+                   when a piece's counts and sums changed
     all others     small; rewritten when their rows changed
 
 Only living trajectories are here. A cache and nothing more: it is emptied at every start, refreshed
@@ -113,6 +114,9 @@ _METRICS = """
     SELECT r.name, m.key, m.step, m.time, m.value 
     FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk
     WHERE m.run_pk BETWEEN ? AND ? ORDER BY m.run_pk, m.key, m.step
+"""
+_METRIC_SUMS = """
+    SELECT count(*), max(time), total(value), total(step) FROM metrics WHERE run_pk BETWEEN ? AND ?
 """
 _STATS = ", ".join(
     f"coalesce((SELECT {what} FROM partition_stats AS p WHERE p.dataset_pk = d.pk"
@@ -309,21 +313,28 @@ class Mirror:
             self._content.version += 1
 
     def _refresh_metrics(self) -> None:
+        """Look only at pieces of which a run was heard of: points never come without a heartbeat
+        (server/runs.py), and of a run that has ended nothing is read again."""
         pieces = self._content.pieces["metrics"]
-        stamps = {
-            number: tuple(rest)
-            for number, *rest in self._db.execute(
-                f"SELECT run_pk / {RUNS_PER_PIECE}, count(*), max(time), total(value), total(step)"
-                " FROM metrics GROUP BY 1"
-            )
-        }
-        for number in pieces.keys() - stamps.keys():
-            self._put("metrics", number, [], None)
-        for number, stamp in stamps.items():
-            if number not in pieces or pieces[number].stamp != stamp:
-                low = number * RUNS_PER_PIECE
-                rows = self._db.execute(_METRICS, (low, low + RUNS_PER_PIECE - 1)).fetchall()
-                self._put("metrics", number, rows, stamp)
+        heard: dict[int, list[tuple[int, float, float]]] = {}
+        for row in self._db.execute("SELECT pk, created_at, heartbeat_at FROM runs ORDER BY pk"):
+            heard.setdefault(row[0] // RUNS_PER_PIECE, []).append(row)
+        for number in pieces.keys() - heard.keys():
+            if pieces[number].path is not None:
+                self._put("metrics", number, [], None)
+        for number, runs in heard.items():
+            old = pieces.get(number)
+            if old is not None and old.stamp is not None and old.stamp[0] == runs:
+                continue
+            low = number * RUNS_PER_PIECE
+            bounds = (low, low + RUNS_PER_PIECE - 1)
+            which = [(pk, created_at) for pk, created_at, _ in runs]
+            content = (which, self._db.execute(_METRIC_SUMS, bounds).fetchone())
+            if old is not None and old.stamp is not None and old.stamp[1] == content:
+                old.stamp = (runs, content)
+                continue
+            rows = self._db.execute(_METRICS, bounds).fetchall()
+            self._put("metrics", number, rows, (runs, content))
 
     def _refresh_small(self, name: str) -> None:
         rows = self._db.execute(_SMALL[name]).fetchall()

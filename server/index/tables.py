@@ -35,7 +35,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -79,7 +79,7 @@ partition_stats = Table(
     "partition_stats",
     metadata,
     Column("dataset_pk", ForeignKey("datasets.pk"), nullable=False),
-    # fifo and protected count training data; purpose 'eval' counts here and against no capacity.
+    # fifo and protected count training data; purpose 'eval' of either partition counts apart.
     Column("bucket", String(16), nullable=False),
     Column("trajectories", BigInteger, nullable=False, server_default="0"),
     Column("steps", BigInteger, nullable=False, server_default="0"),
@@ -175,6 +175,14 @@ trajectories = Table(
         "dataset_pk",
         "seq",
         sqlite_where=text("partition = 'fifo' AND purpose = 'train' AND state <> 'evicted'"),
+    ),
+    # And the oldest evaluation of it.
+    Index(
+        "ix_trajectories_eval",
+        "dataset_pk",
+        "partition",
+        "seq",
+        sqlite_where=text("purpose = 'eval' AND state <> 'evicted'"),
     ),
     Index(
         "ix_trajectories_return",

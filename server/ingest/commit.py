@@ -392,8 +392,8 @@ def _conflict(item: IngestItem, there: str, here: str) -> None:
 
 
 def _too_large(entry: Entry, limits: tuple[int | None, int | None]) -> Problem | None:
-    """A training trajectory that alone exceeds the capacity of fifo could never stay."""
-    if entry.partition != "fifo" or entry.header.get("about", {}).get("purpose") == "eval":
+    """A trajectory that alone exceeds the capacity of fifo could never stay."""
+    if entry.partition != "fifo":
         return None
     sizes = (entry.rows - 1, entry.bytes)
     for what, limit, size in zip(("steps", "bytes"), limits, sizes, strict=True):

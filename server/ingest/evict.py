@@ -1,16 +1,28 @@
-"""Logical eviction: the oldest training trajectories of fifo go when a capacity is exceeded.
+"""Logical eviction: the oldest trajectories of fifo go when a capacity is exceeded.
 
-Exact: in the very transaction that added too much, by lowest seq. Invisible at once; the bytes go
-later, when nobody holds a lease on their shard (upkeep/retain.py). Never protected, never eval.
+Exact: in the very transaction that added too much, by lowest seq. Training and evaluation have the
+capacity each for itself, so that neither displaces the other. Invisible at once; the bytes go
+later, when nobody holds a lease on their shard (upkeep/retain.py). Never protected.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.tables import datasets, partition_stats, trajectories
-from server.ingest.rows import add_totals, chunks
+from server.ingest.rows import add_totals, bucket_of, chunks
+
+# In words, not with parameters: or SQLite cannot see that its partial indexes apply.
+OLDEST = {
+    purpose: sa.text(f"partition = 'fifo' AND purpose = '{purpose}' AND state <> 'evicted'")
+    for purpose in ("train", "eval")
+}
+PROTECTED_EVALUATION = sa.text(
+    "partition = 'protected' AND purpose = 'eval' AND state <> 'evicted'"
+)
 
 
 def enforce(connection: Connection, dataset_pk: int, now: float, mark: int) -> int:
@@ -23,34 +35,51 @@ def enforce(connection: Connection, dataset_pk: int, now: float, mark: int) -> i
     ).one()
     if all(limit is None for limit in capacity):
         return 0
+    count = 0
+    for purpose in OLDEST:
+        over = _excess(_held(connection, dataset_pk, purpose), capacity)
+        if any(over) and purpose == "eval":
+            # The running totals of evaluation are over both partitions.
+            kept = _protected_evaluation(connection, dataset_pk)
+            over = [max(0, much - there) for much, there in zip(over, kept, strict=True)]
+        if any(over):
+            count += _evict_oldest(connection, dataset_pk, purpose, over, now, mark)
+    return count
+
+
+def _held(connection: Connection, dataset_pk: int, purpose: str) -> Sequence[int]:
+    """(trajectories, steps, bytes) of a purpose, by the running totals."""
     s = partition_stats.c
-    held = connection.execute(
+    row = connection.execute(
         sa.select(s.trajectories, s.steps, s.bytes).where(
-            s.dataset_pk == dataset_pk, s.bucket == "fifo"
+            s.dataset_pk == dataset_pk, s.bucket == bucket_of("fifo", purpose)
         )
     ).one_or_none()
-    if held is None:
-        return 0
-    over = [
+    return (0, 0, 0) if row is None else tuple(row)
+
+
+def _protected_evaluation(connection: Connection, dataset_pk: int) -> Sequence[int]:
+    t = trajectories.c
+    sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (t.length, t.bytes))
+    where = (t.dataset_pk == dataset_pk, PROTECTED_EVALUATION)
+    return tuple(connection.execute(sa.select(sa.func.count(), *sums).where(*where)).one())
+
+
+def _excess(held: Sequence[int], capacity: Sequence[int | None]) -> list[int]:
+    return [
         0 if limit is None else max(0, have - limit)
         for have, limit in zip(held, capacity, strict=True)
     ]
-    if not any(over):
-        return 0
-    return _evict_oldest(connection, dataset_pk, over, now, mark)
 
 
 def _evict_oldest(
-    connection: Connection, dataset_pk: int, over: list[int], now: float, mark: int
+    connection: Connection, dataset_pk: int, purpose: str, over: list[int], now: float, mark: int
 ) -> int:
     """Walk from the lowest seq until each of `over` (trajectories, steps, bytes) is covered."""
     t = trajectories.c
     oldest = connection.execute(
         sa.select(t.pk, t.length, t.bytes, t["return"])
-        .where(
-            t.dataset_pk == dataset_pk,
-            sa.text("partition = 'fifo' AND purpose = 'train' AND state <> 'evicted'"),
-        )
+        .where(t.dataset_pk == dataset_pk, OLDEST[purpose])
         .order_by(t.seq)
         .execution_options(yield_per=1000)
     )
@@ -69,7 +98,8 @@ def _evict_oldest(
             .where(t.pk.in_(some))
             .values(state="evicted", evicted_at=now, mark=mark)
         )
-    add_totals(connection, dataset_pk, "fifo", -count, -steps, -size, -reward)
+    bucket = bucket_of("fifo", purpose)
+    add_totals(connection, dataset_pk, bucket, -count, -steps, -size, -reward)
     connection.execute(
         sa.update(datasets)
         .where(datasets.c.pk == dataset_pk)

@@ -32,7 +32,7 @@ class Known:
 
 
 def bucket_of(partition: str, purpose: str) -> str:
-    """Which totals a trajectory counts in: evaluation stands apart and fills no capacity."""
+    """Which totals a trajectory counts in: evaluation stands apart."""
     return "eval" if purpose == "eval" else partition
 
 

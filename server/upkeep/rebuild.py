@@ -1,9 +1,10 @@
-"""A lost index, rebuilt from what the files say of themselves: shard footers and segments.
+"""A lost index, rebuilt from what the files say of themselves: shard footers, segments, policies.
 
 Comes back: datasets with their specs, every trajectory with its data and everything it was sent
-with. Does not: capacities, labels given later (also "protected"), runs, metrics, policies,
-snapshots, tombstones; and what had been evicted or whose dataset had been deleted, but whose files
-were still kept, is alive again. An import that had not committed stays out. Files are only read.
+with, policies that say whose they are; and from the old index, where it can still be read, all that
+salvage.py copies. Does not: snapshots, launches, jobs, tombstones; what had been evicted or whose
+dataset had been deleted, but whose files were still kept, is alive again, up to the capacity. An
+import that had not committed stays out. `Rebuilt.lost` says it. Files of data are only read.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database, next_epoch, next_mark, upgrade
 from server.index.tables import datasets, segments, shards
 from server.ingest.bulk import FOLDER, SUFFIX
+from server.ingest.evict import enforce
 from server.ingest.rows import chunks, insert_rows, row_of
 from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
 from server.storage.shards import Entry, ShardDamaged, read_footer
 from server.storage.store import Store
+from server.upkeep.salvage import Salvaged, from_old_index, from_policy_files
 from stepwell.spaces import EnvSpec
 
 
@@ -35,7 +38,16 @@ class Rebuilt:
     trajectories: int = 0
     shards: int = 0
     segments: int = 0
+    runs: int = 0
+    metrics: int = 0
+    policies: int = 0
+    evaluations: int = 0
+    labelled: int = 0
+    """Trajectories whose tags, flags, notes or protection were given after they were stored."""
     unreadable: list[str] = field(default_factory=list)
+    """Files."""
+    lost: list[str] = field(default_factory=list)
+    """What could not be brought back, for people."""
 
 
 @dataclass(slots=True)
@@ -46,11 +58,18 @@ class _Found:
     entries: dict[str, tuple[Entry, dict[str, object]]] = field(default_factory=dict)
 
 
+ALWAYS_LOST = (
+    "snapshots (trainers make new ones), launches, jobs",
+    "what was evicted or deleted: where the files were still there, it is alive again",
+)
+
+
 def rebuild(data: Path) -> Rebuilt:
     """Make DIR/index.sqlite anew; an existing one is kept beside it as index.sqlite.<time>."""
     store = Store(data)
     index = data / "index.sqlite"
     stamp = int(time.time())
+    before = data / f"index.sqlite.{stamp}" if index.exists() else None
     for suffix in ("", "-wal", "-shm"):
         old = data / f"index.sqlite{suffix}"
         if old.exists():
@@ -64,8 +83,13 @@ def rebuild(data: Path) -> Rebuilt:
             # Segments first: what is also in a shard is then taken from the shard.
             _read_segments(connection, store, found, result)
             _read_shards(connection, store, found, result)
-            _insert(connection, found, result)
+            salvaged = from_old_index(connection, store, before)
+            _insert(connection, found, result, salvaged)
+            from_policy_files(connection, store, salvaged)
             next_epoch(connection)
+            for name in ("runs", "metrics", "policies", "evaluations"):
+                setattr(result, name, salvaged.counts[name])
+            result.lost = [*salvaged.lost, *ALWAYS_LOST]
     finally:
         db.close()
     return result
@@ -156,7 +180,9 @@ def _read_shards(
             dataset.entries[entry.id] = (entry, place)
 
 
-def _insert(connection: Connection, found: dict[str, _Found], result: Rebuilt) -> None:
+def _insert(
+    connection: Connection, found: dict[str, _Found], result: Rebuilt, salvaged: Salvaged
+) -> None:
     mark = next_mark(connection)
     for name, dataset in found.items():
         # Spooled ones have no seq yet; they come after all that have one, in the order they came.
@@ -165,16 +191,18 @@ def _insert(connection: Connection, found: dict[str, _Found], result: Rebuilt) -
             key=lambda one: (one[0].seq == 0, one[0].seq, one[0].created_at),
         )
         greatest = max((entry.seq for entry, _ in ordered), default=0)
+        values = {
+            "name": name,
+            "spec": json.dumps(dataset.spec.to_json()),
+            "spec_digest": dataset.spec.digest,
+            "description": "rebuilt from files",
+            "created_at": time.time(),
+        }
+        said = salvaged.datasets.get(name, {})
+        if said.get("spec_digest") == dataset.spec.digest:
+            values |= said
         pk = connection.execute(
-            sa.insert(datasets)
-            .values(
-                name=name,
-                spec=json.dumps(dataset.spec.to_json()),
-                spec_digest=dataset.spec.digest,
-                description="rebuilt from files",
-                created_at=time.time(),
-            )
-            .returning(datasets.c.pk)
+            sa.insert(datasets).values(values).returning(datasets.c.pk)
         ).scalar_one()
         rows, taken = [], set()
         for entry, place in ordered:
@@ -183,7 +211,13 @@ def _insert(connection: Connection, found: dict[str, _Found], result: Rebuilt) -
                 greatest += 1
                 seq = greatest
             taken.add(seq)
-            rows.append(row_of(entry, pk, seq, mark, dataset.spec.env) | place)
+            labels = salvaged.labels.get(entry.id, {})
+            # What is protected stays so, whichever of the two says it.
+            if entry.partition == "protected":
+                labels = labels | {"partition": "protected"}
+            row = row_of(entry, pk, seq, mark, dataset.spec.env)
+            result.labelled += any(row.get(key) != value for key, value in labels.items())
+            rows.append({"flags": "[]", "notes": "", **row, **labels, **place})
         for some in chunks(rows, 2000):
             insert_rows(connection, list(some))
         connection.execute(
@@ -193,7 +227,7 @@ def _insert(connection: Connection, found: dict[str, _Found], result: Rebuilt) -
         for some in chunks(list(shard_pks)):
             connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
         result.datasets += 1
-        result.trajectories += len(rows)
+        result.trajectories += len(rows) - enforce(connection, pk, time.time(), mark)
 
 
 def _sha256(path: Path) -> str:

@@ -5,8 +5,9 @@
            stepwell train offline --run=x-2 --seed=2 --output=DATA/runs …
 
 A launch is a stranger's text. Only options on the lists below pass: none of them names a file, a
-module, a service or a token. Every value travels as one word, `--option=value`, so that a value
-that looks like an option stays a value. Types are the business of the command's own parser.
+service or a token; `plugin` chooses among the modules that the agent's operator allows. Every value
+travels as one word, `--option=value`, so that a value that looks like an option stays a value.
+Types are the business of the command's own parser.
 """
 
 from __future__ import annotations
@@ -49,11 +50,21 @@ ROLES: dict[str, Role] = {
     "train": Role(
         frozenset(
             "run dataset where snapshot seed updates resume processes threads device precision "
+            "compile data.relabel "
             "data.batch data.window data.padding data.draw data.epochs data.refresh_every "
             "data.include_eval data.prefetch data.wait_for_data".split()
         ),
         sections=("agent.", "optimizer.", "schedule."),
-        lists=frozenset(["agent.losses.extra_gammas", "agent.timestep_encoder.keys"]),
+        lists=frozenset(
+            ["agent.losses.extra_gammas", "data.relabel"]
+            + [
+                f"agent.timestep_encoder.{name}"
+                for name in (
+                    "keys vector_keys hide_keys images.keys images.block_depths tokens.keys "
+                    "goals.keys".split()
+                )
+            ]
+        ),
         recipe=True,
     ),
     "collect": Role(
@@ -65,7 +76,7 @@ ROLES: dict[str, Role] = {
         lists=frozenset(["env_args", "roles", "tags"]),
     ),
     "evaluate": Role(
-        frozenset(f"{_ENVIRONMENT} policy random episodes seeds sample".split()),
+        frozenset(f"{_ENVIRONMENT} policy random episodes seeds sample keep".split()),
         lists=frozenset(["env_args", "roles"]),
     ),
 }
@@ -79,7 +90,6 @@ REASONS = {
     "data.cache": _THE_AGENTS,
     "config": _FILES,
     "file": _FILES,
-    "plugin": "the agent's operator chooses the code that runs: stepwell agent --plugin my.module",
     "url": _SERVICE,
     "token": _SERVICE,
 }
@@ -140,7 +150,9 @@ def starts(launch: Launch, places: Places, plugins: Sequence[str] = ()) -> list[
     if role is None:
         raise Refused("unknown role", expected=", ".join(ROLES), got=repr(launch.role))
     recipe = _recipe(launch, role)
-    args = _checked(launch.role, role, launch.args)
+    wanted = dict(launch.args)
+    chosen = _plugins(wanted.pop("plugin", None), plugins)
+    args = _checked(launch.role, role, wanted)
     base = str(args.pop("run", "")) or _run_name(launch, args)
     found = []
     for index in range(launch.count):
@@ -151,10 +163,10 @@ def starts(launch: Launch, places: Places, plugins: Sequence[str] = ()) -> list[
         words = [launch.role, *([recipe] if recipe else [])]
         for name, value in values.items():
             words += _words(role, name, value)
+        if chosen:
+            words += ["--plugin", *chosen]
         if launch.role == "train":
             words += [f"--output={places.data / 'runs'}", f"--data.cache={places.data / 'cache'}"]
-        else:
-            words += ["--plugin", *plugins] if plugins else []
         if launch.role == "collect":
             words.append(f"--outbox={places.outboxes / run}")
         found.append(Start(run, words))
@@ -167,6 +179,26 @@ def slots(launch: Launch) -> int:
         return max(1, int(launch.args.get("processes", 1))) if launch.role == "train" else 1
     except (TypeError, ValueError):
         return 1  # no number: the trainer's own parser will say so
+
+
+def _plugins(asked: Any, allowed: Sequence[str]) -> list[str]:
+    """The modules to load: all that the operator allows, or those of them that a launch asks for.
+
+    A module is code. Its name is compared with the operator's list, and goes nowhere else.
+    """
+    if asked is None:
+        return list(allowed)
+    names = asked.split() if isinstance(asked, str) else [repr(asked)]
+    for name in names:
+        if name not in allowed:
+            expected = f"of {', '.join(allowed)}" if allowed else "none: this agent has no --plugin"
+            raise Refused(
+                "option 'plugin': the agent's operator chooses the code that runs, with stepwell "
+                "agent --plugin my.module",
+                expected=expected,
+                got=name[:200],
+            )
+    return names
 
 
 def _recipe(launch: Launch, role: Role) -> str:

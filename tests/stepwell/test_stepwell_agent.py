@@ -43,8 +43,8 @@ def launch(role="train", recipe="", args=None, count=1):
     )
 
 
-def words(*args, **kwargs):
-    return [start.words for start in rules.starts(launch(*args, **kwargs), PLACES)]
+def words(*args, plugins=(), **kwargs):
+    return [start.words for start in rules.starts(launch(*args, **kwargs), PLACES, plugins)]
 
 
 # --- rules: what a launch may ask for -----------------------------------------------------------
@@ -73,6 +73,14 @@ def test_every_allowed_option_is_one_that_the_command_has(role):
     known = {name for name, _ in hints(CONFIGS[role])}
     assert rules.ROLES[role].options | rules.ROLES[role].lists <= known
     assert all(any(n.startswith(s) for n in known) for s in rules.ROLES[role].sections)
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_every_allowed_option_of_several_words_is_known_as_one(role):
+    """Else a launch could give it one word only."""
+    rule = rules.ROLES[role]
+    several = {n for n, hint in hints(CONFIGS[role]) if "tuple" in str(hint)}
+    assert {n for n in several if rules._allowed(rule, n)} == set(rule.lists)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +181,33 @@ def test_the_collector_and_the_evaluator_read_their_words_too():
     starts = rules.starts(launch("evaluate", args={"env": "E-v1", "policy": "r/7"}), PLACES, ["m"])
     config = parse(EvaluateConfig, starts[0].words[1:], "x")
     assert (config.policy, config.plugin, config.run) == ("r/7", ("m",), "eval-r-7-abcdef")
+
+
+@pytest.mark.parametrize(
+    ("asked", "loaded"),
+    [({}, ("envs", "my.parts")), ({"plugin": "my.parts"}, ("my.parts",)), ({"plugin": ""}, ())],
+)
+def test_every_role_loads_the_operators_plugins_or_chooses_among_them(asked, loaded):
+    """What a trainer registers, a collector of its policy needs as well."""
+    plugins = ("envs", "my.parts")
+    parts = {"agent.custom.filter": "soft", "data.relabel": "mine:a=1 mine:a=2", **asked}
+    (line,) = words("train", "offline", {"dataset": "d", **parts}, plugins=plugins)
+    config = resolve(line[1:]).config
+    assert (config.plugin, config.agent.custom.filter) == (loaded, "soft")
+    assert config.data.relabel == ("mine:a=1", "mine:a=2")
+    for role, made in (("collect", CollectConfig), ("evaluate", EvaluateConfig)):
+        args = {**PENDULUM, **({"dataset": "d"} if role == "collect" else {}), **asked}
+        (line,) = words(role, args=args, plugins=plugins)
+        assert parse(made, line[1:], "x").plugin == loaded
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+@pytest.mark.parametrize("asked", ["os", "envs os", "envs --output=/x", "my.parts.deeper", 1, True])
+def test_a_module_that_the_operator_did_not_name_is_refused(role, asked):
+    with pytest.raises(Refused, match=r"'plugin'.*of envs, my.parts"):
+        words(role, args={"plugin": asked}, plugins=("envs", "my.parts"))
+    with pytest.raises(Refused, match="this agent has no --plugin"):
+        words(role, args={"plugin": asked})
 
 
 def test_every_recipe_can_be_launched():

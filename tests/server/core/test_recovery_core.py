@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -207,6 +208,122 @@ def test_rebuilding_over_a_good_index_keeps_it_and_gives_the_same(
     assert len([p for p in data.glob("index.sqlite.*") if p.suffix.strip(".").isdigit()]) == 1
     live = reopen(start, data)
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
+
+
+# --- what is not in the data files ----------------------------------------------------------------
+
+
+def policy_file(run: str, version: int) -> bytes:
+    """Bytes as a trainer publishes them, but for the tensors."""
+    extra = {"run": run, "snapshot": "sn_1", "training": {"seed": 3}}
+    about = {"config": {}, "spaces": {}, "step": version, "extra": extra}
+    header = json.dumps({"__metadata__": {"stepwell_policy": "1", "policy": json.dumps(about)}})
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
+@pytest.fixture
+def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
+    """A service with runs, policies, metrics, an evaluation, and labels given after the fact."""
+    live = start()
+    live.create(capacity={"trajectories": 4}, tags=["gold"])
+    sent = make(6)
+    live.post(sent)
+    live.flush()
+    labels = {"tags": ["good"], "flags": ["seen"], "notes": "look", "partition": "protected"}
+    assert live.http.patch(f"/v1/trajectories/{sent[5].id}", json=labels).status_code == 200
+    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    live.http.patch("/v1/runs/r", json={"log": "said", "status": "finished"})
+    points = [{"key": "loss", "step": i, "value": i / 2, "time": 1.0} for i in range(3000)]
+    assert live.http.post("/v1/runs/r/metrics", json={"points": points}).status_code == 200
+    binary = {"content-type": "application/octet-stream"}
+    for version, body in ((5, policy_file("r", 5)), (9, b"opaque")):
+        path = f"/v1/runs/r/policies/{version}"
+        assert live.http.put(path, content=body, headers=binary).status_code == 201
+    assert live.http.put("/v1/runs/r/aliases/best", json={"version": 9}).status_code == 200
+    scored = {"run": "r", "policy": "r/9", "env": "e", "seeds": [0], "returns": [1.0]}
+    scored |= {"mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
+    assert live.http.post("/v1/evaluations", json=scored).status_code == 201
+    return live, sent
+
+
+def test_a_rebuild_takes_over_what_the_old_index_still_says(
+    start: Callable[..., Any], registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    """Runs, their numbers, policies and aliases; limits of datasets; labels, protection among."""
+    live, sent = registered
+    asked = ("/v1/runs/r", "/v1/runs/r/metrics", "/v1/runs/r/policies", "/v1/evaluations")
+    before = [live.http.get(path).json() for path in asked]
+    data = crash(live, tmp_path / "old")
+    result = rebuild(data)
+    assert (result.runs, result.metrics, result.policies, result.labelled) == (1, 3000, 2, 1)
+    assert fsck.check(data, deep=True).findings == []
+    live = reopen(start, data)
+    assert [live.http.get(path).json() for path in asked] == before
+    assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
+    assert live.http.get("/v1/runs/r/log").text == "said\n"
+    info, dataset = live.info(sent[5]), live.dataset()
+    assert (info["partition"], info["tags"], info["flags"]) == ("protected", ["good"], ["seen"])
+    assert dataset["capacity"]["trajectories"] == 4 and dataset["tags"] == ["gold"]
+    assert dataset["protected"]["trajectories"] == 1 and dataset["fifo"]["trajectories"] == 3
+
+
+def test_without_an_index_policies_come_back_or_are_kept_aside(
+    start: Callable[..., Any],
+    registered: tuple[Any, list[Trajectory]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A policy file of a trainer says whose it is; no other one is left to be swept."""
+    data = crash(registered[0], tmp_path / "lost")
+    for path in data.glob("index.sqlite*"):
+        path.unlink()
+    assert fsck.main(["--rebuild", "--data", str(data)]) == 0
+    said = capsys.readouterr().out
+    assert "1 runs" in said and "1 policies" in said
+    for word in ("metrics", "evaluations", "capacities", "labels", "tokens", "snapshots"):
+        assert word in said.split("not brought back:")[1]
+    assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [b"opaque"]
+    assert fsck.check(data).findings == []
+    live = reopen(start, data)
+    run = live.http.get("/v1/runs/r").json()
+    assert (run["status"], run["config"], run["snapshots"]) == ("stopped", {"seed": 3}, ["sn_1"])
+    assert live.http.get("/v1/runs/r/policies/latest").content == policy_file("r", 5)
+
+
+def test_a_damaged_index_gives_what_can_be_read_and_says_what_cannot(
+    start: Callable[..., Any], registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    live, sent = registered
+    live.service.close()  # all of it in the one file
+    data = crash(live, tmp_path / "damaged")
+    path = data / "index.sqlite"
+    page = 4096 * (path.read_bytes().rindex(b"loss") // 4096)
+    with path.open("r+b") as file:  # one page of the metrics
+        file.seek(page)
+        file.write(b"\xff" * 4096)
+    result = rebuild(data)
+    assert (result.trajectories, result.unreadable) == (4, [])
+    assert result.runs == 1 and result.policies == 2 and 0 < result.metrics < 3000
+    assert any(line.startswith(f"metrics: {result.metrics} rows") for line in result.lost)
+    assert fsck.check(data, deep=True).clean
+    path.write_bytes(b"not a database")
+    result = rebuild(data)
+    assert (result.trajectories, result.runs) == (4, 1), "the run from its policy file"
+
+
+def test_where_protection_cannot_be_read_nothing_is_evicted(
+    start: Callable[..., Any], registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    """A limit would take what was protected; it is for a person to set again."""
+    data = crash(registered[0], tmp_path / "unknown")
+    with sqlite3.connect(data / "index.sqlite") as index:
+        index.execute("PRAGMA foreign_keys = OFF")
+        index.execute("DROP TABLE trajectories")
+        index.execute("UPDATE datasets SET capacity_trajectories = 1")
+    index.close()
+    result = rebuild(data)
+    assert result.trajectories == 4 and any("capacities" in line for line in result.lost)
+    assert reopen(start, data).dataset()["capacity"]["trajectories"] is None
 
 
 def test_two_services_on_one_directory_are_refused_naming_the_first(live: Any) -> None:

@@ -1,4 +1,4 @@
-"""The oldest go, exactly; protected and evaluation stay; bytes go only when nobody needs them."""
+"""The oldest go, exactly; what is protected stays; bytes go only when nobody needs them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from server import fsck
 from server.index.tables import audit, shards, tombstones, trajectories
+from server.ingest.evict import OLDEST
 from server.upkeep.compact import compact
 from server.upkeep.retain import retain
 from stepwell.testing import make_spec, make_trajectory
@@ -73,14 +74,48 @@ def test_a_trajectory_larger_than_the_capacity_is_refused_not_swallowed(live: An
     assert alive(live) == [1]
 
 
-def test_protected_and_evaluation_neither_count_nor_go(live: Any) -> None:
+def test_what_is_protected_neither_counts_nor_goes(live: Any) -> None:
+    """Neither training nor evaluation; the other two displace only themselves."""
     live.create(capacity={"trajectories": 2})
     live.post(make(3), partition="protected")
+    live.post(make(3, purpose="eval"), partition="protected")
     live.post(make(3, purpose="eval"))
     live.post(make(4))
-    assert alive(live) == [1, 2, 3, 4, 5, 6, 9, 10]
+    assert alive(live) == [1, 2, 3, 4, 5, 6, 8, 9, 12, 13]
     dataset = live.dataset()
-    assert [dataset[b]["trajectories"] for b in ("fifo", "protected", "eval")] == [2, 3, 3]
+    assert [dataset[b]["trajectories"] for b in ("fifo", "protected", "eval")] == [2, 3, 5]
+    assert dataset["evicted"] == 3
+
+
+@pytest.mark.parametrize("limit", ["steps", "bytes"])
+def test_evaluation_has_the_capacity_for_itself(live: Any, limit: str) -> None:
+    """In steps and bytes, exactly; a smaller capacity works at once; the totals stay true."""
+    size = 5 if limit == "steps" else make(1)[0].nbytes
+    live.create(capacity={limit: 3 * size})
+    live.post(make(2))
+    live.post(make(5, purpose="eval"))
+    live.flush()
+    assert alive(live) == [1, 2, 5, 6, 7]
+    too_long = [make_trajectory(SPEC, length=30, purpose="eval")]
+    assert live.post(too_long) == [("refused", None)]
+    live.http.patch("/v1/datasets/d", json={"capacity": {limit: size}})
+    assert alive(live) == [2, 7]
+    dataset = live.dataset()
+    assert (dataset["fifo"]["steps"], dataset["eval"]["steps"]) == (5, 5)
+    with live.service.db.read() as c:
+        assert list(fsck._totals(c)) == []
+
+
+@pytest.mark.parametrize("purpose", ["train", "eval"])
+def test_what_eviction_walks_is_an_index_alone(live: Any, purpose: str) -> None:
+    """However much of the other purpose lies before it."""
+    t = trajectories.c
+    query = sa.select(t.pk).where(t.dataset_pk == 1, OLDEST[purpose]).order_by(t.seq)
+    with live.service.db.read() as c:
+        text = str(query.compile(c, compile_kwargs={"literal_binds": True}))
+        plan = " ".join(str(row) for row in c.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
+    name = {"train": "ix_trajectories_fifo", "eval": "ix_trajectories_eval"}[purpose]
+    assert name in plan and "TEMP B-TREE" not in plan
 
 
 def test_a_smaller_capacity_takes_effect_at_once(live: Any) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server import runs as registry
 from server.index import mirror as module
 from server.index.db import next_mark
-from server.index.tables import metrics, runs, trajectories
-from stepwell.messages import Capacity
+from server.index.tables import trajectories
+from stepwell.messages import Capacity, CreateRun, MetricPoint, PatchRun, PostMetrics
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec()
@@ -94,27 +95,52 @@ def test_a_deleted_dataset_takes_its_rows_along(make_world: Callable[..., Any]) 
     assert world.rows("select count(*) from steps") == [[18]]
 
 
+def point(step: int, value: float) -> PostMetrics:
+    return PostMetrics(points=[MetricPoint(key="loss", step=step, value=value, time=1.0)])
+
+
 def test_metrics_and_runs_follow(make_world: Callable[..., Any]) -> None:
     world = make_world(sql_workers=1)
-    with world.service.db.write() as c:
-        pk = c.execute(
-            sa.insert(runs)
-            .values(name="r1", kind="train", status="running", created_at=1.0, heartbeat_at=1.0)
-            .returning(runs.c.pk)
-        ).scalar_one()
+    db = world.service.db
+    registry.create(db, CreateRun(name="r1", kind="train"))
     for step in range(3):
-        with world.service.db.write() as c:
-            c.execute(
-                sa.insert(metrics).values(run_pk=pk, key="loss", step=step, time=step, value=0.5)
-            )
+        registry.add_metrics(db, "r1", point(step, 0.5))
         assert world.rows("select run, count(*), max(step) from metrics group by 1") == [
             ["r1", step + 1, step]
         ]
-    with world.service.db.write() as c:
-        c.execute(sa.update(metrics).where(metrics.c.step == 1).values(value=9.0))
-        c.execute(sa.update(runs).values(status="finished"))
+    registry.add_metrics(db, "r1", point(1, 9.0))  # an older step again
+    registry.patch(db, "r1", PatchRun(status="finished"))
     assert world.rows("select max(value) from metrics") == [[9.0]]
     assert world.rows("select status from runs") == [["finished"]]
+    registry.delete(db, "r1")
+    assert world.rows("select count(*) from metrics") == [[0]]
+    registry.create(db, CreateRun(name="r2", kind="train"))  # SQLite gives it the key of r1
+    registry.add_metrics(db, "r2", point(0, 1.0))
+    assert world.rows("select run, value from metrics") == [["r2", 1.0]]
+
+
+def test_metrics_of_runs_that_were_not_heard_of_are_not_read_again(
+    make_world: Callable[..., Any], monkeypatch: Any
+) -> None:
+    """A million points of finished runs cost a query nothing."""
+    monkeypatch.setattr(module, "RUNS_PER_PIECE", 1)
+    world = make_world(sql_workers=1)
+    db, mirror = world.service.db, world.service.mirror
+    for name in ("done", "live"):
+        registry.create(db, CreateRun(name=name, kind="train"))
+        registry.add_metrics(db, name, point(0, 0.5))
+    mirror.state()
+    asked: list[str] = []
+    mirror._db.set_trace_callback(asked.append)
+    registry.add_metrics(db, "live", point(1, 0.5))
+    assert len(mirror.state("select * from metrics").tables["metrics"]) == 2
+    registry.patch(db, "live", PatchRun())  # a heartbeat alone: looked at, not written
+    version = mirror.state("select * from metrics").version
+    world.create("d", SPEC)  # something else altogether
+    assert mirror.state("select * from metrics").version == version
+    mirror._db.set_trace_callback(None)
+    read = [sql for sql in asked if "FROM metrics" in sql]
+    assert len(read) == 3 and all("BETWEEN 2 AND 2" in sql for sql in read)
 
 
 def test_nothing_is_written_when_nothing_changed(make_world: Callable[..., Any]) -> None:

@@ -1,0 +1,1 @@
+"""The parts of `stepwell demo`; the story is in stepwell/demo.py."""
