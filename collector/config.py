@@ -160,6 +160,9 @@ class EvaluateConfig(EnvironmentConfig):
     """Draw actions from the policy instead of taking the most likely ones."""
     dataset: str = ""
     """Where the episodes go; default: eval-<environment>, made if there is none."""
+    keep: int = 10_000
+    """Episodes, the newest, that a dataset made here keeps; 0 keeps all. One that is there already
+    keeps to its own capacity."""
     run: str = ""
     """Name of this eval run; default: a new name."""
     upload: bool = True
@@ -173,8 +176,9 @@ class EvaluateConfig(EnvironmentConfig):
             raise UsageError("who plays? give one of --policy RUN[/VERSION], --file, --random")
         if self.episodes < 1:
             raise UsageError(f"--episodes: expected at least 1, got {self.episodes}")
-        if self.seeds < 0:
-            raise UsageError(f"--seeds: expected 0 or more, got {self.seeds}")
+        for name in ("seeds", "keep"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name}: expected 0 or more, got {getattr(self, name)}")
 
 
 def parse(kind: type[C], argv: Sequence[str] | None, prog: str) -> C:

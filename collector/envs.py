@@ -246,7 +246,10 @@ def interface_of(
     roles: Mapping[str, str] | None = None,
     keep_float64: bool = False,
 ) -> Interface:
-    """The interface of `env`. Raises `InvalidSpace` for a space that has no place in a spec."""
+    """The interface of `env`. Raises `InvalidSpace` for a space that has no place in a spec.
+
+    `roles` go before those that the environment declares itself, in metadata["roles"].
+    """
     if isinstance(env, gymnasium.vector.VectorEnv):
         observation_space, action_space = env.single_observation_space, env.single_action_space
     else:
@@ -255,7 +258,7 @@ def interface_of(
         _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
         _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
         env=env_id,
-        roles=roles,
+        roles={**(env.metadata or {}).get("roles", {}), **(roles or {})},
     )
     return Interface(
         env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec

@@ -39,9 +39,11 @@ from collector.session import (
     resolved,
     slug,
 )
+from stepwell._failure import fail
 from stepwell.client import Client
 from stepwell.errors import StepwellError
 from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
+from stepwell.messages import Capacity
 from stepwell.trajectory import About, Trajectory
 
 WIDTH = 8
@@ -202,8 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result, notes = run_evaluation(parse(EvaluateConfig, argv, "stepwell evaluate"), console)
     except (StepwellError, AmagoError) as error:
-        console.print(f"stepwell evaluate: {error}", style="red", markup=False, soft_wrap=True)
-        return 1
+        return fail("stepwell evaluate", error)
     except KeyboardInterrupt:
         console.print("stopped; nothing was scored", highlight=False)
         return 130
@@ -231,7 +232,15 @@ def run_evaluation(
         if config.upload:
             dataset = config.dataset or f"eval-{slug(config.env)}"
             run = config.run or fresh("eval", slug(author.replace("/", "-"), 60), slug(config.env))
-            face = open_dataset(client, dataset, face, description=f"evaluations in {config.env}")
+            # Never fewer than are about to come: a score whose episodes are gone proves nothing.
+            keep = max(config.keep, config.episodes) if config.keep else None
+            face = open_dataset(
+                client,
+                dataset,
+                face,
+                capacity=Capacity(trajectories=keep),
+                description=f"evaluations in {config.env}",
+            )
             open_run(client, run, "eval", resolved(config, run=run, dataset=dataset), config.seeds)
         about = About(env=config.env, purpose="eval", run=run, collector="evaluate")
         seeds = range(config.seeds, config.seeds + config.episodes)

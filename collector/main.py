@@ -1,6 +1,8 @@
 """`stepwell collect`: play, and send every episode to a dataset. The story of one collector.
 
-    environment ─▶ dataset ─▶ run ─▶ outbox ─▶ policy ─▶ play until told to stop ─▶ empty the outbox
+    environment ─▶ policy ─▶ dataset ─▶ outbox ─▶ run ─▶ play until told to stop ─▶ empty the outbox
+
+A policy that is not there, or for another environment, is found out before anything is made.
 
 The service may come and go while it plays: episodes wait in the outbox, the policy stays in play.
 """
@@ -41,6 +43,7 @@ from collector.session import (
 )
 from collector.tally import Tally, open_clock, write_clock
 from collector.worker import Control, Heartbeat, State, signals
+from stepwell._failure import fail
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Capacity
@@ -63,6 +66,8 @@ class Session:
     slots: EnvSlots
     outbox: Outbox
     tally: Tally
+    source: PolicySource | None
+    """Of policies; None plays at random."""
     run: str
     seed: int
     lane: int
@@ -74,10 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         tally = collect(parse(CollectConfig, argv, "stepwell collect"), console=console)
     except (StepwellError, AmagoError) as error:
-        console.print(
-            f"stepwell collect: {error}", style="red", markup=False, soft_wrap=True, highlight=False
-        )
-        return 1
+        return fail("stepwell collect", error)
     except KeyboardInterrupt:
         return 130
     return 0 if tally.steps or not tally.broken else 1
@@ -93,12 +95,15 @@ def collect(
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals(control))
 
-        # --- act one: environments, the service, the dataset ---------------------------------
+        # --- act one: environments, the service, who plays, the dataset ----------------------
         envs = [make_env(config) for _ in range(config.envs)]
         slots = EnvSlots(lambda: make_env(config), envs, interface_for(config, envs[0]))
         stack.callback(slots.close)
         client = stack.enter_context(Client(config.url, config.token))
         client.wait_ready(10.0)
+        source = _source(config, client, slots)
+        if source is not None:
+            stack.callback(source.close)
         capacity = Capacity(
             trajectories=config.capacity_trajectories or None, steps=config.capacity_steps or None
         )
@@ -128,6 +133,7 @@ def collect(
             slots,
             outbox,
             open_clock(directory),
+            source,
             run,
             seed,
             0 if config.outbox else int(directory.name),
@@ -148,7 +154,7 @@ def collect(
 def _play(session: Session) -> None:
     """From the first policy to the last episode sent."""
     config, control, outbox, tally = session.config, session.control, session.outbox, session.tally
-    source = _source(session) if config.policy else None
+    source = session.source
     worker = worker_name()
     heart = Heartbeat(
         session.client,
@@ -165,7 +171,7 @@ def _play(session: Session) -> None:
     ending: State = "failed"
     try:
         if source is None or _first_policy(session, source):
-            rollout = _rollout(session, source, worker)
+            rollout = _rollout(session, worker)
             if source is not None:
                 source.start()
             control.go()
@@ -213,26 +219,29 @@ def _loop(session: Session, rollout: Rollout, display: Display) -> None:
             tally.count(episode)
 
 
-def _source(session: Session) -> PolicySource:
-    config, face = session.config, session.slots.interface
-    return PolicySource(
-        session.client,
+def _source(config: CollectConfig, client: Client, slots: EnvSlots) -> PolicySource | None:
+    """Where policies come from, with the first one at hand unless we are to wait for it."""
+    if not config.policy:
+        return None
+    source = PolicySource(
+        client,
         config.policy,
         device=config.device,
         every=config.poll_every,
-        accept=lambda policy: face.check_policy(policy.spaces, config.policy),
+        accept=lambda policy: slots.interface.check_policy(policy.spaces, config.policy),
     )
-
-
-def _first_policy(session: Session, source: PolicySource) -> bool:
-    """True once there is one to play; False if told to stop while waiting."""
-    config, control, console = session.config, session.control, session.console
     if not config.wait_for_policy:
         try:
             source.poll()
         except NotFound as error:
             raise ActorError(f"{error}; --wait-for-policy would wait for it") from None
-    else:
+    return source
+
+
+def _first_policy(session: Session, source: PolicySource) -> bool:
+    """True once there is one to play; False if told to stop while waiting."""
+    config, control, console = session.config, session.control, session.console
+    if not source.ready:
         console.print(f"waiting for a policy of {config.policy} …", soft_wrap=True, highlight=False)
         if not source.wait(lambda: control.stopping or control.state == "draining"):
             return False
@@ -242,8 +251,9 @@ def _first_policy(session: Session, source: PolicySource) -> bool:
     return True
 
 
-def _rollout(session: Session, source: PolicySource | None, worker: str) -> Rollout:
+def _rollout(session: Session, worker: str) -> Rollout:
     config, slots, tally = session.config, session.slots, session.tally
+    source = session.source
     # Session and lane are part of every stream: a run that is taken up again plays new episodes,
     # and so does each of several collectors that were started with the same words.
     streams = np.random.SeedSequence([session.seed, tally.sessions, session.lane]).spawn(3)

@@ -6,7 +6,6 @@ Not for playing itself (rollout.py), nor for telling how it goes (worker.py).
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import secrets
@@ -22,6 +21,7 @@ import torch
 
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
 from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
+from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Capacity
@@ -58,14 +58,7 @@ def prepare(config: EnvironmentConfig) -> None:
         raise EnvError(
             f"--device {config.device}: {reason}; expected a device that torch has here, as cpu"
         ) from None
-    # A plug-in usually lies where the person stands, and the console script does not look there.
-    if config.plugin and "" not in sys.path:
-        sys.path.insert(0, "")
-    for name in config.plugin:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise EnvError(f"--plugin {name}: {error}") from None
+    import_plugins(config.plugin, EnvError)
 
 
 def make_env(config: EnvironmentConfig) -> Env:

@@ -29,6 +29,7 @@ from collector.actor import RandomActor
 from collector.config import CollectConfig, EvaluateConfig
 from collector.envs import agent_spaces, interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
+from collector.evaluate import main as evaluate
 from collector.main import collect, main
 from collector.record import record
 from collector.rollout import EnvSlots, Rollout
@@ -416,6 +417,29 @@ def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(
         open_dataset(client, name, interface_of(make(ENV), ENV))
 
 
+@pytest.mark.parametrize(
+    ("env", "says"), [(ENV, "there is no run"), ("Pendulum-v1", "cannot play Pendulum-v1")]
+)
+def test_a_policy_that_cannot_play_is_found_out_before_anything_is_made(
+    service: Any, client: Client, name: str, tmp_path: Path, env: str, says: str, capsys: Any
+) -> None:
+    """No empty dataset, no failed run, no outbox: neither of a collector nor of an evaluation."""
+    learner = f"learner-{name}"
+    if env != ENV:
+        client.create_run(learner, "train")
+        client.publish_policy(learner, 0, policy_file(0))
+    words = ["--env", env, "--dataset", name, "--policy", learner, "--url", service.url]
+    words += ["--run", f"run-{name}"]
+    assert main([*words, "--outbox", str(tmp_path / "o")]) == 1
+    collected = capsys.readouterr().err
+    assert evaluate([*words, "--episodes", "1"]) == 1
+    for printed in (collected, capsys.readouterr().err):
+        assert says in printed and printed.count("\n") == 1
+    assert name not in {d.name for d in client.datasets()}
+    assert f"run-{name}" not in {r.name for r in client.runs()}
+    assert not (tmp_path / "o").exists()
+
+
 def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) -> None:
     """Episodes as purpose eval in the order of the seeds, the score as an evaluation, the run."""
     learner = f"learner-{name}"
@@ -445,7 +469,9 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
         _load(client, learner), ENV, range(40, 49), envs=1, author=f"{learner}/0"
     )
     assert again.returns == result.returns
-    assert client.dataset(name).eval.trajectories == 9 and client.dataset(name).fifo.steps == 0
+    dataset = client.dataset(name)
+    assert dataset.eval.trajectories == 9 and dataset.fifo.steps == 0
+    assert dataset.capacity.trajectories == 10_000
 
 
 def _load(client: Client, run: str) -> ActingPolicy:

@@ -325,7 +325,7 @@ def test_infos_of_an_imported_dataset_are_kept_where_reported_and_nan_where_not(
 @pytest.mark.parametrize(
     "info",
     [{1: 2, ("a",): 3}, None, [("log/x", 1)], {"log/x": 10**400, "log/y": object()}],
-    ids=str,
+    ids=["keys that are no words", "none", "a list", "values that are no numbers"],
 )
 def test_an_info_that_is_no_info_harms_nobody(info: object) -> None:
     """Strangers report the strangest things; what was played is kept all the same."""

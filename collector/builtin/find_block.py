@@ -1,0 +1,94 @@
+"""FindBlock: an image, a sentence and a number; the image and the sentence are needed together.
+
+    image     [6, 6 x colours, 3] bytes: a block of each colour, one in each square
+    mission   [6] word numbers, 0 behind the sentence's end: "find the block that is red", "green"
+    left      [1] share of the episode's steps that is left
+    action    the square to touch
+    reward    1 if the block there has the mission's colour, else 0
+
+The mission is the episode's, the image the step's. Without the image, or without the sentence, one
+touch in `colours` is right. No memory is needed.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+from stepwell.errors import InvalidData
+
+SQUARE, BLOCK = 6, 4
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
+SENTENCES = ("{}", "the {} one", "touch the {} block", "find the block that is {}")
+LONGEST = 6
+VOCABULARY = 32
+WORDS = ("", *sorted({w for s in SENTENCES for w in s.split() if w != "{}"}), *COLOURS)
+"""Word by its number; the numbers from len(WORDS) up to VOCABULARY stand for no word."""
+
+Observation = dict[str, NDArray[Any]]
+
+
+class FindBlock(gymnasium.Env[Observation, np.int64]):
+    """Touch the block of the mission's colour, `steps` times; each step shows another image.
+
+    The episode is `steps` steps and ends with `terminated`; `info["log/success"]` is 1 if every
+    touch was right, else 0.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, colours: int = 2, steps: int = 5, render_mode: None = None) -> None:
+        if not 2 <= colours <= len(COLOURS):
+            raise InvalidData("colours", expected=f"2 … {len(COLOURS)}", got=str(colours))
+        if steps < 1:
+            raise InvalidData("steps", expected="at least 1", got=str(steps))
+        self.colours, self.steps = colours, steps
+        self.render_mode = render_mode
+        self.observation_space = spaces.Dict(
+            {
+                "image": spaces.Box(0, 255, (SQUARE, SQUARE * colours, 3), np.uint8),
+                "mission": spaces.MultiDiscrete([VOCABULARY] * LONGEST),
+                "left": spaces.Box(0.0, 1.0, (1,), np.float32),
+            }
+        )
+        self.action_space = spaces.Discrete(colours)
+        self._t, self._right, self._wanted = steps, 0, 0
+        self._mission = np.zeros(LONGEST, np.int64)
+        self._colour_of = np.arange(colours)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._t = self._right = 0
+        self._wanted = int(self.np_random.integers(self.colours))
+        sentence = SENTENCES[int(self.np_random.integers(len(SENTENCES)))]
+        words = sentence.format(list(COLOURS)[self._wanted]).split()
+        self._mission = np.zeros(LONGEST, np.int64)
+        self._mission[: len(words)] = [WORDS.index(word) for word in words]
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._t >= self.steps:
+            raise ResetNeeded("The episode is over; call reset() before step().")
+        if not self.action_space.contains(action):
+            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        right = int(self._colour_of[int(action)]) == self._wanted
+        self._t, self._right = self._t + 1, self._right + right
+        over = self._t == self.steps
+        info = {"log/success": float(self._right == self.steps)} if over else {}
+        return self._observe(), float(right), over, False, info
+
+    def _observe(self) -> Observation:
+        """Draws the next image: which colour is in which square, and where in it."""
+        self._colour_of = self.np_random.permutation(self.colours)
+        image = np.zeros((SQUARE, SQUARE * self.colours, 3), np.uint8)
+        for square, colour in enumerate(self._colour_of):
+            row, column = self.np_random.integers(SQUARE - BLOCK + 1, size=2)
+            column += SQUARE * square
+            image[row : row + BLOCK, column : column + BLOCK] = list(COLOURS.values())[colour]
+        left = np.array([1.0 - self._t / self.steps], np.float32)
+        return {"image": image, "mission": self._mission.copy(), "left": left}

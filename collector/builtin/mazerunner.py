@@ -1,0 +1,202 @@
+"""MazeRunner: find your way through a maze to a sequence of goals, in the order that is given.
+
+    # # # # # # # # #      A new maze in every episode; the start S, in a corridor at the bottom;
+    # 2         #   #      goals anywhere else, to be reached in order: only the active one pays.
+    #   # # #   #   #
+    #           # 1 #      observation   row, column, free cells W N E S, time      all in 0 … 1
+    #                      goals         [K, 2] row, column; -1 where reached (and in empty slots)
+    #     # S #     #      achieved      [2] row, column now: for hindsight relabeling alone
+    # # # # # # # # #
+
+Rewards are so sparse that random play hardly ever finishes; what it does achieve can be relabeled
+(docs/relabeling.md). After MazeRunner of AMAGO (Grigsby et al., ICLR 2024).
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+from stepwell.errors import InvalidData
+
+WEST, NORTH, EAST, SOUTH, STAY = range(5)
+_MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
+DONE = -1
+DENSITY, COMPLEXITY = 0.75, 0.75
+
+Cell = tuple[int, int]
+Observation = dict[str, NDArray[Any]]
+
+
+class MazeRunner(gymnasium.Env[Observation, np.int64]):
+    """A `size` x `size` maze with `min_goals` … `max_goals` goals and a clock.
+
+    Observation: a Dict of `observation` float32 (7,), `goals` int16 (max_goals, 2) and `achieved`
+    int16 (2,), the last of role `relabel`: see the picture. The episode's goals stand at the right
+    of `goals`; a goal that was reached becomes -1, -1.
+
+    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a move into a wall leaves the agent where it
+    is. With `shuffle_actions` their numbers are permuted anew in every episode.
+
+    Reward 1 for arriving at (or staying on) the active goal; then the next one becomes active. The
+    episode ends with `terminated` at the last goal, and also after `time_limit` steps: the clock is
+    observed, so nothing lies beyond. `info["log/success"]` and `info["log/goals"]`, the share of
+    goals reached, are given at the end.
+
+    `maze_seed` keeps one maze for all episodes; start, goals and permutation still vary.
+    `hide_plan` shows the active goal alone, in the last slot (the relabelers' hide_plan).
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "roles": {"achieved": "relabel"}}
+
+    def __init__(
+        self,
+        size: int = 11,
+        min_goals: int = 3,
+        max_goals: int = 3,
+        time_limit: int = 250,
+        shuffle_actions: bool = False,
+        maze_seed: int | None = None,
+        hide_plan: bool = False,
+        render_mode: None = None,
+    ) -> None:
+        if size < 7 or size % 2 == 0:
+            raise InvalidData("size", expected="an odd number from 7 up", got=str(size))
+        if not 1 <= min_goals <= max_goals:
+            raise InvalidData(
+                "min_goals, max_goals",
+                expected="1 <= min_goals <= max_goals",
+                got=f"{min_goals}, {max_goals}",
+            )
+        if max_goals > size:
+            raise InvalidData(
+                "max_goals", expected=f"at most {size}, the maze's size", got=str(max_goals)
+            )
+        if time_limit < 1:
+            raise InvalidData("time_limit", expected="at least 1 step", got=str(time_limit))
+        self.size, self.time_limit = size, time_limit
+        self.min_goals, self.max_goals = min_goals, max_goals
+        self.shuffle_actions, self.maze_seed, self.hide_plan = shuffle_actions, maze_seed, hide_plan
+        self.render_mode = render_mode
+        self.observation_space = spaces.Dict(
+            {
+                "observation": spaces.Box(0.0, 1.0, (7,), np.float32),
+                "goals": spaces.Box(DONE, size - 1, (max_goals, 2), np.int16),
+                "achieved": spaces.Box(0, size - 1, (2,), np.int16),
+            }
+        )
+        self.action_space = spaces.Discrete(5)
+        self.walls: NDArray[np.bool_] = np.ones((size, size), np.bool_)
+        """[size, size]: True where nobody can go."""
+        self.goals: list[Cell] = []
+        """This episode's goals, in order."""
+        self.position: Cell = (size - 2, size // 2)
+        self.moves: tuple[Cell, ...] = _MOVES
+        """(row, column) change of each action in this episode."""
+        self._reached = 0
+        self._t = time_limit
+
+    @property
+    def active(self) -> Cell | None:
+        """The goal to reach now; None when all are."""
+        return self.goals[self._reached] if self._reached < len(self.goals) else None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        rng = self.np_random
+        of_maze = rng if self.maze_seed is None else np.random.default_rng(self.maze_seed)
+        self.walls = random_maze(self.size, of_maze)
+        self.position = (self.size - 2, self.size // 2)
+        free = [(int(i), int(j)) for i, j in np.argwhere(~self.walls)]
+        free.remove(self.position)
+        count = int(rng.integers(self.min_goals, self.max_goals + 1))
+        self.goals = [free[i] for i in rng.choice(len(free), count, replace=False)]
+        order = rng.permutation(5) if self.shuffle_actions else range(5)
+        self.moves = tuple(_MOVES[i] for i in order)
+        self._reached = self._t = 0
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._t >= self.time_limit or self.active is None:
+            raise ResetNeeded("The episode is over; call reset() before step().")
+        if not self.action_space.contains(action):
+            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        self._t += 1
+        di, dj = self.moves[int(action)]
+        i, j = self.position
+        if not self.walls[i + di, j + dj]:
+            self.position = (i + di, j + dj)
+        reward = float(self.position == self.active)
+        self._reached += int(reward)
+        success = self.active is None
+        terminated = success or self._t >= self.time_limit
+        info: dict[str, Any] = {}
+        if terminated:
+            share = self._reached / len(self.goals)
+            info = {"log/success": float(success), "log/goals": share}
+        return self._observe(), reward, terminated, False, info
+
+    def _observe(self) -> Observation:
+        i, j = self.position
+        n = self.size
+        sight = [
+            _free_cells(ray)
+            for ray in (
+                self.walls[i, :j][::-1],
+                self.walls[:i, j][::-1],
+                self.walls[i, j + 1 :],
+                self.walls[i + 1 :, j],
+            )
+        ]
+        clock = self._t / self.time_limit
+        goals = np.full((self.max_goals, 2), DONE, np.int16)
+        if not self.hide_plan:
+            left = self.goals[self._reached :]
+            goals[self.max_goals - len(left) :] = np.reshape(left, (-1, 2))
+        elif self.active is not None:
+            goals[-1] = self.active
+        return {
+            "observation": np.array([i / n, j / n, *(s / n for s in sight), clock], np.float32),
+            "goals": goals,
+            "achieved": np.array(self.position, np.int16),
+        }
+
+
+def random_maze(size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Walls [size, size] of a random maze whose free cells are all connected; `size` is odd.
+
+    Walls grow from random cells with even coordinates, two cells at a time, to neighbours that are
+    still free. The three rows above the bottom wall are then emptied but for two short walls, which
+    leave a corridor between them.
+    """
+    walls = np.zeros((size, size), np.bool_)
+    walls[[0, -1], :] = walls[:, [0, -1]] = True
+    last = (size - 1) // 2
+    for _ in range(int(DENSITY * (size // 2) ** 2)):
+        i, j = (2 * int(k) for k in rng.integers(0, last + 1, 2))
+        walls[i, j] = True
+        for _ in range(int(COMPLEXITY * 5 * 2 * size)):
+            near = [
+                (i + 2 * di, j + 2 * dj)
+                for di, dj in _MOVES[:4]
+                if 0 <= i + 2 * di < size and 0 <= j + 2 * dj < size
+            ]
+            ni, nj = near[int(rng.integers(len(near)))]
+            if walls[ni, nj]:
+                continue
+            walls[ni, nj] = walls[(i + ni) // 2, (j + nj) // 2] = True
+            i, j = ni, nj
+    middle = size // 2
+    walls[size - 5 : size - 1, 1 : size - 1] = False
+    walls[size - 4 : size - 1, [middle - 1, middle + 1]] = True
+    return walls
+
+
+def _free_cells(ray: NDArray[np.bool_]) -> int:
+    """How far one can see: cells before the first wall."""
+    return int(ray.argmax())
