@@ -12,6 +12,7 @@ EXAMPLES = {
     "own_data.py": "mean reward",
     "record_environment.py": "200 steps",
     "any_learner.py": "update  40",
+    "relabel_template.py": "relabeled    mean return 1.00",
 }
 
 

@@ -21,15 +21,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from amago_model.batch import Batch
 from trainer.data.fields import Field
 from trainer.data.order import Ints, Windows
-from trainer.data.snapshot import Manifest
+
+
+class Trajectories(Protocol):
+    """What is told of trajectories besides their rows: a manifest, or relabeled episodes."""
+
+    @property
+    def length(self) -> Ints: ...
+    @property
+    def first_step(self) -> Ints: ...
+    @property
+    def terminated(self) -> NDArray[np.bool_]: ...
+    @property
+    def truncated(self) -> NDArray[np.bool_]: ...
+    @property
+    def final_obs_valid(self) -> NDArray[np.bool_]: ...
 
 
 def first_row(field: Field) -> int:
@@ -43,7 +59,7 @@ def _count(n: int) -> Ints:
 
 
 def collate(
-    manifest: Manifest,
+    trajectories: Trajectories,
     windows: Windows,
     rows: Mapping[str, Tensor],
     unknown_action: Tensor | None = None,
@@ -51,6 +67,7 @@ def collate(
     """A Batch of B windows from the rows gathered for them.
 
     Args:
+        trajectories: those that windows.trajectory counts.
         rows: by field name, [B, L, *shape], each from its own `first_row` on; T = L - 1 is at
             least the longest window.
         unknown_action: what is shown for an action that was not recorded (fields.py: fill);
@@ -64,12 +81,12 @@ def collate(
     np.less(t[:-1], length[:, None], out=mask)
     next_obs_valid[:] = mask
     # Windows that reach their trajectory's end, and where; most do not.
-    ending = np.flatnonzero(start + length == manifest.length[which])
+    ending = np.flatnonzero(start + length == trajectories.length[which])
     if len(ending):
         of, column = which[ending], length[ending] - 1
-        terminated[ending, column] = manifest.terminated[of]
-        truncated[ending, column] = manifest.truncated[of]
-        next_obs_valid[ending, column] = manifest.final_obs_valid[of]
+        terminated[ending, column] = trajectories.terminated[of]
+        truncated[ending, column] = trajectories.truncated[of]
+        next_obs_valid[ending, column] = trajectories.final_obs_valid[of]
     exists, next_exists, done, cut = torch.from_numpy(flags).unbind()
     action, known = rows["action"], exists
     if "action_known" in rows:
@@ -82,7 +99,7 @@ def collate(
         obs={name[4:]: value for name, value in rows.items() if name.startswith("obs.")},
         prev_action=action,
         prev_reward=rows["reward"],
-        time_idx=torch.from_numpy((manifest.first_step[which] + start)[:, None] + t),
+        time_idx=torch.from_numpy((trajectories.first_step[which] + start)[:, None] + t),
         terminated=done,
         truncated=cut,
         next_obs_valid=next_exists,

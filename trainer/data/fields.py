@@ -33,6 +33,8 @@ class Field:
     shape: tuple[int, ...]
     fill: tuple[float, ...] = (0.0,)
     """What stands for NULL: one number, or one for each element."""
+    hidden: bool = False
+    """Only relabelers read it."""
 
     @property
     def size(self) -> int:
@@ -44,13 +46,14 @@ class Field:
         return self.size * np.dtype(self.dtype).itemsize
 
 
-def fields_of(spec: EnvSpec) -> tuple[Field, ...]:
-    """What to keep of a dataset: observations that somebody looks at, action and reward."""
+def fields_of(spec: EnvSpec, *, relabel: bool = False) -> tuple[Field, ...]:
+    """What to keep of a dataset: observations that somebody looks at, action and reward; with
+    `relabel` also what only relabelers look at."""
     columns = column_names(spec)
     fields = [
-        Field(f"obs.{key}", name, space.dtype, space.shape)
+        Field(f"obs.{key}", name, space.dtype, space.shape, hidden=spec.role(key) == "relabel")
         for name, key, space in columns["obs"]
-        if spec.role(key) in USED_ROLES
+        if spec.role(key) in USED_ROLES or (relabel and spec.role(key) == "relabel")
     ]
     name, key, action = columns["action"][0]
     if len(columns["action"]) > 1:

@@ -48,7 +48,8 @@ class Columns:
     """
 
     def __init__(self, field: Field, manifest: Manifest, columns: Sequence[Column | None]):
-        self.field, self._mapped = field, columns
+        self.field, self._manifest = field, manifest
+        self._mapped = [None if c is None else np.asarray(c) for c in columns]
         begins = [c.ctypes.data if c is not None else 0 for c in columns]
         ends = [b + c.nbytes if c is not None else 0 for b, c in zip(begins, columns, strict=True)]
         lowest, highest = min(filter(None, begins)), max(ends)
@@ -69,6 +70,14 @@ class Columns:
     def room(self) -> Ints:
         """Per trajectory: rows from a window at its row 0 to the end of its column."""
         return (self._end - self._begin) // self.field.row_bytes
+
+    def whole(self, trajectory: int) -> Column:
+        """All rows of a trajectory (a row of the manifest), read-only and not copied: T+1 of an
+        observation, T of what leaves a row."""
+        manifest, column = self._manifest, self._mapped[self._manifest.shard[trajectory]]
+        assert column is not None
+        begin = int(manifest.row_start[trajectory]) + 1
+        return column[begin : begin + int(manifest.length[trajectory]) + 1 + first_row(self.field)]
 
     def fresh(self, place: Place) -> NDArray[np.generic]:
         """[n, rows, *shape] in memory of its own; what lies behind a column's end is zero."""

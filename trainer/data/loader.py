@@ -7,11 +7,12 @@ state is the number of the next step.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from trainer.data.collate import collate
 from trainer.data.fields import Field
 from trainer.data.gather import Columns, Place
 from trainer.data.order import Ints, Order, Windows
+from trainer.data.relabel import make_relabelers
+from trainer.data.relabel.sampling import Relabeling
 from trainer.data.snapshot import Manifest
 
 SMALL = 4 << 20
@@ -49,6 +52,8 @@ class Loaded:
     batch: Batch
     windows: Windows
     manifest: Manifest
+    metrics: Mapping[str, float]
+    """Of the relabeling; empty where there is none."""
 
     @property
     def ids(self) -> list[str]:
@@ -74,8 +79,12 @@ class Loader:
         rank: int = 0,
         device: torch.device | str = "cpu",
     ):
-        self._cache, self._fields, self._config, self._rank = cache, tuple(fields), config, rank
+        self._cache, self._config, self._rank = cache, config, rank
+        self._relabelers = make_relabelers(config.relabel)
+        self._fields = tuple(f for f in fields if self._relabelers or not f.hidden)
+        self._shown = tuple(f for f in self._fields if not f.hidden)
         self._views = list(views)
+        self._relabelings: dict[str, Relabeling] = {}
         self._device = torch.device(device)
         # Mapped before the first batch: what is mapped stays readable, also if it is deleted.
         self._columns = {view.manifest.digest: self._map(view.manifest) for view in self._views}
@@ -84,7 +93,7 @@ class Loader:
         each = config.batch // views[0].order.world
         pin = self._device.type == "cuda"
         self._ring = [
-            _Buffers(self._fields, each, config.window + 1, pin) for _ in range(config.prefetch + 2)
+            _Buffers(self._shown, each, config.window + 1, pin) for _ in range(config.prefetch + 2)
         ]
         self._next = step
         self._ready: queue.Queue[Loaded | BaseException] = queue.Queue(config.prefetch)
@@ -113,7 +122,7 @@ class Loader:
         if isinstance(item, BaseException):
             raise item
         if self._device.type != "cpu":
-            item = Loaded(item.step, item.batch.to(self._device), item.windows, item.manifest)
+            item = replace(item, batch=item.batch.to(self._device))
             # The buffer is written again two batches later; the copy must be over by then.
             torch.cuda.current_stream(self._device).synchronize()
         return item
@@ -133,10 +142,29 @@ class Loader:
         """The batch of a step: what the iterator gives, but for any step and at once."""
         view = self.view(step)
         windows = view.order.batch(step, self._rank)
-        buffers = buffers or _Buffers(self._fields, len(windows), self._config.window + 1, False)
+        buffers = buffers or _Buffers(self._shown, len(windows), self._config.window + 1, False)
+        if self._relabelers:
+            return self._load_relabeled(view, step, buffers)
         rows = self._gather(view.manifest, windows, buffers)
         batch = collate(view.manifest, windows, rows, self._unknown)
-        return Loaded(step, batch, windows, view.manifest)
+        return Loaded(step, batch, windows, view.manifest, {})
+
+    def _load_relabeled(self, view: View, step: int, buffers: _Buffers) -> Loaded:
+        """The same, of whole trajectories that are rewritten before windows are cut from them."""
+        drawn = self._relabelings[view.manifest.digest].draw(view.order, step, self._rank)
+        count = int(drawn.windows.length.max()) + 1
+        rows: dict[str, Tensor] = {}
+        for shown, buffer in zip(self._shown, buffers.of, strict=True):
+            shape = (len(drawn.windows), count, *shown.shape)
+            if buffer is None:
+                tensor = torch.from_numpy(np.empty(shape, shown.dtype))
+            else:
+                tensor = buffer[: math.prod(shape)].reshape(shape)
+            drawn.fill(shown, tensor.numpy())
+            rows[shown.name] = tensor
+        endings, windows = drawn.for_collate
+        batch = collate(endings, windows, rows, self._unknown)
+        return Loaded(step, batch, drawn.windows, view.manifest, drawn.metrics)
 
     def _prefetch(self) -> None:
         while not self._stop.is_set():
@@ -189,6 +217,8 @@ class Loader:
                 for index, shard in enumerate(manifest.shards)
             ]
             columns.append(Columns(field, manifest, mapped))
+        if self._relabelers:
+            self._relabelings[manifest.digest] = Relabeling(self._relabelers, manifest, columns)
         return columns, np.min([column.room() for column in columns], axis=0)
 
 

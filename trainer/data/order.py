@@ -94,10 +94,26 @@ class Order:
         first = (step - at) * self.config.batch + rank * each
         return chunk[first : first + each]
 
+    def first_sample(self, step: int, rank: int = 0) -> int:
+        """k of the first sample that `rank` draws in this step."""
+        return step * self.config.batch + rank * (self.config.batch // self.world)
+
+    def recut(self, step: int, rank: int, windows: Windows, length: Ints) -> Windows:
+        """The windows of a batch, should its trajectories have other lengths than recorded: where
+        they have not, the same windows."""
+        low, high = start_range(length, self.config.window, self.config.padding)
+        words = philox(self.key, self.first_sample(step, rank), len(windows))
+        start = low + below(words[:, 1], high - low + 1)
+        return self._cut(windows.component, windows.trajectory, start, length)
+
     def checksum(self, step: int) -> int:
-        """crc32 of the whole batch of a step: two runs with the same ones saw the same samples."""
+        """crc32 of the whole batch of a step: two runs with the same ones saw the same samples.
+
+        Relabeling is pure in the sample, so of that its settings say all.
+        """
         whole = self.samples(step * self.config.batch, self.config.batch)
-        return zlib.crc32(np.stack([whole.trajectory, whole.start, whole.length]).tobytes())
+        samples = zlib.crc32(np.stack([whole.trajectory, whole.start, whole.length]).tobytes())
+        return zlib.crc32("\n".join(self.config.relabel).encode(), samples)
 
     def samples(self, first: int, count: int) -> Windows:
         """Samples first … first + count - 1."""
@@ -124,10 +140,10 @@ class Order:
                 chosen = members[np.minimum(place, len(members) - 1)]
             trajectory[mine] = chosen
             start[mine] = self.low[chosen] + below(words[mine, 1], self.span[chosen])
-        return self._cut(component, trajectory, start)
+        return self._cut(component, trajectory, start, self.total_length[trajectory])
 
-    def _cut(self, component: Ints, trajectory: Ints, start: Ints) -> Windows:
-        total, window = self.total_length[trajectory], self.config.window
+    def _cut(self, component: Ints, trajectory: Ints, start: Ints, total: Ints) -> Windows:
+        window = self.config.window
         if self.config.padding == "center":
             start = np.clip(start, 0, np.maximum(total - window, 0))
         stop = np.minimum(start + window, total)

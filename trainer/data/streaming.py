@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ def stream(
     seed: int = 0,
     padding: Padding = "right",
     draw: Literal["trajectories", "steps", "windows"] = "steps",
+    relabel: Sequence[str] = (),
     batches: int | None = None,
     start: int = 0,
     client: Client | None = None,
@@ -46,14 +47,19 @@ def stream(
         select: SELECT id[, weight] FROM trajectories WHERE …
         numpy: give dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
         seed, start: the same ones give the same batches again; `start` skips that many.
-        padding, draw: see trainer.config.DataConfig.
+        padding, draw, relabel: see trainer.config.DataConfig.
         client: of the service (default: STEPWELL_URL). `cache`: folder of this node's columns.
 
     A batch lies in memory that is used again once the next one is asked for: copy what you keep.
     Raises `stepwell.errors.StepwellError`, among them `DataError` where nothing is selected.
     """
     data = DataConfig(
-        batch=batch, window=window, padding=padding, draw=draw, cache=cache or default_cache()
+        batch=batch,
+        window=window,
+        padding=padding,
+        draw=draw,
+        relabel=tuple(relabel),
+        cache=cache or default_cache(),
     )
     config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
     own = client or Client()
@@ -64,7 +70,7 @@ def stream(
         leases.hold(snapshot)
         with TemporaryDirectory() as folder:
             manifest = load(own, snapshot, Path(folder))
-        fields = fields_of(manifest.spec)
+        fields = fields_of(manifest.spec, relabel=bool(relabel))
         columns = Cache(data.cache, data.cache_gb * 1e9, own)
         manifest = manifest.without(list(columns.ensure(manifest, fields)))
         views = [View(0, manifest, Order(manifest, data, seed))]

@@ -1,0 +1,196 @@
+"""What hindsight relabeling buys and costs: MazeRunner from random play, relabeled or not.
+
+    python -m benchmarks.relabel [--seeds 0 1 2] [--updates 600]
+
+Random play in one 7 x 7 maze, which hardly ever reaches both goals in time, is learned from offline
+by the recipe `mazerunner`: with strategy none, some and all; the same data, budget and seeds. Then
+each policy plays greedily, to goals and in episodes that it has not seen. And: CPU time of a batch
+of 24 windows of 128 from default mazes (11 x 11, 250 steps), by relabeler. The results go to
+benchmarks/results/relabel.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from accelerate import Accelerator
+
+from amago_model.agent import Agent, make_agent
+from benchmarks.loader import Folder
+from benchmarks.report import write
+from collector.builtin import MAZERUNNER_ID
+from collector.envs import interface_of
+from stepwell import EnvSpec, Trajectory
+from stepwell.codec import to_batch
+from stepwell.schema import arrow_schema
+from trainer.config import DataConfig, TrainConfig
+from trainer.data.cache import Cache
+from trainer.data.fields import fields_of, spaces_of
+from trainer.data.loader import Loader, View
+from trainer.data.order import Order
+from trainer.data.snapshot import from_table
+from trainer.learner import Learner
+from trainer.recipes import recipe
+
+MAZE = {"size": 7, "min_goals": 2, "max_goals": 2, "time_limit": 40, "maze_seed": 0}
+EPISODES = 300
+UNSEEN = 1_000_000
+"""Seed from which the evaluation's episodes are counted; the data's begin at 0."""
+
+
+def random_play(episodes: int, seed: int, maze: dict[str, Any]) -> tuple[EnvSpec, list[Trajectory]]:
+    """Whole episodes of uniformly random actions, as trajectories."""
+    env = gymnasium.make(MAZERUNNER_ID, **maze).unwrapped
+    spec = interface_of(env, MAZERUNNER_ID).spec
+    rng = np.random.default_rng(seed)
+    found = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=seed * episodes + episode)
+        rows, actions, rewards, over = [obs], [], [], False
+        while not over:
+            action = rng.integers(5)
+            obs, reward, over, _, info = env.step(action)
+            rows.append(obs)
+            actions.append(int(action))
+            rewards.append(reward)
+        found.append(
+            Trajectory.of(
+                obs={key: np.stack([row[key] for row in rows]) for key in spec.observations},
+                actions=np.array(actions),
+                rewards=np.array(rewards, np.float32),
+                terminated=True,
+                spec=spec,
+                env=MAZERUNNER_ID,
+                metrics={"success": info["log/success"]},
+            )
+        )
+    return spec, found
+
+
+def loader_of(
+    folder: Path, spec: EnvSpec, found: Sequence[Trajectory], config: DataConfig, seed: int
+) -> Loader:
+    """A loader over these trajectories: one shard in `folder`, through the trainer's own cache."""
+    schema, tables, rows = arrow_schema(spec), [], []
+    at = 0
+    for index, t in enumerate(found):
+        count = len(t) + 1
+        place = [np.full(count, index, np.int32), np.arange(count, dtype=np.int32)]
+        batch = to_batch(t, spec, schema)
+        names = ["traj_idx", "t", *batch.schema.names]
+        tables.append(pa.table([*map(pa.array, place), *batch.columns], names=names))
+        row = {"id": t.id, "shard": "s0", "traj_idx": index, "row_start": at, "length": len(t)}
+        row |= {"first_step": 0, "component": 0, "weight": 1.0, "terminated": t.terminated}
+        rows.append(row | {"truncated": t.truncated, "final_obs_valid": True})
+        at += count
+    pq.write_table(pa.concat_tables(tables), folder / "s0", compression="zstd")
+    metadata = {"snapshot": "sn", "digest": "benchmark", "shares": "[1.0]"}
+    manifest = from_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), spec)
+    fields = fields_of(spec, relabel=bool(config.relabel))
+    cache = Cache(folder / "cache", 1e9, Folder(folder))  # type: ignore[arg-type]
+    cache.ensure(manifest, fields)
+    return Loader(cache, fields, [View(0, manifest, Order(manifest, config, seed))], config)
+
+
+def learn(loader: Loader, config: TrainConfig, spec: EnvSpec) -> Agent:
+    """The agent of a config after its updates."""
+    torch.manual_seed(config.seed)
+    agent = make_agent(config.agent, spaces_of(spec))
+    learner = Learner(
+        agent, config.optimizer, Accelerator(cpu=True), seed=config.seed, updates=config.updates
+    )
+    for update in range(config.updates):
+        learner.update(update, next(loader).batch)
+    return agent.eval()
+
+
+def play(agent: Agent, episodes: int, maze: dict[str, Any]) -> dict[str, float]:
+    """Greedy play of unseen episodes, side by side: share of successes and of goals reached."""
+    envs = [gymnasium.make(MAZERUNNER_ID, **maze).unwrapped for _ in range(episodes)]
+    obs = [env.reset(seed=UNSEEN + i)[0] for i, env in enumerate(envs)]
+    hidden = agent.initial_hidden(episodes)
+    action, reward = torch.zeros(episodes, dtype=torch.int64), torch.zeros(episodes)
+    last: list[dict[str, float]] = [{} for _ in envs]
+    for t in range(envs[0].time_limit):
+        stacked = {k: torch.from_numpy(np.stack([o[k] for o in obs])) for k in obs[0]}
+        now = torch.full((episodes,), t)
+        action, hidden = agent.act(stacked, action, reward, now, hidden, sample=False)
+        for i, env in enumerate(envs):
+            if not last[i]:
+                obs[i], reward[i], _, _, last[i] = env.step(np.int64(action[i]))
+    return {name: float(np.mean([x[f"log/{name}"] for x in last])) for name in ("success", "goals")}
+
+
+def outcome(strategy: str, seed: int, updates: int) -> dict[str, float]:
+    """Learn from random play with a strategy, then play 200 unseen episodes."""
+    spec, found = random_play(EPISODES, seed, MAZE)
+    config = replace(recipe("mazerunner"), seed=seed, updates=updates)
+    config = replace(
+        config, data=replace(config.data, relabel=(f"mazerunner:strategy={strategy}",))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        with closing(loader_of(Path(folder), spec, found, config.data, seed)) as loader:
+            agent = learn(loader, config, spec)
+    data = fmean(t.about.metrics["success"] for t in found)
+    return {"data_success": data, **play(agent, 200, MAZE)}
+
+
+def cost() -> dict[str, float]:
+    """Median CPU milliseconds of a batch, by what is done to it."""
+    spec, found = random_play(100, 0, {})
+    words = {
+        "no relabeler": (),
+        "strategy none": ("mazerunner:strategy=none",),
+        "strategy some": ("mazerunner:strategy=some",),
+        "strategy all": ("mazerunner:strategy=all",),
+        "some, rare goals": ("mazerunner:rarity=both",),
+    }
+    times: dict[str, float] = {}
+    for name, relabel in words.items():
+        config = DataConfig(batch=24, window=128, relabel=relabel)
+        with tempfile.TemporaryDirectory() as folder:
+            with closing(loader_of(Path(folder), spec, found, config, 0)) as loader:
+                taken = []
+                for step in range(60):
+                    began = time.thread_time()
+                    loader.load(step)
+                    taken.append(1e3 * (time.thread_time() - began))
+        times[name] = round(median(taken[10:]), 3)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--updates", type=int, default=600)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    runs: dict[str, list[dict[str, float]]] = {}
+    for strategy in ("none", "some", "all"):
+        for seed in args.seeds:
+            runs.setdefault(strategy, []).append(outcome(strategy, seed, args.updates))
+            print(f"{strategy:5} seed {seed}: {runs[strategy][-1]}", flush=True)
+    means = {
+        strategy: {name: round(fmean(run[name] for run in found), 3) for name in found[0]}
+        for strategy, found in runs.items()
+    }
+    result = {"maze": MAZE, "episodes": EPISODES, "updates": args.updates, "seeds": args.seeds}
+    path = write("relabel", {**result, "mean": means, "runs": runs, "batch_cpu_ms": cost()})
+    print(f"{means}\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

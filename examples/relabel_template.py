@@ -1,0 +1,82 @@
+"""A relabeler of your own, to copy.      python examples/relabel_template.py [DATASET]
+
+A robot is told a place to go to and hardly ever gets there; yet wherever it came is the right
+answer to another question. Run as a program this records a few such walks and shows what the
+relabeler makes of them. Copied into a module of yours, it trains:
+
+    stepwell train offline --dataset walks --plugin my_module --data.relabel reach:within=0.1
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell import Box, Client, EnvSpec, Trajectory
+from trainer.data import stream
+from trainer.data.relabel import Episode, Relabeler, register
+
+
+@register("reach")
+@dataclass(frozen=True, kw_only=True)
+class Reach(Relabeler):
+    """Some samples get the place where the robot was at a later step as their goal."""
+
+    # Parameters, set by reach:within=0.2,share=0.8
+    within: float = 0.1
+    """Distance at which a goal counts as reached."""
+    share: float = 0.5
+    """Share of samples that are relabeled."""
+
+    def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
+        # 1. Leave alone what cannot be relabeled. All chance comes from rng.
+        if not episode.whole_and_known or rng.random() >= self.share:
+            return episode
+        # 2. Choose a goal among what was achieved on arrival: rows 1 … T, never row 0.
+        place = episode.obs["place"]
+        row = int(rng.integers(1, len(episode) + 1))
+        # 3. Say what the environment would have said: goal in every row, reward in every step.
+        #    Make new arrays; those that came are read-only.
+        goal = np.broadcast_to(place[row], episode.obs["goal"].shape)
+        reached = np.linalg.norm(place[1:] - place[row], axis=1) <= self.within
+        relabeled = episode.changed(
+            obs={"goal": goal},
+            reward=reached.astype(np.float32),
+            swapped=1,  # for the metric relabel/goals_swapped
+        )
+        # 4. End where the environment would have ended: here, with the first arrival.
+        return relabeled.ended(int(reached.argmax()) + 1)
+
+
+def walks(spec: EnvSpec, count: int) -> Iterator[Trajectory]:
+    """Random walks of 30 steps in the plane; the goal is far away."""
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        action = rng.uniform(-1, 1, (30, 2)).astype(np.float32)
+        place = np.concatenate((np.zeros((1, 2)), 0.1 * action.cumsum(axis=0)))
+        goal = np.broadcast_to(np.float32([5.0, 5.0]), (31, 2))
+        obs = {"place": place, "where": place, "goal": goal}
+        yield Trajectory.of(
+            obs=obs, actions=action, rewards=np.zeros(30), truncated=True, spec=spec
+        )
+
+
+if __name__ == "__main__":
+    dataset = sys.argv[1] if len(sys.argv) > 1 else "walks"
+    spec = EnvSpec.of(
+        {"where": Box((2,)), "goal": Box((2,)), "place": Box((2,))},
+        Box((2,), low=-1.0, high=1.0),
+        roles={"place": "relabel"},  # stored for the relabeler, never seen by the agent
+        env="walk",
+    )
+    with Client() as client:
+        client.create_dataset(dataset, spec, exist_ok=True)
+        client.post(dataset, list(walks(spec, 20)), spec=spec, wait_sealed=True)
+        select = f"select id from trajectories where dataset = '{dataset}'"
+        for relabel in ((), ("reach:share=1.0",)):
+            (batch,) = stream(
+                select, window=30, batch=32, batches=1, relabel=relabel, client=client
+            )
+            mean = float(batch.reward[batch.mask].sum()) / len(batch.mask)
+            print(f"{'relabeled' if relabel else 'as recorded':12} mean return {mean:.2f}")

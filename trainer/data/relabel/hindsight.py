@@ -1,0 +1,88 @@
+"""One goal, replaced by one that was achieved later in the same episode.
+
+Hindsight experience replay (Andrychowicz et al., NeurIPS 2017) for whole trajectories: the goal is
+the same in all rows, so it is chosen once per trajectory and not once per transition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from stepwell import EnvSpec
+from trainer.config import SettingError
+from trainer.data.relabel.episode import Episode
+from trainer.data.relabel.registry import (
+    Relabeler,
+    register,
+    require_observations,
+    require_one_dtype,
+)
+from trainer.data.snapshot import DataError
+
+
+@register("hindsight")
+@dataclass(frozen=True, kw_only=True)
+class Hindsight(Relabeler):
+    """The goal becomes what was achieved at a later row; rewards follow from it.
+
+    A piece of an episode, or one whose last observation is unknown, stays as it is.
+    """
+
+    goal: str = "goal"
+    """Observation that shows the goal, [T+1, *shape], the same in all rows."""
+    achieved: str = "achieved"
+    """Observation that says what is achieved on arrival, in the goal's shape."""
+    strategy: Literal["final", "future"] = "future"
+    """Which achieved goal: the last row's, or that of a row drawn uniformly from 1 … T."""
+    probability: float = 0.8
+    """Share of samples that are relabeled; the others stay as recorded."""
+    tolerance: float = 1e-3
+    """A goal counts as achieved within this Euclidean distance."""
+    hit: float = 1.0
+    """Reward of a transition that arrives at the goal."""
+    miss: float = 0.0
+    """Reward of any other."""
+    ends: bool = True
+    """The task ends when the goal is achieved: the trajectory is cut there, as terminated."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise SettingError(
+                f"hindsight:probability: expected 0 … 1, got {self.probability}; 0.8 is usual"
+            )
+        if not self.tolerance >= 0:
+            raise SettingError(
+                f"hindsight:tolerance: expected a distance of 0 or more, got {self.tolerance}"
+            )
+
+    def check(self, spec: EnvSpec) -> None:
+        require_observations(spec, "hindsight", self.goal, self.achieved)
+        goal, achieved = spec.observations[self.goal], spec.observations[self.achieved]
+        if goal.shape != achieved.shape:
+            raise DataError(
+                f"data.relabel: hindsight compares {self.achieved!r} {achieved.shape} with "
+                f"{self.goal!r} {goal.shape}; expected equal shapes"
+            )
+        require_one_dtype(spec, "hindsight", achieved=self.achieved, goal=self.goal)
+
+    def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
+        steps = len(episode)
+        if not episode.whole_and_known or rng.random() >= self.probability:
+            return episode
+        row = steps if self.strategy == "final" else int(rng.integers(1, steps + 1))
+        achieved, recorded = episode.obs[self.achieved], episode.obs[self.goal]
+        goal = achieved[row].astype(recorded.dtype)
+        # What leads to row t+1 is paid by reward t; row 0 pays nothing.
+        away = (achieved[1:].astype(np.float64) - achieved[row]).reshape(steps, -1)
+        there = np.linalg.norm(away, axis=1) <= self.tolerance
+        if not there[row - 1]:  # what was achieved there is not a number, so it is no goal
+            return episode
+        relabeled = episode.changed(
+            obs={self.goal: np.broadcast_to(goal, recorded.shape)},
+            reward=np.where(there, self.hit, self.miss).astype(np.float32),
+            swapped=episode.swapped + 1,
+        )
+        return relabeled.ended(int(there.argmax()) + 1) if self.ends else relabeled

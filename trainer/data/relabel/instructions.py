@@ -1,0 +1,296 @@
+"""Sequences of goals ("instructions"): goals achieved anyway take the place of missed ones.
+
+Algorithm 1 of AMAGO (Grigsby et al., ICLR 2024); docs/relabeling.md has it as pseudo-code. An
+episode that completed n of its k goals gets h of the k - n missing ones replaced: by goals achieved
+at h other rows, merged with the completed ones in order of time. Then the episode is replayed
+against its new goals: rewards, the goals shown, and its end follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import EnvSpec
+from trainer.config import SettingError
+from trainer.data.relabel.episode import Array, Episode
+from trainer.data.relabel.goals import as_sets, follow, matches, plan_of, show, show_active
+from trainer.data.relabel.rarity import Rarity, sharpened
+from trainer.data.relabel.registry import (
+    Relabeler,
+    register,
+    require_observations,
+    require_one_dtype,
+)
+from trainer.data.snapshot import DataError
+
+
+@register("instructions")
+@dataclass(frozen=True, kw_only=True)
+class Instructions(Relabeler):
+    """Goal sequences of any kind: tokens, sets of achieved goals per step, vectors.
+
+    A piece of an episode, or one whose last observation is unknown, stays as it is. Raises
+    `DataError` where the goals that an episode shows are not what this rule would show.
+    """
+
+    goals: str = "goals"
+    """Observation with the goals [K, d]: k of them at the right, pads at the left; see goals.py."""
+    achieved: str = "achieved"
+    """Observation with what was achieved on arrival: [d], or a set of up to m goals [m, d]."""
+    strategy: Literal["none", "some", "all", "all_or_nothing"] = "some"
+    """How many missing goals are replaced: none, a uniform number, as many as can be, or
+    as many as can be in a share `full` of the samples."""
+    full: float = 0.8
+    """With all_or_nothing: the share of samples that is relabeled."""
+    pad: float = -1.0
+    """Every number of a slot that holds no goal, among goals and among achieved ones."""
+    completed: float = -3.0
+    """Every number of a slot whose goal is completed."""
+    tolerance: float = 1e-3
+    """Goals are equal when each of their numbers is, within this."""
+    reward: float = 1.0
+    """What completing a goal earns. Whatever else the recorded rewards hold stays."""
+    steps_after: int = 2
+    """Steps that are kept behind the completion of the last goal; the task ends with the last."""
+    distinct: bool = True
+    """No goal comes twice in a new sequence."""
+    hide_plan: bool = False
+    """Show the active goal alone, in the last slot, of data that shows the whole plan."""
+    rarity: Literal["none", "rows", "episodes", "both"] = "none"
+    """Prefer goals that are rare in the snapshot: among all rows, among all episodes, or one of
+    the two by a coin for each sample."""
+    rarity_power: float = 4.0
+    """Weight of a goal: (-log10 of its share) to this power."""
+    weights_equal: float = 0.2
+    """Chance that the weights of a sample are made equal; the four chances sum to 1."""
+    weights_above_least: float = 0.1
+    """Chance that the least weight is subtracted."""
+    weights_above_median: float = 0.1
+    """Chance that the median is subtracted."""
+    weights_top_five: float = 0.6
+    """Chance that only the five largest are kept."""
+    _rarity: Rarity | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._refuse_unused()
+        for name in ("full", "tolerance", "steps_after", "rarity_power"):
+            if not getattr(self, name) >= 0:
+                raise SettingError(
+                    f"{self._name}:{name}: expected 0 or more, got {getattr(self, name)}"
+                )
+        if self.full > 1:
+            raise SettingError(f"{self._name}:full: expected a share, 0 … 1, got {self.full}")
+        if abs(sum(self._shares) - 1) > 1e-6 or min(self._shares) < 0:
+            raise SettingError(
+                f"{self._name}:weights_…: expected four chances that sum to 1, got {self._shares}"
+            )
+
+    def _refuse_unused(self) -> None:
+        needs = {"full": ("strategy", "all_or_nothing")}
+        ranked = ("rarity_power", "weights_equal", "weights_above_least", "weights_above_median")
+        needs |= dict.fromkeys((*ranked, "weights_top_five"), ("rarity", "rows, episodes or both"))
+        defaults = {f.name: f.default for f in fields(self)}
+        used = {"strategy": self.strategy == "all_or_nothing", "rarity": self.rarity != "none"}
+        for name, (other, wanted) in needs.items():
+            value = getattr(self, name)
+            if value != defaults[name] and not used[other]:
+                raise SettingError(
+                    f"{self._name}:{name}: {value} would not be used; set {other}={wanted}, or "
+                    "unset it"
+                )
+        if self.rarity != "none" and self.strategy == "none":
+            raise SettingError(
+                f"{self._name}:rarity: {self.rarity!r} would not be used with strategy=none; "
+                "set another strategy, or unset it"
+            )
+
+    @property
+    def _name(self) -> str:
+        return "instructions"
+
+    @property
+    def _shares(self) -> tuple[float, float, float, float]:
+        return (
+            self.weights_equal,
+            self.weights_above_least,
+            self.weights_above_median,
+            self.weights_top_five,
+        )
+
+    def check(self, spec: EnvSpec) -> None:
+        require_observations(spec, self._name, self.goals, self.achieved)
+        goals, achieved = (spec.observations[key].shape for key in (self.goals, self.achieved))
+        if len(goals) != 2 or len(achieved) not in (1, 2) or goals[-1:] != achieved[-1:]:
+            raise DataError(
+                f"data.relabel: {self._name} expects {self.goals!r} of shape (K, d) and "
+                f"{self.achieved!r} of shape (d,) or (m, d), got {goals} and {achieved}"
+            )
+        require_one_dtype(spec, self._name, achieved=self.achieved, goal=self.goals)
+        dtype = np.dtype(spec.observations[self.goals].dtype)
+        for name in ("pad", "completed"):
+            mark = np.float64(getattr(self, name))
+            limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+            if limits and not (mark == np.rint(mark) and limits.min <= mark <= limits.max):
+                raise DataError(
+                    f"data.relabel: {self._name}:{name}: {mark:g} is no {dtype}, the dtype of "
+                    f"{self.goals!r}"
+                )
+
+    def prepared(self, episodes: Iterable[Episode]) -> Relabeler:
+        if self.rarity == "none":
+            return self
+        counted = (self._achieved(episode) for episode in episodes)
+        rarity = Rarity(
+            ((sets[1:], there[1:]) for sets, there in counted),
+            power=self.rarity_power,
+            tolerance=self.tolerance,
+        )
+        ready = replace(self)
+        object.__setattr__(ready, "_rarity", rarity)  # it is frozen from here on
+        return ready
+
+    def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
+        if not episode.whole_and_known or (self.strategy == "none" and not self.hide_plan):
+            return episode
+        recorded = episode.obs[self.goals]
+        plan = plan_of(recorded[0], self.pad)
+        achieved, there = self._achieved(episode)
+        before = follow(plan, achieved, self.tolerance)
+        self._recognise(episode, plan, before)
+        wanted = self._how_many(len(plan) - len(before), rng)
+        chosen = self._choose(plan[: len(before)], before, achieved, there, wanted, rng)
+        if not chosen and not self.hide_plan:
+            return episode
+        new = self._merge(plan, before, chosen)
+        after = follow(new, achieved, self.tolerance)
+        relabeled = episode.changed(
+            obs={self.goals: self._shown(new, after, recorded)},
+            reward=self._paid(episode.reward, before, after),
+            swapped=episode.swapped + len(chosen),
+        )
+        if chosen and len(after) == len(new):
+            return relabeled.ended(min(after[-1] + self.steps_after, len(episode)))
+        return relabeled
+
+    # ------------------------------------------------------------------------------ its steps
+
+    def _achieved(self, episode: Episode) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Achieved goals [T+1, m, d], and which of them there are [T+1, m]: others are pads."""
+        goals = episode.obs[self.goals]
+        sets = as_sets(episode.obs[self.achieved].astype(goals.dtype), goals.shape[-1])
+        return sets, ~(sets == self.pad).all(axis=-1)
+
+    def _recognise(self, episode: Episode, plan: Array, completed: list[int]) -> None:
+        recorded = episode.obs[self.goals]
+        expected = show(plan, completed, recorded, self.pad, self.completed)
+        if np.array_equal(expected, recorded):
+            return
+        row = int((expected != recorded).any(axis=(1, 2)).argmax())
+        raise DataError(
+            f"data.relabel: {self._name} does not know the rule of these goals: trajectory "
+            f"{episode.id} shows {recorded[row].tolist()} in row {row} of {self.goals!r}, expected "
+            f"{expected[row].tolist()}; look at {self._name}:pad, completed and tolerance"
+        )
+
+    def _how_many(self, missing: int, rng: np.random.Generator) -> int:
+        """h: how many of the missing goals are to be replaced."""
+        if self.strategy == "some":
+            return int(rng.integers(0, missing + 1))
+        if self.strategy == "all":
+            return missing
+        return missing if self.strategy == "all_or_nothing" and rng.random() < self.full else 0
+
+    def _choose(
+        self,
+        done: Array,
+        completed: list[int],
+        achieved: NDArray[np.float64],
+        there: NDArray[np.bool_],
+        wanted: int,
+        rng: np.random.Generator,
+    ) -> list[tuple[int, Array]]:
+        """Up to `wanted` (row, goal) at rows that completed nothing, one a row."""
+        if not wanted:
+            return []
+        free = there.copy()
+        free[0] = False
+        free[completed] = False
+        if self.distinct:
+            for goal in done:
+                free &= ~matches(achieved, goal, self.tolerance)
+        weight_of_row, weight_of_goal = self._weights(achieved, free, rng)
+        # Weighted without replacement: the least of exponential times (Efraimidis, Spirakis 2006).
+        times = rng.standard_exponential(len(free)) / weight_of_row
+        chosen: list[tuple[int, Array]] = []
+        while len(chosen) < wanted and bool(free.any()):
+            row = int(np.where(free.any(axis=1), times, np.inf).argmin())
+            weights = np.where(free[row], weight_of_goal[row], 0.0)
+            pick = int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum(), "right"))
+            goal = achieved[row, min(pick, int(np.flatnonzero(weights)[-1]))]
+            chosen.append((row, goal))
+            free[row] = False
+            if self.distinct:
+                free &= ~matches(achieved, goal, self.tolerance)
+        return chosen
+
+    def _weights(
+        self, achieved: NDArray[np.float64], free: NDArray[np.bool_], rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Weight of each row [T+1] and of each goal within its row [T+1, m]."""
+        of_row, of_goal = np.ones(len(free)), np.ones(free.shape)
+        if self._rarity is None or not free.any():
+            return of_row, of_goal
+        table = {"rows": 0, "episodes": 1}.get(self.rarity, int(rng.integers(2)))
+        weights = np.zeros(free.shape)
+        weights[free] = self._rarity.weights(achieved[free], table)  # type: ignore[arg-type]
+        rows = free.any(axis=1)
+        of_row[rows] = sharpened(weights.sum(axis=1)[rows], self._shares, rng)
+        of_goal[free] = sharpened(weights[free], self._shares, rng)
+        return of_row, of_goal
+
+    def _merge(self, plan: Array, completed: list[int], chosen: list[tuple[int, Array]]) -> Array:
+        """The new plan [k, d]: completed and chosen goals in order of time, then the last ones of
+        those still missing; if distinct, one that came before only where there is no other."""
+        done = list(zip(completed, plan, strict=False))
+        first = [goal for _, goal in sorted(done + chosen, key=lambda pair: pair[0])]
+        rest = list(plan[len(completed) :])
+        if self.distinct:
+            rest.sort(key=lambda g: not any(matches(g, f, self.tolerance) for f in first))
+        kept = len(plan) - len(first)
+        return np.array([*first, *rest[len(rest) - kept :]], plan.dtype).reshape(plan.shape)
+
+    def _shown(self, plan: Array, completed: list[int], recorded: Array) -> Array:
+        if self.hide_plan:
+            return show_active(plan, completed, recorded, self.pad)
+        return show(plan, completed, recorded, self.pad, self.completed)
+
+    def _paid(
+        self, reward: NDArray[np.float32], before: list[int], after: list[int]
+    ) -> NDArray[np.float32]:
+        """Rewards without the goals completed at rows `before` and with those at rows `after`."""
+        paid = reward.copy()
+        paid[np.asarray(before, np.int64) - 1] -= self.reward
+        paid[np.asarray(after, np.int64) - 1] += self.reward
+        return paid
+
+
+@register("mazerunner")
+@dataclass(frozen=True, kw_only=True)
+class MazeRunnerGoals(Instructions):
+    """The rule of `stepwell/MazeRunner-v0`: whole numbers, and the end with the last goal."""
+
+    completed: float = -1.0
+    """Every number of a slot whose goal is completed: as empty slots."""
+    tolerance: float = 0.0
+    """Cells are equal or not."""
+    steps_after: int = 0
+    """The environment ends with the last goal."""
+
+    @property
+    def _name(self) -> str:
+        return "mazerunner"

@@ -1,0 +1,163 @@
+"""Relabelers by name: those built in, and your own, registered by a module of yours.
+
+from dataclasses import dataclass
+from trainer.data.relabel import Episode, Relabeler, register
+
+@register("halve")
+@dataclass(frozen=True, kw_only=True)
+class Halve(Relabeler):
+    factor: float = 0.5  # what every reward is multiplied by
+
+    def __call__(self, episode, rng):
+        return episode.changed(reward=episode.reward * np.float32(self.factor))
+
+stepwell train offline --plugin my_module --data.relabel halve:factor=0.25 --dataset hopper
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from stepwell import EnvSpec
+from trainer.config import SettingError
+from trainer.data.relabel.episode import Episode
+from trainer.data.snapshot import DataError
+
+
+class Relabeler(ABC):
+    """A pure function of (whole trajectory, generator). Subclasses are frozen dataclasses: their
+    fields are the parameters, set by NAME:FIELD=VALUE,…
+
+    Its outcome may depend on nothing else: no counter, no clock, no global generator. Then sample k
+    is the same for any number of processes, in any order, and after any restart.
+    """
+
+    @abstractmethod
+    def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
+        """The episode as it is to be learned from: at least one transition, at most as many as
+        came, every array in its dtype and shape. What came must not be edited."""
+
+    def check(self, spec: EnvSpec) -> None:  # noqa: B027 - most need nothing in particular
+        """Raise `DataError` unless a dataset of this spec can be relabeled so."""
+
+    def prepared(self, episodes: Iterable[Episode]) -> Relabeler:  # noqa: ARG002
+        """The relabeler to use on a snapshot that holds these (all of them, as recorded): for
+        statistics. Called once per snapshot; by default the same one."""
+        return self
+
+
+Kind = TypeVar("Kind", bound=type[Relabeler])
+_registered: dict[str, type[Relabeler]] = {}
+
+
+def register(name: str) -> Callable[[Kind], Kind]:
+    """A decorator. Raises `SettingError` for a name that is taken or cannot be written."""
+    if not name or set(name) & set(":,= "):
+        raise SettingError(f"register: {name!r} has no place in NAME:FIELD=VALUE; give another")
+
+    def decorate(made: Kind) -> Kind:
+        known = _registered.get(name, made)
+        if (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
+            raise SettingError(
+                f"register: relabeler {name!r} is {known.__module__}.{known.__qualname__} already; "
+                f"{made.__module__}.{made.__qualname__} needs another name"
+            )
+        if not dataclasses.is_dataclass(made):
+            raise SettingError(f"register: {made.__qualname__} must be a frozen dataclass")
+        _registered[name] = made
+        return made
+
+    return decorate
+
+
+def registered() -> dict[str, type[Relabeler]]:
+    """All relabelers there are, by name."""
+    return dict(sorted(_registered.items()))
+
+
+def make_relabelers(words: Sequence[str]) -> tuple[Relabeler, ...]:
+    """What data.relabel asks for, in its order: each word is NAME or NAME:FIELD=VALUE,FIELD=VALUE.
+
+    Raises `SettingError` naming the nearest known relabeler or parameter.
+    """
+    return tuple(_make(word) for word in words)
+
+
+def _make(word: str) -> Relabeler:
+    name, _, rest = word.partition(":")
+    if name not in _registered:
+        raise SettingError(
+            f"data.relabel: unknown relabeler {name!r}; the nearest known one is "
+            f"{_nearest(name, _registered)!r} (of {', '.join(registered())}). One of your own "
+            "needs --plugin MODULE"
+        )
+    kind = _registered[name]
+    hints = typing.get_type_hints(kind)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, text = part.partition("=")
+        where = f"data.relabel: {name}:{key}"
+        if not equals:
+            raise SettingError(f"{where}: expected FIELD=VALUE, got {part!r}")
+        if key not in known:
+            hint = f"the nearest known one is {_nearest(key, known)!r}" if known else "it has none"
+            raise SettingError(f"{where}: {name} has no such parameter; {hint}")
+        if key in values:
+            raise SettingError(f"{where}: given twice")
+        values[key] = _value(known[key], text, where)
+    return kind(**values)
+
+
+def _value(hint: Any, text: str, where: str) -> Any:
+    """A parameter's value from its text, by its type: str, bool, int, float, Literal."""
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if text not in choices:
+            raise SettingError(f"{where}: expected one of {', '.join(choices)}, got {text!r}")
+        return text
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise SettingError(f"{where}: expected true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return hint(text)
+    except ValueError:
+        raise SettingError(f"{where}: expected {hint.__name__}, got {text!r}") from None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+
+
+def require_observations(spec: EnvSpec, relabeler: str, *keys: str) -> None:
+    """Raise `DataError` unless the dataset has observations of these names, used or of role
+    `relabel`: others are not fetched."""
+    usable = [key for key in spec.observations if spec.role(key) != "log"]
+    for key in keys:
+        if key not in usable:
+            raise DataError(
+                f"data.relabel: {relabeler} needs an observation {key!r}; the dataset's are "
+                f"{sorted(usable)}. Name the right one with {relabeler}:FIELD=NAME"
+            )
+
+
+def require_one_dtype(spec: EnvSpec, relabeler: str, *, achieved: str, goal: str) -> None:
+    """Raise `DataError` unless achieved goals can be written where goals are shown: fractions
+    among whole numbers would lose theirs."""
+    came, shown = (np.dtype(spec.observations[key].dtype) for key in (achieved, goal))
+    if not np.can_cast(came, shown, "same_kind"):
+        raise DataError(
+            f"data.relabel: {relabeler} writes achieved goals, {achieved!r} ({came}), among goals, "
+            f"{goal!r} ({shown}); store both in one dtype"
+        )
