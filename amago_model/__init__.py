@@ -12,7 +12,7 @@ except PackageNotFoundError:  # a bare checkout, as on a machine that only runs 
     __version__ = "0+unknown"
 
 from amago_model.acting import ActingPolicy
-from amago_model.agent import Agent, MultiTaskAgent, Values, make_agent
+from amago_model.agent import Agent, MultiTaskAgent, make_agent
 from amago_model.batch import Batch, decode_action, encode_action, previous_features
 from amago_model.config import (
     ActionSpace,
@@ -24,13 +24,17 @@ from amago_model.config import (
     CustomConfig,
     FeedForwardConfig,
     GMMConfig,
+    GoalConfig,
     GRUConfig,
+    ImageConfig,
     LeakyFilterConfig,
     LossConfig,
+    MambaConfig,
     ObsSpace,
     ResidualActorConfig,
     Spaces,
     TimestepEncoderConfig,
+    TokenConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
@@ -45,6 +49,7 @@ from amago_model.errors import (
 from amago_model.policy_file import load_policy, save_policy
 from amago_model.presets import multitask, published_v3
 from amago_model.registry import register
+from amago_model.values import Values
 
 __all__ = [
     "ActingPolicy",
@@ -63,8 +68,11 @@ __all__ = [
     "FeedForwardConfig",
     "GMMConfig",
     "GRUConfig",
+    "GoalConfig",
+    "ImageConfig",
     "LeakyFilterConfig",
     "LossConfig",
+    "MambaConfig",
     "MultiTaskAgent",
     "ObsSpace",
     "PolicyFileError",
@@ -72,6 +80,7 @@ __all__ = [
     "SpaceError",
     "Spaces",
     "TimestepEncoderConfig",
+    "TokenConfig",
     "TrajectoryEncoderConfig",
     "TransformerConfig",
     "UnregisteredError",

@@ -11,7 +11,7 @@ from amago_model.actor import Actor
 from amago_model.batch import decode_action, previous_features
 from amago_model.config import AgentConfig, Spaces
 from amago_model.registry import registered
-from amago_model.timestep_encoders import FeedForwardTimestepEncoder
+from amago_model.timestep_encoders import TimestepEncoder
 from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
 
 
@@ -38,7 +38,7 @@ class ActingPolicy(nn.Module):
             make_rows = registered("timestep_encoder", custom.timestep_encoder)
             self.timestep_encoder = make_rows(config, spaces)
         else:
-            self.timestep_encoder = FeedForwardTimestepEncoder(config.timestep_encoder, spaces)
+            self.timestep_encoder = TimestepEncoder(config.timestep_encoder, spaces)
         if custom.trajectory_encoder:
             make_memory = registered("trajectory_encoder", custom.trajectory_encoder)
             self.trajectory_encoder = make_memory(config, self.timestep_encoder.d_output)
@@ -84,6 +84,14 @@ class ActingPolicy(nn.Module):
     def states(self, rows: Tensor, time_idx: Tensor) -> Tensor:
         """State vectors [B, L, D] of whole windows."""
         return self.trajectory_encoder(rows, time_idx)
+
+    def kernels(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, str]:
+        """By what the memory computes whole windows there, in this type: {"attention": "sdpa"}.
+
+        Empty for memories that have no choice. Raises ConfigError where what is asked cannot run.
+        """
+        choose = getattr(self.trajectory_encoder, "kernels", None)
+        return {} if choose is None else choose(torch.device(device), dtype)
 
     def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
         """The memory of n episodes that are about to begin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from amago_model.config import ActionSpace, ActorConfig
@@ -110,6 +111,7 @@ def make_distribution(
 ) -> Distribution:
     """x [..., n_parameters], legal broadcastable to [..., A] -> a distribution of shape [...]."""
     c = config
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # under autocast it may be halves
     if action.kind == "discrete":
         return Categorical.from_logits(x, low=c.prob_low, high=c.prob_high, legal=legal)
     if action.kind == "multi_discrete":

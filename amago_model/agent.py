@@ -8,8 +8,8 @@ N = B * T, D state width, A action width, C critics, G discounts, K action sampl
 from __future__ import annotations
 
 import copy
-import dataclasses
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -17,60 +17,22 @@ from torch import Tensor, nn
 
 from amago_model import losses
 from amago_model.acting import ActingPolicy
-from amago_model.batch import Batch, action_index, encode_action, one_hot
+from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
-from amago_model.critic import CriticEnsemble
-from amago_model.distributions import Categorical, Distribution, OneHots
+from amago_model.critic import CriticEnsemble, policy_value
+from amago_model.distributions import Categorical, Distribution, OneHots, data_log_prob
 from amago_model.errors import ConfigError
-from amago_model.moments import masked_mean
+from amago_model.moments import BatchMoments, collecting, still
 from amago_model.privileged import PrivilegedFeatures
 from amago_model.registry import registered
-from amago_model.returns import lambda_returns, n_step_returns
+from amago_model.returns import critic_targets
 from amago_model.trajectory_encoders import Hidden
+from amago_model.transitions import Transitions, loss_masks, make_transitions
+from amago_model.update_metrics import actor_metrics, critic_metrics
 from amago_model.value_norm import PopArt
+from amago_model.values import Values, over_critics
 
 M = TypeVar("M", bound=nn.Module)
-
-
-@dataclass(slots=True)
-class _Transitions:
-    """A batch, encoded once and flattened to N transitions; '_t' before, '_tp1' after each."""
-
-    state_t: Tensor  # [N, D], with gradient
-    state_tp1: Tensor  # [N, D], without
-    seen_t: Tensor  # [N, D + P]: the state and what only critics may see
-    seen_tp1: Tensor  # [N, D + P]
-    legal_t: Tensor | None  # [N, A]
-    legal_tp1: Tensor | None  # [N, A]
-    action: Tensor  # [N, A] encoded; [N] index if discrete
-    shown: Tensor  # [N, A]: the action as critics see it
-    exists: Tensor  # [N] bool: the transition is not padding
-    imitable: Tensor  # [N] bool: ... and its action is known
-    learnable: Tensor  # [N] bool: ... and it ends the task or arrives at a known observation
-    shape: tuple[int, int]  # B, T
-    target_noise: Tensor  # [K_c, N, G, W] standard normal; nothing if discrete
-    own_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
-    subset_noise: Tensor  # [C, N, G], whose order picks the critics of each target
-
-
-@dataclass(slots=True)
-class Values:
-    """Of each transition and discount, [B, T, G], in units of the environment's return."""
-
-    q: Tensor
-    """Value of the data's action, mean over critics."""
-    v: Tensor
-    """Value of the policy's own actions, mean over critics."""
-    advantage: Tensor
-    """What the filter sees: see LossConfig.filter_advantage for its unit."""
-    weight: Tensor
-    """What the filter makes of it."""
-    q_std: Tensor
-    """Deviation of q over critics."""
-    v_std: Tensor
-    """Deviation of v over critics."""
-    mask: Tensor
-    """[B, T] bool: False where there is no transition, or its action is not known."""
 
 
 class Agent(nn.Module):
@@ -136,6 +98,7 @@ class Agent(nn.Module):
             init_nu=config.critic.popart_init_nu,
             enabled=config.critic.popart,
         )
+        self.advantage_moments = BatchMoments()
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -177,17 +140,20 @@ class Agent(nn.Module):
         """
         batch.check(self.spaces)
         c = self.config.losses
-        tr = self._encode(batch)
+        tr = self._encode(batch).packed()
         n = _as_tensors(counts, tr.exists.device)
         terms: dict[str, Tensor] = {}
         metrics: dict[str, Tensor] = {}
+        policy: Distribution | None = None
         advantage: Tensor | None = None
+        if c.online_weight == 0:  # nothing climbs, so one policy serves both its uses
+            policy = self.policy.actor(tr.state_t, tr.legal_t)
 
         if self.critic is not None:
             target = self._target(batch, tr)
             if self.training:
                 self.value_norm.update(target, tr.learnable)
-            out, v = self._values(tr)  # [C, N, G, 1 or bins], [C, N, G]
+            out, v = self._values(tr, policy)  # [C, N, G, 1 or bins], [C, N, G]
             q_sa = self.critic.scalar(out)
             if self.critic.bins is None:
                 prediction = self._normalized(q_sa)
@@ -204,33 +170,74 @@ class Agent(nn.Module):
             if c.online_weight > 0:
                 terms["climb"] = losses.climbing_loss(value, tr.exists, n.get("climb"))
             if detailed:
-                metrics |= self._critic_metrics(tr, target, q_sa, advantage)
+                q = self._returns(q_sa.detach())
+                metrics |= critic_metrics(
+                    tr, q, target, advantage, self.value_norm, c.reward_multiplier
+                )
 
         if c.offline_weight > 0:
-            policy = self.policy.actor(tr.state_t, tr.legal_t)
+            if policy is None:
+                policy = self.policy.actor(tr.state_t, tr.legal_t)
             if self.sampled and self.config.critic.soften_data_actions:
-                log_prob = _log_prob(self._choices(policy), tr.shown)
+                log_prob = data_log_prob(self._choices(policy), tr.shown)
             else:
-                log_prob = _log_prob(policy, tr.action)
+                log_prob = data_log_prob(policy, tr.action)
             weight = self._filter(advantage, tr.imitable)
             terms["clone"] = losses.cloning_loss(log_prob, weight, tr.imitable, n.get("clone"))
             if detailed:
-                metrics |= self._actor_metrics(tr, policy, log_prob, weight)
+                metrics |= actor_metrics(tr, policy, log_prob, weight)
 
         weights = {"critic": c.critic_weight, "climb": c.online_weight, "clone": c.offline_weight}
         loss = sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
         metrics |= {f"loss/{name}": term.detach() for name, term in terms.items()}
         return loss, metrics | {"loss/total": loss.detach()}
 
+    @torch.no_grad()
+    def observe(self, parts: Sequence[Batch]) -> None:
+        """Let every statistic take in a batch that comes in parts, as if it came whole.
+
+        What `forward` does by itself for a whole batch. Afterwards, and while the statistics are
+        kept `still`, the losses and gradients of the parts sum to those of the whole: given the
+        whole's counts and noise, and but for dropout and image augmentation, which each part draws
+        anew.
+
+            agent.observe(parts)
+            with still(agent):
+                for part in parts:
+                    agent(part, counts=counts)[0].backward()
+        """
+        with collecting(self):
+            for part in parts:
+                self._rows(part)
+                if self.critic is not None and self.privileged.width:
+                    self.privileged(part.obs, part.row_mask)
+        if self.critic is None or not (self.value_norm.enabled or self._batch_norm):
+            return
+        advantages = []
+        with still(self), collecting(self.value_norm):
+            for part in parts:
+                tr = self._encode(part)
+                if self.training:
+                    self.value_norm.update(self._target(part, tr), tr.learnable)
+                if self._batch_norm:
+                    out, v = self._values(tr)
+                    advantages.append((self.critic.scalar(out), v, tr.imitable))
+        with collecting(self.advantage_moments):
+            for q_sa, v, mask in advantages:
+                self.advantage_moments.update(self._advantage(q_sa, v), mask)
+
+    @property
+    def _batch_norm(self) -> bool:
+        return self.config.losses.filter_batch_norm
+
     @staticmethod
     def loss_counts(batch: Batch) -> dict[str, Tensor]:
         """How many transitions each loss of this batch is a mean of; sums of these are `counts`."""
-        exists, imitable, learnable = _loss_masks(batch)
+        exists, imitable, learnable = loss_masks(batch)
         return {"climb": exists.sum(), "clone": imitable.sum(), "critic": learnable.sum()}
 
-    def _encode(self, batch: Batch) -> _Transitions:
-        b, t = batch.mask.shape
-        rows = self.policy.rows(
+    def _rows(self, batch: Batch) -> Tensor:
+        return self.policy.rows(
             batch.obs,
             batch.prev_action,
             batch.prev_reward,
@@ -238,45 +245,33 @@ class Agent(nn.Module):
             valid=batch.row_mask,
             previous_known=batch.previous_known,
         )
-        state = self.policy.states(rows, batch.time_idx)  # [B, L, D]
+
+    def _encode(self, batch: Batch) -> Transitions:
+        state = self.policy.states(self._rows(batch), batch.time_idx)  # [B, L, D]
         legal = self.policy.legal(batch.obs)
-        exists, imitable, learnable = _loss_masks(batch)
-        space = self.spaces.action
-        if space.kind == "discrete":
-            action = action_index(space, batch.action).clamp(0, space.n - 1).flatten()
-            shown = one_hot(action, space.n)
-            if self.config.critic.soften_data_actions:
-                low, high = self.config.actor.prob_low, self.config.actor.prob_high
-                shown = shown.clamp(low, high)
-                shown = shown / shown.sum(-1, keepdim=True)
-        else:
-            action = encode_action(space, batch.action).flatten(0, 1)
-            shown = action = torch.where(imitable.reshape(-1, 1), action, 0.0)
-        state_t = seen_t = state[:, :-1].flatten(0, 1)
-        state_tp1 = seen_tp1 = state[:, 1:].detach().flatten(0, 1)
+        if legal is not None:  # where nothing was recorded, nothing is forbidden
+            legal = legal | ~batch.row_mask.unsqueeze(-1)
+        seen = state
         if self.critic is not None and self.privileged.width:
             seen = torch.cat((state, self.privileged(batch.obs, batch.row_mask)), dim=-1)
-            seen_t = seen[:, :-1].flatten(0, 1)
-            seen_tp1 = seen[:, 1:].detach().flatten(0, 1)
-        return _Transitions(
-            state_t=state_t,
-            state_tp1=state_tp1,
-            seen_t=seen_t,
-            seen_tp1=seen_tp1,
-            shown=shown,
-            legal_t=None if legal is None else legal[:, :-1].flatten(0, 1),
-            legal_tp1=None if legal is None else legal[:, 1:].flatten(0, 1),
-            action=action,
-            exists=exists.flatten(),
-            imitable=imitable.flatten(),
-            learnable=learnable.flatten(),
-            shape=(b, t),
-            **self._noise(b, t, state.device),
-        )
+        noise = self._noise(batch)
+        return make_transitions(batch, self.config, self.spaces, state, seen, legal, noise)
 
-    def _noise(self, b: int, t: int, device: torch.device) -> dict[str, Tensor]:
-        """All the randomness of an update in one draw, time first: padding on the right changes
-        nothing for the transitions before it (on a CPU), nor does asking for metrics."""
+    def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
+        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout).
+
+        In one draw, time first: padding on the right changes nothing for the transitions before it
+        (on a CPU), nor does asking for metrics.
+        """
+        size = n_windows, sum(self._noise_sizes)
+        # A CPU draws sixteen numbers at a time, and the last sixteen of a draw in another way.
+        drawn = -(-math.prod(size) // 16) * 16
+        noise = torch.randn((n_transitions, drawn), device=self.gammas.device)
+        return noise[:, : math.prod(size)].unflatten(1, size).transpose(0, 1)
+
+    @property
+    def _noise_sizes(self) -> tuple[int, int, int]:
+        """Numbers for a transition: its next actions, the policy's own, the order of critics."""
         c, g = self.config, len(self.config.losses.gammas)
         exact = self.spaces.action.kind == "discrete" and not self.sampled
         width = 0 if exact else int(self.policy.actor.noise_width)
@@ -284,62 +279,52 @@ class Agent(nn.Module):
         everyone = c.critic.n_critics_target == c.critic.n_critics
         everyone = everyone and not c.critic.subset_replacement
         n_critics = 0 if everyone or self.critic is None else c.critic.n_critics
-        sizes = k_c * g * width, k_a * g * width, n_critics * g
-        noise = torch.randn(t, b, sum(sizes), device=device).transpose(0, 1).flatten(0, 1)
-        target, own, subset = noise.split(sizes, dim=1)
+        return k_c * g * width, k_a * g * width, n_critics * g
+
+    def _noise(self, batch: Batch) -> dict[str, Tensor]:
+        c, g, sizes = self.config.losses, len(self.config.losses.gammas), self._noise_sizes
+        noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
+        target, own, subset = noise.flatten(0, 1).to(self.gammas.dtype).split(sizes, dim=1)
         return {
-            "target_noise": target.unflatten(1, (k_c, g, width)).transpose(0, 1),
-            "own_noise": own.unflatten(1, (k_a, g, width)).transpose(0, 1),
-            "subset_noise": subset.unflatten(1, (n_critics, g)).transpose(0, 1),
+            "target_noise": target.unflatten(1, (c.n_target_actions, g, -1)).transpose(0, 1),
+            "own_noise": own.unflatten(1, (c.n_policy_actions, g, -1)).transpose(0, 1),
+            "subset_noise": subset.unflatten(1, (-1, g)).transpose(0, 1),
         }
 
     @torch.no_grad()
-    def _target(self, batch: Batch, tr: _Transitions) -> Tensor:
+    def _target(self, batch: Batch, tr: Transitions) -> Tensor:
         """[N, G]: what the critics should say of each transition, in units of multiplied reward."""
         c = self.config
         actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
         policy = self._choices(actor(tr.state_tp1, tr.legal_tp1))
-        critic = self.target_critic
+        critic, noise = self.target_critic, tr.subset_noise
+        size, replacement = c.critic.n_critics_target, c.critic.subset_replacement
+        chosen = losses.subset_indices(c.critic.n_critics, size, noise, replacement=replacement)
         if isinstance(policy, Categorical) and critic.table:
             q = (critic.action_values(tr.seen_tp1) * policy.probs).sum(-1)
         else:
-            q = _policy_value(critic, critic.state_part(tr.seen_tp1), policy, tr.target_noise)
-        chosen = losses.ensemble_subset(
-            q,
-            c.critic.n_critics_target,
-            minimum=c.losses.online_weight > 0,
-            noise=tr.subset_noise,
-            replacement=c.critic.subset_replacement,
-        )
-        next_value = self._returns(chosen)
-        usable = batch.mask & (batch.terminated | batch.next_obs_valid)
-        reward = torch.where(batch.mask, batch.reward * c.losses.reward_multiplier, 0.0)
-        q_next = next_value.unflatten(0, tr.shape)
-        if c.losses.td_lambda is None:
-            returns = n_step_returns(
-                reward, batch.terminated, usable, q_next, self.gammas, c.losses.n_step
-            )
-        else:
-            returns = lambda_returns(
-                reward, batch.terminated, usable, q_next, self.gammas, c.losses.td_lambda
-            )
-        low, high = (
-            None if bound is None else bound * c.losses.reward_multiplier
-            for bound in (c.losses.target_low, c.losses.target_high)
-        )
-        return losses.clipped_target(returns, low, high).flatten(0, 1)
+            part = critic.state_part(tr.seen_tp1)
+            # Of how many rows each critic is asked is known to a CPU at once, to a GPU only later.
+            sparse = part.device.type == "cpu" and not torch.compiler.is_compiling()
+            asked = chosen if sparse and not c.custom.critic else None
+            q = policy_value(critic, part, policy, tr.target_noise, chosen=asked)
+        value = self._returns(losses.over_subset(q, chosen, minimum=c.losses.online_weight > 0))
+        targets = critic_targets(batch, tr.windows(value), self.gammas, c.losses)
+        return tr.transitions(targets)
 
-    def _values(self, tr: _Transitions) -> tuple[Tensor, Tensor]:
+    def _values(self, tr: Transitions, policy: Distribution | None = None) -> tuple[Tensor, Tensor]:
         """Critics on the data's actions, [C, N, G, 1 or bins], and on the policy's own, [C, N, G].
 
         The first has gradients to critics and states; the second sees both as constants, and has
-        gradients to the actor (if anything climbs them).
+        gradients to the actor (if anything climbs them). `policy` is the actor's, if at hand.
         """
         c = self.config.losses
         assert self.critic is not None
         climbs = c.online_weight > 0 and torch.is_grad_enabled()
         with torch.set_grad_enabled(climbs):
-            policy = self._choices(self.policy.actor(tr.state_t.detach(), tr.legal_t))
+            if policy is None:
+                policy = self.policy.actor(tr.state_t.detach(), tr.legal_t)
+            policy = self._choices(policy)
         if isinstance(policy, Categorical) and self.critic.table:
             every = self.critic.action_values(tr.seen_t)  # [C, N, G, A]
             v = (every.detach() * policy.probs).sum(-1)
@@ -351,7 +336,7 @@ class Agent(nn.Module):
         repeated = tr.shown[None, :, None, :].expand(1, -1, len(c.gammas), -1)
         out = self.critic.outputs(part, repeated).squeeze(1)
         with torch.set_grad_enabled(climbs):
-            v = _policy_value(self.critic, part.detach(), policy, tr.own_noise, frozen=True)
+            v = policy_value(self.critic, part.detach(), policy, tr.own_noise, frozen=True)
         return out, v
 
     def _choices(self, policy: Distribution) -> Distribution:
@@ -382,15 +367,15 @@ class Agent(nn.Module):
         c = self.config.losses
         if c.fake_filter or advantage is None:
             return None
-        if c.filter_batch_norm:
-            advantage = losses.normalized_advantage(advantage, mask)
+        if self._batch_norm:
+            advantage = losses.normalized_advantage(
+                advantage, *self.advantage_moments(advantage, mask)
+            )
         if name := self.config.custom.filter:
             return registered("filter", name)(advantage)  # type: ignore[no-any-return]
-        if c.filter == "binary":
-            return losses.binary_filter(advantage, c.filter_threshold)
-        if c.filter == "leaky_relu":
-            return losses.leaky_relu_filter(advantage, **dataclasses.asdict(c.leaky_filter))
-        return losses.exp_filter(advantage, c.filter_beta, c.filter_max)
+        return losses.advantage_weight(advantage, c)
+
+    # ------------------------------------------------------------------------------ looking, acting
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> Values:
@@ -422,58 +407,10 @@ class Agent(nn.Module):
         finally:
             self.train(was_training)
         weight = torch.ones_like(advantage) if weight is None else weight
-        fields = (q.mean(0), v.mean(0), advantage, weight, _std(q), _std(v))
-        q, v, advantage, weight, q_std, v_std = (x.unflatten(0, tr.shape) for x in fields)
-        return Values(
-            q=q,
-            v=v,
-            advantage=advantage,
-            weight=weight,
-            q_std=q_std,
-            v_std=v_std,
-            mask=batch.mask & batch.action_known,
-        )
-
-    # ------------------------------------------------------------------------------------- metrics
-
-    @torch.no_grad()
-    def _critic_metrics(
-        self, tr: _Transitions, target: Tensor, q_sa: Tensor, advantage: Tensor
-    ) -> dict[str, Tensor]:
-        """Of the acting discount, in units of the environment's reward where not said otherwise."""
-        scale, mask = self.config.losses.reward_multiplier, tr.learnable
-        q = self._returns(q_sa)[..., -1] / scale  # [C, N]
-        y = target[:, -1] / scale
-        return {
-            "value/q_mean": masked_mean(q.mean(0), mask),
-            "value/q_std_over_critics": masked_mean(_std(q), mask),
-            "value/target_mean": masked_mean(y, mask),
-            "value/target_min": -_masked_max(-y, mask),
-            "value/target_max": _masked_max(y, mask),
-            "value/advantage_mean": masked_mean(advantage[:, -1], tr.imitable),
-            "popart/mean": self.value_norm.mean[-1] / scale,
-            "popart/sigma": self.value_norm.sigma[-1] / scale,
-            "popart/w": self.value_norm.w[-1].clone(),
-            "popart/b": self.value_norm.b[-1].clone(),
-            "count/critic": mask.sum(),
-        }
-
-    @torch.no_grad()
-    def _actor_metrics(
-        self, tr: _Transitions, policy: Distribution, log_prob: Tensor, weight: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Of the acting discount."""
-        entropy = policy.entropy(tr.own_noise)[:, -1]
-        metrics = {
-            "policy/log_prob": masked_mean(log_prob[:, -1], tr.imitable),
-            "policy/entropy": masked_mean(entropy, tr.exists),
-            "count/imitable": tr.imitable.sum(),
-        }
-        if weight is not None:
-            metrics["policy/filter_mean"] = masked_mean(weight[:, -1], tr.imitable)
-        return metrics
-
-    # -------------------------------------------------------------------------------------- acting
+        fields = (*over_critics(q), *over_critics(v), advantage, weight)
+        q, q_std, v, v_std, advantage, weight = (tr.windows(x) for x in fields)
+        mask = tr.windows(tr.imitable)
+        return Values(q, v, advantage, weight, q_std, v_std, mask)
 
     def act(
         self,
@@ -516,49 +453,8 @@ def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
     return (MultiTaskAgent if config.algorithm == "multitask" else Agent)(config, spaces)
 
 
-def _policy_value(
-    critic: CriticEnsemble,
-    part: Tensor,
-    policy: Distribution,
-    noise: Tensor,
-    *,
-    frozen: bool = False,
-) -> Tensor:
-    """[C, N, G]: the mean over the policy's samples, or over all its actions with their odds."""
-    if isinstance(policy, Categorical):
-        n = policy.probs.shape[-1]
-        each = torch.eye(n, device=part.device)[:, None, None, :]
-        each = each.expand(n, *policy.probs.shape)
-        return (critic.values(part, each, frozen=frozen) * policy.probs.movedim(-1, 0)).sum(1)
-    return critic.values(part, policy.rsample(noise), frozen=frozen).mean(1)
-
-
-def _std(x: Tensor) -> Tensor:
-    """Over critics: [C, ...] -> [...]."""
-    return (x - x.mean(0)).square().mean(0).sqrt()
-
-
 def _frozen_copy(module: M) -> M:
     return copy.deepcopy(module).requires_grad_(False)
-
-
-def _loss_masks(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, T] each: the transition exists; its action is known; and its target can be computed."""
-    imitable = batch.mask & batch.action_known
-    return batch.mask, imitable, imitable & (batch.terminated | batch.next_obs_valid)
-
-
-def _log_prob(policy: Distribution, action: Tensor) -> Tensor:
-    """Data actions, index [N] or [N, A], under the policy of every discount: [N, G]."""
-    if isinstance(policy, Categorical):
-        return policy.log_prob(action.unsqueeze(1).expand(policy.probs.shape[:-1]))
-    return policy.log_prob(action.unsqueeze(1))
-
-
-def _masked_max(x: Tensor, mask: Tensor) -> Tensor:
-    """Largest x [N] that the mask leaves; 0 if there is none."""
-    largest = torch.where(mask, x, -torch.inf).amax() if x.numel() else x.sum() - torch.inf
-    return torch.where(mask.any(), largest, 0.0)
 
 
 def _as_tensors(counts: dict[str, float] | None, device: torch.device) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@
     flash   the flash-attn package, 2 and newer, where installed and able: GPU, 16 bits
 
 A back-end that cannot do what is asked is refused by name (`obstacle`); `auto` takes the best that
-can. Acting attends with one query over a cache of keys; there `math` stands in for what sdpa
-cannot do, whatever the back-end, so a policy trained with flash-attn acts on any machine.
+can. What cannot be known from its description is tried once, on a few rows (`_trial`). Acting
+attends with one query over a cache of keys; there `math` stands in for what sdpa cannot do,
+whatever the back-end, so a policy trained with flash-attn acts on any machine.
 
 Letters: N sequences, H heads, L rows, K keys, E width of a head.
 """
@@ -112,7 +113,8 @@ def attend_math(
         mask = band_mask(q.shape[-2], q.shape[-2], q.device)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    return F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0) @ v
+    weights = scores.softmax(dim=-1).to(v.dtype)  # a bias is in float32
+    return F.dropout(weights, dropout, training=dropout > 0) @ v
 
 
 @lru_cache(maxsize=8)
@@ -169,10 +171,30 @@ def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | No
             return (
                 f"it has no gradients on device '{q.device.type}'; it can only be evaluated there"
             )
+        case "flex" if q.device.type == "cuda":
+            return _trial(name, q.device, q.dtype, q.shape[-1])
         case "flash" if pattern.n_sinks or pattern.logit_clip:
             return "it has neither sinks nor clipped scores"
         case "flash":
-            return flash_obstacle(q, dropout)
+            windowed = q.shape[-2] > pattern.context
+            why = flash_obstacle(q, dropout, windowed=windowed)
+            return why or _trial(name, q.device, q.dtype, q.shape[-1])
+    return None
+
+
+@lru_cache(maxsize=64)
+def _trial(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """What goes wrong in a small attention, forward and backward; None if nothing does."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.ones(1, 1, 16, width, device=device, dtype=dtype, requires_grad=True)
+            if name == "flash":
+                out = attend_flash(find_flash(), x, x, x, context=16, dropout=0.0)
+            else:
+                out = attend_flex(x, x, x, Pattern(context=16))
+            out.sum().backward()
+    except Exception as error:  # noqa: BLE001 kernels and compilers fail in their own ways
+        return f"a trial failed: {type(error).__name__}: {error}"
     return None
 
 
@@ -208,7 +230,13 @@ class Attention:
     def __init__(self, config: TransformerConfig) -> None:
         self.wanted: str = config.attention
         self.name: str = config.attention
+        self.dropout = config.dropout_attn
         self.pattern = Pattern(config.context, config.n_sinks, config.sink_bias, config.logit_clip)
+
+    def plan(self, device: torch.device, dtype: torch.dtype, heads: int, width: int) -> str:
+        """The name of the back-end that would learn from whole windows there; as `choose`."""
+        q = torch.empty(1, heads, 1, width, device=device, dtype=dtype, requires_grad=True)
+        return choose(self.wanted, q, self.pattern, self.dropout)
 
     def windows(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         """Rows over their own keys: q, k, v [N, H, L, E] -> [N, H, L, E]."""

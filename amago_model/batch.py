@@ -59,6 +59,9 @@ class Batch:
     """[B, T] bool: transition t exists (is not padding)."""
     action_known: Tensor
     """[B, T] bool: the action of transition t was recorded."""
+    noise: Tensor | None = None
+    """What the update draws, from `Agent.draw_noise`: [B, T, width]; None lets it draw by itself.
+    Parts of a batch that carry the whole's noise make the same update as the whole."""
 
     @property
     def action(self) -> Tensor:
@@ -82,12 +85,27 @@ class Batch:
 
     def _map(self, f) -> Self:  # type: ignore[no-untyped-def]
         values = {name: getattr(self, name) for name in _TENSOR_FIELDS}
-        moved = {name: f(value) for name, value in values.items()}
+        moved = {name: f(value) for name, value in values.items() if value is not None}
         return type(self)(obs={key: f(value) for key, value in self.obs.items()}, **moved)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
         """The same batch on another device (copies only what is not there yet)."""
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def windows(self, first: int, end: int) -> Self:
+        """Windows first .. end - 1 of this batch, as views."""
+        return self._map(lambda x: x[first:end])
+
+    def padded(self, n_transitions: int) -> Self:
+        """The same windows with padding up to n_transitions; it changes no loss and no gradient."""
+        more = n_transitions - self.mask.shape[1]
+        if more == 0:
+            return self
+
+        def longer(x: Tensor) -> Tensor:
+            return torch.cat((x, x.new_zeros(x.shape[0], more, *x.shape[2:])), dim=1)
+
+        return self._map(longer)
 
     def pin_memory(self) -> Self:
         """The same batch in page-locked memory, from which copies to a GPU can overlap."""

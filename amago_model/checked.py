@@ -9,11 +9,16 @@ import dataclasses
 import difflib
 import types
 import typing
+from functools import cache
 from typing import Any, Literal, Self, TypeVar, Union
 
 from amago_model.errors import ConfigError
 
 T = TypeVar("T")
+
+
+# Looked up anew at every construction they would take longer than all checks together.
+_hints = cache(typing.get_type_hints)
 
 
 def _matches(value: Any, hint: Any) -> bool:
@@ -67,7 +72,7 @@ def _build(cls: type[T], data: Any, where: str) -> T:
                 f"{where}: unknown setting {key!r}; the nearest known one is {near[0]!r}. "
                 f"Known settings: {', '.join(sorted(known))}"
             )
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {k: _from_json(hints[k], v, f"{where}.{k}") for k, v in data.items()}
     try:
         return cls(**values)
@@ -79,7 +84,7 @@ class Checked:
     """Type and Literal checks for every field, and the JSON round trip."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if not _matches(value, hints[f.name]):

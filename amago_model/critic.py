@@ -4,7 +4,9 @@ Every weight is [C, d_in, d_out]. A table (scalar values of discrete actions): t
 state, the output one value for each discount and action. Otherwise: the input is [state | discount
 feature | action], the output one value, or the logits of one over bins. There the first layer,
 which is linear, is split: the part of the state, by far the widest, is computed once per row
-(`state_part`) and shared by every action and discount asked about.
+(`state_part`) and shared by every action and discount asked about. What follows has a row for each
+critic, action sample, state and discount; a CPU does it block by block, each of them small enough
+to stay in the cache from the first layer to the last.
 
 Letters: C critics, N rows, K action samples, G discounts, A action width, D state, H hidden width.
 A state is [the agent's | what only critics may see]; the agent puts the two together.
@@ -21,12 +23,20 @@ from torch.nn import functional as F
 
 from amago_model.bins import Bins
 from amago_model.config import ActionSpace, CriticConfig
-from amago_model.layers import make_activation
+from amago_model.distributions import Categorical, Distribution
+from amago_model.layers import AdaptiveActivation, make_activation
 
 
 def gamma_feature(gamma: float) -> float:
     """How a continuous critic is told its discount: ln(1 + 1 / (1 - gamma))."""
     return math.log1p(1.0 / min(max(1.0 - gamma, 1e-6), 1.0))
+
+
+BLOCK = 1 << 18
+"""Numbers of one layer's output that each thread works on at once: 1 MiB in float32."""
+
+Layers = list[tuple[Tensor, Tensor]]
+"""Weights [C, d_in, d_out] and biases [C, 1, d_out]."""
 
 
 class CriticEnsemble(nn.Module):
@@ -74,29 +84,36 @@ class CriticEnsemble(nn.Module):
 
     gamma_features: Tensor
 
-    def _layer(self, i: int, frozen: bool) -> tuple[Tensor, Tensor]:
-        weight, bias = cast(Tensor, self.weights[i]), cast(Tensor, self.biases[i])
-        return (weight.detach(), bias.detach()) if frozen else (weight, bias)
+    def _layers(self, frozen: bool = False) -> Layers:
+        pairs = zip(self.weights, self.biases, strict=True)
+        if frozen:
+            return [(weight.detach(), bias.detach()) for weight, bias in pairs]
+        return [(cast(Tensor, weight), cast(Tensor, bias)) for weight, bias in pairs]
 
-    def _hidden(self, x: Tensor) -> Tensor:
-        return F.dropout(self.activation(x), self.config.dropout, self.training)
+    def _hidden(self, layers: Layers, x: Tensor) -> Tensor:
+        if isinstance(self.activation, AdaptiveActivation):
+            x = self.activation(x, constant=not layers[0][0].requires_grad)
+        else:
+            x = self.activation(x)
+        return F.dropout(x, self.config.dropout, self.training)
 
     def state_part(self, state: Tensor) -> Tensor:
         """state [N, D] -> [C, N, H]: the first layer before its activation, without the action."""
-        weight, bias = self._layer(0, frozen=False)
+        weight, bias = self._layers()[0]
         rows = state.expand(weight.shape[0], -1, -1)
-        return torch.baddbmm(bias, rows, weight[:, : self.d_state])
+        return _affine(rows, weight[:, : self.d_state], bias)
 
-    def _upper_layers(self, x: Tensor, frozen: bool) -> Tensor:
-        """[C, M, H] before the first activation -> [C, M, output]."""
-        for i in range(1, len(self.weights)):
-            weight, bias = self._layer(i, frozen)
-            x = torch.baddbmm(bias, self._hidden(x), weight)
-        return x
+    def _upper_layers(self, layers: Layers, x: Tensor) -> Tensor:
+        """[C, M, H] after the first activation -> [C, M, output]."""
+        for weight, bias in layers[1:-1]:
+            x = self._hidden(layers, _affine(x, weight, bias))
+        weight, bias = layers[-1]
+        return _affine(x, weight, bias)
 
     def action_values(self, state: Tensor) -> Tensor:
         """A table: state [N, D] -> [C, N, G, A], the value of every action."""
-        out = self._upper_layers(self.state_part(state), frozen=False)
+        layers = self._layers()
+        out = self._upper_layers(layers, self._hidden(layers, self.state_part(state)))
         return out.unflatten(-1, (self.n_gammas, self.action.n))
 
     def values(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
@@ -109,14 +126,85 @@ class CriticEnsemble(nn.Module):
 
     def outputs(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
         """As `values`, but before that is one number: [C, K, N, G, 1 or bins]."""
-        k, n, g, a = action.shape
-        weight, _ = self._layer(0, frozen)
-        gammas = self.gamma_features.expand(k, n, g, 1)
+        return self._answers(self._layers(frozen), state_part, self._told(action))
+
+    def chosen_values(self, state_part: Tensor, action: Tensor, chosen: Tensor) -> Tensor:
+        """As `values`, without gradients, where only the critics `chosen` [M, N, G] are asked about
+        each state and discount; the answers of the others are zeros."""
+        c, (k, n, g, a) = len(state_part), action.shape
+        wanted = torch.zeros(c, n * g, dtype=torch.bool, device=action.device)
+        wanted.scatter_(0, chosen.flatten(1), True)
+        told = self._told(action).reshape(k, n * g, 1, 1 + a)
+        values = told.new_zeros(c, k, n * g)  # under autocast answers may be halves
+        with torch.no_grad():
+            for i in range(c):
+                entry = wanted[i].nonzero().squeeze(1)
+                layers = [(weight[i : i + 1], bias[i : i + 1]) for weight, bias in self._layers()]
+                out = self._answers(layers, state_part[i : i + 1, entry // g], told[:, entry])
+                values[i, :, entry] = self.scalar(out)[0, ..., 0].to(values.dtype)
+        return values.unflatten(-1, (n, g))
+
+    def _told(self, action: Tensor) -> Tensor:
+        """What the first layer sees beside the state: [K, N, G, A] -> [K, N, G, 1 + A]."""
         if self.action.kind == "continuous":
             # Nothing to be gained beyond. Ones and zeros are let through: a clamp has no gradient.
             action = action.clamp(-0.999, 0.999)
-        told = torch.cat((gammas, action), dim=-1).reshape(-1, 1 + a)
-        part = state_part[:, None, :, None, :].expand(-1, k, -1, g, -1).flatten(1, 3)
-        rows = told.expand(part.shape[0], -1, -1)
-        x = torch.baddbmm(part, rows, weight[:, self.d_state :])  # [C, K*N*G, H]
-        return self._upper_layers(x, frozen).reshape(part.shape[0], k, n, g, -1)
+        gammas = self.gamma_features.expand(*action.shape[:-1], 1)
+        return torch.cat((gammas, action), dim=-1)
+
+    def _answers(self, layers: Layers, state_part: Tensor, told: Tensor) -> Tensor:
+        """[C, N, H], [K, N, G, 1 + A] -> [C, K, N, G, output]."""
+        c, n, h = state_part.shape
+        if told.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._block(layers, state_part, told)
+        at_once = BLOCK * torch.get_num_threads()
+        states = max(1, at_once // (c * h * told.shape[0] * told.shape[2]))
+        if states >= n:
+            return self._block(layers, state_part, told)
+        blocks = zip(state_part.split(states, 1), told.split(states, 1), strict=True)
+        return torch.cat([self._block(layers, *block) for block in blocks], dim=2)
+
+    def _block(self, layers: Layers, state_part: Tensor, told: Tensor) -> Tensor:
+        k, n, g, width = told.shape
+        c = len(state_part)
+        rows = told.reshape(1, -1, width).expand(c, -1, -1)
+        x = torch.bmm(rows, layers[0][0][:, self.d_state :]).view(c, k, n, g, state_part.shape[-1])
+        shared = state_part[:, None, :, None]
+        # Not in place where a gradient passes: x is a view.
+        x = self._hidden(layers, x + shared if torch.is_grad_enabled() else x.add_(shared))
+        out = self._upper_layers(layers, x.flatten(1, 3))
+        return out.view(c, k, n, g, out.shape[-1])
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x [C, M, d_in] @ weight [C, d_in, d_out] + bias [C, 1, d_out]."""
+    # Not baddbmm, which first writes the bias into every row and then reads it again.
+    return torch.bmm(x, weight).add_(bias)
+
+
+def policy_value(
+    critic: CriticEnsemble,
+    part: Tensor,
+    policy: Distribution,
+    noise: Tensor,
+    *,
+    frozen: bool = False,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    """[C, N, G]: the mean over the policy's samples, or over all its actions with their odds.
+
+    `chosen` [M, N, G]: other critics than these need not answer, and there are no gradients.
+    """
+    odds: Tensor | None = None
+    if isinstance(policy, Categorical):
+        n = policy.probs.shape[-1]
+        action = torch.eye(n, device=part.device)[:, None, None, :]
+        action = action.expand(n, *policy.probs.shape)
+        odds = policy.probs.movedim(-1, 0)
+    else:
+        action = policy.rsample(noise)
+    if chosen is None:
+        values = critic.values(part, action, frozen=frozen)
+    else:
+        values = critic.chosen_values(part, action, chosen)
+    return values.mean(1) if odds is None else (values * odds).sum(1)

@@ -337,6 +337,13 @@ class OneHots:
 Distribution = Categorical | TanhGaussian | Beta | GaussianMixture | MultiBinary | OneHots
 
 
+def data_log_prob(policy: Distribution, action: Tensor) -> Tensor:
+    """Data actions, index [N] or [N, A], under the policy of every discount: [N, G]."""
+    if isinstance(policy, Categorical):
+        return policy.log_prob(action.unsqueeze(1).expand(policy.probs.shape[:-1]))
+    return policy.log_prob(action.unsqueeze(1))
+
+
 def _log(probs: Tensor) -> Tensor:
     return probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
 

@@ -2,10 +2,10 @@
 
 Its function takes and gives [N, L, H, E] in 16 bits. Versions differ in three ways that matter:
 
-    version   module                  dropout_p   returns
-    2         flash_attn              yes         out
-    3         flash_attn_interface    no          out, in early releases (out, lse)
-    4         flash_attn.cute         no          (out, lse)
+    version   module                  dropout_p   window_size   returns
+    2         flash_attn              yes         from 2.3 on   out
+    3         flash_attn_interface    no          yes           out, in early releases (out, lse)
+    4         flash_attn.cute         no          yes           (out, lse)
 
 Nothing here is measured: no machine with the package was at hand. It is tested against stand-ins
 with these signatures.
@@ -39,11 +39,11 @@ def find_flash() -> Callable[..., Any] | None:
     return None
 
 
-def _takes_dropout(function: Callable[..., Any]) -> bool:
-    return "dropout_p" in inspect.signature(function).parameters
+def _takes(function: Callable[..., Any], option: str) -> bool:
+    return option in inspect.signature(function).parameters
 
 
-def flash_obstacle(q: Tensor, dropout: float) -> str | None:
+def flash_obstacle(q: Tensor, dropout: float, *, windowed: bool) -> str | None:
     """Why flash-attn cannot serve these queries, q [N, H, L, E]; None if it can."""
     function = find_flash()
     if function is None:
@@ -52,14 +52,20 @@ def flash_obstacle(q: Tensor, dropout: float) -> str | None:
         return f"flash-attn needs a GPU of the Ampere generation or newer, not '{q.device}'"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"flash-attn needs heads of a width divisible by 8, up to 256, not {q.shape[-1]}"
-    if dropout and not _takes_dropout(function):
+    if dropout and not _takes(function, "dropout_p"):
         return "the installed version of flash-attn has no dropout on attention weights"
+    if windowed and not _takes(function, "window_size"):
+        return "the installed version of flash-attn has no sliding window; 2.3 and later have one"
     return None
 
 
 @lru_cache(maxsize=16)
 def _able(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
 def attend_flash(
@@ -78,7 +84,7 @@ def attend_flash(
         options["window_size"] = (context - 1, 0)
     if dropout:
         options["dropout_p"] = dropout
-    half = q.dtype if q.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    half = _kernel_dtype(q.dtype)
     out = function(*(x.transpose(1, 2).to(half) for x in (q, k, v)), **options)
     if isinstance(out, tuple):
         out = out[0]

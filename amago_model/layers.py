@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from amago_model.config import Activation, Norm
+from amago_model.config.names import SIMNORM_GROUP
+from amago_model.errors import ConfigError
+
+
+class AdaptiveActivation(nn.Module):
+    """A learned rational function, (a0 + a1 x + … + a5 x^5) / (1 + |b1 x + … + b4 x^4|).
+
+    It can have no poles (Molina et al. 2020, "Padé Activation Units"). One set of coefficients,
+    whatever the shape of x. They begin as a least-squares fit of a leaky ReLU of slope 0.01 at
+    1001 points of [-5, 5], by linear steps reweighted with the last denominator: 0.06 off at 0,
+    0.01 in the mean square. Slow: some twenty passes over x where a ReLU has one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numerator = nn.Parameter(
+            torch.tensor([0.062577, 0.505, 0.906394, 0.617847, 0.163503, 0.015457])
+        )
+        self.denominator = nn.Parameter(torch.tensor([0.0, 1.22346, 0.0, 0.030609]))
+
+    def forward(self, x: Tensor, constant: bool = False) -> Tensor:
+        """`constant`: no gradient reaches the coefficients."""
+        parameters = (self.numerator, self.denominator)
+        above, below = (p.detach() if constant else p for p in parameters)
+        wide = x.to(torch.promote_types(x.dtype, above.dtype))
+        top, bottom = above[5], below[3]
+        for i in reversed(range(5)):
+            top = torch.addcmul(above[i], top, wide)
+        for i in reversed(range(3)):
+            bottom = torch.addcmul(below[i], bottom, wide)
+        return (top / (1 + (bottom * wide).abs())).to(x.dtype)
 
 
 def make_activation(name: Activation) -> nn.Module:
     # In place: these follow a matmul or a norm, neither of which needs its output for its gradient.
     match name:
+        case "adaptive":
+            return AdaptiveActivation()
         case "leaky_relu":
             return nn.LeakyReLU(0.01, inplace=True)
         case "relu":
@@ -20,14 +57,73 @@ def make_activation(name: Activation) -> nn.Module:
             return nn.Mish()
 
 
+class UnitBall(nn.Module):
+    """x / (|x| + 0.00001): of a length below one, and zero stays zero."""
+
+    def __init__(self, *, detach: bool) -> None:
+        """`detach`: the length is a constant to the gradient."""
+        super().__init__()
+        self.detach = detach
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / ((length.detach() if self.detach else length) + 1e-5)
+
+
+class HyperSphere(nn.Module):
+    """sqrt(d) x / |x|: of length sqrt(d), but for vectors that are all but zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The same as x over its root mean square; the 1e-5 in that keeps gradients at 0 finite.
+        return F.rms_norm(x, x.shape[-1:], eps=1e-10)
+
+
+class SimplicialNorm(nn.Module):
+    """A softmax over each group of channels (Lavoie et al. 2023)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.unflatten(-1, (-1, SIMNORM_GROUP)).softmax(dim=-1)
+        # A softmax needs its output for its gradient, and activations write in place.
+        return groups.flatten(-2).clone()
+
+
 def make_norm(name: Norm, width: int) -> nn.Module:
     match name:
+        case "unitball" | "unitball_detach":
+            return UnitBall(detach=name == "unitball_detach")
+        case "hypersphere":
+            return HyperSphere()
+        case "simnorm" if width % SIMNORM_GROUP:
+            raise ConfigError(
+                f"norm 'simnorm': expected a width divisible by {SIMNORM_GROUP}, got {width}; "
+                "choose another width or norm"
+            )
+        case "simnorm":
+            return SimplicialNorm()
         case "none":
             return nn.Identity()
         case "layer":
             return nn.LayerNorm(width)
         case "rms":
             return nn.RMSNorm(width, eps=1e-5)
+
+
+def by_rows(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What the module makes of x [..., D] as rows [M, D].
+
+    A linear layer's output for more dimensions is a view, and the gradient of an activation that
+    writes into a view in place is copied several times over.
+    """
+    if x.ndim == 2:
+        return module(x)
+    return module(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+class Rows(nn.Sequential):
+    """Layers that work on each row by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_rows(super().forward, x)
 
 
 def make_mlp(
@@ -39,7 +135,7 @@ def make_mlp(
     activation: Activation,
     norm: Norm = "none",
     dropout: float = 0.0,
-) -> nn.Sequential:
+) -> Rows:
     """[..., d_input] to [..., d_output] through n_layers hidden layers and a linear one."""
     blocks: list[nn.Module] = []
     for width in (d_input, *[d_hidden] * (n_layers - 1)):
@@ -50,7 +146,7 @@ def make_mlp(
         if dropout > 0:
             blocks.append(nn.Dropout(dropout))
     blocks.append(nn.Linear(d_hidden, d_output))
-    return nn.Sequential(*blocks)
+    return Rows(*blocks)
 
 
 class ResidualBlock(nn.Module):

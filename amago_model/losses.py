@@ -6,11 +6,28 @@ a mean is over the transitions it leaves, all discounts and all critics, each we
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.moments import masked_mean, masked_moments
+from amago_model.config import LossConfig
+from amago_model.moments import masked_mean
+
+
+def subset_indices(
+    n_critics: int, size: int, noise: Tensor, *, replacement: bool = False
+) -> Tensor | None:
+    """Which critics each entry is given: [size, ...] from noise [C, ...]; None for all of them.
+
+    Drawn without replacement (Chen et al. 2021, REDQ): those for which `noise`, independent and
+    standard normal, is largest. With replacement, it is read as C equally likely ranges.
+    """
+    if replacement:
+        uniform = torch.special.ndtr(noise[:size])
+        return (uniform * n_critics).long().clamp(max=n_critics - 1)
+    return noise.topk(size, dim=0).indices if size < n_critics else None
 
 
 def ensemble_subset(
@@ -18,15 +35,16 @@ def ensemble_subset(
 ) -> Tensor:
     """[C, ...] -> [...]: the minimum (or mean) over `size` critics, drawn anew for each entry.
 
-    Drawn without replacement (Chen et al. 2021, REDQ): those for which `noise`, independent and
-    shaped like q, is largest. It is not read where size is C. With replacement, standard normal
-    noise is read as C equally likely ranges.
+    `noise`, shaped like q, is not read where size is C and all are drawn: see `subset_indices`.
     """
-    if replacement:
-        uniform = torch.special.ndtr(noise[:size])
-        q = q.gather(0, (uniform * q.shape[0]).long().clamp(max=q.shape[0] - 1))
-    elif size < q.shape[0]:
-        q = q.gather(0, noise.topk(size, dim=0).indices)
+    indices = subset_indices(len(q), size, noise, replacement=replacement)
+    return over_subset(q, indices, minimum=minimum)
+
+
+def over_subset(q: Tensor, indices: Tensor | None, *, minimum: bool) -> Tensor:
+    """q [C, ...], indices [size, ...] -> [...]: the minimum (or mean) over the critics chosen."""
+    if indices is not None:
+        q = q.gather(0, indices)
     return q.amin(0) if minimum else q.mean(0)
 
 
@@ -73,9 +91,17 @@ def leaky_relu_filter(
     return weight + binary_filter(advantage, threshold) if add_step else weight
 
 
-def normalized_advantage(advantage: Tensor, mask: Tensor) -> Tensor:
-    """[N, G] to mean 0 and deviation 1 over what the mask [N] leaves, for each discount."""
-    _, mean, variance = masked_moments(advantage, mask)
+def advantage_weight(advantage: Tensor, config: LossConfig) -> Tensor:
+    """Weights of the data's actions by the filter of the settings, shaped like the advantages."""
+    if config.filter == "binary":
+        return binary_filter(advantage, config.filter_threshold)
+    if config.filter == "leaky_relu":
+        return leaky_relu_filter(advantage, **dataclasses.asdict(config.leaky_filter))
+    return exp_filter(advantage, config.filter_beta, config.filter_max)
+
+
+def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """[N, G] to mean 0 and deviation 1, given those of each discount [G]."""
     return (advantage - mean) / (variance + 1e-10).sqrt()
 
 

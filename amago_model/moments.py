@@ -2,11 +2,16 @@
 
 An empty mask gives a mean of 0 and leaves running statistics untouched. Where several processes
 train together, statistics are those of the union of their batches, so all ranks keep the same ones.
+So they are where a batch comes in parts: `collecting` lets every part be seen before any statistic
+moves, and `still` keeps them there while the parts are learned from (see `Agent.observe`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -48,7 +53,80 @@ def _sum_over_processes(x: Tensor) -> None:
         dist.all_reduce(x)
 
 
-class RunningMoments(nn.Module):
+class Statistics(nn.Module):
+    """What moves by being shown batches. A subclass says how, in `take`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase: Literal["moving", "collecting", "still"] = "moving"
+        self._collected: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def update(self, x: Tensor, mask: Tensor) -> None:
+        """Take in x [*mask.shape, ...] where the mask is True; nothing if it is nowhere."""
+        if self.phase == "moving":
+            self.take(x, mask)
+        elif self.phase == "collecting":
+            self._collected.append((x.flatten(0, mask.ndim - 1), mask.flatten()))
+
+    def take(self, x: Tensor, mask: Tensor) -> None:
+        """What `update` does to a whole batch."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Take in what was collected, as one batch."""
+        collected, self._collected = self._collected, []
+        if collected:
+            xs, masks = zip(*collected, strict=True)
+            self.take(torch.cat(xs), torch.cat(masks))
+
+
+@contextmanager
+def still(*modules: nn.Module) -> Iterator[None]:
+    """No statistic inside these modules moves."""
+    with _in_phase("still", modules):
+        yield
+
+
+@contextmanager
+def collecting(*modules: nn.Module) -> Iterator[None]:
+    """What statistics inside these modules are shown is kept, and taken in as one at the end."""
+    with _in_phase("collecting", modules) as found:
+        yield
+        for statistics in found:
+            statistics.settle()
+
+
+@contextmanager
+def _in_phase(
+    phase: Literal["collecting", "still"], modules: tuple[nn.Module, ...]
+) -> Iterator[list[Statistics]]:
+    inside = (part for module in modules for part in module.modules())
+    found = [part for part in inside if isinstance(part, Statistics)]
+    with ExitStack() as back:
+        for statistics in found:
+            back.callback(setattr, statistics, "phase", statistics.phase)
+            statistics.phase = phase
+        yield found
+
+
+class BatchMoments(Statistics):
+    """Mean and variance [*features] of the batch at hand, and of the whole of one in parts."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """x [*mask.shape, *features] -> (mean, variance) over what the mask leaves."""
+        self.update(x, mask)
+        return self.mean, self.variance
+
+    def take(self, x: Tensor, mask: Tensor) -> None:
+        _, self.mean, self.variance = masked_moments(x, mask)
+
+
+class RunningMoments(Statistics):
     """Debiased running mean and variance of [*features], as buffers.
 
     Update k uses the step beta / (1 - (1 - beta)^(k + 1)), so that early batches weigh nearly
@@ -68,10 +146,8 @@ class RunningMoments(nn.Module):
     variance: Tensor
     updates: Tensor
 
-    @torch.no_grad()
-    def update(self, x: Tensor, mask: Tensor) -> None:
-        """Take in x [*mask.shape, *features] where the mask is True; nothing if it is nowhere."""
-        count, mean, variance = masked_moments(x, mask)
+    def take(self, x: Tensor, mask: Tensor) -> None:
+        count, mean, variance = masked_moments(x.to(self.mean.dtype), mask)
         any_row = (count > 0).to(self.updates.dtype)
         self.updates += any_row
         # 1 - (1 - beta)^k by expm1: in float32 the plain form is off in the fourth digit.

@@ -20,14 +20,20 @@ DEVIATIONS: dict[str, str] = {
 
 Not offered, for they are no method: gradients of frozen copies in the clip norm, a mean over
 accumulated micro-batches that keeps only the last one, multi-binary log-probabilities averaged over
-switches, running variances as E[x^2] - E[x]^2, and NaN statistics from a batch of padding.
+switches, discrete actions less likely than prob_low that no data can make likelier, running
+variances as E[x^2] - E[x]^2, and NaN statistics from a batch of padding.
 """
 
 
 def published_v3(config: AgentConfig | None = None) -> AgentConfig:
-    """A config (default: the default) with each deviation of `DEVIATIONS` switched back."""
+    """A config (default: the default) with each deviation of `DEVIATIONS` switched back that it
+    has a use for."""
     config = config or AgentConfig()
-    losses = replace(config.losses, targets_before_step=True, filter_advantage="raw")
+    if not config.losses.trains_critic:
+        return config
+    losses = replace(config.losses, targets_before_step=True)
+    if not losses.fake_filter and losses.offline_weight > 0:
+        losses = replace(losses, filter_advantage="raw")
     if losses.filter == "exp":
         losses = replace(losses, filter_max=1e30)
     critic = replace(config.critic, subset_replacement=True, soften_data_actions=True)

@@ -10,7 +10,7 @@
 
 What each kind is called with, and what it must offer, is that of the class it replaces:
 
-    timestep_encoder    f(config: AgentConfig, spaces)              FeedForwardTimestepEncoder
+    timestep_encoder    f(config: AgentConfig, spaces)              TimestepEncoder
     trajectory_encoder  f(config: AgentConfig, d_input)             GRUTrajectoryEncoder
     actor               f(config: ActorConfig, action, *, d_state, n_gammas)          Actor
     critic              f(config: CriticConfig, action, gammas, *, d_state, sampled)  CriticEnsemble

@@ -15,6 +15,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amago_model.batch import Batch
+from amago_model.config import LossConfig
+from amago_model.losses import clipped_target
+
+
+def critic_targets(batch: Batch, next_value: Tensor, gammas: Tensor, config: LossConfig) -> Tensor:
+    """next_value [B, T, G], gammas [G] -> [B, T, G], all in units of the multiplied reward."""
+    usable = batch.mask & (batch.terminated | batch.next_obs_valid)
+    reward = torch.where(batch.mask, batch.reward * config.reward_multiplier, 0.0)
+    terms = reward, batch.terminated, usable, next_value, gammas
+    if config.td_lambda is None:
+        returns = n_step_returns(*terms, config.n_step)
+    else:
+        returns = lambda_returns(*terms, config.td_lambda)
+    low, high = (
+        None if bound is None else bound * config.reward_multiplier
+        for bound in (config.target_low, config.target_high)
+    )
+    return clipped_target(returns, low, high)
+
 
 def n_step_returns(
     reward: Tensor,

@@ -21,7 +21,8 @@ class ObsSpace(Checked):
     dtype: str
     """numpy name of the stored type, such as 'float32' or 'uint8'."""
     n: int | None = None
-    """Number of categories if the array holds category numbers 0..n-1 (they become one-hot)."""
+    """Number of categories if the array holds category numbers 0..n-1: few become one-hots, many
+    are embedded (see modalities.py)."""
     role: Role = "policy"
     """Who may look: policy (the agent), critic (privileged), mask (legal actions), relabel, log."""
 

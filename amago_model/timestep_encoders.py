@@ -1,4 +1,9 @@
-"""One row to one vector: observation arrays and the previous step's features through an MLP.
+"""One row to one vector: observations of any kind and the previous step, through an MLP.
+
+    plain numbers, few categories, previous reward and action ── whiten ──┐
+    image ── convolutions, linear ────────────────────────────────────────┤
+    tokens ── embedding, recurrent, linear, norm ─────────────────────────┼── MLP ── norm ── row
+    goals ── two linear, norm ────────────────────────────────────────────┘
 
 Rows are independent of each other: whatever needs the past belongs in trajectory_encoders.
 """
@@ -10,8 +15,10 @@ from torch import Tensor, nn
 
 from amago_model.batch import one_hot
 from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
-from amago_model.errors import ConfigError
+from amago_model.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.images import ImageEncoder, draw_shifts
 from amago_model.layers import make_mlp, make_norm
+from amago_model.modalities import hint, kinds_of
 from amago_model.moments import RunningMoments
 
 
@@ -37,8 +44,7 @@ class InputNorm(nn.Module):
 def observation_features(space: ObsSpace, x: Tensor) -> Tensor:
     """[B, L, *shape] in storage dtype -> [B, L, features] float32.
 
-    Categories become one-hot; bytes (pixels, usually) are divided by 255; anything else is taken
-    as it is. Images get no better treatment here: convolutional encoders come later.
+    Categories become one-hot; bytes are divided by 255; anything else is taken as it is.
     """
     rows = x.reshape(*x.shape[:2], -1)
     if space.n is not None:
@@ -48,51 +54,116 @@ def observation_features(space: ObsSpace, x: Tensor) -> Tensor:
     return rows.to(torch.float32)
 
 
-class FeedForwardTimestepEncoder(nn.Module):
-    """Concatenate [arrays sorted by key | previous reward | previous action], normalise, MLP."""
+class TimestepEncoder(nn.Module):
+    """Whiten what is plain, embed the rest, concatenate (each kind sorted by key), MLP, norm.
+
+    Where all observations are plain this is the feed-forward encoder, with no parameter more.
+    """
 
     def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
         super().__init__()
         self.config = config
-        self.keys = list(config.keys) or spaces.keys("policy")
-        for key in self.keys:
-            if key not in spaces.keys("policy"):
-                raise ConfigError(
-                    f"TimestepEncoderConfig.keys: {key!r} is not an observation with the role "
-                    f"'policy'; those are {spaces.keys('policy')}"
-                )
-        self.keys.sort()
-        self.spaces = {key: spaces.observations[key] for key in self.keys}
-        width = sum(space.features for space in self.spaces.values()) + 1 + spaces.action.width
-        self.input_norm = InputNorm(width) if config.normalize_inputs else None
+        kinds = kinds_of(config, spaces)
+        self.spaces = {key: spaces.observations[key] for key in kinds}
+        self.vector_keys = [key for key, kind in kinds.items() if kind == "vector"]
+        self.images = nn.ModuleList(
+            ImageEncoder(config.images, key, self.spaces[key])
+            for key, kind in kinds.items()
+            if kind == "image"
+        )
+        self.tokens = nn.ModuleList(
+            TokenEmbedder(config.tokens, key, self.spaces[key])
+            for key, kind in kinds.items()
+            if kind == "tokens"
+        )
+        self.goals = nn.ModuleList(
+            GoalEmbedder(config.goals, key, self.spaces[key])
+            for key, kind in kinds.items()
+            if kind == "goals"
+        )
+        plain = sum(self.spaces[key].features for key in self.vector_keys) + 1 + spaces.action.width
+        self.input_norm = InputNorm(plain) if config.normalize_inputs else None
+        width = plain + sum(int(part.d_output) for part in self._embedders())
+        self.d_output = max(config.d_output, width) if config.auto_scale else config.d_output
         self.mlp = make_mlp(
             width,
-            config.d_hidden,
+            max(config.d_hidden, width) if config.auto_scale else config.d_hidden,
             config.n_layers,
-            config.d_output,
+            self.d_output,
             activation=config.activation,
             norm=config.norm,
         )
-        self.out_norm = make_norm(config.out_norm, config.d_output)
+        self.out_norm = make_norm(config.out_norm, self.d_output)
 
-    @property
-    def d_output(self) -> int:
-        return self.config.d_output
+    def _embedders(self) -> list[nn.Module]:
+        return [*self.images, *self.tokens, *self.goals]
 
-    def forward(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
-        """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
+    def describe(self) -> list[str]:
+        """What each observation is taken for, sorted by key."""
+        found = {str(part.key): part.describe() for part in self._embedders()}  # type: ignore[operator]
+        for key in self.vector_keys:
+            space = self.spaces[key]
+            if space.n is not None:
+                form = f"{space.features // space.n} x {space.n} categories"
+            else:
+                form = f"{space.features} number" + "s" * (space.features > 1)
+            found[key] = ", ".join(filter(None, (form, hint(space, "vector"))))
+        return [f"{key}: {found[key]}" for key in sorted(found)]
 
-        Rows that are not valid are read as zeros; None means all are valid and that running
-        statistics must not move.
-        """
+    def plain(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
+        """What is whitened, before it is: [B, L, F] float32, zeros in rows that are not valid."""
         if self.config.hide_previous:
             previous = torch.zeros_like(previous)
         elif self.config.hide_reward:
             previous = torch.cat((torch.zeros_like(previous[..., :1]), previous[..., 1:]), dim=-1)
-        parts = [observation_features(self.spaces[key], obs[key]) for key in self.keys]
+        parts = []
+        for key in self.vector_keys:
+            part = observation_features(self.spaces[key], obs[key])
+            parts.append(torch.zeros_like(part) if key in self.config.hide_keys else part)
         x = torch.cat((*parts, previous), dim=-1)
-        if valid is not None:
-            x = torch.where(valid.unsqueeze(-1), x, 0.0)
+        return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0.0)
+
+    def forward(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
+        """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
+
+        Rows that are not valid are read as zeros; None means all are valid, that running statistics
+        must not move and that images stay where they are.
+        """
+        x = self.plain(obs, previous, valid)
         if self.input_norm is not None:
             x = self.input_norm(x, valid)
-        return self.out_norm(self.mlp(x))
+        parts = [x]
+        shifts = self._shifts(valid)
+        for index, image in enumerate(self.images):
+            pixels = _only_valid(obs[image.key], valid)  # type: ignore[index]
+            part = image(pixels, None if shifts is None else shifts[:, :, index])
+            parts.append(self._shown(image, part))
+        for embedder in (*self.tokens, *self.goals):
+            part = embedder(_only_valid(obs[embedder.key], valid))
+            parts.append(self._shown(embedder, part))
+        return self.out_norm(self.mlp(torch.cat(parts, dim=-1) if len(parts) > 1 else x))
+
+    def _shown(self, embedder: nn.Module, part: Tensor) -> Tensor:
+        # Times zero: its parameters still get a gradient, of zero, as processes that share out the
+        # gradients expect.
+        return part * 0.0 if embedder.key in self.config.hide_keys else part
+
+    def _shifts(self, valid: Tensor | None) -> Tensor | None:
+        """[B, L, images, 2], in training and if wanted."""
+        config = self.config.images
+        if not self.training or valid is None or not config.augment:
+            return None
+        return draw_shifts(
+            *valid.shape,
+            len(self.images),
+            share=config.augment,
+            most=config.augment_shift,
+            device=valid.device,
+        )
+
+
+def _only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
+    """[B, L, *shape] with zeros in rows that are not valid."""
+    if valid is None:
+        return x
+    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), 0)

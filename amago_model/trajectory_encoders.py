@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import FeedForwardConfig, GRUConfig, TrajectoryEncoderConfig
-from amago_model.layers import ResidualBlock, make_activation, make_norm
+from amago_model.layers import ResidualBlock, Rows, make_activation, make_norm
+from amago_model.mamba import Mamba
 from amago_model.transformer import Transformer
 
 Hidden = Any
-"""None, a GRU's tensor or a TransformerHidden: opaque to everyone but the encoder that made it."""
+"""None, a tensor, a MambaHidden or a TransformerHidden: opaque to all but the encoder it is of."""
 
 
 class _NoMemory(nn.Module):
@@ -62,7 +63,7 @@ class FeedForwardTrajectoryEncoder(_NoMemory):
             "dropout": config.dropout,
         }
         d_ff = config.d_ff or 4 * d
-        self.net = nn.Sequential(
+        self.net = Rows(
             nn.Linear(d_input, d),
             make_activation(config.activation),
             nn.Dropout(config.dropout),
@@ -94,7 +95,8 @@ class GRUTrajectoryEncoder(nn.Module):
         return self.norm(self.out(self.gru(x)[0]))
 
     def initial_hidden(self, n: int, device: torch.device | str) -> Tensor:
-        return torch.zeros(self.config.n_layers, n, self.config.d_hidden, device=device)
+        shape, dtype = (self.config.n_layers, n, self.config.d_hidden), self.out.weight.dtype
+        return torch.zeros(shape, device=device, dtype=dtype)
 
     def step(self, x: Tensor, time_idx: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         y, hidden = self.gru(x, hidden)
@@ -112,5 +114,7 @@ def make_trajectory_encoder(config: TrajectoryEncoderConfig, d_input: int) -> nn
             return FeedForwardTrajectoryEncoder(config.feedforward, d_input)
         case "gru":
             return GRUTrajectoryEncoder(config.gru, d_input)
+        case "mamba":
+            return Mamba(config.mamba, d_input)
         case "transformer":
             return Transformer(config.transformer, d_input)

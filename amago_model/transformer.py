@@ -35,7 +35,8 @@ from torch.nn import functional as F
 
 from amago_model.attention import Attention
 from amago_model.config import TransformerConfig
-from amago_model.layers import make_activation, make_norm
+from amago_model.layers import by_rows, make_activation, make_norm
+from amago_model.moments import Statistics
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class TransformerHidden:
     """[N] int64: rows seen since the episode began."""
 
 
-class SigmaLinear(nn.Module):
+class SigmaLinear(Statistics):
     """A linear layer whose matrix has the learned spectral norm gamma (sigma-reparametrisation).
 
     W is used as gamma / sigma * W, sigma = u' W v its largest singular value, tracked by one power
@@ -68,21 +69,56 @@ class SigmaLinear(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
         self.register_buffer("u", u[:, 0].clone())
         self.register_buffer("v", vh[0].clone())
+        self._kept: tuple[object, Tensor] | None = None
 
     u: Tensor
     v: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         u, v = self.u, self.v
+        if self.training and self.phase == "moving":
+            u, v = self._iterate()
+        acting = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        matrix = self._kept_matrix() if acting else self._matrix(u, v)
+        return F.linear(x, matrix, self.bias)
+
+    def _matrix(self, u: Tensor, v: Tensor) -> Tensor:
+        with _in_full(self.weight):
+            return self.weight * (self.gamma / torch.dot(u, self.weight @ v))
+
+    def _kept_matrix(self) -> Tensor:
+        """The matrix, which in acting is as dear as its product with a few rows: made anew only
+        when what it is made of has changed since, or the mode was set."""
+        made_of = (self.weight, self.gamma, self.u, self.v)
+        if any(x.is_inference() for x in made_of):
+            return self._matrix(self.u, self.v)
+        state = [(x.data_ptr(), x._version) for x in made_of]
+        if self._kept is None or self._kept[0] != state:
+            self._kept = (state, self._matrix(self.u, self.v))
+        return self._kept[1]
+
+    def train(self, mode: bool = True) -> SigmaLinear:
+        self._kept = None  # a fused optimiser leaves no trace in `_version`
+        return super().train(mode)
+
+    def settle(self) -> None:
         if self.training:
-            with torch.no_grad():
-                u = F.normalize(self.weight @ v, dim=0)
-                v = F.normalize(self.weight.T @ u, dim=0)
-                # Fresh tensors go into sigma; the buffers may change again before the backward.
-                self.u.copy_(u)
-                self.v.copy_(v)
-        sigma = torch.dot(u, self.weight @ v)
-        return F.linear(x, self.weight * (self.gamma / sigma), self.bias)
+            self._iterate()
+
+    @torch.no_grad()
+    def _iterate(self) -> tuple[Tensor, Tensor]:
+        with _in_full(self.weight):
+            u = F.normalize(self.weight @ self.v, dim=0)
+            v = F.normalize(self.weight.T @ u, dim=0)
+        # Fresh tensors go into sigma; the buffers may change again before the backward.
+        self.u.copy_(u)
+        self.v.copy_(v)
+        return u, v
+
+
+def _in_full(weight: Tensor) -> torch.autocast:
+    """Products of vectors, which cost nothing: autocast would round sigma to three digits."""
+    return torch.autocast(weight.device.type, enabled=False)
 
 
 def _linear(config: TransformerConfig, d_input: int, d_output: int, bias: bool = True) -> nn.Module:
@@ -152,8 +188,11 @@ class TransformerLayer(nn.Module):
         if self.head_scale is not None:
             attended = attended * self.head_scale
         x = x + self.norm2(self.out(attended.transpose(1, 2).flatten(2)))
-        hidden = self.norm4(self.activation(self.ff1(self.norm3(x))))
-        return x + F.dropout(self.ff2(hidden), self.config.dropout_ff, self.training)
+        added = by_rows(self._feed_forward, x)
+        return x + F.dropout(added, self.config.dropout_ff, self.training)
+
+    def _feed_forward(self, rows: Tensor) -> Tensor:
+        return self.ff2(self.norm4(self.activation(self.ff1(self.norm3(rows)))))  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, turn: Rotation | None) -> Tensor:
         q, k, v = self.split(x, turn)
@@ -203,6 +242,11 @@ class Transformer(nn.Module):
         """The attention back-end in use, for logs."""
         return self.attention.name
 
+    def kernels(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """What computes whole windows there, in this type; ConfigError if what is asked cannot."""
+        c = self.config
+        return {"attention": self.attention.plan(device, dtype, c.n_heads, c.d_model // c.n_heads)}
+
     def _embed(self, x: Tensor, time_idx: Tensor) -> tuple[Tensor, Rotation | None]:
         c, h, turn = self.config, self.embed(x), None
         if c.position == "sinusoidal":
@@ -222,7 +266,8 @@ class Transformer(nn.Module):
     def initial_hidden(self, n: int, device: torch.device | str) -> TransformerHidden:
         c = self.config
         shape = (c.n_layers, n, c.n_heads, c.n_sinks + c.context, c.d_model // c.n_heads)
-        keys, values = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        dtype = self.embed.weight.dtype
+        keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in "kv")
         steps = torch.zeros(n, dtype=torch.int64, device=device)
         return TransformerHidden(keys=keys, values=values, steps=steps)
 

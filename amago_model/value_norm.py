@@ -8,12 +8,12 @@ al. 2016). w and b are statistics, not weights: one set serves the critics and t
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from amago_model.moments import RunningMoments
+from amago_model.moments import RunningMoments, Statistics
 
 
-class PopArt(nn.Module):
+class PopArt(Statistics):
     """Statistics of G returns, one for each discount; the last dimension of every input is G."""
 
     def __init__(self, n_gammas: int, *, beta: float, init_nu: float, enabled: bool) -> None:
@@ -36,13 +36,12 @@ class PopArt(nn.Module):
         """[G], kept within 0.01 .. 10^4."""
         return self.moments.variance.clamp(1e-4, 1e8).sqrt()
 
-    @torch.no_grad()
-    def update(self, returns: Tensor, mask: Tensor) -> None:
-        """Take in returns [*mask.shape, G] where the mask is True."""
+    def take(self, x: Tensor, mask: Tensor) -> None:
+        """Take in returns x [*mask.shape, G] where the mask is True."""
         if not self.enabled:
             return
         old_mean, old_sigma = self.mean.clone(), self.sigma
-        self.moments.update(returns, mask)
+        self.moments.take(x, mask)
         sigma = self.sigma
         self.w.mul_(old_sigma / sigma)
         self.b.mul_(old_sigma).add_(old_mean - self.mean).div_(sigma)

@@ -4,14 +4,14 @@ A config is complete when constructed and refuses contradictions by field name. 
 a field is its help text. Everything survives JSON: `to_dict` / `from_dict`. Defaults are those of
 the published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2, NeurIPS 2024). No tensor lives here.
 
-encoders.py, heads.py and losses.py hold the parts; agent.py the whole.
+timestep.py, encoders.py, heads.py and losses.py hold the parts; agent.py the whole.
 """
 
 from amago_model.config.agent import AgentConfig, CustomConfig
 from amago_model.config.encoders import (
     FeedForwardConfig,
     GRUConfig,
-    TimestepEncoderConfig,
+    MambaConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
@@ -25,6 +25,12 @@ from amago_model.config.heads import (
 )
 from amago_model.config.losses import LeakyFilterConfig, LossConfig
 from amago_model.config.names import Activation, Norm
+from amago_model.config.timestep import (
+    GoalConfig,
+    ImageConfig,
+    TimestepEncoderConfig,
+    TokenConfig,
+)
 from amago_model.spaces import ActionSpace, ObsSpace, Role, Spaces
 
 __all__ = [
@@ -39,6 +45,9 @@ __all__ = [
     "FeedForwardConfig",
     "GMMConfig",
     "GRUConfig",
+    "MambaConfig",
+    "GoalConfig",
+    "ImageConfig",
     "LeakyFilterConfig",
     "LossConfig",
     "Norm",
@@ -47,6 +56,7 @@ __all__ = [
     "Role",
     "Spaces",
     "TimestepEncoderConfig",
+    "TokenConfig",
     "TrajectoryEncoderConfig",
     "TransformerConfig",
 ]

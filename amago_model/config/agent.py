@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from amago_model.checked import Checked
-from amago_model.config.encoders import TimestepEncoderConfig, TrajectoryEncoderConfig
+from amago_model.config.encoders import TrajectoryEncoderConfig
 from amago_model.config.heads import ActorConfig, CriticConfig
 from amago_model.config.losses import LossConfig
+from amago_model.config.timestep import TimestepEncoderConfig
 from amago_model.errors import ConfigError
 
 
@@ -54,11 +55,22 @@ class AgentConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         unfiltered = self.losses.fake_filter or self.losses.offline_weight == 0
-        if self.custom.filter and (unfiltered or self.losses.filter != "binary"):
+        other = self.losses.filter != "binary" or self.losses.filter_threshold != 0
+        if self.custom.filter and (unfiltered or other):
             raise ConfigError(
                 f"CustomConfig.filter: {self.custom.filter!r} would not be used, or another filter "
-                "beside it; leave losses.filter and fake_filter at their defaults and "
-                "offline_weight above 0, or unset it"
+                "beside it; leave losses.filter, filter_threshold and fake_filter at their "
+                "defaults and offline_weight above 0, or unset it"
+            )
+        if self.critic != CriticConfig() and not self.losses.trains_critic:
+            raise ConfigError(
+                "AgentConfig.critic: set, but behaviour cloning (fake_filter with online_weight=0) "
+                "builds no critic; leave it at its defaults"
+            )
+        if self.actor.log_prob_clip != ActorConfig.log_prob_clip and not self.losses.offline_weight:
+            raise ConfigError(
+                f"ActorConfig.log_prob_clip: {self.actor.log_prob_clip}, but with offline_weight=0 "
+                "nothing asks for the probability of a data action; leave it at its default"
             )
         if self.custom.critic and not self.losses.trains_critic:
             raise ConfigError(

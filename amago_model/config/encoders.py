@@ -1,4 +1,4 @@
-"""Settings of the encoders: one row to one vector, and the memory over rows."""
+"""Settings of the memory over rows."""
 
 from __future__ import annotations
 
@@ -7,43 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from amago_model.checked import Checked
-from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm
+from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimestepEncoderConfig(Checked):
-    """One row (observation, previous action and reward) to one vector, by an MLP."""
-
-    n_layers: int = 2
-    """Hidden layers."""
-    d_hidden: int = 512
-    """Width of the hidden layers."""
-    d_output: int = 256
-    """Width of the vector it makes."""
-    activation: Activation = "leaky_relu"
-    """Activation after each hidden layer."""
-    norm: Norm = "none"
-    """Normalisation of each hidden layer, before the activation."""
-    out_norm: Norm = "layer"
-    """Normalisation of the output."""
-    normalize_inputs: bool = True
-    """Whiten each input feature by running statistics of the training data."""
-    hide_previous: bool = False
-    """Ablation: replace the previous action and reward by zeros (same parameter count)."""
-    hide_reward: bool = False
-    """Ablation: replace only the previous reward by zeros."""
-    keys: tuple[str, ...] = ()
-    """Observation keys to use; empty means every key with the role 'policy'."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_sizes(n_layers=MAX_LAYERS, d_hidden=MAX_WIDTH, d_output=MAX_WIDTH)
-        if self.hide_previous and self.hide_reward:
-            raise ConfigError(
-                "TimestepEncoderConfig.hide_reward: hide_previous already hides the reward; "
-                "set only one of them"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +36,8 @@ class FeedForwardConfig(Checked):
         if self.d_ff is not None:
             self.require_sizes(d_ff=4 * MAX_WIDTH)
         self.require_fractions("dropout")
+        check_norm(self, "norm", d_model=self.d_model, d_ff=self.d_ff or 4 * self.d_model)
+        check_norm(self, "out_norm", d_model=self.d_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +56,35 @@ class GRUConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_sizes(n_layers=MAX_LAYERS, d_hidden=MAX_WIDTH, d_output=MAX_WIDTH)
+        check_norm(self, "norm", d_output=self.d_output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig(Checked):
+    """A selective state-space memory: constant time per step (Gu & Dao 2023)."""
+
+    d_model: int = 256
+    """Width of the state vector."""
+    d_state: int = 16
+    """Numbers of recurrent state for each channel."""
+    d_conv: int = 4
+    """Rows that the convolution before the recurrence sees, the row itself included."""
+    expand: int = 2
+    """Channels inside a layer, as a multiple of d_model."""
+    n_layers: int = 3
+    """Layers."""
+    norm: Norm = "layer"
+    """Normalisation before each layer and of the output."""
+    scan: Literal["auto", "torch", "mamba_ssm"] = "auto"
+    """Who computes the recurrence of whole windows: torch, the mamba-ssm package, or the package
+    where it is able and torch elsewhere."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_sizes(
+            n_layers=MAX_LAYERS, d_model=MAX_WIDTH, d_state=256, d_conv=64, expand=64
+        )
+        check_norm(self, "norm", d_model=self.d_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +158,10 @@ class TransformerConfig(Checked):
                 f"TransformerConfig.n_heads: rotary positions need heads of an even width, not "
                 f"{self.d_model // self.n_heads}; choose another n_heads or d_model"
             )
+        inner = {"d_ff": self.d_ff} if self.normformer_norms else {}
+        check_norm(self, "norm", d_model=self.d_model, **inner)
+        head = {"the width of a head, d_model / n_heads": self.d_model // self.n_heads}
+        check_norm(self, "qk_norm", **head)
 
     def _check_attention(self) -> None:
         learnable = self.position == "learnable"
@@ -193,12 +193,14 @@ class TransformerConfig(Checked):
 class TrajectoryEncoderConfig(Checked):
     """A sequence of row vectors to a sequence of state vectors: the agent's memory."""
 
-    kind: Literal["identity", "feedforward", "gru", "transformer"] = "transformer"
+    kind: Literal["identity", "feedforward", "gru", "mamba", "transformer"] = "transformer"
     """Which encoder; only the settings of that one may differ from their defaults."""
     feedforward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
     """Settings of kind=feedforward (no memory)."""
     gru: GRUConfig = field(default_factory=GRUConfig)
     """Settings of kind=gru."""
+    mamba: MambaConfig = field(default_factory=MambaConfig)
+    """Settings of kind=mamba."""
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     """Settings of kind=transformer."""
 
@@ -207,6 +209,7 @@ class TrajectoryEncoderConfig(Checked):
         for name, cls in (
             ("feedforward", FeedForwardConfig),
             ("gru", GRUConfig),
+            ("mamba", MambaConfig),
             ("transformer", TransformerConfig),
         ):
             if name != self.kind and getattr(self, name) != cls():

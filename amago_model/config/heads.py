@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from amago_model.checked import Checked
-from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm
+from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
 
 
@@ -60,6 +60,7 @@ class ResidualActorConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_sizes(d_feature=MAX_WIDTH, d_ff=4 * MAX_WIDTH, n_blocks=MAX_LAYERS)
+        check_norm(self, "norm", d_feature=self.d_feature, d_ff=self.d_ff)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,13 @@ class ActorConfig(Checked):
                 raise ConfigError(
                     f"ActorConfig.{name}: set, but continuous={self.continuous!r} would not use "
                     f"it; set continuous={name!r} or leave {name} at its defaults"
+                )
+        for name in ("std_low", "std_high"):
+            ours = getattr(self, name) == getattr(type(self), name)
+            if self.continuous != "tanh_gaussian" and not ours:
+                raise ConfigError(
+                    f"ActorConfig.{name}: set, but continuous={self.continuous!r} would not use "
+                    f"it; set continuous='tanh_gaussian' or leave {name} at its default"
                 )
 
 
@@ -184,10 +192,21 @@ class CriticConfig(Checked):
         self.require_fractions("dropout")
         self.require("popart_beta", 0 < self.popart_beta < 1, "a number in (0, 1)")
         self.require("popart_init_nu", self.popart_init_nu > 0, "a positive number")
+        for name in ("popart_beta", "popart_init_nu"):
+            if not self.popart and getattr(self, name) != getattr(type(self), name):
+                raise ConfigError(
+                    f"CriticConfig.{name}: set, but popart=False keeps no statistics; leave it at "
+                    f"its default of {getattr(type(self), name)} or set popart=True"
+                )
         if self.kind == "scalar" and self.bins != BinsConfig():
             raise ConfigError(
                 "CriticConfig.bins: set, but kind='scalar' has no bins; set kind='twohot' or "
                 "'hlgauss', or leave bins at its defaults"
+            )
+        if self.kind == "twohot" and self.bins.sigma != BinsConfig.sigma:
+            raise ConfigError(
+                f"BinsConfig.sigma: {self.bins.sigma}, but labels of kind='twohot' have no width; "
+                "set kind='hlgauss' or leave sigma at its default"
             )
         if not 1 <= self.n_critics_target <= self.n_critics:
             raise ConfigError(

@@ -65,7 +65,7 @@ class LossConfig(Checked):
     """Weight of a data action by its advantage: 1 above the threshold, exp(beta x advantage), or a
     bent line (leaky_filter)."""
     filter_batch_norm: bool = False
-    """First bring the advantages of a (micro-)batch to mean 0 and deviation 1, per discount."""
+    """First bring the advantages of a batch to mean 0 and deviation 1, per discount."""
     leaky_filter: LeakyFilterConfig = field(default_factory=LeakyFilterConfig)
     """Settings of filter=leaky_relu."""
     filter_threshold: float = 0.0
@@ -147,11 +147,36 @@ class LossConfig(Checked):
                 f"LossConfig.filter_beta: it or filter_max is set, but filter={self.filter!r} "
                 "would not use them; set filter='exp' or leave them at their defaults"
             )
-        if self.filter_batch_norm and (self.fake_filter or self.offline_weight == 0):
-            raise ConfigError(
-                "LossConfig.filter_batch_norm: set, but with fake_filter or offline_weight=0 no "
-                "advantage is filtered; unset it"
+        if self.fake_filter or self.offline_weight == 0:
+            self._unused(
+                "with fake_filter or offline_weight=0 no advantage is filtered",
+                "filter",
+                "filter_threshold",
+                "filter_batch_norm",
+                "filter_advantage",
             )
+        if not self.trains_critic:
+            self._unused(
+                "behaviour cloning has no critic",
+                "reward_multiplier",
+                "n_step",
+                "td_lambda",
+                "target_low",
+                "target_high",
+                "critic_weight",
+                "n_target_actions",
+                "targets_before_step",
+                "use_target_actor",
+                "tau",
+            )
+
+    def _unused(self, why: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) != getattr(type(self), name):
+                raise ConfigError(
+                    f"LossConfig.{name}: set, but {why}; leave it at its default of "
+                    f"{getattr(type(self), name)!r}"
+                )
 
     @property
     def gammas(self) -> tuple[float, ...]:

@@ -59,12 +59,14 @@ def make_config() -> Callable[..., AgentConfig]:
         actor: dict | None = None,
         encoder: TimestepEncoderConfig = SMALL_ENCODER,
     ) -> AgentConfig:
+        wanted = LossConfig(**({"gamma": 0.9, "extra_gammas": (0.5,)} | (losses or {})))
+        small = {"d_hidden": 16, "n_critics": 3} | (critic or {})
         return AgentConfig(
             timestep_encoder=encoder,
             trajectory_encoder=trajectory_encoder,
             actor=ActorConfig(**({"d_hidden": 16} | (actor or {}))),
-            critic=CriticConfig(d_hidden=16, **({"n_critics": 3} | (critic or {}))),
-            losses=LossConfig(**({"gamma": 0.9, "extra_gammas": (0.5,)} | (losses or {}))),
+            critic=CriticConfig(**small if wanted.trains_critic else {}),
+            losses=wanted,
         )
 
     return make

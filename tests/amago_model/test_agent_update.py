@@ -1,4 +1,4 @@
-"""The whole update: against a slow loop, blind to padding, and gradients only where they belong."""
+"""The whole update: blind to padding, and gradients only where they belong."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from amago_model import (
     Spaces,
     TrajectoryEncoderConfig,
     TransformerConfig,
-    encode_action,
-    make_agent,
 )
-from amago_model.losses import binary_filter, ensemble_subset, exp_filter
+from amago_model.losses import binary_filter, exp_filter
 
 KINDS = ("discrete", "continuous")
 MEMORIES = {
@@ -53,214 +51,6 @@ def _assert_close(a: dict, b: dict, **kw) -> None:  # type: ignore[no-untyped-de
     assert a.keys() == b.keys()
     for key in a:
         torch.testing.assert_close(a[key], b[key], msg=lambda m, k=key: f"{k}: {m}", **kw)
-
-
-# ------------------------------------------------------------------------------ against a slow loop
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_three_losses_equal_a_slow_loop(
-    make_spaces, make_config, make_batch, kind: str, n_step: int
-) -> None:
-    losses = {"n_step": n_step, "online_weight": 0.5, "offline_weight": 2.0}
-    agent = Agent(make_config(losses=losses, critic={"n_critics_target": 3}), make_spaces(kind))
-    agent.eval()  # statistics stand still, so the loop below may read them
-    with torch.no_grad():  # values worth telling apart
-        agent.value_norm.moments.mean.fill_(2.0)
-        agent.value_norm.moments.variance.fill_(9.0)
-        agent.value_norm.w.fill_(0.7)
-        agent.value_norm.b.fill_(-0.2)
-        for p in agent.target_critic.parameters():
-            p.mul_(1.5)
-    batch = make_batch(agent.spaces)
-    batch.action_known[0, 2] = False
-    torch.manual_seed(7)
-    _, metrics = agent(batch)
-    expected = _slow_losses(agent, batch, seed=7)
-    for name, value in expected.items():
-        assert float(metrics[f"loss/{name}"]) == pytest.approx(value, rel=2e-4, abs=1e-5), name
-    c = agent.config.losses
-    total = c.critic_weight * expected["critic"] + 0.5 * expected["climb"] + 2 * expected["clone"]
-    assert float(metrics["loss/total"]) == pytest.approx(total, rel=2e-4)
-
-
-@torch.no_grad()
-def _slow_losses(agent: Agent, batch: Batch, seed: int) -> dict[str, float]:
-    """One window, transition, discount and critic at a time. Nothing of losses.py is used."""
-    c, spaces = agent.config, agent.spaces
-    discrete = spaces.action.kind == "discrete"
-    b, t = batch.mask.shape
-    gammas = c.losses.gammas
-    norm = agent.value_norm
-    mean, sigma = float(norm.mean[0]), float(norm.sigma[0])
-    w, bias = float(norm.w[0]), float(norm.b[0])
-    state = agent.policy.states(
-        agent.policy.rows(
-            batch.obs,
-            batch.prev_action,
-            batch.prev_reward,
-            batch.time_idx,
-            valid=batch.row_mask,
-            previous_known=batch.previous_known,
-        ),
-        batch.time_idx,
-    ).detach()
-    torch.manual_seed(seed)  # the draw of the update: [target | own] for each discount
-    width = spaces.action.width
-    noises = torch.randn(t, b, 2, len(gammas), width).unbind(2)
-
-    def q(critic, s, action, g):  # type: ignore[no-untyped-def]
-        """Raw outputs [C] of one state for one action (index, probabilities or array)."""
-        if discrete:
-            every = critic.action_values(s[None])[:, 0, g]
-            return every[:, action] if isinstance(action, int) else (every * action).sum(-1)
-        filled = torch.zeros(1, 1, len(gammas), width)
-        filled[0, 0, g] = action
-        return critic.values(critic.state_part(s[None]), filled)[:, 0, 0, g]
-
-    def own(actor, s, g, noise):  # type: ignore[no-untyped-def]
-        d = actor(s[None])
-        return d.probs[0, g] if discrete else d.rsample(noise[None])[0, g]
-
-    sums = {"critic": [0.0, 0], "climb": [0.0, 0], "clone": [0.0, 0]}
-    for i in range(b):
-        for k in range(t):
-            if not batch.mask[i, k]:
-                continue
-            known = bool(batch.action_known[i, k])
-            s = state[i, k]
-            data = (
-                int(batch.action[i, k]) - spaces.action.start
-                if discrete
-                else encode_action(spaces.action, batch.action[i, k])
-            )
-            for g, gamma in enumerate(gammas):
-                v = q(agent.critic, s, own(agent.policy.actor, s, g, noises[1][k, i]), g)
-                value = w * v + bias
-                sums["climb"][0] += -float(value.min())
-                sums["climb"][1] += 1
-                if not known:
-                    continue
-                q_sa = w * q(agent.critic, s, data, g) + bias
-                d = agent.policy.actor(s[None])
-                if discrete:
-                    log_prob = d.probs[0, g, data].log()
-                else:
-                    log_prob = type(d)(d.loc[0, g], d.scale[0, g], d.clip).log_prob(data)
-                approved = float(q_sa.mean() - value.mean()) > 0
-                sums["clone"][0] += -float(log_prob) * approved
-                sums["clone"][1] += 1
-                y, usable = 0.0, False
-                for m in range(c.losses.n_step):
-                    j = k + m
-                    if j >= t or not batch.mask[i, j]:
-                        break
-                    if not (batch.terminated[i, j] or batch.next_obs_valid[i, j]):
-                        break
-                    usable = True
-                    y += gamma**m * float(batch.reward[i, j]) * c.losses.reward_multiplier
-                    tail = 0.0
-                    if batch.terminated[i, j]:
-                        break
-                    actor = agent.target_actor
-                    nxt = state[i, j + 1]
-                    raw = q(agent.target_critic, nxt, own(actor, nxt, g, noises[0][j, i]), g)
-                    tail = gamma ** (m + 1) * (sigma * (w * float(raw.min()) + bias) + mean)
-                if usable:
-                    goal = (y + tail - mean) / sigma
-                    sums["critic"][0] += float((q_sa - goal).square().mean())
-                    sums["critic"][1] += 1
-    return {name: total / count for name, (total, count) in sums.items()}
-
-
-# ------------------------------------------------------------------------------------------ padding
-
-
-def _garbage(batch: Batch) -> Batch:
-    """The same batch with the worst imaginable values wherever nothing was recorded."""
-    dirty = copy.deepcopy(batch)
-    rows = batch.row_mask
-    for x in dirty.obs.values():
-        x[~rows] = torch.nan
-    later = torch.cat((torch.ones_like(rows[:, :1]), batch.mask), dim=1)
-    dirty.prev_reward[~later] = torch.inf
-    dirty.prev_action[~later] = -(10**6) if dirty.prev_action.dtype == torch.int64 else torch.nan
-    dirty.time_idx[~later] = 10**6
-    dirty.terminated[~batch.mask] = True
-    dirty.truncated[~batch.mask] = True
-    dirty.next_obs_valid[~batch.mask] = True
-    dirty.action_known[~batch.mask] = True
-    return dirty
-
-
-def _longer(batch: Batch, k: int) -> Batch:
-    """k more padded transitions at the end of every window."""
-
-    def pad(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat((x, torch.zeros_like(x[:, :1]).expand(-1, k, *x.shape[2:])), dim=1)
-
-    return batch._map(pad)
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_changes_no_loss_metric_statistic_or_gradient(
-    make_spaces, make_config, make_batch, kind: str, memory: str
-) -> None:
-    # 8 windows and 2 x 2 action numbers: CPU noise is drawn 16 at a time.
-    spaces = make_spaces(kind)
-    batch = make_batch(spaces, lengths=(6, 3, 1, 0, 4, 2, 6, 5))
-    agent = Agent(make_config(MEMORIES[memory], losses={"n_step": 2}), spaces)
-    twin = copy.deepcopy(agent)
-    other = _garbage(_longer(batch, 3))
-    loss, metrics, grads = _gradients(agent, batch)
-    loss_2, metrics_2, grads_2 = _gradients(twin, other)
-    torch.testing.assert_close(loss_2, loss, rtol=1e-5, atol=1e-6)
-    _assert_close(metrics_2, metrics, rtol=1e-4, atol=1e-5)
-    _assert_close(grads_2, grads, rtol=1e-3, atol=1e-5)
-    _assert_close(dict(twin.named_buffers()), dict(agent.named_buffers()), rtol=1e-4, atol=1e-6)
-
-
-HEADS = {
-    "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot"}, {}),
-    "hlgauss": ("continuous", {}, {"kind": "hlgauss"}, {"td_lambda": 0.8}),
-    "switches": ("multi_binary", {}, {"subset_replacement": True}, {"filter": "leaky_relu"}),
-    "choices": ("multi_discrete", {}, {"kind": "twohot"}, {"filter_batch_norm": True}),
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_padding_changes_nothing_for_any_head_nor_for_privileged_critics(
-    make_spaces, make_config, make_batch, name: str
-) -> None:
-    kind, algorithm, critic, losses = HEADS[name]
-    truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
-    spaces = make_spaces(kind)
-    spaces = Spaces(observations={**spaces.observations, "truth": truth}, action=spaces.action)
-    config = dataclasses.replace(make_config(losses=losses, critic=critic), **algorithm)
-    agent = make_agent(config, spaces)
-    twin = copy.deepcopy(agent)
-    batch = make_batch(spaces, lengths=(6, 3, 1, 0, 4, 2, 6, 5, 1, 1, 2, 2, 3, 3, 4, 4))
-    loss, metrics, grads = _gradients(agent, batch)
-    loss_2, metrics_2, grads_2 = _gradients(twin, _garbage(_longer(batch, 3)))
-    torch.testing.assert_close(loss_2, loss, rtol=1e-5, atol=1e-5)
-    _assert_close(metrics_2, metrics, rtol=1e-4, atol=1e-4)
-    _assert_close(grads_2, grads, rtol=1e-3, atol=1e-4)
-    _assert_close(dict(twin.named_buffers()), dict(agent.named_buffers()), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_nothing_gives_zero_losses_and_finite_everything(
-    make_spaces, make_config, make_batch, kind: str
-) -> None:
-    spaces = make_spaces(kind)
-    agent = Agent(make_config(), spaces)
-    before = {n: b.clone() for n, b in agent.named_buffers()}
-    loss, metrics, grads = _gradients(agent, _garbage(make_batch(spaces, lengths=(0, 0))))
-    assert float(loss) == 0.0
-    assert all(torch.isfinite(x).all() for x in (*metrics.values(), *grads.values()))
-    _assert_close(dict(agent.named_buffers()), before)
 
 
 # ------------------------------------------------------------------------------------ masks by name
@@ -333,20 +123,6 @@ def test_legal_actions_reach_the_targets_and_the_policy() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frozen_copies_have_no_gradient_and_everything_else_has_one(
-    make_spaces, make_config, make_batch, kind: str
-) -> None:
-    agent = Agent(make_config(), make_spaces(kind))
-    trainable = {id(p) for p in agent.trainable_parameters()}
-    loss, _ = agent(make_batch(agent.spaces))
-    loss.backward()
-    for name, p in agent.named_parameters():
-        assert (id(p) in trainable) == (not name.startswith("target_")) == (p.grad is not None), (
-            name
-        )
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_climbing_trains_the_actor_alone(make_spaces, make_config, make_batch, kind: str) -> None:
     losses = {"offline_weight": 0.0, "critic_weight": 1e-30}
     agent = Agent(make_config(losses=losses), make_spaces(kind))
@@ -386,40 +162,6 @@ def test_targets_move_a_fraction_towards_the_learned_weights(make_spaces, make_c
         torch.testing.assert_close(online - target, torch.full_like(online, 0.75))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_micro_batches_with_the_union_s_counts_equal_the_union(
-    make_spaces, make_config, make_batch, kind: str
-) -> None:
-    # All critics in the target and no sampled actions, for the draws of the parts would differ.
-    losses = {"fake_filter": True, "online_weight": 0.0} if kind == "continuous" else {}
-    agent = Agent(make_config(losses=losses, critic={"n_critics_target": 3}), make_spaces(kind))
-    agent.eval()  # statistics see one micro-batch at a time
-    batch = make_batch(agent.spaces, lengths=(6, 1, 3, 2))
-    total = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
-    _, _, whole = _gradients(agent, batch)
-    agent.zero_grad()
-    for part in (slice(0, 1), slice(1, 4)):
-        loss, _ = agent(batch._map(lambda x, part=part: x[part]), counts=total)
-        loss.backward()
-    parts = {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}
-    _assert_close(parts, whole, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("critic", ["twohot", "hlgauss"])
-def test_micro_batches_of_classified_returns_equal_the_union(
-    make_spaces, make_config, make_batch, critic: str
-) -> None:
-    agent = Agent(make_config(critic={"n_critics_target": 3, "kind": critic}), make_spaces()).eval()
-    batch = make_batch(agent.spaces, lengths=(6, 1, 3, 2))
-    total = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
-    _, _, whole = _gradients(agent, batch)
-    agent.zero_grad()
-    for part in (slice(0, 1), slice(1, 4)):
-        agent(batch._map(lambda x, part=part: x[part]), counts=total)[0].backward()
-    parts = {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}
-    _assert_close(parts, whole, rtol=1e-4, atol=1e-5)
-
-
 def test_metrics_are_detached_scalars_and_brief_ones_are_the_losses(
     make_spaces, make_config, make_batch
 ) -> None:
@@ -438,17 +180,6 @@ def test_evaluation_mode_moves_no_statistic(make_spaces, make_config, make_batch
 
 
 # ---------------------------------------------------------------------------------- small functions
-
-
-def test_a_subset_never_holds_a_critic_twice() -> None:
-    q = torch.arange(4.0).reshape(4, 1).expand(4, 20_000)
-    least = ensemble_subset(q, 2, minimum=True, noise=torch.randn(4, 20_000))
-    # Of 6 pairs, 3 have minimum 0, 2 have 1, 1 has 2; 3 could only be drawn twice.
-    frequency = torch.bincount(least.long(), minlength=4) / 20_000
-    torch.testing.assert_close(frequency, torch.tensor([3, 2, 1, 0]) / 6, atol=0.02, rtol=0)
-    torch.testing.assert_close(
-        ensemble_subset(q, 4, minimum=False, noise=q), torch.full((20_000,), 1.5)
-    )
 
 
 def test_filters_weigh_by_advantage() -> None:

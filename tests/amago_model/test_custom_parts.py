@@ -25,7 +25,7 @@ from amago_model import (
 )
 from amago_model.actor import Actor
 from amago_model.critic import CriticEnsemble
-from amago_model.timestep_encoders import FeedForwardTimestepEncoder
+from amago_model.timestep_encoders import TimestepEncoder
 from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
 
 
@@ -34,7 +34,7 @@ class Scaled(nn.Module):
 
     def __init__(self, config, spaces) -> None:  # type: ignore[no-untyped-def]
         super().__init__()
-        self.inner = FeedForwardTimestepEncoder(config.timestep_encoder, spaces)
+        self.inner = TimestepEncoder(config.timestep_encoder, spaces)
         self.scale = nn.Parameter(torch.ones(()))
         self.d_output = self.inner.d_output
 
@@ -134,6 +134,7 @@ def test_unknown_names_are_refused_with_the_nearest(make_spaces, make_config) ->
     [
         LossConfig(fake_filter=True, online_weight=0.0),
         LossConfig(filter="exp"),
+        LossConfig(filter_threshold=0.5),
         LossConfig(offline_weight=0.0),
     ],
 )

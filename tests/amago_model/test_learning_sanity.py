@@ -15,7 +15,9 @@ from amago_model import (
     Batch,
     BinsConfig,
     CriticConfig,
+    GRUConfig,
     LossConfig,
+    MambaConfig,
     ObsSpace,
     Spaces,
     TimestepEncoderConfig,
@@ -79,9 +81,11 @@ def _act(agent: Agent, obs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
     box = ActionSpace(kind="continuous", shape=(2,), low=(-3.0, 0.0), high=(3.0, 1.0))
-    cloning = {"fake_filter": True, "online_weight": 0.0, "offline_weight": 1.0}
-    losses = dataclasses.replace(NO_MEMORY.losses, **cloning)
-    agent = Agent(dataclasses.replace(NO_MEMORY, losses=losses), _spaces(box, 3))
+    losses = LossConfig(
+        gamma=0.5, extra_gammas=(), fake_filter=True, online_weight=0.0, offline_weight=1.0
+    )
+    cloning = dataclasses.replace(NO_MEMORY, critic=CriticConfig(), losses=losses)
+    agent = Agent(cloning, _spaces(box, 3))
 
     def wise(obs: torch.Tensor) -> torch.Tensor:
         return torch.stack((2 * obs[..., 0].tanh(), obs[..., 1].sigmoid()), dim=-1)
@@ -168,20 +172,26 @@ def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: s
     assert float(((chosen > 0) == (obs > 0)).float().mean()) > 0.9
 
 
-@pytest.mark.parametrize(
-    ("kind", "low", "high"), [("transformer", 0.97, 1.0), ("identity", 0.3, 0.7)]
-)
-def test_recall_is_solved_with_memory_and_not_without(kind: str, low: float, high: float) -> None:
+MEMORIES = {
+    "transformer": TrajectoryEncoderConfig(
+        kind="transformer",
+        transformer=TransformerConfig(
+            d_model=32, n_heads=2, d_ff=64, n_layers=1, context=9, dropout_emb=0.0
+        ),
+    ),
+    "mamba": TrajectoryEncoderConfig(
+        kind="mamba", mamba=MambaConfig(d_model=32, d_state=8, n_layers=1)
+    ),
+    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=32, d_output=32, n_layers=1)),
+    "identity": TrajectoryEncoderConfig(kind="identity"),
+}
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_recall_is_solved_with_memory_and_not_without(kind: str) -> None:
     """A cue is shown at step 0 only; after H steps the action that names it earns 1."""
-    horizon = 8
-    encoder = TrajectoryEncoderConfig(kind="identity")
-    if kind == "transformer":
-        encoder = TrajectoryEncoderConfig(
-            kind="transformer",
-            transformer=TransformerConfig(
-                d_model=32, n_heads=2, d_ff=64, n_layers=1, context=horizon + 1, dropout_emb=0.0
-            ),
-        )
+    horizon, encoder = 8, MEMORIES[kind]
+    low, high = (0.3, 0.7) if kind == "identity" else (0.97, 1.0)
     config = AgentConfig(
         timestep_encoder=TimestepEncoderConfig(d_hidden=32, d_output=32, n_layers=1),
         trajectory_encoder=encoder,

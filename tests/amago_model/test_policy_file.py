@@ -112,6 +112,17 @@ def test_a_policy_file_holds_acting_weights_only(make_spaces, make_config) -> No
     assert {name.split(".")[0] for name in tensors} == {"timestep_encoder", "actor"}
 
 
+def test_a_policy_goes_to_the_device_it_is_asked_to_and_its_file_names_none(
+    make_spaces, make_config
+) -> None:
+    """Wherever it was trained: device meta stands for any other than this one."""
+    agent = Agent(make_config(), make_spaces())
+    elsewhere = load_policy(save_policy(agent), device="meta")
+    assert {p.device.type for p in elsewhere.state_dict().values()} == {"meta"}
+    here = load_policy(save_policy(agent.policy))
+    assert {p.device.type for p in here.state_dict().values()} == {"cpu"}
+
+
 def test_saving_a_loaded_policy_gives_the_same_tensors(make_spaces, make_config) -> None:
     data = save_policy(Agent(make_config(MEMORIES["gru"]), make_spaces()))
     again = load_tensors(save_policy(load_policy(data)))

@@ -1,11 +1,20 @@
-"""Every memory acts one row at a time as it learns whole windows, whatever was reset when."""
+"""What a memory may see, and the parts of the Transformer.
+
+That each acts as it learns is in test_acting_equals_learning.py.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from amago_model import FeedForwardConfig, GRUConfig, TrajectoryEncoderConfig, TransformerConfig
+from amago_model import (
+    FeedForwardConfig,
+    GRUConfig,
+    MambaConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+)
 from amago_model.attention import attend_math, attend_sdpa, band_mask
 from amago_model.trajectory_encoders import make_trajectory_encoder
 from amago_model.transformer import SigmaLinear, sinusoid
@@ -24,40 +33,12 @@ MEMORIES = {
         kind="feedforward", feedforward=FeedForwardConfig(d_model=16)
     ),
     "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=8, d_output=8)),
+    "mamba": TrajectoryEncoderConfig(kind="mamba", mamba=MambaConfig(d_model=8, d_state=4)),
     "transformer": _transformer(),
     "transformer, math": _transformer(attention="math"),
-    "transformer, plain": _transformer(
-        sigma_reparam=False, normformer_norms=False, head_scaling=False
-    ),
-    "transformer, context of one": _transformer(context=1),
+    "transformer, sinks": _transformer(n_sinks=2),
     "transformer, long context": _transformer(context=64),
 }
-
-
-@pytest.mark.parametrize("name", MEMORIES)
-def test_stepping_equals_the_full_forward_with_rows_reset_at_different_times(name: str) -> None:
-    memory = make_trajectory_encoder(MEMORIES[name], 6).eval()
-    # Environments and the steps at which their episodes begin; some far outgrow the context of 5.
-    begins = ({0}, {0, 3}, {0, 1, 9, 14}, {0, 17}, {0, 7, 8})
-    steps, n = 22, len(begins)
-    x, outputs = torch.randn(n, steps, 6), []
-    time_idx, hidden = torch.zeros(n, dtype=torch.int64), memory.initial_hidden(n, "cpu")
-    times = []
-    with torch.no_grad():
-        for t in range(steps):
-            done = torch.tensor([t > 0 and t in b for b in begins])
-            hidden = memory.reset_hidden(hidden, done)
-            time_idx[done] = 0
-            y, hidden = memory.step(x[:, t : t + 1], time_idx.unsqueeze(1), hidden)
-            outputs.append(y)
-            times.append(time_idx.clone())
-            time_idx += 1
-        stepped, time_idx = torch.cat(outputs, dim=1), torch.stack(times, dim=1)
-        for i, starts in enumerate(begins):
-            edges = [*sorted(starts), steps]
-            for a, b in zip(edges, edges[1:], strict=False):
-                whole = memory(x[i : i + 1, a:b], time_idx[i : i + 1, a:b])
-                torch.testing.assert_close(stepped[i : i + 1, a:b], whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -102,6 +83,40 @@ def test_the_spectral_norm_of_a_sigma_layer_is_its_gamma() -> None:
     layer.eval()
     matrix = layer(torch.eye(20)) - layer.bias
     assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1.7, rel=1e-3)
+
+
+@torch.no_grad()
+def test_a_sigma_layer_that_acts_sees_every_change_of_its_weights() -> None:
+    layer, x = SigmaLinear(5, 4).eval(), torch.randn(3, 5)
+
+    def fresh() -> torch.Tensor:
+        with torch.enable_grad():  # as in learning, nothing is kept
+            return layer(x).detach()
+
+    torch.testing.assert_close(layer(x), fresh())
+    other = {name: value + 0.1 for name, value in layer.state_dict().items()}
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+
+    def step() -> None:
+        layer.train()
+        for p in layer.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        layer.eval()
+
+    changes = (
+        lambda: layer.load_state_dict(other),
+        lambda: layer.weight.mul_(torch.rand(4, 5)),
+        lambda: layer.gamma.add_(1),
+        step,
+        layer.double,
+    )
+    for change in changes:
+        before = layer(x)
+        change()
+        x = x.to(layer.weight.dtype)
+        torch.testing.assert_close(layer(x), fresh(), rtol=0, atol=0)
+        assert before.dtype != x.dtype or not torch.allclose(layer(x), before)
 
 
 def test_a_sigma_layer_may_run_twice_before_its_backward() -> None:

@@ -1,20 +1,21 @@
-"""Positions, sinks, clipped scores, normalised queries, and back-ends: each acts as it learns."""
+"""Positions, sinks, clipped scores, and back-ends: what each computes, and which is chosen.
+
+That each acts as it learns is in test_acting_equals_learning.py.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from amago_model import Agent, ConfigError, TrajectoryEncoderConfig, TransformerConfig, load_policy
-from amago_model import flash_attention as flash
 from amago_model.attention import BACKENDS, Attention, Pattern, choose
 from amago_model.policy_file import save_policy
 from amago_model.transformer import Transformer, rotate, rotation
+from tests.amago_model.flash_stand_ins import VERSIONS, installer
 
 CPU = torch.device("cpu")
 
@@ -51,50 +52,6 @@ OPTIONS = {
 
 def _able(backend: str, pattern: dict) -> bool:  # type: ignore[type-arg]
     return backend != "sdpa" or not pattern.get("logit_clip")
-
-
-CASES = [
-    (f"{backend}, {position}, {pattern}", {"attention": backend, **p, **w})
-    for backend in ("sdpa", "math", "flex")
-    for (position, p), (pattern, w) in itertools.product(POSITIONS.items(), PATTERNS.items())
-    if _able(backend, w) and (pattern == "clip and sinks" or position in ("sinusoidal", "rotary"))
-] + [(name, changes) for name, changes in OPTIONS.items()]
-
-
-def _excite(memory: torch.nn.Module) -> None:
-    """Larger, uneven weights: at their initial values attention is nearly uniform."""
-    with torch.no_grad():
-        for p in memory.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-
-
-def _stepped_equals_full(memory: Transformer, begins, steps: int = 22) -> None:  # type: ignore[no-untyped-def]
-    """Act with rows reset at the given steps; each episode must be what forward makes of it."""
-    n = len(begins)
-    x, outputs, times = torch.randn(n, steps, 6), [], []
-    time_idx, hidden = torch.zeros(n, dtype=torch.int64), memory.initial_hidden(n, "cpu")
-    for t in range(steps):
-        done = torch.tensor([t > 0 and t in b for b in begins])
-        hidden = memory.reset_hidden(hidden, done)
-        time_idx[done] = 0
-        y, hidden = memory.step(x[:, t : t + 1], time_idx.unsqueeze(1), hidden)
-        outputs.append(y)
-        times.append(time_idx.clone())
-        time_idx += 1
-    stepped, times_ = torch.cat(outputs, dim=1), torch.stack(times, dim=1)
-    for i, starts in enumerate(begins):
-        for a, b in itertools.pairwise([*sorted(starts), steps]):
-            whole = memory(x[i : i + 1, a:b], times_[i : i + 1, a:b])
-            torch.testing.assert_close(stepped[i : i + 1, a:b], whole, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("changes", [c for _, c in CASES], ids=[n for n, _ in CASES])
-def test_every_option_acts_as_it_learns_with_rows_reset_at_different_times(changes: dict) -> None:  # type: ignore[type-arg]
-    memory = Transformer(_config(**changes), 6).eval()
-    _excite(memory)
-    with torch.no_grad():
-        _stepped_equals_full(memory, ({0}, {0, 3, 17}, {0, 1, 9, 14}))
-    assert memory.attention_name == changes.get("attention", "sdpa")
 
 
 def _slow_attention(q, k, v, p: Pattern):  # type: ignore[no-untyped-def]
@@ -172,6 +129,18 @@ def test_options_that_nothing_could_serve_are_refused_by_name(changes: dict, fie
         _config(**changes)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward on a CPU")
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_flex_equals_math_forward_and_backward_on_a_gpu(pattern: str) -> None:
+    inputs, results = [torch.randn(2, 2, 40, 16, device="cuda") for _ in "qkv"], []
+    for backend in ("math", "flex"):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = Attention(_config(attention=backend, **PATTERNS[pattern])).windows(*leaves, 0.0)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+
+
 def test_training_with_flex_on_a_cpu_is_refused_by_name() -> None:
     memory = Transformer(_config(attention="flex"), 6)
     with pytest.raises(ConfigError, match=r"'flex'.*no gradients.*sdpa, math"):
@@ -210,102 +179,17 @@ def test_every_option_is_saved_in_the_policy_file_and_rebuilt(
 # ------------------------------------------------------------------------- flash-attn, stood in for
 
 
-def _windowed(q, k, v, dropout_p, causal, window_size):  # type: ignore[no-untyped-def]
-    """What flash-attn computes, from [N, L, H, E]: bounds are inclusive, -1 is none."""
-    assert causal
-    assert q.dtype in (torch.float16, torch.bfloat16)
-    i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])[None]
-    left = window_size[0] if window_size[0] is not None else -1
-    seen = (j <= i) & ((i - j <= left) if left >= 0 else torch.tensor(True))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, seen, dropout_p).transpose(1, 2)
-
-
-def flash_2(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
-    assert (softmax_scale, softcap, alibi_slopes) == (None, 0.0, None)
-    assert not (deterministic or return_attn_probs)
-    return _windowed(q, k, v, dropout_p, causal, window_size)
-
-
-def flash_3(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    softmax_scale=None,
-    causal=False,
-    qv=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    deterministic=False,
-    sm_margin=0,
-):
-    assert (softmax_scale, qv, q_descale, k_descale, v_descale, pack_gqa) == (None,) * 6
-    assert (attention_chunk, softcap, num_splits, deterministic, sm_margin) == (0, 0, 1, False, 0)
-    return _windowed(q, k, v, 0.0, causal, window_size)
-
-
-def flash_4(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    softmax_scale=None,
-    causal=False,
-    window_size=(None, None),
-    learnable_sink=None,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    deterministic=False,
-):
-    assert (softmax_scale, learnable_sink, softcap, num_splits) == (None, None, 0.0, 1)
-    assert (pack_gqa, deterministic) == (None, False)
-    out = _windowed(q, k, v, 0.0, causal, window_size)
-    return out, None
-
-
-VERSIONS = {"flash_attn": flash_2, "flash_attn_interface": flash_3, "flash_attn.cute": flash_4}
-
-
 @pytest.fixture
 def install(monkeypatch):  # type: ignore[no-untyped-def]
     """Make one version of the package importable, on a machine that seems able to run it."""
-
-    def do(module: str) -> None:
-        def find(name: str) -> SimpleNamespace:
-            if name != module:
-                raise ImportError(name)
-            return SimpleNamespace(flash_attn_func=VERSIONS[module])
-
-        monkeypatch.setattr(flash.importlib, "import_module", find)
-        monkeypatch.setattr(flash, "_able", lambda device: True)  # noqa: ARG005
-        flash.find_flash.cache_clear()
-
-    yield do
-    flash.find_flash.cache_clear()
+    with installer(monkeypatch) as do:
+        yield do
 
 
-@pytest.mark.parametrize("module", VERSIONS)
+@pytest.mark.parametrize("version", ["2.3", "3", "4"])
 @pytest.mark.parametrize("context", [4, 64])
-def test_flash_attn_equals_math_forward_and_backward(install, module: str, context: int) -> None:  # type: ignore[no-untyped-def]
-    install(module)
+def test_flash_attn_equals_math_forward_and_backward(install, version: str, context: int) -> None:  # type: ignore[no-untyped-def]
+    install(version)
     inputs, results = [torch.randn(2, 2, 9, 8) for _ in "qkv"], []
     for backend in ("flash", "math"):
         leaves = [x.clone().requires_grad_() for x in inputs]
@@ -316,39 +200,68 @@ def test_flash_attn_equals_math_forward_and_backward(install, module: str, conte
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("module", VERSIONS)
-def test_a_policy_trained_with_flash_attn_acts_as_it_learned(install, module: str) -> None:  # type: ignore[no-untyped-def]
-    install(module)
-    memory = Transformer(_config(attention="flash", position="rotary"), 6).eval()
-    x, time_idx = torch.randn(2, 12, 6), torch.arange(12).expand(2, 12)
-    with torch.no_grad():
-        learned, hidden, acted = memory(x, time_idx), memory.initial_hidden(2, "cpu"), []
-        for t in range(12):
-            y, hidden = memory.step(x[:, t : t + 1], time_idx[:, t : t + 1], hidden)
-            acted.append(y)
-    assert memory.attention_name == "flash"
-    torch.testing.assert_close(torch.cat(acted, 1), learned, rtol=0.1, atol=0.1)
-
-
 def test_flash_attn_is_chosen_only_for_half_precision_and_dropout_only_where_it_has_it(
     install,  # type: ignore[no-untyped-def]
 ) -> None:
     q, plain = torch.randn(1, 2, 5, 8), Pattern(context=5)
-    install("flash_attn")
+    install("2.3")
     assert choose("auto", q, plain, 0.0) == "sdpa"
     assert choose("auto", q.bfloat16(), plain, 0.1) == "flash"
     assert choose("auto", q.bfloat16(), Pattern(context=5, n_sinks=1), 0.0) == "sdpa"
     assert choose("auto", q[..., :7].bfloat16(), plain, 0.0) == "sdpa"
-    flash.find_flash.cache_clear()
-    install("flash_attn_interface")
+    install("3")
     assert choose("auto", q.bfloat16(), plain, 0.1) == "sdpa"
     with pytest.raises(ConfigError, match="no dropout"):
         choose("flash", q, plain, 0.1)
 
 
 def test_asking_for_an_absent_back_end_says_why_and_what_else_there_is() -> None:
-    flash.find_flash.cache_clear()
     q = torch.randn(1, 2, 5, 8)
     with pytest.raises(ConfigError, match=r"'flash' cannot.*not installed.*sdpa, math, flex"):
         choose("flash", q, Pattern(context=5), 0.0)
     assert [n for n in BACKENDS if n != "flash"] == ["sdpa", "math", "flex"]
+
+
+def test_a_version_without_windows_serves_what_fits_its_context(install) -> None:  # type: ignore[no-untyped-def]
+    install("2.0")
+    q = torch.randn(1, 2, 5, 8).bfloat16()
+    assert choose("auto", q, Pattern(context=5), 0.0) == "flash"
+    assert choose("auto", q, Pattern(context=4), 0.0) == "sdpa"
+    with pytest.raises(ConfigError, match=r"'flash' cannot.*no sliding window; 2\.3"):
+        choose("flash", q, Pattern(context=4), 0.0)
+
+
+def test_kernels_that_fail_their_trial_are_not_chosen_and_the_reason_is_told(
+    install,  # type: ignore[no-untyped-def]
+    monkeypatch,  # type: ignore[no-untyped-def]
+) -> None:
+    def broken(q, k, v, dropout_p=0.0, causal=False, window_size=(-1, -1)):  # type: ignore[no-untyped-def]
+        raise RuntimeError(f"no kernel image for {len((q, k, v, dropout_p, causal, window_size))}")
+
+    monkeypatch.setitem(VERSIONS, "2.3", ("flash_attn", broken))
+    install("2.3")
+    q = torch.randn(1, 2, 5, 8).bfloat16()
+    assert choose("auto", q, Pattern(context=5), 0.0) == "sdpa"
+    with pytest.raises(ConfigError, match=r"'flash' cannot.*trial failed.*no kernel image"):
+        choose("flash", q, Pattern(context=5), 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_auto_always_finds_one_that_runs(pattern: str, dtype: torch.dtype) -> None:
+    attention = Attention(_config(attention="auto", **PATTERNS[pattern]))
+    for gradient, dropout in itertools.product((True, False), (0.0, 0.2)):
+        q = torch.randn(1, 2, 7, 8, dtype=dtype).requires_grad_(gradient)
+        attention.windows(q, q, q, dropout)
+        assert attention.name in ("sdpa", "math")
+
+
+def test_the_plan_is_what_the_first_window_uses_and_refuses_what_it_would(install) -> None:  # type: ignore[no-untyped-def]
+    memory = Transformer(_config(attention="auto"), 6)
+    assert memory.kernels(CPU, torch.bfloat16) == {"attention": "sdpa"}
+    with pytest.raises(ConfigError, match=r"'flex'.*no gradients"):
+        Transformer(_config(attention="flex"), 6).kernels(CPU, torch.float32)
+    install("2.3")
+    assert memory.kernels(CPU, torch.bfloat16) == {"attention": "flash"}
+    memory.bfloat16()(torch.randn(1, 3, 6).bfloat16(), torch.arange(3)[None])
+    assert memory.attention_name == "flash"

@@ -16,6 +16,7 @@ from amago_model import (
 )
 from amago_model.actor import Actor
 from amago_model.losses import clipped_target, leaky_relu_filter, normalized_advantage
+from amago_model.moments import BatchMoments
 from amago_model.returns import lambda_returns, n_step_returns
 
 # ------------------------------------------------------------------------------------------- actor
@@ -61,13 +62,17 @@ def test_the_leaky_filter_is_a_bent_line_and_a_step() -> None:
 def test_normalised_advantages_forget_scale_and_shift_and_padding() -> None:
     a = torch.randn(40, 2)
     mask = torch.rand(40) > 0.3
-    z = normalized_advantage(a, mask)
+
+    def normalized(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return normalized_advantage(a, *BatchMoments()(a, mask))
+
+    z = normalized(a, mask)
     torch.testing.assert_close(z[mask].mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(z[mask].std(0, correction=0), torch.ones(2))
-    torch.testing.assert_close(normalized_advantage(7 * a + 3, mask), z, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(normalized(7 * a + 3, mask), z, atol=1e-4, rtol=1e-4)
     worse = torch.where(mask[:, None], a, torch.nan)
-    torch.testing.assert_close(normalized_advantage(worse, mask)[mask], z[mask])
-    assert bool(normalized_advantage(a, torch.zeros(40).bool()).isfinite().all())
+    torch.testing.assert_close(normalized(worse, mask)[mask], z[mask])
+    assert bool(normalized(a, torch.zeros(40).bool()).isfinite().all())
 
 
 @pytest.mark.parametrize("normalised", [False, True])

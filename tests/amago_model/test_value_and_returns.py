@@ -80,6 +80,15 @@ def test_a_feature_that_never_varies_is_centred_and_not_blown_up() -> None:
     assert float(norm(torch.full((1, 1, 1), 7.5), None)) == pytest.approx(0.5, abs=1e-3)
 
 
+def test_inputs_are_whitened_by_their_running_mean_and_deviation() -> None:
+    norm = InputNorm(2).eval()
+    norm.moments.mean.copy_(torch.tensor([2.0, -1.0]))
+    norm.moments.variance.copy_(torch.tensor([9.0, 1e-6]))
+    out = norm(torch.tensor([[[5.0, 1.0], [1e9, -1.0]]]), torch.ones(1, 2, dtype=torch.bool))
+    # A deviation of .0033 (with the 1e-5 under the root) is not divided by; 1e4 is the limit.
+    torch.testing.assert_close(out, torch.tensor([[[3 / (9 + 1e-5) ** 0.5, 2.0], [1e4, 0.0]]]))
+
+
 # ------------------------------------------------------------------------------------------- PopArt
 
 

@@ -22,13 +22,11 @@ from amago_model import (
     load_policy,
     make_agent,
     multitask,
-    published_v3,
     save_policy,
 )
 from amago_model.bins import Bins, symlog
 from amago_model.critic import CriticEnsemble
-from amago_model.losses import classification_loss, ensemble_subset
-from amago_model.presets import DEVIATIONS
+from amago_model.losses import classification_loss
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
 NARROW = BinsConfig(n_bins=21, min_return=-50.0, max_return=50.0)
@@ -169,73 +167,6 @@ def test_every_sum_of_losses_trains_what_it_should(
         assert (p.grad is None) == frozen, name
 
 
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_the_multi_task_losses_equal_a_slow_loop(
-    make_spaces, make_config, make_batch, kind: str
-) -> None:
-    """One transition, discount, sample and critic at a time; every draw from the same noise."""
-    config = _multitask(make_config, n_policy_actions=2, online_weight=0.0, filter_advantage="raw")
-    critic_config = dataclasses.replace(config.critic, n_critics_target=config.critic.n_critics)
-    agent = make_agent(dataclasses.replace(config, critic=critic_config), make_spaces(kind)).eval()
-    batch = make_batch(agent.spaces)
-    torch.manual_seed(3)
-    _, metrics = agent(batch)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        tr = agent._encode(batch)
-        bins = agent.critic.bins
-        b, t = tr.shape
-        scale = agent.config.losses.reward_multiplier
-        critic_sum = clone_sum = 0.0
-        n_critic = n_clone = 0
-
-        def value(critic, s, action, g):  # type: ignore[no-untyped-def]
-            """[C] returns and [C, bins] logits of one action."""
-            filled = torch.zeros(1, 1, 2, action.shape[-1])
-            filled[0, 0, g] = action
-            out = critic.outputs(critic.state_part(s[None]), filled)[:, 0, 0, g]
-            z = (out.softmax(-1) * bins.centres).sum(-1)
-            return z.sign() * (z.abs().exp() - 1), out
-
-        def draw(actor, s, g, noise):  # type: ignore[no-untyped-def]
-            d = agent._choices(actor(s[None]))
-            full = torch.zeros(1, 2, noise.shape[-1])
-            full[0, g] = noise
-            return d.rsample(full)[0, g]
-
-        for n in range(b * t):
-            if not tr.imitable[n]:
-                continue
-            i, k = divmod(n, t)
-            for g, gamma in enumerate(agent.config.losses.gammas):
-                q, logits = value(agent.critic, tr.state_t[n], tr.shown[n], g)
-                own = [
-                    value(agent.critic, tr.state_t[n], a, g)[0].mean()
-                    for a in (
-                        draw(agent.policy.actor, tr.state_t[n], g, tr.own_noise[j, n, g])
-                        for j in range(2)
-                    )
-                ]
-                approved = float(q.mean()) > float(sum(own) / 2)
-                policy = agent.policy.actor(tr.state_t[n][None])
-                if kind == "discrete":
-                    log_p = policy.probs[0, g, tr.action[n]].log()
-                else:
-                    log_p = type(policy)(policy.loc[0, g], policy.scale[0, g]).log_prob(tr.shown[n])
-                clone_sum, n_clone = clone_sum - float(log_p) * approved, n_clone + 1
-                if not tr.learnable[n]:
-                    continue
-                a = draw(agent.target_actor, tr.state_tp1[n], g, tr.target_noise[0, n, g])
-                nxt = float(value(agent.target_critic, tr.state_tp1[n], a, g)[0].mean())
-                alive = not bool(batch.terminated[i, k])
-                y = scale * float(batch.reward[i, k]) + gamma * alive * nxt
-                label = bins.label(torch.tensor(y))
-                critic_sum += float(-(label * logits.log_softmax(-1)).sum(-1).mean())
-                n_critic += 1
-    assert float(metrics["loss/critic"]) == pytest.approx(critic_sum / n_critic, rel=1e-4)
-    assert float(metrics["loss/clone"]) == pytest.approx(clone_sum / n_clone, rel=1e-4)
-
-
 def test_straight_through_actions_climb_a_known_value(make_spaces, make_config, make_batch) -> None:
     """A critic that likes one discrete action: climbing its samples alone makes it the policy's."""
     config = _multitask(make_config, online_weight=1.0, offline_weight=0.0, extra_gammas=())
@@ -349,63 +280,3 @@ def test_behaviour_cloning_has_no_values_to_get(make_spaces, make_config, make_b
     agent = Agent(make_config(losses={"fake_filter": True, "online_weight": 0.0}), make_spaces())
     with pytest.raises(ConfigError, match="no critic"):
         agent.get_values(make_batch(agent.spaces))
-
-
-# ---------------------------------------------------------------------------------------- published
-
-
-def test_the_published_preset_switches_back_exactly_what_it_lists() -> None:
-    plain = AgentConfig(losses=LossConfig(filter="exp"))
-    changed = set()
-    for part in ("critic", "losses"):
-        ours, theirs = getattr(plain, part), getattr(published_v3(plain), part)
-        for f in dataclasses.fields(ours):
-            if getattr(ours, f.name) != getattr(theirs, f.name):
-                changed.add(f"{part}.{f.name}")
-    assert changed == set(DEVIATIONS)
-    assert AgentConfig.from_dict(published_v3().to_dict()) == published_v3()
-
-
-def test_with_replacement_a_subset_may_hold_one_critic_twice() -> None:
-    """Frequencies of (min of 2 out of 4): with replacement 7/16, 5/16, 3/16, 1/16."""
-    q = torch.arange(4.0)[:, None].expand(4, 40_000)
-    noise = torch.randn(4, 40_000)
-    got = ensemble_subset(q, 2, minimum=True, noise=noise, replacement=True)
-    share = torch.bincount(got.long(), minlength=4) / 40_000
-    torch.testing.assert_close(share, torch.tensor([7, 5, 3, 1]) / 16, atol=0.01, rtol=0)
-
-
-def test_raw_advantages_are_those_before_popart_s_scale(
-    make_spaces, make_config, make_batch
-) -> None:
-    raw = Agent(make_config(losses={"filter_advantage": "raw"}), make_spaces()).eval()
-    raw.value_norm.w.fill_(0.25)
-    ours = Agent(make_config(), make_spaces()).eval()
-    ours.load_state_dict(raw.state_dict())
-    batch = make_batch(raw.spaces)
-    torch.testing.assert_close(
-        0.25 * raw.get_values(batch).advantage, ours.get_values(batch).advantage
-    )
-
-
-def test_softened_actions_mix_the_critics_answers(make_spaces, make_config, make_batch) -> None:
-    """As published: .99 of the action taken and .001 of each other one, renormalised."""
-    soft = Agent(make_config(critic={"soften_data_actions": True}), make_spaces()).eval()
-    batch = make_batch(soft.spaces)
-    tr = soft._encode(batch)
-    out, _ = soft._values(tr)
-    every = soft.critic.action_values(tr.seen_t)
-    n = 5
-    weights = torch.full((4,), 0.001)
-    weights[tr.action[n]] = 0.99
-    expected = (every[:, n] * weights / weights.sum()).sum(-1)
-    torch.testing.assert_close(out[:, n, :, 0], expected)
-
-
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_the_published_agent_updates(make_spaces, make_config, make_batch, kind: str) -> None:
-    for config in (make_config(), _multitask(make_config)):
-        agent = make_agent(published_v3(config), make_spaces(kind))
-        loss, metrics = agent(make_batch(agent.spaces))
-        loss.backward()
-        assert all(bool(v.isfinite()) for v in metrics.values())

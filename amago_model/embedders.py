@@ -1,0 +1,98 @@
+"""Tokens and lists of goals to features. Rows are independent of each other."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from amago_model.config import GoalConfig, ObsSpace, TokenConfig
+from amago_model.errors import ConfigError
+
+
+class TokenEmbedder(nn.Module):
+    """Token numbers [B, L, *shape] to [B, L, d_output].
+
+    A sequence is what is present of it, in its order, wherever its padding lies; a recurrent
+    network reads it, and its last state counts (zeros where nothing is present). A number beyond
+    the vocabulary is the token "unknown"; one below it is read as nothing, like padding.
+    """
+
+    def __init__(self, config: TokenConfig, key: str, space: ObsSpace) -> None:
+        super().__init__()
+        if space.dtype.startswith("float"):
+            raise ConfigError(
+                f"TokenConfig.keys: {key!r} holds {space.dtype}, tokens are whole numbers; record "
+                "integers, or name it in TimestepEncoderConfig.vector_keys"
+            )
+        self.key, self.d_output = key, config.d_output
+        self.length = math.prod(space.shape)
+        self.lowest = 0 if space.n is not None else config.lowest
+        self.vocabulary = space.n or config.vocabulary
+        self.padding = config.padding
+        if self.padding is not None and not 0 <= self.padding - self.lowest < self.vocabulary:
+            raise ConfigError(
+                f"TokenConfig.padding: {self.padding} is no token of {key!r}, which has "
+                f"{self.lowest} to {self.lowest + self.vocabulary - 1}; choose one of them, or "
+                "leave it: numbers below are read as nothing anyway"
+            )
+        self.embedding = nn.Embedding(self.vocabulary + 1, config.d_embedding)
+        self.recurrent: nn.RNN | None = None
+        d_state = config.d_embedding
+        if self.length > 1:
+            self.recurrent = nn.RNN(config.d_embedding, config.d_hidden, batch_first=True)
+            d_state = config.d_hidden
+        self.out = nn.Sequential(nn.Linear(d_state, config.d_output), nn.LayerNorm(config.d_output))
+
+    def describe(self) -> str:
+        many = "1 token" if self.length == 1 else f"{self.length} tokens"
+        return f"{many} of {self.vocabulary}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, *shape] integers -> [B, L, d_output]."""
+        token = x.reshape(-1, self.length).to(torch.int64)  # [N, S]
+        absent = token < self.lowest
+        if self.padding is not None:
+            absent = absent | (token == self.padding)
+        index = (token - self.lowest).clamp(0, self.vocabulary)
+        if self.recurrent is None:
+            state = self.embedding(index[:, 0])
+        else:
+            order = absent.to(torch.int8).argsort(dim=1, stable=True)
+            states = self.recurrent(self.embedding(index.gather(1, order)))[0]  # [N, S, H]
+            last = (self.length - 1 - absent.sum(1)).clamp(min=0)
+            state = states[torch.arange(len(states), device=states.device), last]
+        state = torch.where(absent.all(1, keepdim=True), 0.0, state)
+        return self.out(state).unflatten(0, x.shape[:2])
+
+
+class GoalEmbedder(nn.Module):
+    """Lists of goals [B, L, goals, d] to [B, L, d_output], by two linear layers and a layer norm.
+
+    Numbers are taken as they are: what stands for "no goal" or "done" is the environment's choice.
+    """
+
+    def __init__(self, config: GoalConfig, key: str, space: ObsSpace) -> None:
+        super().__init__()
+        if len(space.shape) != 2:
+            raise ConfigError(
+                f"GoalConfig.keys: {key!r} has shape {space.shape}, expected [goals, numbers of a "
+                "goal]; reshape it when recording, or leave it a vector"
+            )
+        self.key, self.d_output = key, config.d_output
+        self.shape = space.shape
+        width = 2 * space.shape[1]
+        self.net = nn.Sequential(
+            nn.Linear(math.prod(space.shape), width),
+            nn.LeakyReLU(0.01, inplace=True),
+            nn.Linear(width, config.d_output),
+            nn.LayerNorm(config.d_output),
+        )
+
+    def describe(self) -> str:
+        return f"{self.shape[0]} goals of {self.shape[1]}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, goals, d] -> [B, L, d_output]."""
+        return self.net(x.flatten(2).to(self.net[-1].weight.dtype))

@@ -1,0 +1,190 @@
+"""Images to features: convolutional networks for pixels of any size, and random shifts.
+
+Frames are independent of each other, whatever window they are in. N frames, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from amago_model.config import Activation, ImageConfig, ObsSpace
+from amago_model.errors import ConfigError
+from amago_model.layers import make_activation, make_norm
+from amago_model.modalities import Layout, image_layout
+
+# By kind: (channels, kernel, stride) of each convolution; no padding.
+CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "drq": ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)),
+    "gridworld": ((16, 2, 1), (32, 2, 1), (48, 2, 1)),
+}
+NATURE_FROM, DRQ_FROM = 64, 15
+"""Sides in pixels from which kind='auto' takes these."""
+
+
+class ImageEncoder(nn.Module):
+    """[B, L, *shape] pixels to [B, L, d_output]: convolutions, linear layer, norm, activation.
+
+    Bytes 0 … 255 become x / 128 - 1; other numbers are taken as they are.
+    """
+
+    def __init__(self, config: ImageConfig, key: str, space: ObsSpace) -> None:
+        super().__init__()
+        self.key, self.d_output = key, config.d_output
+        try:
+            self.layout = image_layout(space.shape, config.channels)
+        except ConfigError as error:
+            raise ConfigError(f"ImageConfig: observation {key!r}: {error}") from None
+        side = min(self.layout.height, self.layout.width)
+        self.kind = _kind_for(side) if config.kind == "auto" else config.kind
+        if (smallest := smallest_side(self.kind)) > side:
+            raise ConfigError(
+                f"ImageConfig.kind: {self.kind!r} needs images of {smallest} pixels and more, "
+                f"{key!r} has {self.layout.height} x {self.layout.width}: its strides leave "
+                "nothing; set kind to 'auto' or 'impala', or name the key in "
+                "TimestepEncoderConfig.vector_keys"
+            )
+        if config.augment > 0 and config.augment_shift >= side:
+            raise ConfigError(
+                f"ImageConfig.augment_shift: {config.augment_shift} pixels push {key!r} of "
+                f"{self.layout.height} x {self.layout.width} out of sight; choose fewer"
+            )
+        self.convolutions, d_flat = _network(self.kind, config, self.layout)
+        self.linear = nn.Linear(d_flat, config.d_output)
+        self.norm = make_norm(config.norm, config.d_output)
+        self.activation = make_activation(config.activation)
+
+    def describe(self) -> str:
+        shape = f"{self.layout.height} x {self.layout.width} x {self.layout.channels}"
+        axis = "" if self.layout.axis == "none" else f", channels {self.layout.axis}"
+        return f"image {shape}{axis}, {self.kind}"
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        """x [B, L, *shape], shift [B, L, 2] int64 or None (see `shifted`) -> [B, L, d_output]."""
+        frames = x.flatten(0, 1)  # [N, height, width, C] in whatever order
+        if self.layout.axis == "none":
+            frames = frames.unsqueeze(-1)
+        elif self.layout.axis == "first":
+            frames = frames.permute(0, 2, 3, 1)
+        if shift is not None:
+            frames = shifted(frames, shift.flatten(0, 1))
+        pixels = frames.permute(0, 3, 1, 2).to(self.linear.weight.dtype)
+        if x.dtype == torch.uint8:
+            pixels = pixels / 128.0 - 1.0
+        features = self.linear(self.convolutions(pixels).flatten(1))
+        return self.activation(self.norm(features)).unflatten(0, x.shape[:2])
+
+
+def shifted(frames: Tensor, shift: Tensor) -> Tensor:
+    """Frames [N, height, width, C] moved by whole pixels; what comes in repeats the edge.
+
+    shift [N, 2] int64: pixel (i, j) of a frame becomes the old pixel (i + shift 0, j + shift 1).
+    """
+    n, height, width, _ = frames.shape
+    device = frames.device
+    rows = (torch.arange(height, device=device) + shift[:, :1]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=device) + shift[:, 1:]).clamp(0, width - 1)
+    which = torch.arange(n, device=device)[:, None, None]
+    return frames[which, rows[:, :, None], columns[:, None, :]]
+
+
+@torch.compiler.disable
+def draw_shifts(
+    b: int, length: int, images: int, *, share: float, most: int, device: torch.device
+) -> Tensor:
+    """[B, L, images, 2] int64 for `shifted`: -most … most, for about `share` of the windows.
+
+    Each frame has a shift of its own (Yarats et al. 2021). Takes one number of torch's global
+    generator, however many frames there are, and draws time first: padding on the right changes
+    neither the frames before it nor what is drawn next, on any device.
+    """
+    generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
+    chosen = torch.rand(b, generator=generator) < share
+    shifts = torch.randint(-most, most + 1, (length, b, images, 2), generator=generator)
+    shifts = torch.where(chosen[:, None, None], shifts, 0)
+    return shifts.transpose(0, 1).to(device, non_blocking=True)
+
+
+class ImpalaBlock(nn.Module):
+    """Convolution and pooling to half the size, then two residual units (Espeholt et al. 2018)."""
+
+    def __init__(
+        self, channels: int, depth: int, *, activation: Activation, group_norm: bool
+    ) -> None:
+        super().__init__()
+        self.downscale = nn.Sequential(
+            nn.Conv2d(channels, depth, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)
+        )
+        self.units = nn.ModuleList(
+            nn.Sequential(
+                make_activation(activation),
+                nn.Conv2d(depth, depth, 3, padding=1),
+                make_activation(activation),
+                nn.Conv2d(depth, depth, 3, padding=1),
+            )
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(
+            nn.GroupNorm(4, depth) if group_norm else nn.Identity() for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, height, width] -> [N, depth, half of it, half of it], rounded up."""
+        x = self.downscale(x)
+        for unit, norm in zip(self.units, self.norms, strict=True):
+            # A copy: a unit begins with an activation that writes in place.
+            x = norm(x + unit(x.clone()))
+        return x
+
+
+def smallest_side(kind: str) -> int:
+    """Pixels that an image needs in both directions for one to be left."""
+    side = 1
+    for _, kernel, stride in reversed(CONVOLUTIONS.get(kind, ())):
+        side = (side - 1) * stride + kernel
+    return side
+
+
+def _kind_for(side: int) -> str:
+    if side >= NATURE_FROM:
+        return "nature"
+    return "drq" if side >= DRQ_FROM else "gridworld"
+
+
+def _network(kind: str, config: ImageConfig, layout: Layout) -> tuple[nn.Sequential, int]:
+    """The convolutions, and how many numbers they leave."""
+    channels, sides = layout.channels, [layout.height, layout.width]
+    blocks: list[nn.Module] = []
+    if kind == "impala":
+        for depth in config.block_depths:
+            blocks.append(
+                ImpalaBlock(
+                    channels, depth, activation=config.activation, group_norm=config.group_norm
+                )
+            )
+            channels, sides = depth, [(side + 1) // 2 for side in sides]
+        blocks.append(make_activation(config.activation))
+    else:
+        for depth, kernel, stride in CONVOLUTIONS[kind]:
+            convolution = nn.Conv2d(channels, depth, kernel, stride)
+            if kind == "nature":
+                _delta_orthogonal(convolution)
+            blocks += [convolution, make_activation(config.activation)]
+            channels, sides = depth, [(side - kernel) // stride + 1 for side in sides]
+    return nn.Sequential(*blocks), channels * math.prod(sides)
+
+
+def _delta_orthogonal(convolution: nn.Conv2d) -> None:
+    """Zero but for an orthogonal centre tap, and no bias (Xiao et al. 2018), scaled for leaky
+    ReLU."""
+    with torch.no_grad():
+        convolution.weight.zero_()
+        middle = convolution.kernel_size[0] // 2
+        centre = torch.empty(convolution.weight.shape[:2], device=convolution.weight.device)
+        nn.init.orthogonal_(centre, nn.init.calculate_gain("leaky_relu"))
+        convolution.weight[:, :, middle, middle] = centre
+        if convolution.bias is not None:
+            convolution.bias.zero_()

@@ -1,0 +1,139 @@
+"""Of what kind each observation is: told by its space, or by the keys that the config names.
+
+bytes, [height, width] or with a channel axis shorter than both, 5 pixels and more     image
+categories whose one-hots would take more than 128 numbers                             tokens
+anything else: numbers, few categories (as one-hots), switches                         vector
+named by the user only                                                                 goals
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from amago_model.config import (
+    ImageConfig,
+    ObsSpace,
+    Spaces,
+    TimestepEncoderConfig,
+    TokenConfig,
+)
+from amago_model.errors import ConfigError
+
+Kind = Literal["vector", "image", "tokens", "goals"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+SMALLEST_SIDE = 5
+"""Pixels: a byte array with a shorter side is not taken for an image."""
+MOST_ONE_HOTS = 128
+"""Width up to which categories become one-hots."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an image lies in its array."""
+
+    height: int
+    width: int
+    channels: int
+    axis: Literal["none", "first", "last"]
+    """Where the channels are; none: there is no such axis, and one channel."""
+
+
+def image_layout(shape: tuple[int, ...], channels: Literal["auto", "first", "last"]) -> Layout:
+    """The layout of an image array. Raises `ConfigError` where it cannot be told, or is none."""
+    if len(shape) == 2:
+        return Layout(shape[0], shape[1], 1, "none")
+    if len(shape) != 3:
+        raise ConfigError(
+            f"an image is [height, width] or has one axis of channels, not shape {shape}; name it "
+            "in TimestepEncoderConfig.vector_keys instead of ImageConfig.keys"
+        )
+    if channels == "auto":
+        first, last = shape[0] < min(shape[1:]), shape[2] < min(shape[:2])
+        if first == last:
+            raise ConfigError(
+                f"which axis of an image of shape {shape} holds the channels cannot be told; set "
+                "ImageConfig.channels to 'first' or 'last'"
+            )
+        channels = "first" if first else "last"
+    if channels == "first":
+        return Layout(shape[1], shape[2], shape[0], "first")
+    return Layout(shape[0], shape[1], shape[2], "last")
+
+
+def kinds_of(config: TimestepEncoderConfig, spaces: Spaces) -> dict[str, Kind]:
+    """The kind of each observation that the agent uses, sorted by key.
+
+    Raises:
+        ConfigError: a setting names a key that is not used, or is for a kind that does not occur.
+    """
+    usable = spaces.keys("policy")
+    _require_known("keys", config.keys, usable, "an observation with the role 'policy'")
+    used = sorted(set(config.keys or usable))
+    named: dict[str, Kind] = {}
+    for name, keys, kind in (
+        ("vector_keys", config.vector_keys, "vector"),
+        ("images.keys", config.images.keys, "image"),
+        ("tokens.keys", config.tokens.keys, "tokens"),
+        ("goals.keys", config.goals.keys, "goals"),
+    ):
+        _require_known(name, keys, used, "an observation that the agent uses")
+        named |= dict.fromkeys(keys, kind)  # type: ignore[arg-type]
+    _require_known("hide_keys", config.hide_keys, used, "an observation that the agent uses")
+    kinds = {key: named.get(key) or _kind(config, spaces.observations[key]) for key in used}
+    for name, kind in (("images", "image"), ("tokens", "tokens"), ("goals", "goals")):
+        settings = getattr(config, name)
+        if kind not in kinds.values() and settings != type(settings)():
+            raise ConfigError(
+                f"TimestepEncoderConfig.{name}: set, but no observation is of that kind "
+                f"({_listed(kinds)}); name one in {name}.keys or leave {name} at its defaults"
+            )
+    tokens = [spaces.observations[key] for key, kind in kinds.items() if kind == "tokens"]
+    if tokens and all(space.n is not None for space in tokens):
+        for name, default in (("vocabulary", TokenConfig().vocabulary), ("lowest", 0)):
+            if getattr(config.tokens, name) != default:
+                raise ConfigError(
+                    f"TokenConfig.{name}: set, but the space of every token array says which "
+                    f"numbers it holds; leave {name} at {default}"
+                )
+    return kinds
+
+
+def hint(space: ObsSpace, kind: Kind) -> str:
+    """What a person might want to set where a plain array looks like something else, or nothing."""
+    if kind != "vector" or space.n is not None:
+        return ""
+    if len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE:
+        return "if it is an image, name it in images.keys"
+    if space.shape and space.dtype in ("int16", "int32", "int64", "uint16", "uint32"):
+        return "if these are token numbers, name it in tokens.keys and set tokens.vocabulary"
+    return ""
+
+
+def _kind(config: TimestepEncoderConfig, space: ObsSpace) -> Kind:
+    if space.n is not None:
+        return "tokens" if space.features > MOST_ONE_HOTS else "vector"
+    return (
+        "image" if space.dtype == "uint8" and _looks_like_image(config.images, space) else "vector"
+    )
+
+
+def _looks_like_image(config: ImageConfig, space: ObsSpace) -> bool:
+    try:
+        layout = image_layout(space.shape, config.channels)
+    except ConfigError:
+        return False
+    return min(layout.height, layout.width) >= SMALLEST_SIDE
+
+
+def _require_known(name: str, keys: tuple[str, ...], known: list[str], what: str) -> None:
+    for key in keys:
+        if key not in known:
+            raise ConfigError(
+                f"TimestepEncoderConfig.{name}: {key!r} is not {what}; those are {known}"
+            )
+
+
+def _listed(kinds: dict[str, Kind]) -> str:
+    return ", ".join(f"{key}: {kind}" for key, kind in kinds.items())

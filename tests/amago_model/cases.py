@@ -1,0 +1,226 @@
+"""Small agents in float64 of every kind, and windows with everything that can be missing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amago_model import (
+    ActionSpace,
+    ActorConfig,
+    Agent,
+    AgentConfig,
+    Batch,
+    BetaConfig,
+    BinsConfig,
+    CriticConfig,
+    FeedForwardConfig,
+    GMMConfig,
+    GRUConfig,
+    LeakyFilterConfig,
+    LossConfig,
+    MambaConfig,
+    ObsSpace,
+    Spaces,
+    TimestepEncoderConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+    make_agent,
+)
+
+NARROW = BinsConfig(n_bins=7, min_return=-30.0, max_return=40.0)
+MEMORIES = {
+    "identity": TrajectoryEncoderConfig(kind="identity"),
+    "feedforward": TrajectoryEncoderConfig(
+        kind="feedforward", feedforward=FeedForwardConfig(d_model=4)
+    ),
+    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=5, d_output=4, n_layers=1)),
+    "mamba": TrajectoryEncoderConfig(
+        kind="mamba", mamba=MambaConfig(d_model=4, d_state=2, n_layers=1)
+    ),
+    "transformer": TrajectoryEncoderConfig(
+        kind="transformer",
+        transformer=TransformerConfig(
+            d_model=4, n_heads=2, d_ff=4, n_layers=1, dropout_ff=0.0, dropout_emb=0.0
+        ),
+    ),
+}
+
+
+def spaces_of(kind: str, *, legal: bool = False, privileged: bool = False) -> Spaces:
+    action = {
+        "discrete": ActionSpace(kind="discrete", n=3, start=1),
+        "multi_binary": ActionSpace(kind="multi_binary", n=2),
+        "multi_discrete": ActionSpace(kind="multi_discrete", nvec=(2, 3)),
+        "continuous": ActionSpace(kind="continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0)),
+    }[kind]
+    obs = {"observation": ObsSpace(shape=(2,), dtype="float32")}
+    if legal and kind in ("discrete", "multi_discrete"):
+        obs["legal"] = ObsSpace(shape=(action.width,), dtype="int8", role="mask")
+    if privileged:
+        obs["truth"] = ObsSpace(shape=(1,), dtype="float32", role="critic")
+    return Spaces(observations=obs, action=action)
+
+
+def agent_of(
+    spaces: Spaces,
+    *,
+    memory: str = "identity",
+    algorithm: str = "agent",
+    actor: dict[str, Any] | None = None,
+    critic: dict[str, Any] | None = None,
+    losses: dict[str, Any] | None = None,
+) -> Agent:
+    """In float64, with statistics and slow copies that have already gone their own ways."""
+    defaults = {"gamma": 0.9, "extra_gammas": (0.5,), "online_weight": 0.6, "offline_weight": 0.7}
+    wanted = LossConfig(**(defaults | (losses or {})))
+    small = {"n_critics": 3, "d_hidden": 4, "n_layers": 1} | (critic or {})
+    if small.get("popart", True):
+        small = {"popart_beta": 0.1} | small
+    config = AgentConfig(
+        algorithm=algorithm,  # type: ignore[arg-type]
+        timestep_encoder=TimestepEncoderConfig(n_layers=1, d_hidden=5, d_output=4),
+        trajectory_encoder=MEMORIES[memory],
+        actor=ActorConfig(**({"d_hidden": 4, "n_layers": 1} | (actor or {}))),
+        critic=CriticConfig(**small if wanted.trains_critic else {}),
+        losses=wanted,
+    )
+    agent = make_agent(config, spaces).double()
+    with torch.no_grad():
+        for p in agent.parameters():
+            p.add_(0.1 * torch.randn(p.shape))
+        if agent.critic is not None:
+            agent.value_norm.moments.mean.copy_(torch.tensor([2.0, -1.0]))
+            agent.value_norm.moments.variance.copy_(torch.tensor([9.0, 40.0]))
+            agent.value_norm.moments.updates.fill_(7.0)
+            agent.value_norm.w.copy_(torch.tensor([0.7, 1.3]))
+            agent.value_norm.b.copy_(torch.tensor([-0.2, 0.4]))
+    return agent
+
+
+def batch_of(spaces: Spaces, lengths: list[int], size: int) -> Batch:
+    """Windows of any lengths with endings, missing observations and unknown actions anywhere."""
+    b, rows, action = len(lengths), size + 1, spaces.action
+    if action.kind == "continuous":
+        low, high = torch.tensor(action.low), torch.tensor(action.high)
+        prev_action = low + (high - low) * torch.rand(b, rows, 2)
+    else:
+        top = {"discrete": (3,), "multi_binary": (2, 2), "multi_discrete": (2, 3)}[action.kind]
+        parts = [torch.randint(0, n, (b, rows)) for n in top]
+        prev_action = torch.stack(parts, -1) if len(top) > 1 else parts[0] + action.start
+    mask = torch.arange(size) < torch.tensor(lengths)[:, None]
+    obs = {key: torch.randn(b, rows, *space.shape) for key, space in spaces.observations.items()}
+    if "legal" in obs:
+        obs["legal"] = (obs["legal"] > -0.5).to(torch.int8)
+    terminated = mask & (torch.rand(b, size) < 0.2)
+    return Batch(
+        obs=obs,
+        prev_action=prev_action,
+        # Values of float32 in float64: what networks see of them is float32.
+        prev_reward=torch.randn(b, rows).double(),
+        time_idx=torch.randint(0, 2, (b, 1)) + torch.arange(rows),
+        terminated=terminated,
+        truncated=mask & ~terminated & (torch.rand(b, size) < 0.2),
+        next_obs_valid=mask & (torch.rand(b, size) < 0.85),
+        mask=mask,
+        action_known=mask & (torch.rand(b, size) < 0.85),
+    )
+
+
+Case = dict[str, Any]
+# Where the policy's samples are the data's action, the advantage is 0 and its sign mere rounding.
+CLEAR = {"filter_threshold": 0.01}
+CASES: dict[str, Case] = {
+    "discrete": {},
+    "discrete, mean of critics": {"losses": {"online_weight": 0.0}},
+    "discrete, legal actions": {"legal": True, "actor": {"prob_low": 0.2, "prob_high": 0.6}},
+    "discrete, softened": {"critic": {"soften_data_actions": True}},
+    "discrete, no popart": {"critic": {"popart": False}},
+    "discrete, all critics": {"critic": {"n_critics_target": 3}},
+    "discrete, with replacement": {"critic": {"subset_replacement": True}},
+    "discrete, with replacement, all": {
+        "critic": {"subset_replacement": True, "n_critics_target": 3}
+    },
+    "discrete, two-hot": {"critic": {"kind": "twohot", "bins": NARROW}},
+    "discrete, HL-Gauss": {"critic": {"kind": "hlgauss", "bins": NARROW}},
+    "discrete, linear bins": {
+        "critic": {"kind": "twohot", "bins": dataclasses.replace(NARROW, symlog=False)}
+    },
+    "n-step": {"losses": {"n_step": 3}},
+    "lambda": {"losses": {"td_lambda": 0.7}},
+    "bounded targets": {"losses": {"target_low": -0.3, "target_high": 0.4}},
+    "one bound": {"losses": {"target_high": 0.1}},
+    "online actor": {"losses": {"use_target_actor": False}},
+    "privileged critics": {"privileged": True},
+    "exponential": {"losses": {"filter": "exp", "filter_beta": 2.0, "filter_max": 1.5}},
+    "leaky": {
+        "losses": {
+            "filter": "leaky_relu",
+            "leaky_filter": LeakyFilterConfig(threshold=0.05, beta=0.5, slope=0.3, at_zero=0.2),
+        }
+    },
+    "leaky without step": {
+        "losses": {"filter": "leaky_relu", "leaky_filter": LeakyFilterConfig(add_step=False)}
+    },
+    "binary, threshold": {"losses": {"filter_threshold": 0.1}},
+    "binary, normalised": {"losses": {"filter_batch_norm": True}},
+    "exponential, normalised": {"losses": {"filter": "exp", "filter_batch_norm": True}},
+    "leaky, normalised": {"losses": {"filter": "leaky_relu", "filter_batch_norm": True}},
+    "raw advantage": {"losses": {"filter": "exp", "filter_advantage": "raw", "filter_max": 1e30}},
+    "raw, normalised": {
+        "losses": {"filter": "exp", "filter_advantage": "raw", "filter_batch_norm": True}
+    },
+    "no filter": {"losses": {"fake_filter": True}},
+    "cloning alone": {"losses": {"fake_filter": True, "online_weight": 0.0}},
+    "climbing alone": {"losses": {"offline_weight": 0.0}},
+    "continuous": {"kind": "continuous"},
+    "continuous, samples": {
+        "kind": "continuous",
+        "losses": {"n_target_actions": 2, "n_policy_actions": 3},
+    },
+    "continuous, two-hot": {"kind": "continuous", "critic": {"kind": "twohot", "bins": NARROW}},
+    "continuous, raw two-hot": {
+        "kind": "continuous",
+        "critic": {"kind": "twohot", "bins": NARROW},
+        "losses": {"filter": "exp", "filter_advantage": "raw"},
+    },
+    "beta": {
+        "kind": "continuous",
+        "actor": {"continuous": "beta", "beta": BetaConfig(low=1.1, high=3.0)},
+    },
+    "mixture": {
+        "kind": "continuous",
+        "actor": {"continuous": "gmm", "gmm": GMMConfig(modes=2, std_low=0.1, std_high=0.9)},
+        "losses": {"online_weight": 0.0},
+    },
+    "switches": {"kind": "multi_binary", "losses": CLEAR},
+    "choices": {"kind": "multi_discrete", "legal": True, "losses": CLEAR},
+    "multitask, discrete": {
+        "algorithm": "multitask",
+        "critic": {"kind": "twohot", "bins": NARROW},
+        "losses": {"n_policy_actions": 3, "online_weight": 0.0} | CLEAR,
+    },
+    "multitask, climbing": {"algorithm": "multitask", "legal": True, "losses": CLEAR},
+    "multitask, softened": {
+        "algorithm": "multitask",
+        "critic": {"soften_data_actions": True, "kind": "hlgauss", "bins": NARROW},
+    },
+    "multitask, continuous": {
+        "algorithm": "multitask",
+        "kind": "continuous",
+        "critic": {"kind": "hlgauss", "bins": NARROW},
+    },
+}
+
+
+def make(case: Case) -> tuple[Agent, Callable[[list[int], int], Batch]]:
+    case = dict(case)
+    spaces = spaces_of(
+        case.pop("kind", "discrete"),
+        legal=case.pop("legal", False),
+        privileged=case.pop("privileged", False),
+    )
+    return agent_of(spaces, **case), lambda lengths, size: batch_of(spaces, lengths, size)

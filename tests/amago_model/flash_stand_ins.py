@@ -1,0 +1,139 @@
+"""What the versions of flash-attn publish, computed in plain torch, and a way to install them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from amago_model import attention
+from amago_model import flash_attention as flash
+
+
+def _windowed(q, k, v, dropout_p, causal, window_size):  # type: ignore[no-untyped-def]
+    """What flash-attn computes, from [N, L, H, E]: bounds are inclusive, -1 is none."""
+    assert causal
+    i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])[None]
+    left = window_size[0] if window_size[0] is not None else -1
+    seen = (j <= i) & ((i - j <= left) if left >= 0 else torch.tensor(True))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, seen, dropout_p).transpose(1, 2)
+
+
+def flash_2_0(  # type: ignore[no-untyped-def]
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, return_attn_probs=False
+):
+    assert (softmax_scale, return_attn_probs) == (None, False)
+    return _windowed(q, k, v, dropout_p, causal, (-1, -1))
+
+
+def flash_2(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    assert (softmax_scale, softcap, alibi_slopes) == (None, 0.0, None)
+    assert not (deterministic or return_attn_probs)
+    return _windowed(q, k, v, dropout_p, causal, window_size)
+
+
+def flash_3(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+):
+    assert (softmax_scale, qv, q_descale, k_descale, v_descale, pack_gqa) == (None,) * 6
+    assert (attention_chunk, softcap, num_splits, deterministic, sm_margin) == (0, 0, 1, False, 0)
+    return _windowed(q, k, v, 0.0, causal, window_size)
+
+
+def flash_4(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+):
+    assert (softmax_scale, learnable_sink, softcap, num_splits) == (None, None, 0.0, 1)
+    assert (pack_gqa, deterministic) == (None, False)
+    out = _windowed(q, k, v, 0.0, causal, window_size)
+    return out, None
+
+
+VERSIONS = {
+    "2.0": ("flash_attn", flash_2_0),
+    "2.3": ("flash_attn", flash_2),
+    "3": ("flash_attn_interface", flash_3),
+    "4": ("flash_attn.cute", flash_4),
+}
+
+
+def _half_only(function):  # type: ignore[no-untyped-def]
+    @functools.wraps(function)
+    def strict(q, k, v, **options):  # type: ignore[no-untyped-def]
+        assert {x.dtype for x in (q, k, v)} <= {torch.float16, torch.bfloat16}
+        return function(q, k, v, **options)
+
+    return strict
+
+
+@contextlib.contextmanager
+def installer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A function that makes one version importable, on a machine that seems able to run it."""
+
+    def forget() -> None:
+        flash.find_flash.cache_clear()
+        attention._trial.cache_clear()
+
+    def do(version: str, *, full_width: bool = False) -> None:
+        """`full_width`: its kernel takes any type, so that its result can be compared exactly."""
+        module, function = VERSIONS[version]
+        if not full_width:
+            function = _half_only(function)
+
+        def find(name: str) -> SimpleNamespace:
+            if name != module:
+                raise ImportError(name)
+            return SimpleNamespace(flash_attn_func=function)
+
+        monkeypatch.setattr(flash.importlib, "import_module", find)
+        monkeypatch.setattr(flash, "_able", lambda device: True)  # noqa: ARG005
+        if full_width:
+            monkeypatch.setattr(flash, "_kernel_dtype", lambda dtype: dtype)
+        forget()
+
+    yield do
+    monkeypatch.undo()
+    forget()

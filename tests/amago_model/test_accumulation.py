@@ -1,0 +1,138 @@
+"""A batch in parts makes the update of the whole: statistics move once, before they are used."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from amago_model import (
+    Agent,
+    AgentConfig,
+    Batch,
+    BinsConfig,
+    ObsSpace,
+    Spaces,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+    make_agent,
+)
+from amago_model.moments import RunningMoments, collecting, still
+
+NARROW = BinsConfig(n_bins=9, min_return=-30.0, max_return=40.0)
+TRANSFORMER = TrajectoryEncoderConfig(
+    kind="transformer",
+    transformer=TransformerConfig(
+        d_model=8, n_heads=2, d_ff=8, n_layers=1, dropout_ff=0.0, dropout_emb=0.0
+    ),
+)
+CASES = {
+    "discrete": ("discrete", {}, {}, {}),
+    "sampled critics": ("discrete", {}, {"n_critics_target": 1}, {}),
+    "continuous, normalised filter": (
+        "continuous",
+        {},
+        {"subset_replacement": True},
+        {"filter": "exp", "filter_batch_norm": True, "n_policy_actions": 2},
+    ),
+    "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", "bins": NARROW}, {}),
+    "choices": ("multi_discrete", {}, {"kind": "hlgauss", "bins": NARROW}, {"td_lambda": 0.8}),
+    "cloning alone": ("continuous", {}, {}, {"fake_filter": True, "online_weight": 0.0}),
+}
+LENGTHS = (6, 1, 0, 3, 2, 5, 1)
+
+
+def _parts(batch: Batch, m: int) -> list[Batch]:
+    edges = [len(batch.mask) * i // m for i in range(m + 1)]
+    return [batch.windows(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _learn(agent: Agent, batch: Batch, m: int) -> dict[str, torch.Tensor]:
+    """Loss, gradients and statistics after two updates' worth of batches in m parts."""
+    result: dict[str, torch.Tensor] = {}
+    for turn in range(2):
+        counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
+        agent.zero_grad()
+        if m == 1:
+            loss = agent(batch)[0]
+            loss.backward()
+        else:
+            parts = _parts(batch, m)
+            agent.observe(parts)
+            loss = torch.zeros(())
+            with still(agent):
+                for part in parts:
+                    one = agent(part, counts=counts)[0]
+                    one.backward()
+                    loss = loss + one.detach()
+        result[f"loss {turn}"] = loss.detach()
+        result |= {
+            f"grad {turn} {n}": p.grad for n, p in agent.named_parameters() if p.requires_grad
+        }
+    return result | dict(agent.named_buffers())
+
+
+def _config(config: AgentConfig, algorithm: dict[str, str]) -> AgentConfig:
+    return dataclasses.replace(config, **algorithm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("m", [2, 3, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_parts_equal_the_whole_with_every_statistic_moving(
+    make_spaces, make_config, make_batch, name: str, m: int
+) -> None:
+    """Float64: loss, gradient of every parameter and every buffer to 1e-12."""
+    kind, algorithm, critic, losses = CASES[name]
+    spaces = make_spaces(kind)
+    truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
+    spaces = Spaces(observations={**spaces.observations, "truth": truth}, action=spaces.action)
+    config = make_config(TRANSFORMER, critic={"popart_beta": 0.1} | critic, losses=losses)
+    agent = make_agent(_config(config, algorithm), spaces).double()
+    batch = make_batch(spaces, lengths=LENGTHS)
+    batch.prev_reward = batch.prev_reward.double()
+    batch = dataclasses.replace(batch, noise=agent.draw_noise(*batch.mask.shape))
+    whole = _learn(copy.deepcopy(agent), batch, 1)
+    parts = _learn(copy.deepcopy(agent), batch, m)
+    assert whole.keys() == parts.keys()
+    for key, value in whole.items():
+        torch.testing.assert_close(
+            parts[key], value, rtol=1e-10, atol=1e-12, msg=lambda text, k=key: f"{k}: {text}"
+        )
+    moved = {n for n, b in agent.named_buffers() if not torch.equal(b, whole[n])}
+    assert any(n.endswith("timestep_encoder.input_norm.moments.mean") for n in moved)
+    assert any(n.endswith(".u") for n in moved)  # power iterations too are statistics
+    if agent.critic is not None:
+        assert {"value_norm.w", "privileged.norm.moments.mean"} <= moved
+
+
+def test_a_batch_carries_the_noise_that_the_agent_would_draw(
+    make_spaces, make_config, make_batch
+) -> None:
+    agent = Agent(make_config(), make_spaces("continuous"))
+    twin = copy.deepcopy(agent)
+    batch = make_batch(agent.spaces)
+    torch.manual_seed(5)
+    loss, _ = agent(batch)
+    torch.manual_seed(5)
+    noise = twin.draw_noise(*batch.mask.shape)
+    assert torch.equal(twin(dataclasses.replace(batch, noise=noise))[0], loss)
+
+
+def test_what_is_collected_is_taken_in_as_one_batch_and_nothing_moves_while_still() -> None:
+    one, other = (RunningMoments((2,), beta=0.1, init_nu=1.0) for _ in range(2))
+    x, mask = torch.randn(5, 3, 2), torch.rand(5, 3) > 0.3
+    one.update(x, mask)
+    with collecting(other):
+        other.update(x[:2], mask[:2])
+        assert float(other.updates) == 1.0
+        other.update(x[2:], mask[2:])
+    with still(other):
+        other.update(100 * x, mask)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    other.update(x, mask)
+    assert float(other.updates) == 3.0
