@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Two small BLAS pools fighting over two cores are slower than one thread each.
 export OMP_NUM_THREADS ?= 1
+# Files of tests at once; 0 runs them one after another in one process.
+JOBS ?= 2
 
 .PHONY: demo test lint format types imports unit faults bench serve dash clean help
 
@@ -38,7 +40,7 @@ imports: $(BIN)/.installed
 	$(BIN)/lint-imports
 
 unit: $(BIN)/.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Fifty kills of the live service instead of a dozen.
 faults: $(BIN)/.installed

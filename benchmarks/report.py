@@ -44,7 +44,10 @@ def _module() -> str:
 
 
 def _git(*args: str) -> str:
-    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
+    try:
+        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:  # a bare checkout on a machine without git
+        return "unknown" if args[0] == "rev-parse" else ""
     return done.stdout.strip()
 
 

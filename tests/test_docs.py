@@ -131,7 +131,7 @@ def test_the_note_on_rows_per_trajectory_is_true(my_data):
 
 EXAMPLES = [
     pytest.param(name, block, id=f"{name}: {first_line(block)}")
-    for name in ("own_data.md", "trajectory.md", "training.md", "collecting.md")
+    for name in ("own_data.md", "trajectory.md", "training.md", "collecting.md", "relabeling.md")
     for block in blocks(name, "python")
 ]
 
@@ -236,3 +236,26 @@ def test_every_recipe_is_documented():
 
     text = (DOCS / "training.md").read_text()
     assert not {name for name in RECIPES if f"`{name}`" not in text}
+
+
+def test_every_relabeler_and_its_fields_are_documented():
+    from dataclasses import fields
+
+    from trainer.data.relabel import registered
+
+    text = (DOCS / "relabeling.md").read_text()
+    for name, kind in registered().items():
+        if kind.__module__.startswith("trainer."):
+            assert f"### `{name}`" in text
+            public = {f.name for f in fields(kind) if f.init}
+            assert not {field for field in public if f"`{field}`" not in text}
+
+
+@pytest.mark.parametrize("block", blocks("relabeling.md", "toml"), ids=first_line)
+def test_every_config_file_of_relabelers_is_accepted(block, tmp_path):
+    from trainer.data.relabel import make_relabelers
+    from trainer.options import resolve
+
+    (tmp_path / "x.toml").write_text(block)
+    config = resolve(["offline", "--config", str(tmp_path / "x.toml")]).config
+    assert make_relabelers(config.data.relabel)

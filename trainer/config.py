@@ -26,6 +26,10 @@ class TrainerError(StepwellError):
     """Something about this training run is wrong; the message says what to do."""
 
 
+class ElsewhereError(TrainerError):
+    """The run's first process cannot go on, and says itself why."""
+
+
 class SettingError(TrainerError, ValueError):
     """A setting is unknown, of the wrong type, or contradicts another."""
 
@@ -56,6 +60,10 @@ class DataConfig:
     window."""
     epochs: bool = False
     """Every trajectory (or, with draw=windows, every window) once before any comes again."""
+    relabel: tuple[str, ...] = ()
+    """Relabelers, applied in this order to every trajectory that is drawn, each NAME or
+    NAME:FIELD=VALUE,FIELD=VALUE. There are hindsight, instructions, mazerunner; docs/relabeling.md
+    has their fields."""
     refresh_every: int = 0
     """Updates between looks for new trajectories; 0 trains on one fixed snapshot."""
     include_eval: bool = False
@@ -83,6 +91,11 @@ class DataConfig:
             raise SettingError(
                 "data.epochs: growing data has no epochs; set data.refresh_every to 0, or unset it"
             )
+        if self.epochs and self.relabel and self.draw == "windows":
+            raise SettingError(
+                "data.epochs: an epoch over windows counts those of the recorded trajectories, and "
+                "data.relabel may shorten these; set data.draw to trajectories, or unset epochs"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +114,7 @@ class OptimizerConfig:
     """Largest norm of the gradient over all trained weights; 0 does not clip."""
     accumulate: int = 1
     """Parts into which each process's share of a batch is cut, to fit memory; the update is the
-    same."""
+    same, but for what dropout and image augmentation draw."""
     max_bad_updates: int = 10
     """Updates with a NaN or infinite gradient that are skipped before training stops."""
 
@@ -161,7 +174,7 @@ class TrainConfig:
     output: Path = Path("runs")
     """Folder for what this machine keeps of its runs: checkpoints, metrics, policies."""
     plugin: tuple[str, ...] = ()
-    """Modules to import first, so that they can register encoders, heads, filters and agents."""
+    """Modules to import first: they register encoders, heads, filters, agents and relabelers."""
     processes: int = 0
     """Processes to train with; 0 takes what the launcher gives, any other number is insisted on."""
     threads: int = 1
@@ -170,6 +183,9 @@ class TrainConfig:
     """auto takes GPUs where there are any."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the forward pass."""
+    compile: Literal["off", "auto", "on", "graphs"] = "off"
+    """Compile the update with torch.compile, which takes minutes once: on, or it says why not; auto
+    does on a GPU where it can; graphs also replays CUDA graphs."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The agent."""
     data: DataConfig = field(default_factory=DataConfig)

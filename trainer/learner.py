@@ -1,8 +1,10 @@
 """One update: forward, backward, clip, step, slow copies. Knows batches and an agent, no more.
 
-The gradient of a batch does not depend on how it is cut: over processes and over micro-batches,
-each part's losses are averaged over the counts of the whole. The noise of an update is a function
-of (seed, update, rank, part), so a resumed run draws the same without having stored a generator.
+An update does not depend on how its batch is cut, over processes or over micro-batches: statistics
+take in the whole before it is used, each part's losses are averaged over the counts of the whole,
+and each part gets its share of the whole's noise (only dropout and image augmentation are drawn by
+the part). Noise is a function of (seed, update), so a resumed run draws the same without having
+stored a generator.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import contextlib
 import dataclasses
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from torch import Tensor, nn
 
 from amago_model.agent import Agent
 from amago_model.batch import Batch
+from amago_model.compiling import compiled, wants_compiling
+from amago_model.moments import still
 from trainer.config import OptimizerConfig, TrainerError
 
 Metrics = dict[str, Tensor]
@@ -50,10 +54,16 @@ class Learner:
         *,
         seed: int,
         updates: int,
+        compiling: str = "off",
+        window: int | None = None,
     ) -> None:
         self.agent, self.config, self.seed, self.updates = agent, config, seed, updates
         self.accelerator = accelerator
         agent.train()
+        if wants_compiling(compiling, accelerator.device):
+            graphs = compiling == "graphs"
+            forward = compiled(agent, accelerator.device, graphs=graphs, longest=window)
+            agent.forward = forward  # type: ignore[method-assign]
         # Fused: one call for all parameters.
         optimizer = torch.optim.AdamW(
             agent.trainable_parameters(),
@@ -89,16 +99,25 @@ class Learner:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(update)
-        parts = _cut(batch, self.config.accumulate)
-        counts = self._counts(batch) if len(parts) > 1 or self.world > 1 else None
-        metrics: Metrics = {}
-        for index, part in enumerate(parts):
-            last = index == len(parts) - 1
-            _seed_noise(self.seed, update, self.accelerator.process_index, index)
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                loss, seen = self.model(part, detailed=detailed, counts=counts)
-                self._backward(loss)
-            metrics = _summed(metrics, seen)
+        _seed_noise(self.seed, update, 0, 0)
+        parts, counts = [batch], None
+        if self.world > 1 or self.config.accumulate > 1:
+            counts = self._counts(batch)
+            parts = _cut(self._with_noise(batch), self.config.accumulate)
+        if len(parts) > 1:
+            with self.accelerator.autocast():
+                self.agent.observe(parts)
+        seen: list[Metrics] = []
+        with still(self.agent) if len(parts) > 1 else contextlib.nullcontext():
+            for index, part in enumerate(parts):
+                last = index == len(parts) - 1
+                if part.noise is not None:
+                    _seed_noise(self.seed, update, self.accelerator.process_index, index + 1)
+                with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                    loss, shown = self.model(part, detailed=detailed, counts=counts)
+                    self._backward(loss)
+                seen.append(shown)
+        metrics = _together(seen)
         norm = self._clip()
         if not bool(torch.isfinite(norm)):
             self._skip(update)
@@ -131,9 +150,16 @@ class Learner:
         limit = self.config.grad_clip or float("inf")
         return nn.utils.clip_grad_norm_(self.parameters, limit)
 
+    def _with_noise(self, batch: Batch) -> Batch:
+        """This process's share of a batch, with its share of what the whole of it draws."""
+        n, t = batch.mask.shape
+        first = self.accelerator.process_index * n
+        noise = self.agent.draw_noise(self.world * n, t)[first : first + n]
+        return dataclasses.replace(batch, noise=noise)
+
     def _counts(self, batch: Batch) -> dict[str, float]:
         """What the losses of all parts together are means of, for gradients that DDP averages."""
-        names = sorted(counts := Agent.loss_counts(batch))
+        names = sorted(counts := self.agent.loss_counts(batch))
         total = torch.stack([counts[name] for name in names]).to(torch.float64)
         if self.world > 1:
             dist.all_reduce(total)
@@ -161,19 +187,57 @@ def _cut(batch: Batch, parts: int) -> list[Batch]:
     if parts == 1 or n == 1:
         return [batch]
     edges = [n * i // parts for i in range(parts + 1)]
-    names = [f.name for f in dataclasses.fields(batch) if f.name != "obs"]
-
-    def piece(a: int, b: int) -> Batch:
-        rest: dict[str, Any] = {name: getattr(batch, name)[a:b] for name in names}
-        return Batch(obs={key: value[a:b] for key, value in batch.obs.items()}, **rest)
-
-    return [piece(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    return [batch.windows(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
 
 
-def _summed(total: Metrics, part: Metrics) -> Metrics:
-    """Losses of parts add up (each is over the union's count); of the rest the last is shown."""
-    added = {k: total[k] + v for k, v in part.items() if k in total and k.startswith("loss/")}
-    return {**total, **part, **added}
+# What a metric is a mean (or the extreme) of, by the beginning of its name.
+_MEAN_OVER = {
+    "value/advantage_mean": "count/imitable",
+    "value/": "count/critic",
+    "policy/entropy": "count/transitions",
+    "policy/": "count/imitable",
+}
+
+
+def _together(parts: list[Metrics]) -> Metrics:
+    """What the whole batch would have shown. Losses are over the whole's counts, so they add up;
+    of what is none of ours the last part's is shown."""
+    whole = dict(parts[-1])
+    common = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
+    for name in common:
+        each = torch.stack([part[name] for part in parts])
+        if name.startswith(("loss/", "count/")):
+            whole[name] = each.sum()
+        elif (count := _counted_by(name)) in common:
+            whole[name] = _joined(name, each, torch.stack([part[count] for part in parts]))
+    return whole
+
+
+def over_processes(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What one process with the whole batch would have shown, from what each showed of its share;
+    of what is none of ours the mean. Losses are of a share times the number of processes."""
+    if len(ranks) == 1:
+        return dict(ranks[0])
+    parts = [{k: torch.tensor(v, dtype=torch.float64) for k, v in rank.items()} for rank in ranks]
+    whole = _together(parts)
+    for name in whole:
+        if not name.startswith("count/") and _counted_by(name) not in whole:
+            whole[name] = torch.stack([part[name] for part in parts]).mean()
+    return {name: float(value) for name, value in whole.items()}
+
+
+def _counted_by(name: str) -> str:
+    found = (count for prefix, count in _MEAN_OVER.items() if name.startswith(prefix))
+    return next(found, "")
+
+
+def _joined(name: str, each: Tensor, n: Tensor) -> Tensor:
+    """A mean or an extreme over parts of n transitions each; 0 where there is none."""
+    if name.endswith("_min"):
+        return torch.where(n.any(), torch.where(n > 0, each, torch.inf).amin(), 0.0)
+    if name.endswith("_max"):
+        return torch.where(n.any(), torch.where(n > 0, each, -torch.inf).amax(), 0.0)
+    return (each * n).sum() / n.sum().clamp(min=1)
 
 
 def _seed_noise(seed: int, update: int, rank: int, part: int) -> None:

@@ -15,14 +15,15 @@ import torch
 
 import amago_model
 from amago_model.agent import Agent, make_agent
+from amago_model.timestep_encoders import TimestepEncoder
+from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
 from trainer.config import SettingError, TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
-from trainer.learner import Learner, TrainingDiverged
-from trainer.options import import_plugins
+from trainer.learner import Learner, TrainingDiverged, over_processes
 from trainer.processes import World, make_accelerator
 from trainer.report import GO, PAUSE, STOP, Report, RunInfo
 from trainer.views import Data
@@ -41,24 +42,26 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         torch.set_num_threads(config.threads)
         accelerator = make_accelerator(config)
         world = World(accelerator)
-        say = say if world.is_main else _say_nothing
         home = config.output / config.run
         try:
             home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError(f"output: {home} cannot be used: {error}") from error
+        say = say if world.is_main else _say_nothing
+        report = Report(config, client if world.is_main else None, info, home, world, say)
+        say = report.say  # on the screen, and in the run's log
         known_here = world.share((home / "run.json").exists())
-        resumed = _resume(config, home, world)
+        resumed = _resume(config, home, world, say)
         asked_to_stop = _Signals(closing)
 
         # --- act two: the data ------------------------------------------------------------------
+        import_plugins(config.plugin, SettingError)
         # A resumed run takes up the snapshots it had, also if the service is away or forgot them.
         holder = f"train/{config.run}"
         data = Data(config, client, world, home, holder, say)
         closing.callback(data.close)
         if resumed is None:
-            name = take(client, config, holder) if world.is_main else ""
-            data.use(world.share(name), start=0, left_out=())
+            data.use(world.once(lambda: take(client, config, holder)), start=0, left_out=())
         else:
             client.retry_for = 0.0
             data.take_up(resumed.state["views"], int(resumed.state["update"]))
@@ -70,10 +73,20 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
 
         # --- act three: the agent ---------------------------------------------------------------
         torch.manual_seed(config.seed)
-        import_plugins(config.plugin)
         agent = make_agent(config.agent, spaces_of(manifest.spec)).to(accelerator.device)
+        if isinstance(rows := agent.policy.timestep_encoder, TimestepEncoder):
+            say(f"the agent sees {'; '.join(rows.describe())}")
+        report.kernels = agent.policy.kernels(accelerator.device, _computing_in(config))
+        for what, name in report.kernels.items():
+            say(f"{what} by {name}, on {accelerator.device.type}")
         learner = Learner(
-            agent, config.optimizer, accelerator, seed=config.seed, updates=config.updates
+            agent,
+            config.optimizer,
+            accelerator,
+            seed=config.seed,
+            updates=config.updates,
+            compiling=config.compile,
+            window=config.data.window,
         )
         update = 0
         if resumed is not None:
@@ -85,8 +98,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         closing.callback(loader.close)
 
         # --- act four: who hears of it (rank 0 alone) -------------------------------------------
-        report = Report(config, client if world.is_main else None, info, home, world, say)
-        report.open(data, resumed=known_here)
+        world.once(lambda: report.open(data, resumed=known_here))
         # From here on an absent service costs no time: what it should hear is told later.
         client.retry_for = 0.0
         status = "failed"
@@ -157,7 +169,8 @@ def _loop(
 
         # Once in a while, all ranks: numbers. Reading them waits for the device.
         if logging_now:
-            values = world.mean({k: float(v) for k, v in result.metrics.items()})
+            seen = {**result.metrics, **loaded.metrics}
+            values = over_processes(world.numbers({k: float(v) for k, v in seen.items()}))
             values |= {
                 "progress/updates": update,
                 "progress/total": config.updates,
@@ -242,13 +255,15 @@ class _Signals:
         self.wish = STOP
 
 
-def _resume(config: TrainConfig, home: Path, world: World) -> checkpoints.Checkpoint | None:
+def _resume(
+    config: TrainConfig, home: Path, world: World, say: Callable[[str], None]
+) -> checkpoints.Checkpoint | None:
     """The checkpoint to take up, the same one on every rank."""
     if config.resume == "never":
         # Else a later --resume auto would take up that other life, which has come further.
         aside = checkpoints.put_aside(home / "checkpoints") if world.is_main else None
         if aside is not None:
-            log.warning("--resume never: the earlier checkpoints are in %s now", aside)
+            say(f"warning: --resume never: the earlier checkpoints are in {aside} now")
         world.wait()
         return None
     found = checkpoints.newest(home / "checkpoints") if world.is_main else None
@@ -263,14 +278,20 @@ def _resume(config: TrainConfig, home: Path, world: World) -> checkpoints.Checkp
     before, now = flatten(found.state["config"]), flatten(to_json(config))
     quiet = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
     for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key) and not key.startswith(quiet) and world.is_main:
-            log.warning("%s was %r, is %r from here on", key, before.get(key), now.get(key))
+        if before.get(key) != now.get(key) and not key.startswith(quiet):
+            say(f"warning: {key} was {before.get(key)!r}, is {now.get(key)!r} from here on")
     return found
 
 
 def _name_samples(update: int, loaded: Loaded) -> None:
     names = ", ".join(loaded.ids[:64])
     log.error("update %d skipped: its gradient is not finite; its windows: %s", update, names)
+
+
+def _computing_in(config: TrainConfig) -> torch.dtype:
+    """The type of the forward pass's large operations."""
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return half.get(config.precision, torch.float32)
 
 
 def _due(every: int, update: int) -> bool:

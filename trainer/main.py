@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from stepwell._failure import fail
 from stepwell.errors import StepwellError
-from trainer.config import TrainConfig
+from trainer.config import ElsewhereError, TrainConfig, TrainerError
 from trainer.options import Resolved, resolve
 
 log = logging.getLogger("trainer")
@@ -51,14 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.processes > 1 and not launched:
             return launch(config, words)
         return run(resolved, words, quiet=rank != 0)
+    except ElsewhereError:
+        return 1  # process 0 says what it was
     except (StepwellError, AmagoError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
+        return fail("stepwell train", error)
 
 
 def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int:
     """Train in this process, one of however many."""
     # After the help and the errors of the command line: torch takes a second to load.
+    import torch
+
     from stepwell.client import Client
     from trainer.loop import RunInfo, train
 
@@ -88,6 +92,11 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
     except KeyboardInterrupt:
         say("stopped at once; the last checkpoint stands")
         return 143 if stopped_by else 130
+    except torch.OutOfMemoryError as error:
+        raise TrainerError(
+            f"{error} The device is full: raise optimizer.accumulate (the same update in smaller "
+            "parts), or lower data.batch or data.window"
+        ) from error
     finally:
         signal.signal(signal.SIGTERM, previous)
         _leave_world()
@@ -102,7 +111,7 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     CPU the form is --multi_gpu with ACCELERATE_USE_CPU; loop.py checks the world in any case.
     """
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"),
+        *(sys.executable, "-m", "trainer.launcher", "--multi_gpu"),
         *("--num_machines", "1", "--num_processes", str(config.processes)),
         *("--mixed_precision", config.precision, "--dynamo_backend", "no"),
         *("--main_process_port", str(_free_port()), "-m", "trainer.main", *words),

@@ -1,10 +1,9 @@
-"""A run's numbers: first into a local file, then to the service from a thread, without gaps.
+"""A run's numbers and its sign of life.
 
     <run>/metrics.jsonl     one point per line {"key", "step", "value", "time"}, appended
     <run>/metrics.sent      how many bytes of it the service has acknowledged
 
-The service may be away for as long as it likes; what was not sent is sent later, by this process or
-by the next life of the run. Points are idempotent on (key, step), so sending twice does no harm.
+Points are idempotent on (key, step), so sending twice does no harm.
 """
 
 from __future__ import annotations
@@ -14,109 +13,46 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.failpoints import failpoint
 from stepwell.messages import MetricPoint
+from trainer.delivery import LineSpool
 
 log = logging.getLogger(__name__)
-POINTS_AT_ONCE = 2000
-LONGEST_WAIT = 10.0
 
 
-class MetricLog:
-    """Append points; a thread delivers them. Closing waits a while for the rest to be delivered."""
+class MetricLog(LineSpool):
+    """Append points; they reach the service without gaps (delivery.py)."""
+
+    what = "metrics"
+    at_once = 2000
 
     def __init__(self, folder: Path, client: Client | None, run: str, *, every: float = 1.0):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path, self._sent_path = folder / "metrics.jsonl", folder / "metrics.sent"
-        self._client, self._run, self._every = client, run, every
-        _cut_torn_line(self.path)
-        self._file = self.path.open("ab")
-        self._sent = self._read_sent()
-        self._wake, self._stop = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        if client is not None:
-            self._thread = threading.Thread(target=self._deliver, name="metrics", daemon=True)
-            self._thread.start()
+        super().__init__(folder / "metrics.jsonl", client, run, every=every)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the values of a step. On disk (not fsynced) when this returns."""
         now = time.time()
-        lines = [
-            json.dumps({"key": k, "step": step, "value": _finite(v), "time": now}) + "\n"
-            for k, v in values.items()
-        ]
-        self._file.write("".join(lines).encode())
-        self._file.flush()
+        self.append(
+            [
+                json.dumps({"key": k, "step": step, "value": _finite(v), "time": now})
+                for k, v in values.items()
+            ]
+        )
         failpoint("metrics.after_line")
 
-    @property
-    def unsent(self) -> int:
-        """Bytes that the service has not acknowledged."""
-        return self.path.stat().st_size - self._sent
-
-    def close(self, timeout: float = 10.0) -> bool:
-        """Deliver the rest, within `timeout` seconds; whether all was delivered."""
-        deadline = time.monotonic() + timeout
-        if self._thread is not None:
-            self._stop.set()
-            self._wake.set()
-            while self.unsent and time.monotonic() < deadline and self._thread.is_alive():
-                time.sleep(0.01)
-            self._client = None  # the thread gives up at its next look
-            self._thread.join(1.0)
-        self._file.close()
-        return not self.unsent
-
-    def _deliver(self) -> None:
-        wait = self._every
-        while (client := self._client) is not None:
-            if not self._stop.is_set():
-                self._wake.wait(wait)
-            try:
-                while self._send_some(client):
-                    pass
-                wait = self._every
-            except (StepwellError, OSError) as error:  # OSError: our own disk is full
-                wait = min(2 * wait, LONGEST_WAIT)
-                log.info("metrics wait for the service (%d bytes): %s", self.unsent, error)
-                time.sleep(0.1 if self._stop.is_set() else 0.0)
-            if self._stop.is_set() and not self.unsent:
-                return
-
-    def _send_some(self, client: Client) -> bool:
-        """Send the next points; whether there may be more."""
-        with self.path.open("rb") as file:
-            file.seek(self._sent)
-            lines: list[bytes] = []
-            for line in file:
-                if not line.endswith(b"\n") or len(lines) == POINTS_AT_ONCE:
-                    break
-                lines.append(line)
-        if not lines:
-            return False
+    def send(self, client: Client, lines: Sequence[bytes]) -> None:
         points = [MetricPoint(**json.loads(line)) for line in lines]
         try:
             client.log_metrics(self._run, points)
         except BadRequest as error:  # asking again would not help; they stay in the local file
             log.error("the service refused %d metric points: %s", len(points), error)
         failpoint("metrics.after_answer")
-        self._sent += sum(map(len, lines))
-        with whole_file(self._sent_path) as sent:
-            sent.write(str(self._sent).encode())
-        return True
-
-    def _read_sent(self) -> int:
-        try:
-            return min(int(self._sent_path.read_text()), self.path.stat().st_size)
-        except (OSError, ValueError):
-            return 0
 
 
 class Heartbeat:
@@ -169,14 +105,3 @@ class Heartbeat:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _cut_torn_line(path: Path) -> None:
-    """A process that was killed may have left half a line; the next point must not join it."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole != len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)

@@ -3,21 +3,26 @@
     stepwell train RECIPE --config A.toml --config B.toml --agent.losses.gamma 0.98 --run mine
 
 Later wins: the recipe, then files in their order, then flags. A key nobody consumes is an error
-that names the nearest one somebody does.
+that names the nearest one somebody does. Where a file or flag chooses another kind of memory or
+actor, what the recipe set of the old kind returns to its defaults: nobody asked for it.
 """
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import io
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from trainer.ablations import ABLATIONS
 from trainer.config import (
     SettingError,
     TrainConfig,
@@ -30,23 +35,12 @@ from trainer.recipes import RECIPES, recipe
 
 DESCRIPTION = """Train an agent on a dataset of the service; it sees no environment.
 
-RECIPE comes first, one of: {recipes}.
+RECIPE comes first, one of: {recipes};
+or, to see what a part of the method buys, one of: {ablations}.
 --config FILE.toml may be given several times; later ones win, and flags win over files.
 
   stepwell train pendulum_stitch --dataset pendulum --run first --updates 500
   accelerate launch -m trainer.main offline --dataset hopper --run big"""
-
-
-def import_plugins(modules: Sequence[str]) -> None:
-    """Import modules that register things. Raises `SettingError` naming the one that fails."""
-    # A plug-in usually lies where the person stands, and the console script does not look there.
-    if modules and "" not in sys.path:
-        sys.path.insert(0, "")
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise SettingError(f"--plugin {name}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
     rest = list(argv)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "default"
     files = _take_all(rest, "--config")
-    config = recipe(name)
+    base = config = recipe(name)
     plain, values = flatten(to_json(TrainConfig())), flatten(to_json(config))
     origins = {
         key: "default" if value == plain.get(key) else f"recipe {name}"
@@ -85,21 +79,83 @@ def resolve(argv: Sequence[str]) -> Resolved:
         data = _read(Path(file))
         if "recipe" in data:
             raise SettingError(f"--config {file}: {RECIPE_FIRST}")
-        config = replace(config, data)
-        origins |= {key.replace("-", "_"): f"file {file}" for key in flatten(data)}
+        chosen = {key.replace("-", "_"): value for key, value in flatten(data).items()}
+        config = replace(_without_replaced(config, base, chosen), data)
+        origins |= dict.fromkeys(chosen, f"file {file}")
     if not {"-h", "--help"} & set(rest):
-        given = [_known(flag) for flag in rest if flag.startswith("--")]
+        given = _flags(rest)
         if "recipe" in given:
             raise SettingError(f"--recipe: {RECIPE_FIRST}")
+        config = _without_replaced(config, base, given)
         origins |= dict.fromkeys(given, "command line")
-    config = tyro.cli(
-        TrainConfig,
-        prog="stepwell train RECIPE",
-        description=DESCRIPTION.format(recipes=", ".join(RECIPES)),
-        default=config,
-        args=rest,
-    )
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            config = tyro.cli(
+                TrainConfig,
+                prog="stepwell train RECIPE",
+                description=DESCRIPTION.format(
+                    recipes=", ".join(RECIPES), ablations=", ".join(ABLATIONS)
+                ),
+                default=config,
+                args=rest,
+            )
+    finally:
+        if said.getvalue():
+            print(_in_one_line(said.getvalue()), file=sys.stderr)
+    values = flatten(to_json(config))
+    for key, origin in origins.items():
+        if origin.startswith("recipe ") and values[key] == plain[key]:
+            origins[key] = "default"
     return Resolved(config, origins)
+
+
+# Part of the agent -> its kind -> the settings that only this kind uses.
+OF_A_KIND: dict[str, dict[str, tuple[str, ...]]] = {
+    "trajectory_encoder": {
+        kind: (kind,) for kind in ("feedforward", "gru", "mamba", "transformer")
+    },
+    "actor": {"mlp": ("n_layers", "d_hidden"), "residual": ("residual",)},
+}
+
+
+def _without_replaced(
+    config: TrainConfig, base: TrainConfig, chosen: Mapping[str, Any]
+) -> TrainConfig:
+    """`config` without what its recipe, `base`, set of kinds that `chosen` replaces by others.
+
+    What a file set of them stays, so that its author hears that it would not be used.
+    """
+    for part, settings in OF_A_KIND.items():
+        now, recipes = getattr(config.agent, part), getattr(base.agent, part)
+        if chosen.get(f"agent.{part}.kind", now.kind) == now.kind:
+            continue
+        plain = type(now)()
+        defaults = {
+            name: getattr(plain, name)
+            for name in settings.get(now.kind, ())
+            if getattr(now, name) == getattr(recipes, name)
+        }
+        changed = {part: dataclasses.replace(now, **defaults)}
+        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, **changed))
+    return config
+
+
+def _in_one_line(box: str) -> str:
+    """What tyro says in a box: up to the rule before its help, without the frame."""
+    inside = (line.strip("│ ") for line in box.splitlines()[1:])
+    message = " ".join(takewhile(lambda line: line.strip("─╰╯"), inside))
+    return f"stepwell train: {message}" if message else box
+
+
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    """The dotted key of each flag, and the word given to it (if it takes one)."""
+    given: dict[str, str] = {}
+    for word, following in pairwise([*words, ""]):
+        if word.startswith("--"):
+            _, equals, value = word.partition("=")
+            given[_known(word)] = value if equals else following
+    return given
 
 
 # Under a recipe's name, but with another's settings, a run would lie about itself.

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
-from trainer.config import TrainConfig, TrainerError
+from amago_model.host_memory import keep_freed_memory
+from stepwell.errors import StepwellError
+from trainer.config import ElsewhereError, TrainConfig, TrainerError
 
 
 class WorldError(TrainerError):
@@ -23,6 +26,8 @@ class WorldError(TrainerError):
 def make_accelerator(config: TrainConfig) -> Accelerator:
     """The accelerator for this process. Raises `WorldError` unless the world is as asked for."""
     cpu = config.device == "cpu" or not torch.cuda.is_available()
+    if cpu:
+        keep_freed_memory()
     # The agent's statistics are those of all ranks' batches together, so equal everywhere already:
     # to broadcast them again in every forward pass would cost time, and hide it if they were not.
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
@@ -62,6 +67,24 @@ class World:
         dist.broadcast(body, source)
         return json.loads(bytes(body.cpu().tolist()))
 
+    def once(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives on rank 0, as JSON, on every rank.
+
+        Its `StepwellError` ends all of them: as itself there, as `ElsewhereError` here.
+        """
+        value, trouble = None, None
+        if self.is_main:
+            try:
+                value = make()
+            except StepwellError as error:
+                trouble = error
+        value, failed = self.share([value, trouble is not None])
+        if trouble is not None:
+            raise trouble
+        if failed:
+            raise ElsewhereError("process 0 failed")
+        return value
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, on every rank."""
         return [self.share(value, rank) for rank in range(self.size)]
@@ -74,14 +97,15 @@ class World:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
-    def mean(self, values: dict[str, float]) -> dict[str, float]:
-        """The mean over ranks of the same keys."""
+    def numbers(self, values: dict[str, float]) -> list[dict[str, float]]:
+        """Every rank's numbers, of the same keys, on every rank."""
         if self.size == 1 or not values:
-            return values
+            return [values]
         names = sorted(values)
-        tensor = torch.tensor([values[n] for n in names], dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return dict(zip(names, (tensor / self.size).tolist(), strict=True))
+        table = torch.zeros(self.size, len(names), dtype=torch.float64, device=self.device)
+        table[self.rank] = torch.tensor([values[n] for n in names], dtype=torch.float64)
+        dist.all_reduce(table)
+        return [dict(zip(names, row, strict=True)) for row in table.tolist()]
 
     def wait(self) -> None:
         """Until all are here."""

@@ -70,6 +70,7 @@ class Publisher:
 
     def _deliver(self) -> None:
         assert self._client is not None
+        told: set[int] = set()
         while True:
             with self._lock:
                 while not self._waiting:
@@ -85,11 +86,13 @@ class Publisher:
             except Conflict:
                 # An earlier life of the run stood here with other rounding (another world size,
                 # another machine). What was published stays.
-                log.warning("policy %s/%d exists with other bytes", self._run, version)
+                log.warning("policy %s/%d exists with other bytes; those stay", self._run, version)
             except TooLarge as error:
                 log.error("policy %s/%d is too large: %s", self._run, version, error)
             except (ServiceError, StepwellError) as error:
-                log.warning("policy %s/%d waits for the service: %s", self._run, version, error)
+                level = logging.DEBUG if version in told else logging.WARNING
+                log.log(level, "policy %s/%d waits for the service: %s", self._run, version, error)
+                told.add(version)
                 time.sleep(1.0)
                 continue
             with self._lock:

@@ -8,6 +8,9 @@ published_v3             the same with every deviation from AMAGO v3.3.0 switche
 multitask                AMAGO-2's agent: critics that classify returns, sampled actions
 behaviour_cloning, bc10  imitate all of the data; the best tenth of it
 recall, tmaze            memory tasks, with the Transformer
+mazerunner               goals in a maze that stays the same, hindsight relabeling
+pixels                   images beside anything else, memory-free
+ablation_…               each of these small ones without one part of the method: ablations.py
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from amago_model.config import (
     AgentConfig,
     CriticConfig,
     FeedForwardConfig,
+    ImageConfig,
     LossConfig,
     TimestepEncoderConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
+from trainer.ablations import ABLATIONS, ablated
 from trainer.config import DataConfig, OptimizerConfig, ScheduleConfig, SettingError, TrainConfig
 
 BEST_TENTH = (
@@ -105,11 +110,9 @@ def behaviour_cloning() -> TrainConfig:
         online_weight=0.0,
         offline_weight=1.0,
         fake_filter=True,
-        tau=0.01,
     )
-    return replace(
-        base, recipe="behaviour_cloning", updates=1000, agent=replace(base.agent, losses=losses)
-    )
+    agent = replace(base.agent, critic=CriticConfig(), losses=losses)
+    return replace(base, recipe="behaviour_cloning", updates=1000, agent=agent)
 
 
 def bc10() -> TrainConfig:
@@ -137,6 +140,52 @@ def tmaze() -> TrainConfig:
         updates=1500,
         agent=_with_memory(context=256, gamma=0.98),
         data=DataConfig(batch=16, window=128),
+    )
+
+
+def pixels() -> TrainConfig:
+    """Images, instructions and numbers, memory-free: finds every block of FindBlock."""
+    agent = _memory_free(gamma=0.5, reward_multiplier=1.0)
+    encoder = TimestepEncoderConfig(
+        d_hidden=128, d_output=128, hide_previous=True, images=ImageConfig(d_output=64)
+    )
+    return TrainConfig(
+        recipe="pixels",
+        updates=600,
+        agent=replace(
+            agent, timestep_encoder=encoder, losses=replace(agent.losses, online_weight=0.0)
+        ),
+        data=DataConfig(batch=32, window=5, padding="right"),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup=50, decay="cosine"),
+        schedule=ScheduleConfig(log_every=25, publish_every=300, checkpoint_every=300),
+    )
+
+
+def mazerunner() -> TrainConfig:
+    """Goals in one small maze, from random play; docs/relabeling.md says what relabeling buys."""
+    base = _memory_free(gamma=0.9, reward_multiplier=1.0)
+    agent = replace(
+        base,
+        trajectory_encoder=TrajectoryEncoderConfig(kind="identity"),
+        timestep_encoder=replace(base.timestep_encoder, n_layers=1),
+        actor=ActorConfig(d_hidden=64),
+        critic=CriticConfig(n_critics=2, d_hidden=64),
+        # Few updates: values must come back through a whole maze.
+        losses=replace(base.losses, n_step=3, tau=0.05),
+    )
+    return TrainConfig(
+        recipe="mazerunner",
+        updates=1000,
+        agent=agent,
+        data=DataConfig(
+            batch=16,
+            window=32,
+            padding="right",
+            draw="steps",
+            relabel=("mazerunner:strategy=some",),
+        ),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup=20, decay="cosine"),
+        schedule=ScheduleConfig(log_every=25, publish_every=500, checkpoint_every=500),
     )
 
 
@@ -198,17 +247,22 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         bc10,
         recall,
         tmaze,
+        mazerunner,
+        pixels,
     )
 }
 
 
 def recipe(name: str) -> TrainConfig:
-    """The config of a recipe. Raises `SettingError` naming the nearest one."""
+    """The config of a recipe or an ablation. Raises `SettingError` naming the nearest one."""
     import difflib
 
+    if ablation := ABLATIONS.get(name):
+        return ablated(RECIPES[ablation.base](), ablation)
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(name, (*RECIPES, *ABLATIONS), n=1, cutoff=0.0)[0]
         raise SettingError(
-            f"unknown recipe {name!r}; the nearest known one is {near!r} (of {', '.join(RECIPES)})"
+            f"unknown recipe {name!r}; the nearest known one is {near!r} (of {', '.join(RECIPES)}, "
+            "and the ablations of docs/method.md)"
         )
     return RECIPES[name]()

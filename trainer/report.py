@@ -1,4 +1,4 @@
-"""Who hears of a run: its row, heartbeats, metrics and policies at the service; the screen.
+"""Who hears of a run: its row, log, heartbeats, metrics and policies at the service; the screen.
 
 Rank 0 alone; on other ranks every method does nothing. An absent service delays, and never stops.
 """
@@ -24,10 +24,13 @@ from trainer.config import TrainConfig, to_json
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.processes import World
 from trainer.publish import Publisher
+from trainer.run_log import RunLog, Warnings
 from trainer.views import Data
 
 log = logging.getLogger(__name__)
 GO, PAUSE, STOP = 0, 1, 2
+PROGRESS_EVERY = 60.0
+"""Seconds between lines of progress in the run's log; on the screen there are more."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class RunInfo:
 
 
 class Report:
-    """Run row, heartbeat, metrics and policies: on rank 0, and nothing at all elsewhere."""
+    """Run row, log, heartbeat, metrics and policies: on rank 0, and nothing at all elsewhere.
+
+    What is said before `open` is kept for the log, which only then has a run to belong to.
+    """
 
     def __init__(
         self,
@@ -52,18 +58,39 @@ class Report:
         say: Callable[[str], None],
     ):
         self.config, self.client, self.info, self.home = config, client, info, home
-        self.world, self.say = world, say
+        self.world, self._print = world, say
         self.update, self.error, self._state = 0, "", "running"
+        self.kernels: dict[str, str] = {}
+        """By what the agent's memory is computed, such as {"attention": "sdpa"}."""
         self._newest: dict[str, float] = {}
-        self._said = 0.0
+        self._said = self._noted = 0.0
         self._ended = False
+        self._early: list[tuple[str, float]] = []
+        self._run_log: RunLog | None = None
+        self.note(f"started on {world.host} (processes: {world.size}): {info.command}")
+
+    def say(self, text: str) -> None:
+        """On the screen and in the run's log."""
+        self._print(text)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """In the run's log alone."""
+        if self._run_log is not None:
+            self._run_log.write(text)
+        elif self.client is not None:
+            self._early.append((text, time.time()))
 
     def open(self, data: Data, *, resumed: bool) -> None:
         if self.client is None:
             return
         self.home.mkdir(parents=True, exist_ok=True)
         row: dict[str, Any] = {
-            "config": {**to_json(self.config), "origins": self.info.origins},
+            "config": {
+                **to_json(self.config),
+                "origins": self.info.origins,
+                "kernels": self.kernels,
+            },
             "seed": self.config.seed,
             "git_commit": self.info.git_commit,
             "host": self.world.host,
@@ -86,6 +113,7 @@ class Report:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         failpoint("run.after_note")
         self.metrics = MetricLog(self.home, self.client, self.config.run)
+        self._open_log()
         self.publisher = Publisher(self.home / "policies", self.client, self.config.run)
         fields = {
             "role": "train",
@@ -96,6 +124,14 @@ class Report:
         }
         self.heartbeat = Heartbeat(self.client, f"train-{self.config.run}", fields, self._counters)
         self.snapshots(data)
+
+    def _open_log(self) -> None:
+        self._run_log = RunLog(self.home, self.client, self.config.run)
+        self._warnings = Warnings(self._run_log)
+        logging.getLogger("trainer").addHandler(self._warnings)
+        for text, said_at in self._early:
+            self._run_log.write(text, said_at)
+        self._early.clear()
 
     def _create(self, row: dict[str, Any], claim: str, resumed: bool) -> None:
         assert self.client is not None
@@ -118,13 +154,17 @@ class Report:
             return
         self._newest = dict(values)
         self.metrics.log(update, values)
-        last = update == self.config.updates
-        if time.monotonic() - self._said > 2.0 or last:
-            self._said = time.monotonic()
-            self.say(
-                f"update {update}/{self.config.updates}  loss {values.get('loss/total', 0.0):.4g}"
-                f"  {values['progress/updates_per_second']:.1f} updates/s"
-            )
+        last, now = update == self.config.updates, time.monotonic()
+        text = (
+            f"update {update}/{self.config.updates}  loss {values.get('loss/total', 0.0):.4g}"
+            f"  {values['progress/updates_per_second']:.1f} updates/s"
+        )
+        if now - self._said > 2.0 or last:
+            self._said = now
+            self._print(text)
+        if now - self._noted > PROGRESS_EVERY or last:
+            self._noted = now
+            self.note(text)
 
     def publish(self, agent: Agent, update: int, data: Data) -> int:
         if self.client is not None:
@@ -134,6 +174,7 @@ class Report:
                 "git_commit": self.info.git_commit,
             }
             self.publisher.publish(agent, update, metadata, {"training": to_json(self.config)})
+            self.note(f"policy {self.config.run}/{update}")
         return update
 
     def snapshots(self, data: Data) -> None:
@@ -152,6 +193,7 @@ class Report:
     def say_state(self, state: str) -> None:
         if self.client is not None and state != self._state:
             self._state = state
+            self.note(state)
             self.heartbeat.say(state=state)
 
     def close(self, status: str) -> None:
@@ -161,6 +203,7 @@ class Report:
         patience = self.config.schedule.farewell
         delivered = self.metrics.close(patience)
         delivered = self.publisher.close(patience) and delivered
+        delivered = self._close_log(status, 1.0 if not delivered else patience) and delivered
         state = {"finished": "stopped", "stopped": "stopped"}.get(status, "failed")
         self.heartbeat.close(state=state, last_error=self.error[:20_000])
         try:
@@ -169,6 +212,13 @@ class Report:
             log.warning("the run's row does not say yet that it %s: %s", status, error)
         if not delivered:
             log.warning("not all was delivered; run the same command again once the service is up")
+
+    def _close_log(self, status: str, patience: float) -> bool:
+        """Whether the service has the whole log."""
+        assert self._run_log is not None
+        self.note(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
+        logging.getLogger("trainer").removeHandler(self._warnings)
+        return self._run_log.close(patience)
 
     def _counters(self) -> dict[str, float]:
         rate = self._newest.get("progress/updates_per_second", 0.0)

@@ -20,6 +20,7 @@ from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_of
 from trainer.data.loader import Loader, View
 from trainer.data.order import Order
+from trainer.data.relabel import make_relabelers
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, load, take
 from trainer.processes import World
 
@@ -40,6 +41,7 @@ class Data:
     ):
         self.config, self.client, self.world, self.say = config, client, world, say
         self.folder, self.holder = home / "snapshots", holder
+        make_relabelers(config.data.relabel)  # a name that nobody knows costs no download
         self.cache = Cache(config.data.cache, config.data.cache_gb * 1e9, client)
         self.views: list[View] = []
         self.left_out: list[tuple[str, ...]] = []
@@ -65,7 +67,7 @@ class Data:
             try:
                 manifest = load(self.client, snapshot, self.folder)
                 rest = manifest.without(left_out)
-                spoiled |= set(self.cache.ensure(rest, fields_of(manifest.spec), self._progress))
+                spoiled |= set(self.cache.ensure(rest, self._fields_of(manifest), self._progress))
             except StepwellError as caught:
                 error = f"snapshot {snapshot} cannot be had on {world.host}: {caught}"
         # A shard that one node cannot read is left out on all: the order must be the same.
@@ -156,7 +158,10 @@ class Data:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        return fields_of(self.views[0].manifest.spec)
+        return self._fields_of(self.views[0].manifest)
+
+    def _fields_of(self, manifest: Manifest) -> tuple[Field, ...]:
+        return fields_of(manifest.spec, relabel=bool(self.config.data.relabel))
 
     def _drop(self, snapshot: str) -> None:
         if self.leases is not None:

@@ -33,6 +33,7 @@ class FakeService:
         self.metrics: dict[tuple[str, int], float | None] = {}
         self.policies: dict[int, bytes] = {}
         self.runs: dict[str, dict] = {}
+        self.logs: dict[str, str] = {}
         self.command = "none"
         self.downloads = 0
         self._snapshots: dict[str, pa.Table] = {}
@@ -143,7 +144,12 @@ class FakeService:
 
     def patch_run(self, name: str, **fields: object) -> None:
         self._up()
+        self.logs[name] = self.logs.get(name, "") + str(fields.pop("log", ""))
         self.runs[name].update(fields)
+
+    def run_log(self, name: str) -> str:
+        self._up()
+        return self.logs.get(name, "")
 
     def log_metrics(self, run: str, points) -> int:
         self._up()

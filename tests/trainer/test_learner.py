@@ -22,7 +22,7 @@ from trainer.data.fields import fields_of, spaces_of
 from trainer.data.loader import Loader, View
 from trainer.data.order import Order
 from trainer.data.snapshot import load, take
-from trainer.learner import Learner, TrainingDiverged
+from trainer.learner import Learner, TrainingDiverged, over_processes
 from trainer.recipes import behaviour_cloning, pendulum_stitch, recall
 
 LENGTHS = [[5, 40, 17], [64, 9]]
@@ -44,24 +44,34 @@ def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:
     return Learner(agent, optimizer, accelerator, seed=config.seed, updates=config.updates)
 
 
-def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path):
-    """Windows of unequal length in four parts: the gradient, the step and the loss are the same."""
+@pytest.mark.parametrize("filtering", ["binary", "normalised"])
+def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path, filtering):
+    """Windows of unequal length in 1, 2, 3 or 5 parts, sampled actions and all: the same loss,
+    gradient, weights, metrics and statistics, which move once."""
     service = fake(make_spec(action_known=True), LENGTHS)
     data = DataConfig(batch=10, window=12, padding="both")
     batch = loader_of(service, tmp_path, data).load(0).batch
+    config = pendulum_stitch()
+    if filtering == "normalised":
+        losses = replace(config.agent.losses, filter="exp", filter_batch_norm=True)
+        config = replace(config, agent=replace(config.agent, losses=losses))
     results = []
-    for parts in (1, 4):
-        learner = learner_of(behaviour_cloning(), service.spec, accumulate=parts)
-        # Statistics see one part after another, so they are taken as they are.
-        learner.agent.policy.timestep_encoder.eval()
-        update = learner.update(0, batch)
-        weights = {k: v.clone() for k, v in learner.agent.state_dict().items()}
-        results.append((update.metrics["loss/total"], update.metrics, weights))
-    torch.testing.assert_close(results[0][0], results[1][0])
-    key = "optimizer/gradient_norm"
-    torch.testing.assert_close(results[0][1][key], results[1][1][key], rtol=1e-4, atol=0)
-    for name, value in results[0][2].items():
-        torch.testing.assert_close(value, results[1][2][name], rtol=0, atol=1e-6)
+    for parts in (1, 2, 3, 5):
+        learner = learner_of(config, service.spec, accumulate=parts)
+        before = {k: v.clone() for k, v in learner.agent.state_dict().items()}
+        gradients = []
+        for p in learner.parameters:
+            # The last part's call holds the sum.
+            p.register_post_accumulate_grad_hook(lambda p, into=gradients: into.append(p.grad))
+        seen = learner.update(0, batch, detailed=True).metrics
+        assert len(gradients) == parts * len(learner.parameters)
+        after = {k: v.clone() for k, v in learner.agent.state_dict().items()}
+        assert not torch.equal(before["value_norm.w"], after["value_norm.w"])
+        summed = {i: g.clone() for i, g in enumerate(gradients[-len(learner.parameters) :])}
+        results.append((seen, summed, after))
+    for got in results[1:]:
+        for mine, whole in zip(got, results[0], strict=True):
+            torch.testing.assert_close(mine, whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -78,6 +88,70 @@ def test_slow_copies_move_after_the_step_or_as_published_before_it(fake, tmp_pat
     after = learner.agent.critic.weights[0].detach()
     assert not torch.equal(before, after)
     assert torch.equal(learner.agent.target_critic.weights[0], before if early else after)
+
+
+def test_the_gradient_norm_that_is_shown_is_the_one_before_clipping(fake, tmp_path):
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    key = "optimizer/gradient_norm"
+    free = learner_of(pendulum_stitch(), service.spec, grad_clip=0.0)
+    clipped = learner_of(pendulum_stitch(), service.spec, grad_clip=1e-3)
+    shown = [float(x.update(0, batch).metrics[key]) for x in (free, clipped)]
+    assert shown[0] == shown[1] > 1e-3
+
+
+def test_an_agent_of_your_own_says_what_its_losses_are_means_of(fake, tmp_path, monkeypatch):
+    """Else a further loss of it would be weighed by part."""
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    learner = learner_of(pendulum_stitch(), service.spec, accumulate=2)
+    seen = []
+
+    class Mine(Agent):
+        @staticmethod
+        def loss_counts(batch):
+            return Agent.loss_counts(batch) | {"mine": batch.truncated.sum()}
+
+        def forward(self, batch, detailed=True, counts=None):
+            seen.append(counts)
+            return super().forward(batch, detailed, counts)
+
+    monkeypatch.setattr(learner.agent, "__class__", Mine)
+    learner.update(0, batch)
+    whole = {name: int(count) for name, count in Mine.loss_counts(batch).items()}
+    assert seen == [whole, whole]
+
+
+def test_numbers_of_processes_are_joined_by_how_much_each_has_seen():
+    """Counts add up, means weigh them, extremes stay extreme; a share of nothing says nothing."""
+    ranks = [
+        {
+            "count/critic": critic,
+            "count/imitable": imitable,
+            "value/target_mean": mean,
+            "value/target_max": largest,
+            "value/target_min": least,
+            "policy/log_prob": log_prob,
+            "loss/total": loss,
+            "relabel/cpu_ms": ms,
+        }
+        for critic, imitable, mean, largest, least, log_prob, loss, ms in (
+            (3, 1, 2.0, -4.0, -9.0, -1.0, 4.0, 1.0),
+            (1, 3, 6.0, -2.0, -3.0, -5.0, 2.0, 3.0),
+            (0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0),
+        )
+    ]
+    assert over_processes(ranks) == {
+        "count/critic": 4,
+        "count/imitable": 4,
+        "value/target_mean": 3.0,
+        "value/target_max": -2.0,
+        "value/target_min": -9.0,
+        "policy/log_prob": -4.0,
+        "loss/total": 2.0,
+        "relabel/cpu_ms": 3.0,
+    }
+    assert over_processes(ranks[:1]) == ranks[0]
 
 
 def test_noise_belongs_to_the_update(fake, tmp_path):

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from amago_model import make_agent
+from amago_model.config import (
+    ActorConfig,
+    ImageConfig,
+    MambaConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+)
+from amago_model.errors import ConfigError
 from amago_model.registry import registered
+from stepwell._plugins import import_plugins
 from stepwell.testing import make_spec
 from trainer.config import SettingError, TrainConfig, flatten, replace, to_json
 from trainer.data.fields import spaces_of
-from trainer.options import import_plugins, resolve
+from trainer.options import resolve
 from trainer.recipes import RECIPES, recipe
 
 
@@ -23,7 +33,9 @@ def test_every_recipe_builds_an_agent(name):
     config = recipe(name)
     assert config.recipe == name
     assert replace(TrainConfig(), json.loads(json.dumps(to_json(config)))) == config
-    for spec in (make_spec(), make_spec(discrete=4)):
+    # A recipe that says how images are read is for data that has some.
+    image = (16, 16, 3) if config.agent.timestep_encoder.images != ImageConfig() else None
+    for spec in (make_spec(image=image), make_spec(image=image, discrete=4)):
         agent = make_agent(config.agent, spaces_of(spec))
         assert agent.trainable_parameters()
 
@@ -45,6 +57,51 @@ def test_later_wins_and_every_value_says_where_it_came_from(tmp_path):
     assert origins["optimizer.grad_clip"] == "default"
     assert origins.keys() == flatten(to_json(config)).keys()
     assert any("agent.losses.gamma = 0.6" in line for line in resolved.lines())
+
+
+def test_another_kind_drops_what_the_recipe_set_of_the_old_one(tmp_path):
+    """By flag or by file; but what a file itself set of the old kind is named, not dropped."""
+    tmaze = recipe("tmaze").agent
+    assert tmaze.trajectory_encoder.transformer != TransformerConfig()
+    for words in (
+        ["--agent.trajectory-encoder.kind", "mamba"],
+        ["--agent.trajectory_encoder.kind=mamba"],
+    ):
+        resolved = resolve(["tmaze", *words, "--agent.trajectory-encoder.mamba.d-model", "32"])
+        memory = resolved.config.agent.trajectory_encoder
+        assert memory == TrajectoryEncoderConfig(kind="mamba", mamba=MambaConfig(d_model=32))
+        assert resolved.config.agent.losses == tmaze.losses
+        assert resolved.origins["agent.trajectory_encoder.transformer.d_model"] == "default"
+        assert resolved.origins["agent.trajectory_encoder.kind"] == "command line"
+    residual = resolve(["mazerunner", "--agent.actor.kind", "residual"]).config.agent.actor
+    assert residual == ActorConfig(kind="residual")
+
+    gru = tmp_path / "gru.toml"
+    gru.write_text('[agent.trajectory-encoder]\nkind = "gru"\n')
+    memory = resolve(["offline", "--config", str(gru)]).config.agent.trajectory_encoder
+    assert memory == TrajectoryEncoderConfig(kind="gru")
+    context = tmp_path / "context.toml"
+    context.write_text("[agent.trajectory_encoder.transformer]\ncontext = 7\n")
+    with pytest.raises(ConfigError, match="transformer: set, but kind='gru' would not use it"):
+        resolve(["tmaze", "--config", str(context), "--config", str(gru)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--updates", "abc"], "Error parsing --updates: .*'abc'"),
+        (["--agent.losses.filter", "binry"], "invalid choice 'binry' .*binary.*exp.*leaky_relu"),
+        (["--agent.losses.gamma", "1.5"], r"LossConfig.gamma: expected discounts in \[0, 1\)"),
+        (["--data.cache-gb"], "Missing value for argument '--data.cache-gb'"),
+        (["stray"], "Unrecognized options: stray"),
+    ],
+)
+def test_a_wrong_value_is_told_in_one_line(words, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        resolve(["offline", *words])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"stepwell train: .*{message}", line)
 
 
 def test_a_mixture_comes_from_a_file(tmp_path):
@@ -124,11 +181,24 @@ def test_a_plugin_is_imported_from_where_one_stands_or_refused_by_name(tmp_path,
     words = ["--plugin", "my_own_filter", "--agent.custom.filter", "test_options_soft"]
     config = resolve(["offline", *words, "--dataset", "d"]).config
     assert config.plugin == ("my_own_filter",)
-    import_plugins(config.plugin)
+    import_plugins(config.plugin, SettingError)
     assert config.agent.custom.filter == "test_options_soft"
     assert registered("filter", "test_options_soft").__module__ == "my_own_filter"
-    with pytest.raises(SettingError, match="no_such_module"):
-        import_plugins(("no_such_module",))
+    for text, message in (
+        ("def soft(:\n", r"--plugin my_slip_0: SyntaxError: .*my_slip_0\.py, line 1"),
+        ("x = 1\nx / 0\n", r"--plugin my_slip_1: ZeroDivisionError: .*my_slip_1\.py, line 2\)"),
+        ("import absent_package\n", "--plugin my_slip_2: No module named 'absent_package'"),
+    ):
+        name = re.findall("my_slip_[0-9]", message)[0]
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(SettingError, match=message):
+            import_plugins((name,), SettingError)
+    for name, message in (
+        ("no_such_module", "no_such_module"),
+        ("my_slip.py", "--plugin my_slip$"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            import_plugins((name,), SettingError)
 
 
 def test_a_recipe_is_chosen_by_the_first_word_alone(tmp_path: Path) -> None:

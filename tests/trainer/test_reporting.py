@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from amago_model import Agent, load_policy
-from stepwell.errors import Conflict, from_problem
+from stepwell.errors import Conflict, ServiceUnreachable, from_problem
 from stepwell.testing import make_spec
 from trainer.data.fields import spaces_of
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.publish import Publisher
 from trainer.recipes import behaviour_cloning
+from trainer.run_log import RunLog, Warnings
 
 
 def until(true, seconds: float = 10.0) -> None:
@@ -70,6 +72,98 @@ def test_delivery_goes_on_where_it_stopped(service, tmp_path):
     again.log(1, {"loss": 2.0})
     assert again.close(10.0)
     assert service.metrics == {("loss", 1): 2.0}
+
+
+# --- the run's log --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_log(service, tmp_path):
+    service.runs["r"] = {}
+    return lambda every=0.01: RunLog(tmp_path, service, "r", every=every)
+
+
+def said(service) -> list[str]:
+    """What the service has of the log, without the times."""
+    return [line[len("2026-11-21 16:40:12 ") :] for line in service.logs.get("r", "").splitlines()]
+
+
+def test_log_lines_arrive_in_order_and_once_after_an_outage(service, run_log):
+    log = run_log()
+    for number in range(100):
+        service.down = 30 <= number < 60
+        log.write(f"line {number}")
+        if number == 45:
+            time.sleep(0.05)
+    assert log.close(10.0)
+    assert said(service) == [f"line {number}" for number in range(100)]
+    assert service.logs["r"].startswith(time.strftime("%Y-", time.gmtime()))
+
+
+def test_lines_whose_answer_was_lost_are_not_sent_twice(service, run_log, monkeypatch):
+    """Appending cannot be repeated: what the service has of them is asked first."""
+    store, lost = service.patch_run, []
+
+    def patch(name: str, **fields: object) -> None:
+        store(name, **fields)
+        if len(lost) < 2:
+            lost.append(fields)
+            service._up()
+            raise ServiceUnreachable("the answer was lost")
+
+    monkeypatch.setattr(service, "patch_run", patch)
+    log = run_log()
+    log.write("one\ntwo")
+    until(lambda: lost)
+    log.write("three")
+    assert log.close(10.0) and len(lost) == 2
+    assert said(service) == ["one", "two", "three"]
+
+
+def test_a_killed_life_leaves_its_lines_to_the_next(service, run_log, tmp_path):
+    """Neither lost nor twice, also where it died between the answer and noting it."""
+    service.down = True
+    log = run_log()
+    log.write("first life")
+    assert not log.close(0.05)
+    service.down = False
+    service.logs["r"] = (tmp_path / "run.log").read_text()  # it had arrived after all
+    log = run_log()
+    log.write("second life")
+    assert log.close(10.0)
+    assert said(service) == ["first life", "second life"]
+
+
+def test_the_log_is_bounded_and_never_in_the_way(service, run_log, monkeypatch):
+    """An outage without end keeps so many bytes, and says how many lines it left out."""
+    monkeypatch.setattr("trainer.run_log.MOST_UNSENT", 200)
+    service.down = True
+    log = run_log()
+    for number in range(50):
+        log.write(f"line {number}: {'x' * 10_000}"[:60])
+    service.down = False
+    until(lambda: not log.unsent)
+    log.write("after")
+    log.write("y" * 10_000)
+    assert log.close(10.0)
+    lines = said(service)
+    kept = [line for line in lines if line.startswith("line")]
+    assert 2 <= len(kept) < 10 and lines[len(kept)] == f"({50 - len(kept)} lines left out)"
+    assert lines[-2] == "after" and len(lines[-1]) == 4000
+    log.write("closed: no error")
+
+
+def test_warnings_of_our_modules_are_in_the_log(service, run_log):
+    log, logger = run_log(), logging.getLogger("trainer.some_module")
+    handler = Warnings(log)
+    logging.getLogger("trainer").addHandler(handler)
+    try:
+        logger.info("for the screen alone")
+        logger.error("update %d skipped", 7)
+    finally:
+        logging.getLogger("trainer").removeHandler(handler)
+    assert log.close(10.0)
+    assert said(service) == ["error: update 7 skipped"]
 
 
 @pytest.fixture

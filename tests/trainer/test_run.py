@@ -23,7 +23,7 @@ TINY = [
     *("--schedule.checkpoint-every", "7", "--schedule.publish-every", "25"),
     *("--agent.timestep-encoder.d-hidden", "16", "--agent.timestep-encoder.d-output", "16"),
     *("--agent.trajectory-encoder.feedforward.d-model", "16"),
-    *("--agent.actor.d-hidden", "16", "--agent.critic.d-hidden", "16"),
+    *("--agent.actor.d-hidden", "16"),
     *("--optimizer.warmup", "5", "--device", "cpu"),
 ]
 
@@ -50,6 +50,8 @@ class Run:
     ):
         self.service, self.folder, self.name = service, folder, name
         self.words = [recipe, "--dataset", dataset, "--run", name, *TINY, *words]
+        if recipe == "offline":  # cloning alone has no critic to make small
+            self.words += ["--agent.critic.d-hidden", "16"]
         self.words += ["--output", str(folder), "--data.cache", str(folder / "cache")]
 
     def start(self, *more: str, updates: int = UPDATES) -> subprocess.Popen[str]:
@@ -97,6 +99,11 @@ def whole(service, dataset, tmp_path_factory) -> Run:
 def test_a_run_leaves_what_it_promised(service, whole):
     """Row with complete config and origins, gapless metrics, policies that load and say whose."""
     with service.client() as client:
+        log = client.run_log("whole").splitlines()
+        said = [line[len("2026-11-21 16:40:12 ") :] for line in log]
+        assert said[0].startswith("started on ") and " of snapshot sn_" in "".join(said)
+        assert f"policy whole/{UPDATES}" in said and said[-1] == f"finished after {UPDATES} updates"
+        assert any(line.startswith(f"update {UPDATES}/{UPDATES}  loss") for line in said)
         row = client.run("whole")
         assert (row.status, row.kind, row.seed) == ("finished", "train", 0)
         assert row.config["agent"]["critic"]["d_hidden"] == 16
@@ -155,14 +162,14 @@ def test_a_trainer_may_be_there_before_its_data(service, tmp_path):
     run = Run(service, tmp_path, "later", "early", "--data.wait-for-data", "60")
     process = run.start(updates=3)
     spec = make_spec(env="Tiny-v0")
+    waiting = "waiting for the first trajectory: "
     with service.client() as client:
-        time.sleep(2.0)
+        assert any(waiting + "there is no dataset" in line for line in process.stdout)
         client.create_dataset("later", spec)
-        time.sleep(2.0)
-        assert process.poll() is None
+        assert any(waiting in line and "no dataset" not in line for line in process.stdout)
         client.post("later", [make_trajectory(spec, length=9)])
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "waiting for the first trajectory" in output, output
+    assert process.returncode == 0, output
 
 
 def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path):
@@ -170,18 +177,36 @@ def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path)
     run = Run(service, tmp_path, dataset, "nowhere", "--output", str(tmp_path / "file"))
     run.words = run.words[:-4] + run.words[-2:]  # the later --output goes
     output, _ = (process := run.start()).communicate(timeout=60)
-    assert process.returncode == 1 and "SettingError: output: " in output
+    assert process.returncode == 1 and "stepwell train: output: " in output
     assert "Traceback" not in output
 
 
+def test_a_run_says_by_what_its_memory_is_computed(service, dataset, tmp_path):
+    run = Run(service, tmp_path, dataset, "named", recipe="recall")
+    at = run.words.index("--agent.trajectory-encoder.feedforward.d-model")
+    del run.words[at : at + 2]  # the recipe's memory is a Transformer
+    assert "attention by sdpa, on cpu\n" in run.finish(updates=2)
+    with service.client() as client:
+        assert client.run("named").config["kernels"] == {"attention": "sdpa"}
+        assert "attention by sdpa, on cpu\n" in client.run_log("named")
+
+
 def test_never_resuming_begins_anew_and_keeps_what_there_was(service, dataset, tmp_path):
-    """A fresh life is not overtaken by the checkpoints of one that came further."""
+    """A fresh life is not overtaken by the checkpoints of one that came further.
+
+    What a resumed run was told otherwise stands in its log, for whoever reads its curves.
+    """
     run = Run(service, tmp_path, dataset, "anew")
     run.finish(updates=21)
     output = run.finish("--resume", "never", updates=14)
     assert "resumed" not in output and "checkpoints-1" in output
     assert run.checkpoint().state["update"] == 14
     assert (tmp_path / "anew" / "checkpoints-1" / "update-000000021").is_dir()
+    told = "warning: agent.losses.tau was 0.01, is 0.5 from here on"
+    assert told in run.finish("--agent.losses.tau", "0.5", updates=15)
+    with service.client() as client:
+        log = client.run_log("anew")
+    assert told in log and "warning: --resume never: the earlier checkpoints" in log
 
 
 def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
@@ -224,6 +249,9 @@ def test_two_processes_see_the_samples_of_one(service, dataset, whole, tmp_path)
     assert one.checkpoint().state["world"] == 1
     losses = [[*run.curve("loss/clone").values()] for run in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    for name in ("count/imitable", "count/transitions", "policy/log_prob", "policy/entropy"):
+        curves = [[*run.curve(name).values()] for run in (one, two)]
+        assert curves[0] == pytest.approx(curves[1], rel=1e-3), name
     two.finish("--resume", "must", updates=30)
     found = two.checkpoint().state
     assert (found["world"], found["update"]) == (1, 30)

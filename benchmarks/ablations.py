@@ -1,0 +1,263 @@
+"""What each part of the method buys: the ablation recipes against their bases, over training seeds.
+
+    python -m benchmarks.ablations [--seeds 0 1 2] [--recipes …] [--updates N] [--keep]
+
+The real trainer, in this process, against a real service that holds generated data; then 30 greedy
+episodes on the seeds that the demo uses. A base and its ablations see the same samples in the same
+order. Seeds go round by round, and the result is written after each run, so what was stopped is
+still a result; --keep goes on from it. Writes benchmarks/results/ablations.json; with --write-docs
+only the last column of the table in docs/method.md, from that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amago_model.policy_file import load_policy
+from benchmarks.report import RESULTS, ROOT, provenance, write
+from collector.builtin import FIND_BLOCK_ID, MAZERUNNER_ID, TMAZE_PASSIVE_ID
+from collector.builtin.generate_lunarlander import lunarlander_noisy
+from collector.builtin.generate_pendulum import pendulum_stitch
+from collector.builtin.generate_tmaze import tmaze_passive
+from collector.config import CollectConfig
+from collector.evaluate import evaluate_policy
+from collector.main import collect
+from stepwell.client import Client
+from stepwell.demo import EVALUATION_SEEDS, FIRST_EVALUATION_SEED
+from trainer.ablations import ABLATIONS
+from trainer.config import ScheduleConfig
+from trainer.loop import RunInfo, train
+from trainer.recipes import recipe
+
+CORRIDOR = 20
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pendulum_stitch": ("Pendulum-v1", {}),
+    "lunarlander_continuous": ("LunarLanderContinuous-v3", {}),
+    "tmaze": (TMAZE_PASSIVE_ID, {"corridor_length": CORRIDOR}),
+    "pixels": (FIND_BLOCK_ID, {}),
+    "mazerunner": (
+        MAZERUNNER_ID,
+        {"size": 7, "min_goals": 2, "max_goals": 2, "time_limit": 40, "maze_seed": 0},
+    ),
+}
+"""Environment that scores a base recipe and its ablations."""
+
+RANDOM_EPISODES = {"pixels": 1000, "mazerunner": 300}
+"""Of random play, which is the data of these."""
+
+Row = dict[str, Any]
+
+
+def base_of(name: str) -> str:
+    return ABLATIONS[name].base if name in ABLATIONS else name
+
+
+def serve(folder: Path) -> tuple[subprocess.Popen[bytes], Client]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(folder / "data")]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--log-level", "error"], stdout=subprocess.DEVNULL
+    )
+    client = Client(f"http://127.0.0.1:{port}")
+    client.wait_ready(60)
+    return process, client
+
+
+def fill_dataset(client: Client, folder: Path, base: str) -> None:
+    """Make a base recipe's data, the demo's own where it has some, as a dataset of that name."""
+    path, (env, kwargs) = folder / f"{base}.hdf5", TASKS[base]
+    if episodes := RANDOM_EPISODES.get(base):
+        config = CollectConfig(
+            env=env,
+            env_args=tuple(f"{name}={value}" for name, value in kwargs.items()),
+            dataset=base,
+            random=True,
+            episodes=episodes,
+            seed=0,
+            url=client.url,
+            outbox=folder / f"outbox-{base}",
+            progress=False,
+        )
+        collect(config)
+        client.flush(base)
+        return
+    if base == "pendulum_stitch":
+        pendulum_stitch(path)
+    elif base == "lunarlander_continuous":
+        lunarlander_noisy(path)
+    else:
+        tmaze_passive(path, corridor_length=CORRIDOR)
+    client.upload(base, path, format="d4rl", env=env)
+
+
+def measure(client: Client, folder: Path, name: str, seed: int, updates: int | None) -> Row:
+    """Train one recipe with one seed, and score the last policy."""
+    base = base_of(name)
+    chosen = recipe(name)
+    config = replace(
+        chosen,
+        run=f"{name}-{seed}",
+        dataset=base,
+        seed=seed,
+        updates=updates or chosen.updates,
+        output=folder / "runs",
+        schedule=ScheduleConfig(log_every=500, publish_every=0, checkpoint_every=0),
+    )
+    config = replace(config, data=replace(config.data, cache=folder / "cache"))
+    info = RunInfo(origins={}, git_commit="", command="benchmarks.ablations")
+    began = time.perf_counter()
+    if train(config, client, info, lambda _: None) != "finished":
+        raise SystemExit(f"stopped in {config.run}; what was measured is in {RESULTS}")
+    trained = time.perf_counter() - began
+    policy = load_policy(config.output / config.run / "policies" / f"{config.updates}.safetensors")
+    env, kwargs = TASKS[base]
+    seeds = range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + EVALUATION_SEEDS)
+    score = evaluate_policy(policy, env, seeds, env_kwargs=kwargs)
+    return {
+        "recipe": name,
+        "seed": seed,
+        "mean": score.mean,
+        "low": score.ci_low,
+        "high": score.ci_high,
+        "updates": config.updates,
+        "train_seconds": round(trained, 1),
+        "commit": provenance()["commit"],
+    }
+
+
+def summary(rows: list[Row]) -> list[Row]:
+    """One line for each recipe: means per seed, and the paired difference to the base."""
+    scores: dict[str, dict[int, float]] = {}
+    updates = {row["recipe"]: row["updates"] for row in rows}
+    for row in rows:
+        scores.setdefault(row["recipe"], {})[row["seed"]] = row["mean"]
+    lines = []
+    for name, by_seed in scores.items():
+        of_base = scores.get(base_of(name), {})
+        paired = [by_seed[seed] - of_base[seed] for seed in by_seed if seed in of_base]
+        line: Row = {
+            "recipe": name,
+            "base": base_of(name),
+            "changes": dict(ABLATIONS[name].changes) if name in ABLATIONS else {},
+            "mean_per_seed": {str(seed): by_seed[seed] for seed in sorted(by_seed)},
+            "updates": updates[name],
+            "mean": statistics.mean(by_seed.values()),
+            "lowest": min(by_seed.values()),
+            "highest": max(by_seed.values()),
+        }
+        if name in ABLATIONS and paired:
+            line["mean_difference_to_base"] = statistics.mean(paired)
+        lines.append(line)
+    return lines
+
+
+def store(rows: list[Row]) -> Path:
+    return write(
+        "ablations",
+        {
+            "episodes_per_seed": EVALUATION_SEEDS,
+            "first_episode_seed": FIRST_EVALUATION_SEED,
+            "tasks": {base: {"env": env, **kwargs} for base, (env, kwargs) in TASKS.items()},
+            "summary": summary(rows),
+            "runs": rows,
+        },
+    )
+
+
+def stored() -> dict[str, Any]:
+    path = RESULTS / "ablations.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[Row]) -> None:
+    done = {(row["recipe"], row["seed"]) for row in rows}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        process, client = serve(folder)
+        try:
+            with client:
+                for base in dict.fromkeys(map(base_of, names)):
+                    fill_dataset(client, folder, base)
+                for seed in seeds:
+                    for name in names:
+                        if (name, seed) not in done:
+                            rows.append(measure(client, folder, name, seed, updates))
+                            store(rows)
+                            print(json.dumps(rows[-1]), flush=True)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+# --------------------------------------------------------------------------------- docs/method.md
+
+
+def cell(line: Row | None, updates: int) -> str:
+    """What the table says of one recipe: mean over seeds, the range of their means, and where it
+    was not measured as the recipe has it (3 seeds, so many updates)."""
+    if line is None:
+        return "not measured"
+    digits = 0 if abs(line["highest"] - line["lowest"]) > 20 or abs(line["mean"]) > 100 else 2
+    mean, low, high = (f"{line[key]:.{digits}f}" for key in ("mean", "lowest", "highest"))
+    text, n = f"{mean} ({low} … {high})", len(line["mean_per_seed"])
+    text += "" if n == 3 else f", {n} seed{'s' * (n > 1)}"
+    return text + (f", {line['updates']} updates" if line["updates"] != updates else "")
+
+
+def fill(text: str, lines: Iterable[Row]) -> str:
+    """The document with the last cell of every row that names a measured recipe filled in."""
+    by_name = {line["recipe"]: line for line in lines}
+    names = {*ABLATIONS, *TASKS}
+
+    def filled(found: re.Match[str]) -> str:
+        *cells, _ = found[0].strip("|").split(" | ")
+        name = cells[-1].strip(" `") if cells else ""
+        if name not in names:
+            return found[0]
+        return "|" + " | ".join([*cells, cell(by_name.get(name), recipe(name).updates)]) + " |"
+
+    return re.sub(r"^\|.*\|$", filled, text, flags=re.MULTILINE)
+
+
+def write_docs() -> None:
+    path = ROOT / "docs" / "method.md"
+    path.write_text(fill(path.read_text(), stored().get("summary", [])))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--recipes", nargs="+", choices=[*TASKS, *ABLATIONS], metavar="RECIPE")
+    parser.add_argument("--updates", type=int, help="of every run (default: the recipe's)")
+    parser.add_argument("--keep", action="store_true", help="measure only what is missing")
+    parser.add_argument("--write-docs", action="store_true", help="only fill the table of the docs")
+    args = parser.parse_args()
+    if not args.write_docs:
+        torch.set_num_threads(1)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the service must end too
+        rows = stored().get("runs", []) if args.keep else []
+        run_all(args.recipes or [*TASKS, *ABLATIONS], args.seeds, args.updates, rows)
+    write_docs()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

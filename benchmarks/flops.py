@@ -1,0 +1,167 @@
+"""The matmuls of one update, from its settings: what it must cost, whoever computes it and how.
+
+    m [batch, rows, inner] @ [batch, inner, columns], `times` over: 2 x all of these FLOPs
+
+Everything else (activations, norms, losses, the optimiser) moves bytes and is not counted. Backward
+passes are: one matmul for the weights where they learn, one for the inputs where somebody asks.
+Attention is counted in full, as causal kernels are by torch's own counter, with which the test
+compares. Imports amago_model alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from amago_model import AgentConfig, Spaces
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """`times` products of [batch, rows, inner] and [batch, inner, columns]."""
+
+    part: str
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    times: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.times * self.batch * self.rows * self.inner * self.columns
+
+    @property
+    def bytes(self) -> float:
+        """Operands and result in float32, each moved once."""
+        numbers = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
+        return 4.0 * self.times * self.batch * numbers
+
+
+def update_flops(config: AgentConfig, spaces: Spaces, windows: int, window: int, **how: int) -> int:
+    """FLOPs of one update; see `update_matmuls`."""
+    return round(sum(x.flops for x in update_matmuls(config, spaces, windows, window, **how)))
+
+
+def update_matmuls(
+    config: AgentConfig,
+    spaces: Spaces,
+    windows: int,
+    window: int,
+    *,
+    transitions: int | None = None,
+    sparse: bool = True,
+) -> list[Matmul]:
+    """Every matmul of one update.
+
+    Args:
+        windows, window: B windows of T transitions.
+        transitions: how many are not padding, where the heads leave padding out; default B x T.
+        sparse: target critics answer only where they were drawn (so on a CPU).
+
+    Raises:
+        ValueError: a part whose matmuls are not known here.
+    """
+    n = windows * window if transitions is None else transitions
+    found = _encoders(config, spaces, windows, window + 1)
+    found += _actor(config, spaces, n)
+    if config.losses.trains_critic:
+        found += _critics(config, spaces, n, sparse)
+    return [x for x in found if x.times]
+
+
+def _linear(part: str, rows: int, d_in: int, d_out: int, *, passes: int, batch: int = 1) -> Matmul:
+    """passes: 1 forward, 2 with the gradient of the inputs or of the weights, 3 with both."""
+    return Matmul(part, batch, rows, d_in, d_out, passes)
+
+
+def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int) -> list[Matmul]:
+    rows, t = windows * length, c.timestep_encoder
+    if any(len(s.shape) > 1 for s in spaces.observations.values()):
+        raise ValueError("only flat observations are counted")
+    d = sum(spaces.observations[k].features for k in spaces.keys("policy"))
+    widths = [d + 1 + spaces.action.width, *[t.d_hidden] * t.n_layers, t.d_output]
+    found = [
+        _linear("timestep encoder", rows, a, b, passes=3 if i else 2)
+        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+    ]
+    kind = c.trajectory_encoder.kind
+    if kind == "feedforward":
+        f = c.trajectory_encoder.feedforward
+        pairs = [(t.d_output, f.d_model), (f.d_model, f.d_model)]
+        d_ff = f.d_ff or 4 * f.d_model
+        pairs += [(f.d_model, d_ff), (d_ff, f.d_model)] * f.n_layers
+    elif kind == "transformer":
+        m = c.trajectory_encoder.transformer
+        layer = [(m.d_model, 3 * m.d_model), (m.d_model, m.d_model)]
+        layer += [(m.d_model, m.d_ff), (m.d_ff, m.d_model)]
+        pairs = [(t.d_output, m.d_model), *layer * m.n_layers]
+        # Scores and their sum over values; five products back (the scores are computed again).
+        heads, width = windows * m.n_heads, m.d_model // m.n_heads
+        found.append(Matmul("attention", heads, length, width, length, 7 * m.n_layers))
+    elif kind == "identity":
+        pairs = []
+    else:
+        raise ValueError(f"the matmuls of trajectory encoder {kind!r} are not counted")
+    return found + [_linear("memory", rows, a, b, passes=3) for a, b in pairs]
+
+
+def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
+    a, loss = c.actor, c.losses
+    if a.kind != "mlp" or a.continuous == "gmm":
+        raise ValueError("only the plain actor without mixtures is counted")
+    d = state_width(c)
+    parameters = 2 if spaces.action.kind == "continuous" else 1
+    out = len(loss.gammas) * spaces.action.width * parameters
+    widths = [d, *[a.d_hidden] * a.n_layers, out]
+    pairs = list(zip(widths, widths[1:], strict=False))
+    found: list[Matmul] = []
+    if loss.trains_critic:
+        found += [_linear("target actor", n, i, o, passes=1) for i, o in pairs]
+    if loss.online_weight > 0:
+        found += [
+            _linear("actor that climbs", n, i, o, passes=3 if k else 2)
+            for k, (i, o) in enumerate(pairs)
+        ]
+    if loss.offline_weight > 0:
+        found += [_linear("actor that clones", n, i, o, passes=3) for i, o in pairs]
+    return found
+
+
+def _critics(c: AgentConfig, spaces: Spaces, n: int, sparse: bool) -> list[Matmul]:
+    q, loss, g = c.critic, c.losses, len(c.losses.gammas)
+    extra = sum(spaces.observations[k].features for k in spaces.keys("critic"))
+    d, h, a, e = state_width(c) + extra, q.d_hidden, spaces.action.width, q.n_critics
+    out = 1 if q.kind == "scalar" else q.bins.n_bins
+    discrete = spaces.action.kind == "discrete" and c.algorithm == "agent"
+    hidden = [(h, h)] * (q.n_layers - 1)
+    if discrete and q.kind == "scalar":  # a table: one pass answers for every action
+        pairs = [(d, h), *hidden, (h, g * a)]
+        learn = [_linear("critics", n, i, o, passes=3, batch=e) for i, o in pairs]
+        return learn + [replace(x, part="target critics", times=1) for x in learn]
+    k_c, k_a = (a, a) if discrete else (loss.n_target_actions, loss.n_policy_actions)
+    drawn = q.n_critics_target < e and not q.subset_replacement and sparse
+    asked = q.n_critics_target if drawn else e
+
+    def upper(part: str, rows: int, critics: int, passes: int, told: int) -> list[Matmul]:
+        first = _linear(part, rows, 1 + a, h, passes=told, batch=critics)
+        rest = [*hidden, (h, out)]
+        return [first, *(_linear(part, rows, i, o, passes=passes, batch=critics) for i, o in rest)]
+
+    climbs = loss.online_weight > 0
+    return [
+        _linear("target critics", n, d, h, passes=1, batch=e),
+        *upper("target critics", k_c * n * g, asked, 1, 1),
+        _linear("critics of the data", n, d, h, passes=3, batch=e),
+        *upper("critics of the data", n * g, e, 3, 2),
+        *upper("critics of the policy", k_a * n * g, e, 2 if climbs else 1, 2 if climbs else 1),
+    ]
+
+
+def state_width(c: AgentConfig) -> int:
+    """Width of the state vector."""
+    t = c.trajectory_encoder
+    return {
+        "identity": c.timestep_encoder.d_output,
+        "feedforward": t.feedforward.d_model,
+        "transformer": t.transformer.d_model,
+    }[t.kind]

@@ -1,0 +1,260 @@
+"""Time and memory of every recipe: updates per second and peak memory, on made-up batches.
+
+    python -m benchmarks.recipes [--write-docs] [--recipes offline tmaze …] [--seconds 8]
+
+The trainer's own update on full windows of the recipe's shape, each recipe in a fresh process with
+one thread, for a few seconds and at least 2 updates after the first: on a CPU, the time that this
+thread had it; where there is a GPU, there too. Episodes shorter than the window cost less. What
+reading data, publishing and checkpoints cost is not in it. benchmarks/results/recipes.json is
+written after each recipe and keeps the others; --write-docs also replaces the table in
+docs/training.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
+from benchmarks.report import RESULTS, ROOT, provenance, write
+from collector.builtin import FIND_BLOCK_ID, MAZERUNNER_ID
+from collector.envs import interface_of, make
+from trainer.config import TrainConfig
+from trainer.data.fields import spaces_of
+from trainer.learner import Learner
+from trainer.processes import make_accelerator
+from trainer.recipes import RECIPES, recipe
+
+PAGE = ROOT / "docs" / "training.md"
+BEGIN, END = "<!-- recipes: begin -->", "<!-- recipes: end -->"
+LEAST_UPDATES = 2
+
+Line = dict[str, Any]
+
+
+def vectors(features: int, actions: int) -> Spaces:
+    """An observation of so many numbers, and continuous actions."""
+    low, high = (-1.0,) * actions, (1.0,) * actions
+    box = ActionSpace(kind="continuous", shape=(actions,), low=low, high=high)
+    return Spaces(observations={"observation": _floats(features)}, action=box)
+
+
+def choices(features: int, n: int) -> Spaces:
+    """An observation of so many numbers, and n discrete actions."""
+    action = ActionSpace(kind="discrete", n=n)
+    return Spaces(observations={"observation": _floats(features)}, action=action)
+
+
+def _floats(features: int) -> ObsSpace:
+    return ObsSpace(shape=(features,), dtype="float32")
+
+
+USUAL = vectors(17, 6)
+"""What a recipe is measured on unless it is made for something else: HalfCheetah's shape."""
+SPACES: dict[str, Spaces] = {
+    "pendulum_stitch": vectors(3, 1),
+    "behaviour_cloning": vectors(3, 1),
+    "bc10": vectors(3, 1),
+    "lunarlander_continuous": vectors(8, 2),
+    "recall": choices(6, 4),
+    "tmaze": choices(2, 4),
+}
+ENVIRONMENTS = {"pixels": FIND_BLOCK_ID, "mazerunner": MAZERUNNER_ID}
+"""Recipes made for an environment of ours whose observations are more than a vector."""
+
+
+def spaces_for(name: str) -> Spaces:
+    """What a recipe is measured on."""
+    if env_id := ENVIRONMENTS.get(name):
+        return spaces_of(interface_of(make(env_id), env_id).spec)
+    return SPACES.get(name, USUAL)
+
+
+def made_up(spaces: Spaces, windows: int, length: int) -> Batch:
+    """A batch of full windows of noise: no padding, no endings."""
+    generator = torch.Generator().manual_seed(0)
+    b, rows = windows, length + 1
+    obs = {
+        key: _noise((b, rows, *space.shape), space.dtype, space.n, generator)
+        for key, space in spaces.observations.items()
+    }
+    yes = torch.ones(b, length, dtype=torch.bool)
+    action = spaces.action
+    dtype = "float32" if action.kind == "continuous" else "int64"
+    top = 2 if action.kind == "multi_binary" else min(action.nvec, default=action.n)
+    return Batch(
+        obs=obs,
+        prev_action=_noise((b, rows, *action.array_shape), dtype, top, generator) + action.start,
+        prev_reward=torch.randn(b, rows, generator=generator),
+        time_idx=torch.arange(rows).expand(b, -1),
+        terminated=~yes,
+        truncated=~yes,
+        next_obs_valid=yes,
+        mask=yes,
+        action_known=yes,
+    )
+
+
+def _noise(
+    shape: tuple[int, ...], dtype: str, top: int | None, generator: torch.Generator
+) -> torch.Tensor:
+    """Numbers between -1 and 1, or whole ones below `top`."""
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point:
+        return (2 * torch.rand(shape, generator=generator) - 1).to(kind)
+    top = top or (2 if kind == torch.bool else 256)
+    return torch.randint(0, top, shape, generator=generator).to(kind)
+
+
+def measure(config: TrainConfig, spaces: Spaces, seconds: float, device: str) -> Line:
+    """Updates per second and peak memory in this process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    accelerator = make_accelerator(replace(config, device="cpu" if device == "cpu" else "auto"))
+    agent = make_agent(config.agent, spaces).to(accelerator.device)
+    learner = Learner(agent, config.optimizer, accelerator, seed=0, updates=config.updates)
+    batch = made_up(spaces, config.data.batch, config.data.window).to(accelerator.device)
+    on_gpu = accelerator.device.type == "cuda"
+
+    # On a CPU the time that this process had it, so that others on the machine count little.
+    clock = time.perf_counter if on_gpu else time.process_time
+
+    def update(number: int) -> float:
+        began = clock()
+        learner.update(number, batch)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return clock() - began
+
+    warm = update(0)
+    times: list[float] = []
+    while len(times) < LEAST_UPDATES or warm + sum(times) < seconds:
+        times.append(update(1 + len(times)))
+    middle = statistics.median(times)
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "updates_per_second": round(1 / middle, 3),
+        "updates_measured": len(times),
+        "whole_run_seconds": round(middle * config.updates),
+        "peak_rss_mb": peak_rss_mb(),
+        "peak_gpu_mb": round(torch.cuda.max_memory_allocated() / 2**20) if on_gpu else None,
+        "parameters": sum(p.numel() for p in agent.trainable_parameters()),
+    }
+
+
+def peak_rss_mb() -> int:
+    """The most memory that this process has held. Not getrusage's: Linux counts there what the
+    process that started this one held."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    assert found, "Linux says so"
+    return round(int(found[1]) / 1024)
+
+
+def in_a_fresh_process(name: str, seconds: float, device: str) -> Line:
+    command = [sys.executable, "-m", "benchmarks.recipes", "--child", name]
+    command += ["--seconds", str(seconds), "--device", device]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    line: Line = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
+def measure_all(names: list[str], seconds: float) -> None:
+    """Write one recipe's numbers after another; those of recipes that are no more go."""
+    devices = ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
+    for name in names:
+        config = recipe(name)
+        line: Line = {
+            "updates": config.updates,
+            "batch": config.data.batch,
+            "window": config.data.window,
+            "cpu": None,
+            "gpu": None,
+            "commit": provenance()["commit"],
+        }
+        for device in devices:
+            line[device] = in_a_fresh_process(name, seconds, device)
+        lines = {other: known for other, known in stored().items() if other in RECIPES}
+        write("recipes", {"threads": 1, "recipes": {**lines, name: line}})
+        print(name, json.dumps(line), flush=True)
+
+
+def stored() -> dict[str, Line]:
+    path = RESULTS / "recipes.json"
+    found: dict[str, Line] = json.loads(path.read_text())["recipes"] if path.exists() else {}
+    return found
+
+
+# ------------------------------------------------------------------------------- docs/training.md
+
+
+def duration(seconds: float) -> str:
+    """About how long, in the unit that people would say."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def table(lines: dict[str, Line]) -> str:
+    """The table of docs/training.md: a row for every recipe, also for one not measured yet."""
+    rows = [
+        "| recipe | updates | CPU: updates/s | whole run | memory | GPU: whole run | memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in RECIPES:
+        cells = [f"`{name}`", f"{recipe(name).updates:,}"]
+        line = lines.get(name, {})
+        for device, memory in (("cpu", "peak_rss_mb"), ("gpu", "peak_gpu_mb")):
+            if seen := line.get(device):
+                if device == "cpu":
+                    cells.append(f"{seen['updates_per_second']:.3g}")
+                cells += [duration(seen["whole_run_seconds"]), f"{seen[memory] / 1000:.1f} GB"]
+            else:
+                cells += ["not measured"] * (3 if device == "cpu" else 2)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def placed(page: str, text: str) -> str:
+    """The page with `text` between its two marks."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    assert tail, f"{PAGE} lacks {BEGIN} … {END}"
+    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), metavar="RECIPE")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each recipe and device")
+    parser.add_argument("--write-docs", action="store_true", help="also replace the docs' table")
+    parser.add_argument("--only-docs", action="store_true", help="that alone, from the last result")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        spaces = spaces_for(args.child)
+        print(json.dumps(measure(recipe(args.child), spaces, args.seconds, args.device)))
+        return 0
+    if not args.only_docs:
+        measure_all(args.recipes or list(RECIPES), args.seconds)
+    if args.write_docs or args.only_docs:
+        PAGE.write_text(placed(PAGE.read_text(), table(stored())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

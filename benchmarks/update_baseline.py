@@ -1,0 +1,159 @@
+"""The same update as plainly as it can be written: what `benchmarks.update` compares ours with.
+
+Eager float32; critics as one batched matmul, each row of it [state | discount | action] in full;
+a full copy of the critics, brought up to date after every step, for the values that the actor
+climbs; every critic answers every target; AdamW as torch offers it by default; the moving average
+parameter by parameter. Encoders, actor and loss functions are ours: same mathematics, same code.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amago_model import Agent, Batch, losses
+from amago_model.critic import CriticEnsemble
+from amago_model.distributions import Categorical, Distribution, data_log_prob
+from amago_model.returns import critic_targets
+from amago_model.value_norm import PopArt
+
+
+class PlainCritics(nn.Module):
+    """The weights of a `CriticEnsemble` with scalar values, and none of its economies."""
+
+    def __init__(self, like: CriticEnsemble) -> None:
+        super().__init__()
+        self.table, self.n_gammas, self.n_actions = like.table, like.n_gammas, like.action.n
+        self.continuous = like.action.kind == "continuous"
+        self.weights = nn.ParameterList(w.detach().clone() for w in like.weights)
+        self.biases = nn.ParameterList(b.detach().clone() for b in like.biases)
+        self.register_buffer("gamma_features", like.gamma_features.clone())
+
+    def _layers(self, x: Tensor) -> Tensor:
+        """[M, d_in] -> [C, M, d_out]."""
+        x = x.expand(self.weights[0].shape[0], -1, -1)
+        last = len(self.weights) - 1
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if i < last:
+                x = F.leaky_relu(x, 0.01)
+        return x
+
+    def every_action(self, state: Tensor) -> Tensor:
+        """[N, D] -> [C, N, G, A]."""
+        return self._layers(state).unflatten(-1, (self.n_gammas, self.n_actions))
+
+    def forward(self, state: Tensor, action: Tensor) -> Tensor:
+        """[N, D], [K, N, G, A] -> [C, K, N, G]."""
+        k, n, g, _ = action.shape
+        if self.continuous:
+            action = action.clamp(-0.999, 0.999)
+        rows = (
+            state[None, :, None].expand(k, n, g, -1),
+            self.gamma_features.expand(k, n, g, 1),
+            action,
+        )
+        return self._layers(torch.cat(rows, dim=-1).flatten(0, 2)).reshape(-1, k, n, g)
+
+
+class Baseline:
+    """An update of its own copies of an agent's weights and statistics."""
+
+    def __init__(self, agent: Agent, *, learning_rate: float, grad_clip: float) -> None:
+        assert agent.critic is not None and agent.critic.bins is None and not agent.sampled
+        self.agent = copy.deepcopy(agent)  # encoders, actors, statistics
+        self.config, self.grad_clip = agent.config, grad_clip
+        device = agent.gammas.device
+        self.critics = PlainCritics(agent.critic).to(device)
+        self.climbed = copy.deepcopy(self.critics).requires_grad_(False)
+        self.targets = PlainCritics(agent.target_critic).to(device).requires_grad_(False)
+        self.norm: PopArt = self.agent.value_norm
+        self.parameters = [*self.agent.policy.parameters(), *self.critics.parameters()]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate)
+
+    def named_gradients(self) -> dict[str, Tensor]:
+        """By the names that our agent's parameters have."""
+        parts = {"policy": self.agent.policy, "critic": self.critics}
+        return {
+            f"{part}.{name}": p.grad
+            for part, module in parts.items()
+            for name, p in module.named_parameters()
+            if p.grad is not None
+        }
+
+    def update(self, batch: Batch) -> Tensor:
+        loss = self.loss(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._move_copies()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _move_copies(self) -> None:
+        pairs = [(self.targets, self.critics)]
+        if self.config.losses.use_target_actor:
+            pairs.append((self.agent.target_actor, self.agent.policy.actor))
+        for slow, fast in pairs:
+            for p, q in zip(slow.parameters(), fast.parameters(), strict=True):
+                p.lerp_(q, self.config.losses.tau)
+        for p, q in zip(self.climbed.parameters(), self.critics.parameters(), strict=True):
+            p.copy_(q)
+
+    def loss(self, batch: Batch) -> Tensor:
+        c = self.config
+        tr = self.agent._encode(batch)
+        with torch.no_grad():
+            actor = self.agent.target_actor if c.losses.use_target_actor else self._actor
+            q = self._value(self.targets, tr.state_tp1, actor(tr.state_tp1), tr.target_noise)
+            q = losses.ensemble_subset(
+                q,
+                c.critic.n_critics_target,
+                minimum=c.losses.online_weight > 0,
+                noise=tr.subset_noise,
+                replacement=c.critic.subset_replacement,
+            )
+            q_next = self.norm.value(q).unflatten(0, tr.shape)
+            target = critic_targets(batch, q_next, self.agent.gammas, c.losses).flatten(0, 1)
+        self.norm.update(target, tr.learnable)
+        q_sa = self._of_data(tr.state_t, tr.action)
+        prediction = self.norm.normalized_value(q_sa)
+        goal = self.norm.normalize(target)
+        loss = c.losses.critic_weight * losses.critic_loss(prediction, goal, tr.learnable, None)
+        with torch.set_grad_enabled(c.losses.online_weight > 0):
+            state = tr.state_t.detach()
+            v = self._value(self.climbed, state, self._actor(state), tr.own_noise)
+            value = self.norm.normalized_value(v)
+        if c.losses.online_weight > 0:
+            climb = losses.climbing_loss(value, tr.exists, None)
+            loss = loss + c.losses.online_weight * climb
+        if c.losses.offline_weight > 0:
+            advantage = (prediction.detach() - value.detach()).mean(0)
+            weight = losses.advantage_weight(advantage, c.losses)
+            log_prob = data_log_prob(self._actor(tr.state_t), tr.action)
+            clone = losses.cloning_loss(log_prob, weight, tr.imitable, None)
+            loss = loss + c.losses.offline_weight * clone
+        return loss
+
+    @property
+    def _actor(self) -> nn.Module:
+        return self.agent.policy.actor
+
+    def _value(
+        self, critics: PlainCritics, state: Tensor, policy: Distribution, noise: Tensor
+    ) -> Tensor:
+        if isinstance(policy, Categorical):
+            return (critics.every_action(state) * policy.probs).sum(-1)
+        return critics(state, policy.rsample(noise)).mean(1)
+
+    def _of_data(self, state: Tensor, action: Tensor) -> Tensor:
+        if self.critics.table:
+            every = self.critics.every_action(state)
+            index = action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
+            return every.gather(-1, index).squeeze(-1)
+        action = action[None, :, None].expand(1, -1, self.critics.gamma_features.shape[0], -1)
+        return self.critics(state, action).squeeze(1)

@@ -1,0 +1,152 @@
+"""What `benchmarks.update` measures: agents, spaces and batches of made-up numbers, by name.
+
+small, medium, long   the agent's default heads (7 discounts, 4 critics) on Transformers: 256 wide,
+                      3 layers, windows of 128; 512 wide, 6, 512; 256 wide, 3, 2048
+amago1                a memory-free agent, 64 wide, on 32 windows of 32: one discount, 2 critics,
+                      climbing and binary-filtered cloning
+amago2                the same, exponentially filtered cloning only
+amago3                the same with 7 discounts, 4 critics, 3 action samples and a Beta policy
+
+The last three are settings at which AMAGO 3.3.0's own update was timed. Their windows may hang over
+the end of 200-step episodes, so that some of each batch is padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from amago_model import (
+    ActionSpace,
+    ActorConfig,
+    AgentConfig,
+    Batch,
+    CriticConfig,
+    FeedForwardConfig,
+    LossConfig,
+    ObsSpace,
+    Spaces,
+    TimestepEncoderConfig,
+    TrajectoryEncoderConfig,
+    TransformerConfig,
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One thing to measure."""
+
+    config: AgentConfig
+    window: int
+    windows_cpu: int
+    windows_gpu: int
+    observation: int
+    action: int
+    episode: int | None = None
+    """Length of the episodes that windows may hang over; None for full windows."""
+    threads: int | None = None
+    """Processor threads; None for all."""
+    amago: float | None = None
+    """Updates per second of AMAGO 3.3.0 at this setting, on as many threads of a like machine."""
+
+    def spaces(self, kind: str) -> Spaces:
+        """kind: discrete or continuous actions."""
+        if kind == "discrete":
+            action = ActionSpace(kind="discrete", n=self.action)
+        else:
+            n = self.action
+            action = ActionSpace(kind="continuous", shape=(n,), low=(-1.0,) * n, high=(1.0,) * n)
+        space = ObsSpace(shape=(self.observation,), dtype="float32")
+        return Spaces(observations={"observation": space}, action=action)
+
+
+def _transformer(width: int, layers: int, context: int) -> AgentConfig:
+    memory = TransformerConfig(
+        d_model=width, d_ff=4 * width, n_layers=layers, n_heads=8, context=context
+    )
+    return AgentConfig(
+        timestep_encoder=TimestepEncoderConfig(d_output=width),
+        trajectory_encoder=TrajectoryEncoderConfig(kind="transformer", transformer=memory),
+    )
+
+
+def _memory_free(actor: ActorConfig, critic: CriticConfig, losses: LossConfig) -> AgentConfig:
+    return AgentConfig(
+        timestep_encoder=TimestepEncoderConfig(d_hidden=64, d_output=64, hide_previous=True),
+        trajectory_encoder=TrajectoryEncoderConfig(
+            kind="feedforward", feedforward=FeedForwardConfig(d_model=64)
+        ),
+        actor=actor,
+        critic=critic,
+        losses=losses,
+    )
+
+
+def _amago(row: int) -> AgentConfig:
+    actor, critic = ActorConfig(d_hidden=128), CriticConfig(d_hidden=128, n_critics=2)
+    common = {"gamma": 0.98, "reward_multiplier": 0.1, "offline_weight": 1.0, "tau": 0.01}
+    if row == 1:
+        losses = LossConfig(extra_gammas=(), online_weight=0.3, **common)
+    elif row == 2:
+        losses = LossConfig(extra_gammas=(), online_weight=0.0, filter="exp", **common)
+    else:
+        actor = ActorConfig(d_hidden=128, continuous="beta")
+        critic = CriticConfig(d_hidden=128)
+        losses = LossConfig(
+            online_weight=0.0,
+            filter="exp",
+            n_target_actions=3,
+            n_policy_actions=3,
+            **common,
+        )
+    return _memory_free(actor, critic, losses)
+
+
+_PENDULUM = {
+    "window": 32,
+    "windows_cpu": 32,
+    "windows_gpu": 32,
+    "observation": 3,
+    "action": 1,
+    "episode": 200,
+}
+
+SIZES = {
+    "small": Size(_transformer(256, 3, 128), 128, 8, 24, 17, 6),
+    "medium": Size(_transformer(512, 6, 512), 512, 2, 24, 17, 6),
+    "long": Size(_transformer(256, 3, 2048), 2048, 1, 8, 17, 6),
+    "amago1": Size(_amago(1), **_PENDULUM, threads=1, amago=38.0),
+    "amago2": Size(_amago(2), **_PENDULUM, threads=1, amago=42.0),
+    "amago3": Size(_amago(3), **_PENDULUM, threads=2, amago=4.2),
+}
+
+
+def make_batch(size: Size, spaces: Spaces, windows: int, *, seed: int = 0) -> Batch:
+    """Numbers of no meaning in the right shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    t = size.window
+    length = torch.full((windows,), t)
+    start = torch.zeros(windows, dtype=torch.int64)
+    if size.episode is not None:
+        start = torch.randint(0, size.episode, (windows,), generator=generator)
+        length = (size.episode - start).clamp(max=t)
+    column = torch.arange(t)
+    mask = column < length[:, None]
+    ends = start + length == (size.episode or -1)
+    if spaces.action.kind == "discrete":
+        action = torch.randint(0, spaces.action.n, (windows, t + 1), generator=generator)
+    else:
+        shape = (windows, t + 1, spaces.action.width)
+        action = 2.0 * torch.rand(shape, generator=generator) - 1.0
+    return Batch(
+        obs={"observation": torch.randn(windows, t + 1, size.observation, generator=generator)},
+        prev_action=action,
+        prev_reward=torch.randn(windows, t + 1, generator=generator),
+        time_idx=start[:, None] + torch.arange(t + 1),
+        terminated=torch.zeros(windows, t, dtype=torch.bool),
+        truncated=ends[:, None] & (column == length[:, None] - 1),
+        next_obs_valid=mask,
+        mask=mask,
+        action_known=mask.clone(),
+    )

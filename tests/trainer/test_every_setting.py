@@ -1,0 +1,217 @@
+"""Every setting has a sentence, a flag and a line in a file, and comes back from a policy file."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amago_model import AgentConfig, CustomConfig, load_policy, save_policy
+from amago_model.acting import ActingPolicy
+from amago_model.errors import AmagoError
+from amago_model.spaces import ActionSpace, ObsSpace, Spaces
+from tests.amago_model.settings import changed, leaves, others, value_at
+from trainer import config as settings
+from trainer.config import SettingError, TrainConfig, to_json
+from trainer.options import resolve
+
+# The recipe is the first word of a command line, and a mixture comes from files alone; both have
+# their tests in test_options.py.
+NOT_FLAGS = {"recipe", "sources"}
+
+SMALL = {
+    "agent.timestep_encoder.d_hidden": 16,
+    "agent.timestep_encoder.d_output": 8,
+    "agent.trajectory_encoder.kind": "identity",
+    "dataset": "pendulum",
+}
+MEMORY = "agent.trajectory_encoder"
+TRANSFORMER = {
+    f"{MEMORY}.kind": "transformer",
+    f"{MEMORY}.transformer.d_model": 16,
+    f"{MEMORY}.transformer.n_heads": 2,
+    f"{MEMORY}.transformer.d_ff": 16,
+}
+# The switches under which settings can be set, each a config of its own.
+BASES: list[dict[str, Any]] = [
+    {},
+    {
+        "snapshot": "s_0",
+        "dataset": "",
+        f"{MEMORY}.kind": "feedforward",
+        f"{MEMORY}.feedforward.d_model": 16,
+        "agent.actor.continuous": "beta",
+        "agent.critic.kind": "hlgauss",
+        "agent.losses.filter": "exp",
+    },
+    {
+        f"{MEMORY}.kind": "gru",
+        f"{MEMORY}.gru.d_hidden": 8,
+        "agent.actor.continuous": "gmm",
+        "agent.losses.online_weight": 0.0,
+        "agent.losses.filter": "leaky_relu",
+        "agent.losses.td_lambda": 0.5,
+    },
+    {
+        f"{MEMORY}.kind": "mamba",
+        f"{MEMORY}.mamba.d_model": 8,
+        "agent.actor.kind": "residual",
+        "agent.timestep_encoder.images.kind": "impala",
+        "agent.timestep_encoder.images.augment": 0.5,
+        "agent.timestep_encoder.images.keys": ("map",),
+    },
+    TRANSFORMER
+    | {
+        f"{MEMORY}.transformer.n_sinks": 2,
+        f"{MEMORY}.transformer.attention": "math",
+        "agent.losses.online_weight": 0.0,
+        "agent.losses.fake_filter": True,
+    },
+    TRANSFORMER
+    | {f"{MEMORY}.transformer.max_time": 9, f"{MEMORY}.transformer.position": "learnable"},
+]
+SPACES = Spaces(
+    observations={
+        "goals": ObsSpace(shape=(2, 2), dtype="float32"),
+        "image": ObsSpace(shape=(8, 8, 5), dtype="uint8"),
+        "letters": ObsSpace(shape=(4,), dtype="int64"),
+        "map": ObsSpace(shape=(5, 5), dtype="float32"),
+        "observation": ObsSpace(shape=(3,), dtype="float32"),
+        "words": ObsSpace(shape=(2,), dtype="int64", n=200),
+    },
+    action=ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+)
+
+
+def with_all(config: Any, values: dict[str, Any]) -> Any:
+    """Several settings at once, where one alone would contradict another."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            nested.setdefault(head, {})[rest] = value
+        else:
+            nested[head] = value
+    new = {
+        head: with_all(getattr(config, head), value) if isinstance(value, dict) else value
+        for head, value in nested.items()
+    }
+    return replace(config, **new)
+
+
+@cache
+def configs() -> list[tuple[TrainConfig, dict[str, Any]]]:
+    """Configs that together set every setting to something else than its default."""
+    plain = TrainConfig()
+    waiting = {name: hint for name, hint in leaves(plain).items() if name not in NOT_FLAGS}
+    made = []
+    for base in BASES:
+        values = SMALL | base
+        config = with_all(plain, values)
+        for name, hint in list(waiting.items()):
+            if name in values:
+                del waiting[name]
+                continue
+            for value in others(name.removeprefix("agent."), hint, value_at(plain, name)):
+                try:
+                    config = changed(config, name, value)
+                except (AmagoError, SettingError):
+                    continue
+                values = values | {name: value}
+                del waiting[name]
+                break
+        made.append((config, {name: v for name, v in values.items() if v != ""}))
+    assert not waiting, f"add a config under which these can be set: {sorted(waiting)}"
+    return made
+
+
+def flags(values: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            head, _, leaf = name.rpartition(".")
+            negative = f"{head}.no-{leaf}" if head else f"no-{leaf}"
+            words.append(f"--{name if value else negative}")
+        elif isinstance(value, tuple):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+@pytest.mark.parametrize("index", range(len(BASES)))
+def test_settings_come_from_flags_and_files_and_back_from_json(index: int, tmp_path: Path) -> None:
+    config, values = configs()[index]
+    got = resolve(["default", *flags(values)])
+    assert replace(got.config, recipe="default", updates=config.updates) == config
+    assert all(got.origins[name] == "command line" for name in values)
+    lines = [f"{name} = {json.dumps(to_json(value))}" for name, value in values.items()]
+    (tmp_path / "all.toml").write_text("\n".join(lines))
+    filed = resolve(["default", "--config", str(tmp_path / "all.toml")])
+    assert replace(filed.config, updates=config.updates) == config
+    assert settings.replace(TrainConfig(), json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize("index", range(len(BASES)))
+def test_settings_come_back_from_a_policy_file(index: int) -> None:
+    agent = configs()[index][0].agent
+    # Names of one's own parts have their test in tests/amago_model/test_custom_parts.py.
+    agent = replace(agent, custom=CustomConfig())
+    try:
+        policy = ActingPolicy(agent, SPACES)
+    except AmagoError:
+        # What these observations or actions have no use for goes back to its default.
+        agent = replace(agent, timestep_encoder=TrainConfig().agent.timestep_encoder)
+        policy = ActingPolicy(agent, SPACES)
+    rebuilt = load_policy(save_policy(policy))
+    assert rebuilt.config == agent
+    assert AgentConfig.from_dict(json.loads(json.dumps(agent.to_dict()))) == agent
+
+
+def _sections(cls: type) -> list[type]:
+    parts = [type(v) for v in vars(cls()).values() if dataclasses.is_dataclass(v)]
+    return [cls, *[deeper for part in parts for deeper in _sections(part)]]
+
+
+def test_every_setting_has_a_sentence_under_it() -> None:
+    for cls in [*_sections(TrainConfig), settings.SourceConfig]:
+        (node,) = ast.parse(inspect.getsource(cls)).body
+        assert isinstance(node, ast.ClassDef)
+        documented = {
+            before.target.id
+            for before, after in zip(node.body, node.body[1:], strict=False)
+            if isinstance(before, ast.AnnAssign)
+            and isinstance(before.target, ast.Name)
+            and isinstance(after, ast.Expr)
+        }
+        assert {f.name for f in dataclasses.fields(cls)} == documented
+
+
+def test_every_setting_and_its_sentence_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        resolve(["default", "--help"])
+    text = capsys.readouterr().out.replace("-", "_")
+    missing = {name for name in leaves(TrainConfig()) if f"__{name}" not in text}
+    assert missing - {f"{name}" for name in NOT_FLAGS} == set()
+
+
+def test_every_setting_of_a_run_is_read_by_the_trainer() -> None:
+    """Those of the agent have a test of their own: tests/amago_model/test_settings_are_used.py."""
+    folder = Path(settings.__file__).parent
+    read = {
+        node.attr
+        for path in folder.rglob("*.py")
+        if path.name not in ("config.py", "recipes.py", "ablations.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    ours = {name for name in leaves(TrainConfig()) if not name.startswith("agent.")}
+    assert len(ours) > 30
+    assert not {name for name in ours if name.rsplit(".", 1)[-1] not in read}

@@ -1,0 +1,63 @@
+"""The learner with a compiler (that changes nothing) around its agent, and in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from amago_model import ConfigError, compiling, make_agent
+from benchmarks.update_sizes import SIZES, make_batch
+from trainer.config import OptimizerConfig
+from trainer.learner import Learner
+
+SIZE = SIZES["amago1"]
+SPACES = SIZE.spaces("continuous")
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerator() -> Iterator[None]:
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def _learned(precision: str = "no", compiling: str = "off"):  # type: ignore[no-untyped-def]
+    AcceleratorState._reset_state(True)
+    torch.manual_seed(0)
+    agent = make_agent(SIZE.config, SPACES)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    options = {"seed": 0, "updates": 2, "compiling": compiling}
+    learner = Learner(agent, OptimizerConfig(learning_rate=0.001), accelerator, **options)
+    batch = make_batch(SIZE, SPACES, 8)
+    seen = [learner.update(i, batch, detailed=i == 0).metrics for i in range(2)]
+    return agent.state_dict(), seen
+
+
+def test_a_compiled_learner_learns_the_same(monkeypatch) -> None:
+    plain, losses = _learned()
+    compiled = []
+    monkeypatch.setattr(compiling, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(
+        compiling.torch, "compile", lambda forward, **_: compiled.append(forward) or forward
+    )
+    state, seen = _learned(compiling="on")
+    assert len(compiled) == 1
+    torch.testing.assert_close(state, plain, rtol=0, atol=0)
+    torch.testing.assert_close(seen, losses, rtol=0, atol=0)
+    _learned(compiling="auto")
+    assert len(compiled) == 1
+    with pytest.raises(ConfigError, match="CUDA graphs"):
+        _learned(compiling="graphs")
+
+
+def test_half_precision_learns_nearly_the_same_in_whole_weights() -> None:
+    plain, losses = _learned()
+    state, seen = _learned(precision="bf16")
+    for metrics, expected in zip(seen, losses, strict=True):
+        assert float(metrics["loss/total"]) == pytest.approx(float(expected["loss/total"]), rel=0.1)
+    assert not torch.equal(seen[1]["loss/total"], losses[1]["loss/total"])
+    assert all(x.dtype == plain[name].dtype for name, x in state.items())

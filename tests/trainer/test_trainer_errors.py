@@ -1,0 +1,69 @@
+"""What a person sees when training cannot begin: one line that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer import launcher, main
+from trainer.config import ElsewhereError
+from trainer.processes import World
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    for name in ("STEPWELL_DEBUG", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "--dataset NAME"),
+        (["no_such_recipe"], "unknown recipe 'no_such_recipe'"),
+        (["offline", "--bogus", "1"], "unknown setting '--bogus'"),
+        (["offline", "--config", "nowhere.toml"], "there is no file nowhere.toml"),
+    ],
+)
+def test_a_mistake_is_one_line_and_debug_shows_where(words, says, capsys, monkeypatch):
+    assert main.main(words) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("stepwell train: ") and says in err and err.count("\n") == 1
+    monkeypatch.setenv("STEPWELL_DEBUG", "1")
+    assert main.main(words) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(words):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(main, "resolve", broken)
+    with pytest.raises(ZeroDivisionError):
+        main.main(["offline"])
+
+
+def test_a_trainer_that_was_killed_is_told_of_by_its_launcher(monkeypatch, capsys):
+    """Its own last words never come; any other failure has told itself."""
+    failed = type("F", (), {"timestamp": 0, "exitcode": -9, "local_rank": 1, "pid": 7})()
+
+    def launch():
+        raise launcher.ChildFailedError("trainer.main", {1: failed})
+
+    monkeypatch.setattr(launcher.ChildFailedError, "format_msg", lambda *_: "")
+    monkeypatch.setattr(launcher.launch, "main", launch)
+    assert launcher.main() == 137
+    assert "process 1 was killed by SIGKILL" in capsys.readouterr().err
+    failed.exitcode = 3
+    assert launcher.main() == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_what_fails_on_the_first_process_ends_the_others(monkeypatch):
+    """`once` gives its answer to all ranks, or its error to the first and another to the rest."""
+    world = World.__new__(World)
+    world.size, world.rank, world.is_main = 2, 1, False
+    monkeypatch.setattr(world, "share", lambda value: ["answer", False])
+    assert world.once(lambda: "not asked") == "answer"
+    monkeypatch.setattr(world, "share", lambda value: [None, True])
+    with pytest.raises(ElsewhereError):
+        world.once(lambda: "not asked")

@@ -1,0 +1,238 @@
+"""What each part of the method buys: a small recipe with exactly one part taken out, or put in.
+
+    stepwell train ablation_no_filter --dataset pendulum --run without
+
+A row names the recipe it starts from and every setting that differs. docs/method.md has the same
+table with what was measured; benchmarks/ablations.py measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config import TrainConfig, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """One part of the method, taken out of a recipe or put into it."""
+
+    name: str
+    """Name of the recipe that this makes."""
+    base: str
+    """Name of the recipe that it starts from."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What differs: dotted path of a setting to its value."""
+    about: str
+    """What is missing, or added, in one sentence."""
+
+
+LOSSES, CRITIC = "agent.losses", "agent.critic"
+ROWS, MEMORY = "agent.timestep_encoder", "agent.trajectory_encoder.transformer"
+
+ABLATIONS: dict[str, Ablation] = {
+    row.name: row
+    for row in (
+        # --- the update, on pendulum-stitch -------------------------------------------------------
+        Ablation(
+            name="ablation_no_climbing",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.online_weight": 0.0},
+            about="The actor only imitates what the filter leaves; targets are means over critics.",
+        ),
+        Ablation(
+            name="ablation_no_cloning",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.offline_weight": 0.0},
+            about="The actor only climbs the critic; nothing holds it near the data.",
+        ),
+        Ablation(
+            name="ablation_no_filter",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.fake_filter": True},
+            about="Every action of the data is imitated, good or bad.",
+        ),
+        Ablation(
+            name="ablation_exp_filter",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.filter": "exp"},
+            about="Actions are imitated by the exponential of their advantage.",
+        ),
+        Ablation(
+            name="ablation_no_popart",
+            base="pendulum_stitch",
+            changes={f"{CRITIC}.popart": False},
+            about="Critics regress returns as they are, not normalised.",
+        ),
+        Ablation(
+            name="ablation_one_critic",
+            base="pendulum_stitch",
+            changes={f"{CRITIC}.n_critics": 1, f"{CRITIC}.n_critics_target": 1},
+            about="No ensemble.",
+        ),
+        Ablation(
+            name="ablation_no_minimum",
+            base="pendulum_stitch",
+            changes={f"{CRITIC}.n_critics_target": 1},
+            about="A target rests on one critic of the ensemble, drawn at random.",
+        ),
+        Ablation(
+            name="ablation_no_slow_copies",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.tau": 1.0},
+            about="Targets come from the learned weights themselves.",
+        ),
+        Ablation(
+            name="ablation_no_target_actor",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.use_target_actor": False},
+            about="Next actions in targets come from the learned actor, not its slow copy.",
+        ),
+        Ablation(
+            name="ablation_many_discounts",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.extra_gammas": (0.1, 0.9, 0.95)},
+            about="Three shorter discounts are learned beside the one that acts.",
+        ),
+        Ablation(
+            name="ablation_twohot_critic",
+            base="pendulum_stitch",
+            changes={f"{CRITIC}.kind": "twohot"},
+            about="Critics classify returns over bins, by two-hot labels.",
+        ),
+        Ablation(
+            name="ablation_hlgauss_critic",
+            base="pendulum_stitch",
+            changes={f"{CRITIC}.kind": "hlgauss"},
+            about="Critics classify returns over bins, by Gaussian labels.",
+        ),
+        Ablation(
+            name="ablation_lambda_returns",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.td_lambda": 0.8},
+            about="Targets mix returns of all lengths.",
+        ),
+        Ablation(
+            name="ablation_no_input_norm",
+            base="pendulum_stitch",
+            changes={f"{ROWS}.normalize_inputs": False},
+            about="Observations enter as they are.",
+        ),
+        Ablation(
+            name="ablation_shown_previous",
+            base="pendulum_stitch",
+            changes={f"{ROWS}.hide_previous": False},
+            about="The previous action and reward are shown where the observation says all.",
+        ),
+        Ablation(
+            name="ablation_no_decay",
+            base="pendulum_stitch",
+            changes={"optimizer.decay": "none"},
+            about="The step size stays as it is to the last update.",
+        ),
+        # --- the update, on a longer task ---------------------------------------------------------
+        Ablation(
+            name="ablation_one_step",
+            base="lunarlander_continuous",
+            changes={f"{LOSSES}.n_step": 1},
+            about="Targets bootstrap after one step.",
+        ),
+        # --- the memory, on the T-Maze ------------------------------------------------------------
+        Ablation(
+            name="ablation_no_memory",
+            base="tmaze",
+            changes={f"{MEMORY}.context": 1},
+            about="Each row attends to itself alone; as many parameters.",
+        ),
+        Ablation(
+            name="ablation_no_rewards",
+            base="tmaze",
+            # Without a critic the others have no use, and must be at their defaults.
+            changes={
+                f"{LOSSES}.fake_filter": True,
+                f"{LOSSES}.reward_multiplier": 10.0,
+                f"{LOSSES}.tau": 0.003,
+                f"{CRITIC}.n_critics": 4,
+                f"{CRITIC}.d_hidden": 256,
+            },
+            about="Memory that only imitates: no critic, no reward.",
+        ),
+        Ablation(
+            name="ablation_no_position",
+            base="tmaze",
+            changes={f"{MEMORY}.position": "none"},
+            about="Episode time does not enter.",
+        ),
+        Ablation(
+            name="ablation_rotary",
+            base="tmaze",
+            changes={f"{MEMORY}.position": "rotary"},
+            about="Episode time enters by turning queries and keys.",
+        ),
+        Ablation(
+            name="ablation_no_sigma_reparam",
+            base="tmaze",
+            changes={f"{MEMORY}.sigma_reparam": False},
+            about="Plain weight matrices in the Transformer.",
+        ),
+        Ablation(
+            name="ablation_no_normformer",
+            base="tmaze",
+            changes={f"{MEMORY}.normformer_norms": False},
+            about="Without the norms after attention and inside the feed-forward part.",
+        ),
+        Ablation(
+            name="ablation_no_head_scaling",
+            base="tmaze",
+            changes={f"{MEMORY}.head_scaling": False},
+            about="Attention heads are not scaled.",
+        ),
+        Ablation(
+            name="ablation_no_dropout",
+            base="tmaze",
+            changes={f"{MEMORY}.dropout_ff": 0.0, f"{MEMORY}.dropout_emb": 0.0},
+            about="No dropout in the Transformer.",
+        ),
+        Ablation(
+            name="ablation_hidden_previous",
+            base="tmaze",
+            changes={f"{ROWS}.hide_previous": True},
+            about="The memory sees observations alone.",
+        ),
+        # --- the rows, on FindBlock ---------------------------------------------------------------
+        Ablation(
+            name="ablation_no_image",
+            base="pixels",
+            changes={f"{ROWS}.hide_keys": ("image",)},
+            about="What is made of the image is zero; as many parameters.",
+        ),
+        Ablation(
+            name="ablation_no_tokens",
+            base="pixels",
+            changes={f"{ROWS}.hide_keys": ("mission",)},
+            about="What is made of the instruction is zero; as many parameters.",
+        ),
+        # --- the data, on MazeRunner --------------------------------------------------------------
+        Ablation(
+            name="ablation_no_relabeling",
+            base="mazerunner",
+            changes={"data.relabel": ()},
+            about="Trajectories are learned from as they were, with the goals that they missed.",
+        ),
+    )
+}
+
+
+def ablated(base: TrainConfig, ablation: Ablation) -> TrainConfig:
+    """The base recipe's config with the ablation's settings. Raises `SettingError`, `ConfigError`
+    where a setting does not exist or contradicts another."""
+    nested: dict[str, Any] = {"recipe": ablation.name}
+    for path, value in ablation.changes.items():
+        *sections, leaf = path.split(".")
+        table = nested
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[leaf] = value
+    return replace(base, nested)
