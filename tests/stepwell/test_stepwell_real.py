@@ -295,7 +295,7 @@ def test_sql_has_its_limits_and_says_so(client):
     assert caught.value.code == "sql_error"
     start = time.monotonic()
     with pytest.raises(BadRequest) as caught:
-        client.sql("select count(*) from range(100000000) a, range(100000000) b", timeout=0.3)
+        client.sql("select count(*) from range(100000000000) a, range(99999) b", timeout=0.3)
     assert caught.value.code == "query_timeout" and time.monotonic() - start < 10
 
 
