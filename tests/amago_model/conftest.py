@@ -10,6 +10,7 @@ import torch
 from amago_model import (
     ActionSpace,
     ActorConfig,
+    Agent,
     AgentConfig,
     Batch,
     CriticConfig,
@@ -18,6 +19,8 @@ from amago_model import (
     Spaces,
     TimestepEncoderConfig,
     TrajectoryEncoderConfig,
+    load_policy,
+    save_policy,
 )
 
 SMALL_ENCODER = TimestepEncoderConfig(d_hidden=16, d_output=12)
@@ -107,3 +110,23 @@ def make_batch() -> Callable[..., Batch]:
         )
 
     return make
+
+
+@pytest.fixture
+def memory_comes_back(make_spaces, make_config, make_batch) -> Callable[[object], None]:  # type: ignore[no-untyped-def]
+    """Check that every weight of a memory learns, and that a policy file gives all of it back."""
+
+    def check(memory) -> None:  # type: ignore[no-untyped-def]
+        spaces = make_spaces("discrete")
+        agent = Agent(make_config(memory), spaces)
+        loss, _ = agent(make_batch(spaces))
+        loss.backward()
+        named = agent.policy.named_parameters()
+        assert not [name for name, p in named if p.requires_grad and p.grad is None]
+        policy = load_policy(save_policy(agent))
+        assert policy.config == agent.config
+        x, time_idx = torch.randn(1, 9, 12), torch.arange(9)[None]
+        agent.eval()
+        torch.testing.assert_close(policy.states(x, time_idx), agent.policy.states(x, time_idx))
+
+    return check

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import types
 import typing
 from dataclasses import replace
@@ -93,3 +95,16 @@ def others(name: str, hint: Any, current: Any) -> list[Any]:
         return [x for x in (current + 1, 2 * current, 1) if x != current]
     assert hint is float, f"{name}: add values to try to TRY"
     return [x for x in (0.3, 0.7, 1.5, 3.0, 0.003) if x != current]
+
+
+def documented(cls: type) -> set[str]:
+    """The fields of a config class that have a sentence under them."""
+    (node,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(node, ast.ClassDef)
+    return {
+        before.target.id
+        for before, after in zip(node.body, node.body[1:], strict=False)
+        if isinstance(before, ast.AnnAssign)
+        and isinstance(before.target, ast.Name)
+        and isinstance(after, ast.Expr)
+    }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import json
 import math
 
@@ -25,6 +23,7 @@ from amago_model import (
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
+from tests.amago_model.settings import documented
 
 DEMO = AgentConfig(
     timestep_encoder=TimestepEncoderConfig(d_hidden=64, d_output=64, hide_previous=True),
@@ -128,13 +127,4 @@ def _all_configs(cls: type) -> list[type]:
 
 def test_every_setting_has_a_sentence_under_it() -> None:
     for cls in [*_all_configs(AgentConfig), ObsSpace, ActionSpace, Spaces]:
-        (node,) = ast.parse(inspect.getsource(cls)).body
-        assert isinstance(node, ast.ClassDef)
-        documented = {
-            before.target.id
-            for before, after in zip(node.body, node.body[1:], strict=False)
-            if isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-        }
-        assert {f.name for f in dataclasses.fields(cls)} == documented
+        assert {f.name for f in dataclasses.fields(cls)} == documented(cls)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from amago_model import Agent, ConfigError, MambaConfig, TrajectoryEncoderConfig, load_policy
+from amago_model import ConfigError, MambaConfig, TrajectoryEncoderConfig
 from amago_model import selective_scan as scans
 from amago_model.mamba import Mamba
-from amago_model.policy_file import save_policy
 from amago_model.selective_scan import CHUNK, choose_scan, selective_scan
 
 CPU = torch.device("cpu")
@@ -114,22 +113,9 @@ def test_the_state_of_an_unfinished_episode_does_not_grow() -> None:
     assert before == [(2, 5, 16, 3), (2, 5, 3, 16)]
 
 
-def test_its_settings_and_weights_come_back_from_a_policy_file(  # type: ignore[no-untyped-def]
-    make_spaces, make_config, make_batch
-) -> None:
-    spaces = make_spaces("discrete")
+def test_its_settings_and_weights_come_back_from_a_policy_file(memory_comes_back) -> None:  # type: ignore[no-untyped-def]
     config = MambaConfig(d_model=8, d_state=3, d_conv=2, expand=3, n_layers=2, scan="torch")
-    memory = TrajectoryEncoderConfig(kind="mamba", mamba=config)
-    agent = Agent(make_config(memory), spaces)
-    loss, _ = agent(make_batch(spaces))
-    loss.backward()
-    unused = [n for n, p in agent.policy.named_parameters() if p.requires_grad and p.grad is None]
-    assert not unused
-    policy = load_policy(save_policy(agent))
-    assert policy.config == agent.config
-    x, time_idx = torch.randn(1, 9, 12), torch.arange(9)[None]
-    agent.eval()
-    torch.testing.assert_close(policy.states(x, time_idx), agent.policy.states(x, time_idx))
+    memory_comes_back(TrajectoryEncoderConfig(kind="mamba", mamba=config))
 
 
 # ------------------------------------------------------------------------- mamba-ssm, stood in for

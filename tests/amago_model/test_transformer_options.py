@@ -11,9 +11,8 @@ import math
 import pytest
 import torch
 
-from amago_model import Agent, ConfigError, TrajectoryEncoderConfig, TransformerConfig, load_policy
+from amago_model import ConfigError, TrajectoryEncoderConfig, TransformerConfig
 from amago_model.attention import BACKENDS, Attention, Pattern, choose
-from amago_model.policy_file import save_policy
 from amago_model.transformer import Transformer, rotate, rotation
 from tests.amago_model.flash_stand_ins import VERSIONS, installer
 
@@ -156,24 +155,11 @@ def test_auto_takes_the_best_that_can_and_names_it() -> None:
 
 @pytest.mark.parametrize("changes", [*POSITIONS.values(), *PATTERNS.values(), *OPTIONS.values()])
 def test_every_option_is_saved_in_the_policy_file_and_rebuilt(
-    make_spaces,
-    make_config,
-    make_batch,
+    memory_comes_back,
     changes: dict,  # type: ignore[no-untyped-def,type-arg]
 ) -> None:
-    spaces = make_spaces("discrete")
     config = _config(attention="auto", **changes)
-    memory = TrajectoryEncoderConfig(kind="transformer", transformer=config)
-    agent = Agent(make_config(memory), spaces)
-    loss, _ = agent(make_batch(spaces))
-    loss.backward()
-    unused = [n for n, p in agent.policy.named_parameters() if p.requires_grad and p.grad is None]
-    assert not unused
-    policy = load_policy(save_policy(agent))
-    assert policy.config == agent.config
-    x, time_idx = torch.randn(1, 9, 12), torch.arange(9)[None]
-    agent.eval()
-    torch.testing.assert_close(policy.states(x, time_idx), agent.policy.states(x, time_idx))
+    memory_comes_back(TrajectoryEncoderConfig(kind="transformer", transformer=config))
 
 
 # ------------------------------------------------------------------------- flash-attn, stood in for

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import json
 from dataclasses import replace
 from functools import cache
@@ -17,7 +16,7 @@ from amago_model import AgentConfig, CustomConfig, load_policy, save_policy
 from amago_model.acting import ActingPolicy
 from amago_model.errors import AmagoError
 from amago_model.spaces import ActionSpace, ObsSpace, Spaces
-from tests.amago_model.settings import changed, leaves, others, value_at
+from tests.amago_model.settings import changed, documented, leaves, others, value_at
 from trainer import config as settings
 from trainer.config import SettingError, TrainConfig, to_json
 from trainer.options import resolve
@@ -182,16 +181,7 @@ def _sections(cls: type) -> list[type]:
 
 def test_every_setting_has_a_sentence_under_it() -> None:
     for cls in [*_sections(TrainConfig), settings.SourceConfig]:
-        (node,) = ast.parse(inspect.getsource(cls)).body
-        assert isinstance(node, ast.ClassDef)
-        documented = {
-            before.target.id
-            for before, after in zip(node.body, node.body[1:], strict=False)
-            if isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-        }
-        assert {f.name for f in dataclasses.fields(cls)} == documented
+        assert {f.name for f in dataclasses.fields(cls)} == documented(cls)
 
 
 def test_every_setting_and_its_sentence_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,10 +141,11 @@ class Loader:
     def load(self, step: int, buffers: _Buffers | None = None) -> Loaded:
         """The batch of a step: what the iterator gives, but for any step and at once."""
         view = self.view(step)
-        windows = view.order.batch(step, self._rank)
-        buffers = buffers or _Buffers(self._shown, len(windows), self._config.window + 1, False)
+        each = self._config.batch // view.order.world
+        buffers = buffers or _Buffers(self._shown, each, self._config.window + 1, False)
         if self._relabelers:
             return self._load_relabeled(view, step, buffers)
+        windows = view.order.batch(step, self._rank)
         rows = self._gather(view.manifest, windows, buffers)
         batch = collate(view.manifest, windows, rows, self._unknown)
         return Loaded(step, batch, windows, view.manifest, {})
