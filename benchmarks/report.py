@@ -16,10 +16,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def provenance() -> dict[str, Any]:
-    """Command, commit (with "+changes" when the tree is not clean), machine and date."""
+    """Command, commit (with "+changes" when more than results is not clean), machine and date."""
+    changed = _git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
     return {
         "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
-        "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain") else ""),
+        "commit": _git("rev-parse", "HEAD") + ("+changes" if changed else ""),
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),
