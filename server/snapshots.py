@@ -10,12 +10,10 @@ is a promise not to delete the shards that the file names.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -31,11 +29,11 @@ from server.index.tables import (
     shards,
     snapshot_shards,
     snapshots,
-    trajectories,
 )
 from server.ingest.rows import chunks
 from server.ingest.validate import difference
 from server.problems import ProblemError, not_found
+from server.selection import digest_of, read_table, rows_of, sources_of, table_of
 from server.storage.store import Store, new_name
 from stepwell.messages import CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
 from stepwell.spaces import EnvSpec
@@ -44,26 +42,6 @@ log = structlog.get_logger("stepwell.snapshots")
 FIRST_TTL = 120.0
 """Seconds of the lease that comes with a new snapshot."""
 MAX_TRAJECTORIES = 20_000_000
-
-COLUMNS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("dataset", pa.string()),
-        ("seq", pa.int64()),
-        ("component", pa.int16()),  # which `from`
-        ("weight", pa.float64()),
-        ("shard", pa.string()),
-        ("traj_idx", pa.int32()),
-        ("row_start", pa.int64()),  # first row in the shard
-        ("length", pa.int32()),  # T; the shard has T+1 rows
-        ("first_step", pa.int32()),
-        ("return", pa.float64()),
-        ("terminated", pa.bool_()),
-        ("truncated", pa.bool_()),
-        ("final_obs_valid", pa.bool_()),
-        ("env", pa.string()),
-    ]
-)
 ID_KEY, DIGEST_KEY, SHARES_KEY = b"snapshot", b"digest", b"shares"
 _PLACE = ("shard", "traj_idx", "row_start")
 
@@ -94,7 +72,7 @@ class Snapshots:
 
     def create(self, body: CreateSnapshot) -> Snapshot:
         """Freeze a selection. Raises 404, 422 (SQL, nothing selected, layouts that differ)."""
-        sources = _sources(body)
+        sources = sources_of(body)
         before = None if body.since is None else self._ids_of(body.since)
         self._flush()
         chosen = [
@@ -102,8 +80,8 @@ class Snapshots:
         ]
         selected, spec = self._resolve(chosen, include_eval=body.include_eval)
         shares = [share for _, _, share in sources]
-        table = _table(selected)
-        digest = _digest(selected, shares)
+        table = table_of(selected)
+        digest = digest_of(selected, shares)
         snapshot_id = new_name("sn")
         table = table.replace_schema_metadata(
             {
@@ -163,7 +141,7 @@ class Snapshots:
             spooled = False
             with self._db.read() as connection:
                 for component, ids in enumerate(chosen):
-                    rows = _rows(connection, [i for i, _ in ids])
+                    rows = rows_of(connection, [i for i, _ in ids])
                     weights = dict(ids)
                     for row in rows:
                         spooled |= row["state"] == "spooled"
@@ -254,7 +232,7 @@ class Snapshots:
         return SnapshotPage(items=items, next=items[-1].id if len(rows) > limit else None)
 
     def manifest(self, snapshot_id: str) -> pa.Table:
-        """One row per trajectory (COLUMNS), pointing at shards that exist. Raises 404, 410."""
+        """A row of `COLUMNS` per trajectory, pointing at shards that exist. Raises 404, 410."""
         with self._db.read() as connection:
             row = dict(_row(connection, snapshot_id))
             gone = _gone(connection, row["pk"])
@@ -314,7 +292,7 @@ class Snapshots:
             for i, shard in zip(table.column("id").to_pylist(), wanted, strict=True)
             if shard not in there
         ]
-        places = {row["id"]: row for row in _rows(connection, lost, evicted=True)}
+        places = {row["id"]: row for row in rows_of(connection, lost, evicted=True)}
         usable = set(_live(connection, {row["shard"] for row in places.values() if row["shard"]}))
         missing = [i for i in lost if i not in places or places[i]["shard"] not in usable]
         if missing:
@@ -350,78 +328,6 @@ class Snapshots:
             )
         )
         return fresh
-
-
-def read_table(path: Path) -> pa.Table:
-    """The frozen rows of a snapshot file."""
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-        return reader.read_all()
-
-
-def _sources(body: CreateSnapshot) -> list[tuple[str, str | None, float]]:
-    """(select, dataset, share) per component; the sugar `dataset` + `where` becomes one SELECT."""
-    if (body.sources is None) == (body.dataset is None):
-        raise ProblemError(
-            422,
-            "validation_error",
-            "a snapshot is selected either by `from` or by `dataset` (with or without `where`)",
-            expected="one of from, dataset",
-            got="both" if body.sources is not None else "neither",
-        )
-    if body.sources is not None:
-        if not body.sources or body.where is not None:
-            raise ProblemError(
-                422,
-                "validation_error",
-                "`from` holds at least one SELECT, and `where` belongs to `dataset`",
-            )
-        return [(source.select, None, source.share) for source in body.sources]
-    # A line of its own: a comment at the end of `where` must not swallow the parenthesis.
-    where = f" AND (\n{body.where}\n)" if body.where else ""
-    select = f"SELECT id FROM trajectories WHERE dataset = '{body.dataset}'{where}"
-    return [(select, body.dataset, 1.0)]
-
-
-def _rows(
-    connection: Connection, ids: Sequence[str], *, evicted: bool = False
-) -> list[dict[str, Any]]:
-    t = trajectories.c
-    names = [f.name for f in COLUMNS if f.name not in ("dataset", "component", "weight", "shard")]
-    statement = sa.select(
-        *(t[name] for name in names),
-        t.state,
-        t.purpose,
-        t.digest,
-        datasets.c.name.label("dataset"),
-        shards.c.id.label("shard"),
-        shards.c.state.label("shard_state"),
-    ).select_from(
-        trajectories.join(datasets, datasets.c.pk == t.dataset_pk).outerjoin(
-            shards, shards.c.pk == t.shard_pk
-        )
-    )
-    if not evicted:
-        statement = statement.where(t.state != "evicted")
-    found: list[dict[str, Any]] = []
-    for some in chunks(ids, 5000):
-        listed = sa.func.json_each(json.dumps(list(some))).table_valued("value")
-        result = connection.execute(statement.where(t.id.in_(sa.select(listed.c.value))))
-        found.extend(dict(row) for row in result.mappings())
-    return found
-
-
-def _table(selected: list[dict[str, Any]]) -> pa.Table:
-    columns = [pa.array([row[field.name] for row in selected], field.type) for field in COLUMNS]
-    return pa.Table.from_arrays(columns, schema=COLUMNS)
-
-
-def _digest(selected: list[dict[str, Any]], shares: list[float]) -> str:
-    """sha256 over what is selected and how it is weighed, not over where it happens to lie."""
-    sha = hashlib.sha256(json.dumps(shares).encode())
-    for row in selected:
-        identity = (row["component"], row["dataset"], row["seq"], row["id"], row["digest"])
-        sha.update(f"\n{identity}{row['weight']!r}".encode())
-    return sha.hexdigest()
 
 
 def _live(connection: Connection, ids: set[str]) -> dict[str, tuple[int, int]]:

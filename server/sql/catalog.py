@@ -10,7 +10,8 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from server.index.mirror import TABLES, MirrorState
+from server.index.mirror import MirrorState
+from server.index.surface import TABLES
 from stepwell.messages import Column, QuerySchema, Table
 from stepwell.schema import ACTION_KNOWN, column_names
 from stepwell.spaces import EnvSpec, Space

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import queue
-import select
-import struct
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,15 +27,13 @@ import structlog
 from server.index.mirror import Mirror, MirrorState
 from server.problems import ProblemError
 from server.sql.catalog import catalog
-from server.sql.confine import environment
+from server.sql.child import START_SECONDS, Fat, Late, Worker
 from stepwell.messages import Column
 
 Form = Literal["json", "arrow", "selection"]
 GRACE = 0.5
 """Seconds between a query's deadline and the SIGKILL of the process that did not notice."""
-START_SECONDS = 60.0
 MAX_SELECTION = 50_000_000
-_POLL_MS = 50
 _FAT = 768 << 20
 """A worker that holds more than this after its query is replaced."""
 
@@ -82,8 +75,8 @@ class SqlPool:
         self._memory = memory
         self._max_timeout = max_timeout
         self._max_bytes = max_bytes
-        self._idle: queue.Queue[_Worker] = queue.Queue()
-        self._all: set[_Worker] = set()
+        self._idle: queue.Queue[Worker] = queue.Queue()
+        self._all: set[Worker] = set()
         self._lock = threading.Lock()
         self._active: Counter[str] = Counter()
         self._closed = False
@@ -248,19 +241,19 @@ class SqlPool:
             )
             worker.catalog_version = state.version
             return header, payload
-        except _Late:
+        except Late:
             return _failure(
                 "query_timeout",
                 f"killed after {seconds:g} s; ask for less, or give a longer timeout",
             ), b""
-        except _Fat:
+        except Fat:
             return _failure("sql_error", "the query needed more memory than it may have"), b""
         except (EOFError, OSError):
             return _failure("sql_error", "the query ended its process (memory, most often)"), b""
         finally:
             self._give(worker, reusable=header is not None and worker.resident() < _FAT)
 
-    def _take(self, seconds: float) -> _Worker:
+    def _take(self, seconds: float) -> Worker:
         """A worker that is alive; the dead ones that turn up are replaced."""
         deadline = time.monotonic() + max(seconds, START_SECONDS / 2)
         while True:
@@ -277,7 +270,7 @@ class SqlPool:
                 return worker
             self._give(worker, reusable=False)
 
-    def _give(self, worker: _Worker, *, reusable: bool) -> None:
+    def _give(self, worker: Worker, *, reusable: bool) -> None:
         with self._lock:
             keep = reusable and not self._closed
             if not keep:
@@ -296,13 +289,13 @@ class SqlPool:
             with self._lock:
                 if self._closed:
                     return
-                worker = _Worker(self._data, self._memory)
+                worker = Worker(self._data, self._memory)
                 self._all.add(worker)
             try:
                 worker.wait_ready()
                 self._idle.put(worker)
                 return
-            except (_Late, EOFError, OSError) as error:
+            except (Late, EOFError, OSError) as error:
                 with self._lock:
                     self._all.discard(worker)
                 worker.kill()
@@ -314,90 +307,6 @@ class SqlPool:
     def _stopped(self) -> bool:
         with self._lock:
             return self._closed
-
-
-class _Late(Exception):
-    """The worker did not answer in time."""
-
-
-class _Fat(Exception):
-    """The worker's resident memory passed the limit."""
-
-
-class _Worker:
-    """One child process, used by one query at a time."""
-
-    def __init__(self, data: Path, memory: int):
-        self.catalog_version = -1
-        self.layers: dict[str, bool] = {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "server.sql.worker", str(data), str(memory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment(),
-            cwd="/",
-            start_new_session=True,  # Ctrl-C is for the service, which stops them itself
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._buffer = bytearray()
-
-    def wait_ready(self) -> None:
-        header, _ = self._read(time.monotonic() + START_SECONDS, 8 << 30)
-        self.layers = header["confined"]
-
-    def ask(
-        self, request: dict[str, Any], seconds: float, resident: int
-    ) -> tuple[dict[str, Any], bytes]:
-        """The answer. Raises `_Late`, `_Fat`, or EOFError when the process died."""
-        raw = orjson.dumps({**request, "bytes": 0})
-        self._stdin.write(struct.pack(">I", len(raw)) + raw)
-        self._stdin.flush()
-        return self._read(time.monotonic() + seconds, resident)
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def resident(self) -> int:
-        """Bytes of memory that the process holds now."""
-        try:
-            with open(f"/proc/{self._process.pid}/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError, ValueError):
-            return 0
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._stdin, self._stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-    def _read(self, deadline: float, resident: int) -> tuple[dict[str, Any], bytes]:
-        size = struct.unpack(">I", self._exactly(4, deadline, resident))[0]
-        header = orjson.loads(self._exactly(size, deadline, resident))
-        return header, self._exactly(int(header["bytes"]), deadline, resident)
-
-    def _exactly(self, size: int, deadline: float, resident: int) -> bytes:
-        descriptor = self._stdout.fileno()
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        while len(self._buffer) < size:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise _Late
-            if not poll.poll(min(_POLL_MS, left * 1e3 + 1)):
-                if self.resident() > resident:
-                    raise _Fat
-                continue
-            chunk = os.read(descriptor, 1 << 20)
-            if not chunk:
-                raise EOFError("the worker died")
-            self._buffer += chunk
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
 
 
 def _check_json(sql: str, params: Any) -> None:

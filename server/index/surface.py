@@ -1,0 +1,110 @@
+"""The tables that people may ask in SQL: their columns, and the queries that fill them.
+
+Only living trajectories are among them. mirror.py keeps them as files.
+"""
+
+from __future__ import annotations
+
+TABLES: dict[str, list[tuple[str, str]]] = {
+    "trajectories": [
+        *(("id", "VARCHAR"), ("seq", "BIGINT"), ("dataset", "VARCHAR"), ("partition", "VARCHAR")),
+        *(("state", "VARCHAR"), ("env", "VARCHAR"), ("length", "BIGINT"), ("return", "DOUBLE")),
+        *(("terminated", "BOOLEAN"), ("truncated", "BOOLEAN"), ("final_obs_valid", "BOOLEAN")),
+        *(("success", "BOOLEAN"), ("purpose", "VARCHAR"), ("policy", "VARCHAR")),
+        *(("run", "VARCHAR"), ("collector", "VARCHAR"), ("seed", "BIGINT")),
+        *(("episode_id", "VARCHAR"), ("first_step", "BIGINT"), ("tags", "VARCHAR[]")),
+        *(("flags", "VARCHAR[]"), ("notes", "VARCHAR"), ("source", "VARCHAR")),
+        *(("digest", "VARCHAR"), ("bytes", "BIGINT"), ("started_at", "DOUBLE")),
+        *(("created_at", "DOUBLE"), ("shard", "VARCHAR"), ("traj_idx", "INTEGER")),
+        *(("metrics", "MAP(VARCHAR, DOUBLE)"), ("_file", "VARCHAR")),
+    ],
+    "datasets": [
+        *(("name", "VARCHAR"), ("env", "VARCHAR"), ("description", "VARCHAR")),
+        *(("tags", "VARCHAR[]"), ("capacity_trajectories", "BIGINT"), ("capacity_steps", "BIGINT")),
+        *(("capacity_bytes", "BIGINT"), ("fifo_trajectories", "BIGINT"), ("fifo_steps", "BIGINT")),
+        *(("fifo_bytes", "BIGINT"), ("protected_trajectories", "BIGINT")),
+        *(("protected_steps", "BIGINT"), ("protected_bytes", "BIGINT")),
+        *(("eval_trajectories", "BIGINT"), ("eval_steps", "BIGINT"), ("eval_bytes", "BIGINT")),
+        *(("evicted", "BIGINT"), ("created_at", "DOUBLE"), ("last_ingest_at", "DOUBLE")),
+        *(("spec", "VARCHAR"), ("spec_digest", "VARCHAR")),
+    ],
+    "runs": [
+        *(("name", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR"), ("parent", "VARCHAR")),
+        *(("seed", "BIGINT"), ("git_commit", "VARCHAR"), ("host", "VARCHAR")),
+        *(("snapshots", "VARCHAR[]"), ("tags", "VARCHAR[]"), ("notes", "VARCHAR")),
+        *(("command", "VARCHAR"), ("error", "VARCHAR"), ("config", "VARCHAR")),
+        *(("created_at", "DOUBLE"), ("heartbeat_at", "DOUBLE"), ("finished_at", "DOUBLE")),
+    ],
+    "metrics": [
+        *(("run", "VARCHAR"), ("key", "VARCHAR"), ("step", "BIGINT")),
+        *(("time", "DOUBLE"), ("value", "DOUBLE")),
+    ],
+    "policies": [
+        *(("run", "VARCHAR"), ("version", "BIGINT"), ("policy", "VARCHAR"), ("step", "BIGINT")),
+        *(("sha256", "VARCHAR"), ("bytes", "BIGINT"), ("metadata", "VARCHAR")),
+        *(("aliases", "VARCHAR[]"), ("created_at", "DOUBLE")),
+    ],
+    "evaluations": [
+        *(("id", "VARCHAR"), ("run", "VARCHAR"), ("policy", "VARCHAR"), ("env", "VARCHAR")),
+        *(("dataset", "VARCHAR"), ("episodes", "BIGINT"), ("mean", "DOUBLE"), ("iqm", "DOUBLE")),
+        *(("ci_low", "DOUBLE"), ("ci_high", "DOUBLE"), ("confidence", "DOUBLE")),
+        *(("normalised", "DOUBLE"), ("seeds", "BIGINT[]"), ("returns", "DOUBLE[]")),
+        *(("lengths", "BIGINT[]"), ("details", "VARCHAR"), ("created_at", "DOUBLE")),
+    ],
+    "workers": [
+        *(("id", "VARCHAR"), ("role", "VARCHAR"), ("run", "VARCHAR"), ("host", "VARCHAR")),
+        *(("pid", "BIGINT"), ("policy", "VARCHAR"), ("state", "VARCHAR")),
+        *(("counters", "MAP(VARCHAR, DOUBLE)"), ("last_error", "VARCHAR"), ("command", "VARCHAR")),
+        *(("started_at", "DOUBLE"), ("heartbeat_at", "DOUBLE")),
+    ],
+}
+"""The tables of the SQL surface: (column, DuckDB type). Names with an underscore are not shown."""
+
+TRAJECTORIES = """
+    SELECT t.id, t.seq, d.name, t.partition, t.state, t.env, t.length, t."return", t.terminated,
+        t.truncated, t.final_obs_valid, t.success, t.purpose, t.policy, t.run, t.collector, t.seed,
+        t.episode_id, t.first_step, t.tags, t.flags, t.notes, t.source, t.digest, t.bytes,
+        t.started_at, t.created_at, s.id, t.traj_idx, t.metrics,
+        'shards/' || s.partition || '/' || s.id || '.parquet'
+    FROM trajectories AS t JOIN datasets AS d ON d.pk = t.dataset_pk
+    LEFT JOIN shards AS s ON s.pk = t.shard_pk
+    WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted' ORDER BY t.pk
+"""
+METRICS = """
+    SELECT r.name, m.key, m.step, m.time, m.value 
+    FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk
+    WHERE m.run_pk BETWEEN ? AND ? ORDER BY m.run_pk, m.key, m.step
+"""
+METRIC_SUMS = """
+    SELECT count(*), max(time), total(value), total(step) FROM metrics WHERE run_pk BETWEEN ? AND ?
+"""
+_STATS = ", ".join(
+    f"coalesce((SELECT {what} FROM partition_stats AS p WHERE p.dataset_pk = d.pk"
+    f" AND p.bucket = '{bucket}'), 0)"
+    for bucket in ("fifo", "protected", "eval")
+    for what in ("trajectories", "steps", "bytes")
+)
+SMALL: dict[str, str] = {
+    "datasets": f"""
+        SELECT name, coalesce(json_extract(spec, '$.env'), ''), description, tags,
+            capacity_trajectories, capacity_steps, capacity_bytes, {_STATS}, evicted, created_at,
+            last_ingest_at, spec, spec_digest
+        FROM datasets AS d ORDER BY name""",
+    "runs": """
+        SELECT name, kind, status, parent, seed, git_commit, host, snapshots, tags, notes, command,
+            error, config, created_at, heartbeat_at, finished_at
+        FROM runs ORDER BY pk""",
+    "policies": """
+        SELECT r.name, p.version, r.name || '/' || p.version, p.step, p.sha256, p.bytes, p.metadata,
+            (SELECT json_group_array(a.alias) FROM policy_aliases AS a WHERE a.policy_pk = p.pk),
+            p.created_at
+        FROM policies AS p JOIN runs AS r ON r.pk = p.run_pk ORDER BY p.pk""",
+    "evaluations": """
+        SELECT id, run, policy, env, dataset, episodes, mean, iqm, ci_low, ci_high, confidence,
+            normalised, seeds, returns, lengths, details, created_at
+        FROM evaluations ORDER BY pk""",
+    "workers": """
+        SELECT id, role, run, host, pid, policy, state, counters, last_error, command, started_at,
+            heartbeat_at
+        FROM workers ORDER BY id""",
+}
