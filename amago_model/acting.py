@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from amago_model.actor import Actor
 from amago_model.batch import decode_action, previous_features
 from amago_model.config import AgentConfig, Spaces
+from amago_model.packing import Packing, pack, takes_packing
 from amago_model.registry import registered
 from amago_model.timestep_encoders import TimestepEncoder
 from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
@@ -74,16 +75,47 @@ class ActingPolicy(nn.Module):
         *,
         valid: Tensor | None = None,
         previous_known: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
-        """Row vectors [B, L, d] from rows [B, L, ...]: the one way in, for learning and acting."""
+        """Row vectors [B, L, d] from rows [B, L, ...]: the one way in, for learning and acting.
+
+        With a packing [1, M, d]: the rows that exist, for `states` with the same packing.
+        """
         previous = previous_features(
             self.spaces, prev_action, prev_reward, time_idx, known=previous_known
         )
-        return self.timestep_encoder(obs, previous, valid)
+        if packing is not None and takes_packing(self.timestep_encoder):
+            return self.timestep_encoder(obs, previous, valid, packing=packing)
+        rows = self.timestep_encoder(obs, previous, valid)
+        return rows if packing is None else packing.rows(rows)
 
-    def states(self, rows: Tensor, time_idx: Tensor) -> Tensor:
-        """State vectors [B, L, D] of whole windows."""
-        return self.trajectory_encoder(rows, time_idx)
+    def states(self, rows: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:
+        """State vectors [B, L, D] of whole windows, from `rows` and time_idx [B, L].
+
+        With a packing [1, M, D], those of rows that exist.
+        """
+        if packing is None:
+            return self.trajectory_encoder(rows, time_idx)
+        if takes_packing(self.trajectory_encoder):
+            return self.trajectory_encoder(rows, packing.rows(time_idx), packing=packing)
+        return packing.rows(self.trajectory_encoder(packing.windows(rows), time_idx))
+
+    def packing(self, mask: Tensor) -> Packing | None:
+        """The rows to compute of windows whose transitions exist in mask [B, T]; None: all of them.
+
+        On a CPU those that exist, where an encoder can leave the others out (see
+        trajectory_encoders.py). On a GPU the processor must wait for their number, which is worth
+        it only where attention has a kernel for rows laid end to end. A compiler wants the same
+        number of rows every time: all of them.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        gains = mask.device.type == "cpu" and (
+            takes_packing(self.timestep_encoder) or takes_packing(self.trajectory_encoder)
+        )
+        if mask.is_cuda and hasattr(self.trajectory_encoder, "gains_by_packing"):
+            gains = self.trajectory_encoder.gains_by_packing(mask.device)  # type: ignore[operator]
+        return pack(mask) if gains else None
 
     def kernels(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, str]:
         """By what the memory computes whole windows there, in this type: {"attention": "sdpa"}.

@@ -16,7 +16,7 @@ from amago_model.distributions import (
     TanhGaussian,
 )
 from amago_model.errors import ConfigError
-from amago_model.layers import make_activation, make_mlp, make_norm
+from amago_model.layers import Linear, make_activation, make_mlp, make_norm
 
 
 class Actor(nn.Module):
@@ -66,11 +66,11 @@ class _Block(nn.Module):
         super().__init__()
         c = config.residual
         self.branch = nn.Sequential(
-            nn.Linear(c.d_feature, c.d_ff),
+            Linear(c.d_feature, c.d_ff),
             make_norm(c.norm, c.d_ff),
             make_activation(config.activation),
             nn.Dropout(config.dropout),
-            nn.Linear(c.d_ff, c.d_feature),
+            Linear(c.d_ff, c.d_feature),
             make_norm(c.norm, c.d_feature),
         )
 
@@ -84,7 +84,7 @@ def _residual_mlp(config: ActorConfig, d_state: int, d_output: int) -> nn.Sequen
     return nn.Sequential(
         make_mlp(d_state, c.d_feature, 1, c.d_feature, activation=activation, dropout=dropout),
         *(_Block(config) for _ in range(c.n_blocks)),
-        nn.Linear(c.d_feature, d_output),
+        Linear(c.d_feature, d_output),
     )
 
 

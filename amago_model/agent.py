@@ -7,35 +7,37 @@ N = B * T, D state width, A action width, C critics, G discounts, K action sampl
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from amago_model import losses
-from amago_model.acting import ActingPolicy
+from amago_model.actor import Actor
 from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
-from amago_model.critic import CriticEnsemble, policy_value
+from amago_model.critic import policy_value
 from amago_model.distributions import Categorical, Distribution, OneHots, data_log_prob
 from amago_model.errors import ConfigError
-from amago_model.moments import BatchMoments, collecting, still
-from amago_model.privileged import PrivilegedFeatures
+from amago_model.moments import (
+    collecting,
+    move_unshown,
+    refuse_statistics,
+    settle_in_turn,
+    still,
+)
+from amago_model.networks import Networks
+from amago_model.one_pass import ask_once
+from amago_model.packing import Packing
 from amago_model.registry import registered
 from amago_model.returns import critic_targets
-from amago_model.trajectory_encoders import Hidden
-from amago_model.transitions import Transitions, loss_masks, make_transitions
+from amago_model.transitions import Transitions, at, loss_masks, make_transitions, places
 from amago_model.update_metrics import actor_metrics, critic_metrics
-from amago_model.value_norm import PopArt
 from amago_model.values import Values, over_critics
 
-M = TypeVar("M", bound=nn.Module)
 
-
-class Agent(nn.Module):
+class Agent(Networks):
     """Off-policy actor-critic on windows of trajectories (AMAGO; Grigsby et al. 2024).
 
     One update, for all transitions t and discounts g in parallel:
@@ -61,64 +63,6 @@ class Agent(nn.Module):
     cloning and there is no critic at all.
     """
 
-    sampled: ClassVar[bool] = False
-    """Whether critics meet the policy's discrete actions as samples, not all with their odds."""
-
-    def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
-        super().__init__()
-        if (config.algorithm == "multitask") != self.sampled:
-            raise ConfigError(
-                f"AgentConfig.algorithm: {config.algorithm!r} is not {type(self).__name__}; build "
-                "agents with make_agent(config, spaces)"
-            )
-        self.config, self.spaces = config, spaces
-        self.gammas: Tensor
-        self.register_buffer("gammas", torch.tensor(config.losses.gammas))
-        self.policy = ActingPolicy(config, spaces)
-        self.critic: CriticEnsemble | None = None
-        if not config.losses.trains_critic:
-            return
-        n_gammas = len(config.losses.gammas)
-        self.privileged = PrivilegedFeatures(spaces)
-        name = config.custom.critic
-        make_critic = registered("critic", name) if name else CriticEnsemble
-        self.critic = make_critic(
-            config.critic,
-            spaces.action,
-            config.losses.gammas,
-            d_state=self.policy.d_state + self.privileged.width,
-            sampled=self.sampled,
-        )
-        self.target_critic = _frozen_copy(self.critic)
-        if config.losses.use_target_actor:
-            self.target_actor = _frozen_copy(self.policy.actor)
-        self.value_norm = PopArt(
-            n_gammas,
-            beta=config.critic.popart_beta,
-            init_nu=config.critic.popart_init_nu,
-            enabled=config.critic.popart,
-        )
-        self.advantage_moments = BatchMoments()
-
-    # ------------------------------------------------------------------------------------ learning
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        """What the optimiser steps and the gradient norm is clipped over: never a frozen copy."""
-        return [p for p in self.parameters() if p.requires_grad]
-
-    @torch.no_grad()
-    def update_targets(self) -> None:
-        """Move the slow copies towards the learned weights. Call it after each optimiser step
-        (before it, if `LossConfig.targets_before_step`)."""
-        if self.critic is None:
-            return
-        online: list[Tensor] = list(self.critic.parameters())
-        target: list[Tensor] = list(self.target_critic.parameters())
-        if self.config.losses.use_target_actor:
-            online += self.policy.actor.parameters()
-            target += self.target_actor.parameters()
-        torch._foreach_lerp_(target, online, self.config.losses.tau)
-
     def forward(
         self, batch: Batch, detailed: bool = True, counts: dict[str, float] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -140,20 +84,18 @@ class Agent(nn.Module):
         """
         batch.check(self.spaces)
         c = self.config.losses
-        tr = self._encode(batch).packed()
+        tr = self._encode(batch)
         n = _as_tensors(counts, tr.exists.device)
         terms: dict[str, Tensor] = {}
         metrics: dict[str, Tensor] = {}
-        policy: Distribution | None = None
         advantage: Tensor | None = None
-        if c.online_weight == 0:  # nothing climbs, so one policy serves both its uses
-            policy = self.policy.actor(tr.state_t, tr.legal_t)
+        climber, policy = self._policies(tr)
 
         if self.critic is not None:
             target = self._target(batch, tr)
             if self.training:
                 self.value_norm.update(target, tr.learnable)
-            out, v = self._values(tr, policy)  # [C, N, G, 1 or bins], [C, N, G]
+            out, v = self._values(tr, climber)  # [C, N, G, 1 or bins], [C, N, G]
             q_sa = self.critic.scalar(out)
             if self.critic.bins is None:
                 prediction = self._normalized(q_sa)
@@ -176,8 +118,6 @@ class Agent(nn.Module):
                 )
 
         if c.offline_weight > 0:
-            if policy is None:
-                policy = self.policy.actor(tr.state_t, tr.legal_t)
             if self.sampled and self.config.critic.soften_data_actions:
                 log_prob = data_log_prob(self._choices(policy), tr.shown)
             else:
@@ -205,12 +145,19 @@ class Agent(nn.Module):
             with still(agent):
                 for part in parts:
                     agent(part, counts=counts)[0].backward()
+
+        Raises:
+            ConfigError: a head of your own has statistics, which would not move.
         """
-        with collecting(self):
-            for part in parts:
-                self._rows(part)
-                if self.critic is not None and self.privileged.width:
-                    self.privileged(part.obs, part.row_mask)
+        refuse_statistics("CustomConfig.actor", self.policy.actor)
+        if self.critic is not None:
+            refuse_statistics("CustomConfig.critic", self.critic)
+        move_unshown(self)
+        with still(self):
+            settle_in_turn(self.policy.timestep_encoder, lambda: _each(self._rows, parts))
+            settle_in_turn(self.policy.trajectory_encoder, lambda: _each(self._states, parts))
+            if self.critic is not None and self.privileged.width:
+                settle_in_turn(self.privileged, lambda: _each(self._privileged, parts))
         if self.critic is None or not (self.value_norm.enabled or self._batch_norm):
             return
         advantages = []
@@ -236,7 +183,7 @@ class Agent(nn.Module):
         exists, imitable, learnable = loss_masks(batch)
         return {"climb": exists.sum(), "clone": imitable.sum(), "critic": learnable.sum()}
 
-    def _rows(self, batch: Batch) -> Tensor:
+    def _rows(self, batch: Batch, packing: Packing | None = None) -> Tensor:
         return self.policy.rows(
             batch.obs,
             batch.prev_action,
@@ -244,52 +191,41 @@ class Agent(nn.Module):
             batch.time_idx,
             valid=batch.row_mask,
             previous_known=batch.previous_known,
+            packing=packing,
         )
 
-    def _encode(self, batch: Batch) -> Transitions:
-        state = self.policy.states(self._rows(batch), batch.time_idx)  # [B, L, D]
+    def _states(self, batch: Batch) -> tuple[Tensor, Packing | None]:
+        """[B, L, D], or [1, M, D] of the rows that exist, by a packing."""
+        packing = self.policy.packing(batch.mask)
+        return self.policy.states(self._rows(batch, packing), batch.time_idx, packing), packing
+
+    def _privileged(self, batch: Batch) -> Tensor:
+        return self.privileged(batch.obs, batch.row_mask)  # [B, L, P]
+
+    def _encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
+        """`padded`: with the transitions that do not exist, everywhere."""
+        place = None if padded else places(batch.mask)
+        state, packing = self._states(batch)
+        if packing is not None and place is None:
+            state, packing = packing.windows(state), None
+
+        def rows(x: Tensor) -> Tensor:
+            return x if packing is None else packing.rows(x)
+
         legal = self.policy.legal(batch.obs)
         if legal is not None:  # where nothing was recorded, nothing is forbidden
-            legal = legal | ~batch.row_mask.unsqueeze(-1)
+            legal = rows(legal | ~batch.row_mask.unsqueeze(-1))
         seen = state
         if self.critic is not None and self.privileged.width:
-            seen = torch.cat((state, self.privileged(batch.obs, batch.row_mask)), dim=-1)
-        noise = self._noise(batch)
-        return make_transitions(batch, self.config, self.spaces, state, seen, legal, noise)
+            seen = torch.cat((state, rows(self._privileged(batch))), dim=-1)
+        noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
+        drawn = self._noise.split(at(place, noise.flatten(0, 1)).to(self.gammas.dtype))
+        config, spaces = self.config, self.spaces
+        return make_transitions(batch, config, spaces, state, seen, legal, drawn, packing, place)
 
     def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
-        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout).
-
-        In one draw, time first: padding on the right changes nothing for the transitions before it
-        (on a CPU), nor does asking for metrics.
-        """
-        size = n_windows, sum(self._noise_sizes)
-        # A CPU draws sixteen numbers at a time, and the last sixteen of a draw in another way.
-        drawn = -(-math.prod(size) // 16) * 16
-        noise = torch.randn((n_transitions, drawn), device=self.gammas.device)
-        return noise[:, : math.prod(size)].unflatten(1, size).transpose(0, 1)
-
-    @property
-    def _noise_sizes(self) -> tuple[int, int, int]:
-        """Numbers for a transition: its next actions, the policy's own, the order of critics."""
-        c, g = self.config, len(self.config.losses.gammas)
-        exact = self.spaces.action.kind == "discrete" and not self.sampled
-        width = 0 if exact else int(self.policy.actor.noise_width)
-        k_c, k_a = c.losses.n_target_actions, c.losses.n_policy_actions
-        everyone = c.critic.n_critics_target == c.critic.n_critics
-        everyone = everyone and not c.critic.subset_replacement
-        n_critics = 0 if everyone or self.critic is None else c.critic.n_critics
-        return k_c * g * width, k_a * g * width, n_critics * g
-
-    def _noise(self, batch: Batch) -> dict[str, Tensor]:
-        c, g, sizes = self.config.losses, len(self.config.losses.gammas), self._noise_sizes
-        noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
-        target, own, subset = noise.flatten(0, 1).to(self.gammas.dtype).split(sizes, dim=1)
-        return {
-            "target_noise": target.unflatten(1, (c.n_target_actions, g, -1)).transpose(0, 1),
-            "own_noise": own.unflatten(1, (c.n_policy_actions, g, -1)).transpose(0, 1),
-            "subset_noise": subset.unflatten(1, (-1, g)).transpose(0, 1),
-        }
+        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout)."""
+        return self._noise.draw(n_windows, n_transitions, self.gammas.device)
 
     @torch.no_grad()
     def _target(self, batch: Batch, tr: Transitions) -> Tensor:
@@ -305,12 +241,25 @@ class Agent(nn.Module):
         else:
             part = critic.state_part(tr.seen_tp1)
             # Of how many rows each critic is asked is known to a CPU at once, to a GPU only later.
-            sparse = part.device.type == "cpu" and not torch.compiler.is_compiling()
+            sparse = tr.seen_tp1.device.type == "cpu" and not torch.compiler.is_compiling()
             asked = chosen if sparse and not c.custom.critic else None
             q = policy_value(critic, part, policy, tr.target_noise, chosen=asked)
         value = self._returns(losses.over_subset(q, chosen, minimum=c.losses.online_weight > 0))
         targets = critic_targets(batch, tr.windows(value), self.gammas, c.losses)
         return tr.transitions(targets)
+
+    def _policies(self, tr: Transitions) -> tuple[Distribution, Distribution]:
+        """The actor's policy twice: climbing takes the state as a constant, cloning trains it."""
+        c, actor = self.config.losses, self.policy.actor
+        if c.online_weight == 0:
+            policy = actor(tr.state_t, tr.legal_t)
+            return policy, policy
+        if c.offline_weight == 0:
+            policy = actor(tr.state_t.detach(), tr.legal_t)
+            return policy, policy
+        if isinstance(actor, Actor) and not torch.compiler.is_compiling():
+            return ask_once(actor, tr.state_t, tr.legal_t)
+        return actor(tr.state_t.detach(), tr.legal_t), actor(tr.state_t, tr.legal_t)
 
     def _values(self, tr: Transitions, policy: Distribution | None = None) -> tuple[Tensor, Tensor]:
         """Critics on the data's actions, [C, N, G, 1 or bins], and on the policy's own, [C, N, G].
@@ -412,27 +361,6 @@ class Agent(nn.Module):
         mask = tr.windows(tr.imitable)
         return Values(q, v, advantage, weight, q_std, v_std, mask)
 
-    def act(
-        self,
-        obs: dict[str, Tensor],
-        prev_action: Tensor,
-        prev_reward: Tensor,
-        time_idx: Tensor,
-        hidden: Hidden,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Hidden]:
-        """See ActingPolicy.act."""
-        return self.policy.act(obs, prev_action, prev_reward, time_idx, hidden, sample, generator)
-
-    def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
-        """See ActingPolicy.initial_hidden."""
-        return self.policy.initial_hidden(n, device)
-
-    def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
-        """See ActingPolicy.reset_hidden."""
-        return self.policy.reset_hidden(hidden, done)
-
 
 class MultiTaskAgent(Agent):
     """The same update where discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024).
@@ -453,8 +381,9 @@ def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
     return (MultiTaskAgent if config.algorithm == "multitask" else Agent)(config, spaces)
 
 
-def _frozen_copy(module: M) -> M:
-    return copy.deepcopy(module).requires_grad_(False)
+def _each(show: Callable[[Batch], object], parts: Sequence[Batch]) -> None:
+    for part in parts:
+        show(part)
 
 
 def _as_tensors(counts: dict[str, float] | None, device: torch.device) -> dict[str, Tensor]:

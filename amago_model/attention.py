@@ -15,7 +15,10 @@ can. What cannot be known from its description is tried once, on a few rows (`_t
 attends with one query over a cache of keys; there `math` stands in for what sdpa cannot do,
 whatever the back-end, so a policy trained with flash-attn acts on any machine.
 
-Letters: N sequences, H heads, L rows, K keys, E width of a head.
+Windows of different length may come laid end to end (packing.py). flash and, on a GPU, flex have a
+kernel for that; the others attend over one window at a time, or over all of them padded again.
+
+Letters: N sequences, H heads, L rows, K keys, E width of a head, M rows of all windows.
 """
 
 from __future__ import annotations
@@ -31,7 +34,18 @@ from torch.nn import functional as F
 
 from amago_model.config import TransformerConfig
 from amago_model.errors import ConfigError
-from amago_model.flash_attention import attend_flash, find_flash, flash_obstacle
+from amago_model.flash_attention import (
+    attend_flash,
+    attend_flash_packed,
+    find_flash,
+    flash_obstacle,
+    flash_packs,
+)
+from amago_model.packing import Packing, pack
+
+FEW_ROWS = 16
+"""Windows shorter than that, on average, are padded again: as many calls would cost more (measured
+on a CPU: 32 windows of some 16 rows took a third less one by one, of 6 rows twice as long)."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +149,46 @@ def _flex_blocks(length: int, pattern: Pattern, device: torch.device):  # type: 
         return create_block_mask(seen, None, None, length, length, device=str(device))
 
 
-def attend_flex(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern) -> Tensor:
-    """Whole windows, q, k, v [N, H, L, E] -> [N, H, L, E]."""
+@lru_cache(maxsize=1)  # all layers of a Transformer use the same one
+def _packed_flex_blocks(packing: Packing, pattern: Pattern):  # type: ignore[no-untyped-def]
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    window, position = packing.window, packing.position
+    length, device = len(window), window.device
+
+    def seen(n: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+        near = (i - j < pattern.context) | (position[j] < pattern.n_sinks)
+        return (window[i] == window[j]) & (i >= j) & near
+
+    with torch.inference_mode(False):
+        # Compiled, it never makes the mask of all pairs of rows.
+        return create_block_mask(
+            seen,
+            None,
+            None,
+            length,
+            length,
+            device=str(device),
+            _compile=device.type == "cuda",
+        )
+
+
+def attend_flex(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, packing: Packing | None = None
+) -> Tensor:
+    """Whole windows, q, k, v [N, H, L, E] -> [N, H, L, E]; with a packing [1, H, M, E]."""
     bias, clip, n_sinks = pattern.sink_bias, pattern.logit_clip, pattern.n_sinks
 
     def modify(score: Tensor, n: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
         if bias:
-            score = torch.where(j < n_sinks, score + bias, score)
+            place = j if packing is None else packing.position[j]
+            score = torch.where(place < n_sinks, score + bias, score)
         return score.clamp(-clip, clip) if clip else score
 
-    blocks = _flex_blocks(q.shape[-2], pattern, q.device)
+    if packing is None:
+        blocks = _flex_blocks(q.shape[-2], pattern, q.device)
+    else:
+        blocks = _packed_flex_blocks(packing, pattern)
     with warnings.catch_warnings():
         # On a CPU it runs unfused on purpose: no compiler is asked for, and the sums are the same.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
@@ -160,8 +204,13 @@ def attend_flex(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern) -> Tensor:
 # ------------------------------------------------------------------------------------- the choice
 
 
-def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | None:
-    """Why this back-end cannot serve these queries, q [N, H, L, E]; None if it can."""
+def obstacle(
+    name: str, q: Tensor, pattern: Pattern, dropout: float, longest: int | None = None
+) -> str | None:
+    """Why this back-end cannot serve these queries, q [N, H, L, E]; None if it can.
+
+    `longest`: rows of the longest window, if q is several laid end to end.
+    """
     match name:
         case "sdpa" if pattern.logit_clip:
             return "it cannot clip scores"
@@ -176,37 +225,64 @@ def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | No
         case "flash" if pattern.n_sinks or pattern.logit_clip:
             return "it has neither sinks nor clipped scores"
         case "flash":
-            windowed = q.shape[-2] > pattern.context
+            windowed = (longest or q.shape[-2]) > pattern.context
             why = flash_obstacle(q, dropout, windowed=windowed)
             return why or _trial(name, q.device, q.dtype, q.shape[-1])
     return None
 
 
 @lru_cache(maxsize=64)
-def _trial(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+def _trial(
+    name: str, device: torch.device, dtype: torch.dtype, width: int, packed: bool = False
+) -> str | None:
     """What goes wrong in a small attention, forward and backward; None if nothing does."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             x = torch.ones(1, 1, 16, width, device=device, dtype=dtype, requires_grad=True)
-            if name == "flash":
+            packing = None
+            if packed:  # seven rows and nine
+                packing = pack(torch.arange(8, device=device) < x.new_tensor([[6], [8]]))
+            if name == "flex":
+                out = attend_flex(x, x, x, Pattern(context=16), packing)
+            elif packing is None:
                 out = attend_flash(find_flash(), x, x, x, context=16, dropout=0.0)
             else:
-                out = attend_flex(x, x, x, Pattern(context=16))
+                out = attend_flash_packed(x, x, x, packing, context=16, dropout=0.0)
             out.sum().backward()
     except Exception as error:  # noqa: BLE001 kernels and compilers fail in their own ways
         return f"a trial failed: {type(error).__name__}: {error}"
     return None
 
 
-def choose(wanted: str, q: Tensor, pattern: Pattern, dropout: float) -> str:
+def _packs(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    width: int,
+    dropout: float,
+    *,
+    windowed: bool,
+) -> bool:
+    """Whether this back-end has a kernel for windows laid end to end, with heads of this width.
+    That of flex would compute every pair of rows on a CPU."""
+    if name == "flash":
+        able = flash_packs(dropout, windowed=windowed)
+    else:
+        able = name == "flex" and device.type == "cuda"
+    return able and _trial(name, device, dtype, width, packed=True) is None
+
+
+def choose(
+    wanted: str, q: Tensor, pattern: Pattern, dropout: float, longest: int | None = None
+) -> str:
     """The name of the back-end to use: the one wanted, or the best that can if that is 'auto'.
 
     Raises:
         ConfigError: the one wanted cannot; it says why and which can.
     """
     if wanted != "auto":
-        if why := obstacle(wanted, q, pattern, dropout):
-            able = [n for n in BACKENDS if obstacle(n, q, pattern, dropout) is None]
+        if why := obstacle(wanted, q, pattern, dropout, longest):
+            able = [n for n in BACKENDS if obstacle(n, q, pattern, dropout, longest) is None]
             raise ConfigError(
                 f"TransformerConfig.attention: {wanted!r} cannot be used here: {why}. "
                 f"These can: {', '.join(able)}; or set attention='auto'"
@@ -215,7 +291,7 @@ def choose(wanted: str, q: Tensor, pattern: Pattern, dropout: float) -> str:
     # flash-attn would round 32-bit numbers to 16 bits, which nobody asked for by 'auto'.
     half = q.dtype in (torch.float16, torch.bfloat16)
     order = [*(["flash"] if half else []), "sdpa", *(["flex"] if q.is_cuda else []), "math"]
-    return next(n for n in order if obstacle(n, q, pattern, dropout) is None)
+    return next(n for n in order if obstacle(n, q, pattern, dropout, longest) is None)
 
 
 BACKENDS = ("sdpa", "math", "flex", "flash")
@@ -238,17 +314,47 @@ class Attention:
         q = torch.empty(1, heads, 1, width, device=device, dtype=dtype, requires_grad=True)
         return choose(self.wanted, q, self.pattern, self.dropout)
 
+    def packs(self, device: torch.device, dtype: torch.dtype, heads: int, width: int) -> bool:
+        """Whether the back-end of `plan` has a kernel for windows laid end to end."""
+        name = self.plan(device, dtype, heads, width)
+        return _packs(name, device, dtype, width, self.dropout, windowed=False)
+
     def windows(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         """Rows over their own keys: q, k, v [N, H, L, E] -> [N, H, L, E]."""
-        p, length = self.pattern, q.shape[-2]
-        self.name = name = choose(self.wanted, q, p, dropout)
+        self.name = choose(self.wanted, q, self.pattern, dropout)
+        return self._windows(q, k, v, dropout, q.shape[-2])
+
+    def packed(self, q: Tensor, k: Tensor, v: Tensor, packing: Packing, dropout: float) -> Tensor:
+        """The same of windows laid end to end: q, k, v [1, H, M, E] -> [1, H, M, E]."""
+        p, longest = self.pattern, packing.longest
+        self.name = name = choose(self.wanted, q, p, dropout, longest)
+        windowed = longest > p.context
+        if _packs(name, q.device, q.dtype, q.shape[-1], dropout, windowed=windowed):
+            if name == "flash":
+                return attend_flash_packed(q, k, v, packing, p.context, dropout)
+            return attend_flex(q, k, v, p, packing)
+        lengths = [n for n in packing.lengths if n]
+        if q.device.type != "cpu" or q.shape[-2] < FEW_ROWS * len(lengths):
+            rows = (x.transpose(1, 2) for x in (q, k, v))  # [1, M, H, E]
+            padded = (packing.windows(x, longest).transpose(1, 2) for x in rows)
+            out = self._windows(*padded, dropout, longest)
+            return packing.rows(out.transpose(1, 2)).transpose(1, 2)
+        parts = zip(*(x.split(lengths, dim=2) for x in (q, k, v)), strict=True)
+        outs = [self._windows(*part, dropout, longest).transpose(1, 2) for part in parts]
+        return torch.cat(outs, dim=1).transpose(1, 2)
+
+    def _windows(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, longest: int) -> Tensor:
+        """As `windows`, by the back-end of `name`; `longest` is the length of the mask to cut."""
+        p, name, length = self.pattern, self.name, q.shape[-2]
         if name == "flash":
             return attend_flash(find_flash(), q, k, v, p.context, dropout)
         if name == "flex":
             return attend_flex(q, k, v, p)
         # The kernel's own causal flag is faster than a mask, and the same while the window fits.
         fits = length <= p.context
-        mask = None if fits else band_mask(length, p.context, q.device, p.n_sinks)
+        mask = None
+        if not fits:
+            mask = band_mask(longest, p.context, q.device, p.n_sinks)[:length, :length]
         bias = p.bias(length, q.device)
         if name == "math":
             return attend_math(

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, Self, TypeVar, Union
 
@@ -120,3 +121,61 @@ class Checked:
     def require_fractions(self, *names: str) -> None:
         for name in names:
             self.require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
+
+    def settings(self) -> list[str]:
+        """The names of all settings."""
+        return [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+
+def unused(why: str, *parts: tuple[Checked, Iterable[str]], instead: str = "") -> list[str]:
+    """What to say of settings that are not at their defaults, though nothing would read them.
+
+    Args:
+        why: nothing would, as in "set, but ...".
+        parts: configs, and the names of settings in each.
+        instead: what else could be done, as in "set x=1 or ".
+
+    Returns:
+        One sentence for all of them, for `refuse`; none if all are at their defaults.
+    """
+    defaults: dict[str, str] = {}
+    for config, names in parts:
+        for name in names:
+            default = _default(type(config), name)
+            if getattr(config, name) != default:
+                nested = dataclasses.is_dataclass(default)
+                shown = f"{name} as it comes" if nested else f"{name}={default!r}"
+                defaults[f"{type(config).__name__}.{name}"] = shown
+    if not defaults:
+        return []
+    kept = ", ".join(defaults.values())
+    return [f"{', '.join(defaults)}: set, but {why}; {instead}leave the default: {kept}"]
+
+
+def of_other_choices(
+    config: Checked, setting: str, choices: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """`unused` for what belongs to other choices of a setting than the one that was made."""
+    chosen = getattr(config, setting)
+    return [
+        sentence
+        for choice, names in choices.items()
+        if choice != chosen
+        for sentence in unused(
+            f"{setting}={chosen!r} would not use it",
+            (config, names),
+            instead=f"set {setting}={choice!r} or ",
+        )
+    ]
+
+
+def refuse(sentences: list[str]) -> None:
+    """Raise `ConfigError` with all that `unused` had to say, if anything."""
+    if sentences:
+        raise ConfigError("; also ".join(sentences))
+
+
+def _default(cls: type, name: str) -> Any:
+    (found,) = (f for f in dataclasses.fields(cls) if f.name == name)
+    factory = found.default_factory
+    return found.default if factory is dataclasses.MISSING else factory()

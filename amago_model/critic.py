@@ -23,8 +23,14 @@ from torch.nn import functional as F
 
 from amago_model.bins import Bins
 from amago_model.config import ActionSpace, CriticConfig
+from amago_model.critic_layers import Layers, StatePart, affine, constant_answers, first_layer
 from amago_model.distributions import Categorical, Distribution
-from amago_model.layers import AdaptiveActivation, make_activation
+from amago_model.layers import (
+    AdaptiveActivation,
+    leaky_slope,
+    make_activation,
+    on_plain_cpu,
+)
 
 
 def gamma_feature(gamma: float) -> float:
@@ -34,9 +40,6 @@ def gamma_feature(gamma: float) -> float:
 
 BLOCK = 1 << 18
 """Numbers of one layer's output that each thread works on at once: 1 MiB in float32."""
-
-Layers = list[tuple[Tensor, Tensor]]
-"""Weights [C, d_in, d_out] and biases [C, 1, d_out]."""
 
 
 class CriticEnsemble(nn.Module):
@@ -97,94 +100,107 @@ class CriticEnsemble(nn.Module):
             x = self.activation(x)
         return F.dropout(x, self.config.dropout, self.training)
 
-    def state_part(self, state: Tensor) -> Tensor:
-        """state [N, D] -> [C, N, H]: the first layer before its activation, without the action."""
-        weight, bias = self._layers()[0]
-        rows = state.expand(weight.shape[0], -1, -1)
-        return _affine(rows, weight[:, : self.d_state], bias)
+    def state_part(self, state: Tensor) -> StatePart:
+        """state [N, D] -> what critics are to be asked about, to be shared by all that is asked."""
+        weight, _ = self._layers()[0]
+        return StatePart(state, weight[:, : self.d_state])
 
     def _upper_layers(self, layers: Layers, x: Tensor) -> Tensor:
         """[C, M, H] after the first activation -> [C, M, output]."""
         for weight, bias in layers[1:-1]:
-            x = self._hidden(layers, _affine(x, weight, bias))
+            x = self._hidden(layers, affine(x, weight, bias))
         weight, bias = layers[-1]
-        return _affine(x, weight, bias)
+        return affine(x, weight, bias)
 
     def action_values(self, state: Tensor) -> Tensor:
         """A table: state [N, D] -> [C, N, G, A], the value of every action."""
         layers = self._layers()
-        out = self._upper_layers(layers, self._hidden(layers, self.state_part(state)))
+        x = affine(state.expand(len(layers[0][0]), -1, -1), *layers[0])
+        out = self._upper_layers(layers, self._hidden(layers, x))
         return out.unflatten(-1, (self.n_gammas, self.action.n))
 
-    def values(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """[C, N, H] and encoded actions [K, N, G, A] -> [C, K, N, G]."""
+    def values(self, state_part: StatePart, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """N states and encoded actions [K, N, G, A] -> [C, K, N, G]."""
         return self.scalar(self.outputs(state_part, action, frozen=frozen))
 
     def scalar(self, outputs: Tensor) -> Tensor:
         """[..., 1] or [..., bins] -> [...]: what an output says in one number."""
         return outputs.squeeze(-1) if self.bins is None else self.bins.expected(outputs)
 
-    def outputs(self, state_part: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+    def outputs(self, state_part: StatePart, action: Tensor, *, frozen: bool = False) -> Tensor:
         """As `values`, but before that is one number: [C, K, N, G, 1 or bins]."""
-        return self._answers(self._layers(frozen), state_part, self._told(action))
+        layers, told = self._layers(frozen), self._told(action)
+        weight, bias = layers[0]
+        if told.shape[0] * told.shape[2] == 1:
+            first = torch.cat((weight, bias), dim=1)
+            return self._answers(first, layers, state_part.state.unsqueeze(0), told)
+        return self._answers(self._first_of_told(layers), layers, state_part.part, told)
 
-    def chosen_values(self, state_part: Tensor, action: Tensor, chosen: Tensor) -> Tensor:
+    def chosen_values(self, state_part: StatePart, action: Tensor, chosen: Tensor) -> Tensor:
         """As `values`, without gradients, where only the critics `chosen` [M, N, G] are asked about
         each state and discount; the answers of the others are zeros."""
-        c, (k, n, g, a) = len(state_part), action.shape
+        part, (k, n, g, a) = state_part.part, action.shape
+        c = len(part)
         wanted = torch.zeros(c, n * g, dtype=torch.bool, device=action.device)
         wanted.scatter_(0, chosen.flatten(1), True)
-        told = self._told(action).reshape(k, n * g, 1, 1 + a)
+        told = self._told(action).reshape(k, n * g, 1, 2 + a)
         values = told.new_zeros(c, k, n * g)  # under autocast answers may be halves
         with torch.no_grad():
             for i in range(c):
                 entry = wanted[i].nonzero().squeeze(1)
                 layers = [(weight[i : i + 1], bias[i : i + 1]) for weight, bias in self._layers()]
-                out = self._answers(layers, state_part[i : i + 1, entry // g], told[:, entry])
+                first = self._first_of_told(layers)
+                out = self._answers(first, layers, part[i : i + 1, entry // g], told[:, entry])
                 values[i, :, entry] = self.scalar(out)[0, ..., 0].to(values.dtype)
         return values.unflatten(-1, (n, g))
 
+    def _first_of_told(self, layers: Layers) -> Tensor:
+        """The first layer's weight and bias for what critics are told: [C, 2 + A, H]."""
+        weight, bias = layers[0]
+        return torch.cat((weight[:, self.d_state :], bias), dim=1)
+
     def _told(self, action: Tensor) -> Tensor:
-        """What the first layer sees beside the state: [K, N, G, A] -> [K, N, G, 1 + A]."""
+        """What the first layer sees beside the state: [K, N, G, A] -> [K, N, G, 2 + A], with a one
+        for its bias, which so costs no pass of its own."""
         if self.action.kind == "continuous":
             # Nothing to be gained beyond. Ones and zeros are let through: a clamp has no gradient.
             action = action.clamp(-0.999, 0.999)
         gammas = self.gamma_features.expand(*action.shape[:-1], 1)
-        return torch.cat((gammas, action), dim=-1)
+        return torch.cat((gammas, action, torch.ones_like(gammas)), dim=-1)
 
-    def _answers(self, layers: Layers, state_part: Tensor, told: Tensor) -> Tensor:
-        """[C, N, H], [K, N, G, 1 + A] -> [C, K, N, G, output]."""
-        c, n, h = state_part.shape
+    def _answers(self, first: Tensor, layers: Layers, state: Tensor, told: Tensor) -> Tensor:
+        """told [K, N, G, 2 + A] and a state, see `first_layer` -> [C, K, N, G, output]."""
+        c, _, h = first.shape
+        k, n, g, _ = told.shape
         if told.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._block(layers, state_part, told)
+            return self._block(first, layers, state, told)
         at_once = BLOCK * torch.get_num_threads()
-        states = max(1, at_once // (c * h * told.shape[0] * told.shape[2]))
+        states = max(1, at_once // (c * h * k * g))
         if states >= n:
-            return self._block(layers, state_part, told)
-        blocks = zip(state_part.split(states, 1), told.split(states, 1), strict=True)
-        return torch.cat([self._block(layers, *block) for block in blocks], dim=2)
+            return self._block(first, layers, state, told)
+        blocks = zip(state.split(states, 1), told.split(states, 1), strict=True)
+        return torch.cat([self._block(first, layers, *block) for block in blocks], dim=2)
 
-    def _block(self, layers: Layers, state_part: Tensor, told: Tensor) -> Tensor:
-        k, n, g, width = told.shape
-        c = len(state_part)
-        rows = told.reshape(1, -1, width).expand(c, -1, -1)
-        x = torch.bmm(rows, layers[0][0][:, self.d_state :]).view(c, k, n, g, state_part.shape[-1])
-        shared = state_part[:, None, :, None]
-        # Not in place where a gradient passes: x is a view.
-        x = self._hidden(layers, x + shared if torch.is_grad_enabled() else x.add_(shared))
-        out = self._upper_layers(layers, x.flatten(1, 3))
-        return out.view(c, k, n, g, out.shape[-1])
+    def _block(self, first: Tensor, layers: Layers, state: Tensor, told: Tensor) -> Tensor:
+        if (slope := self._climbed_slope(layers, told)) is not None:
+            out = constant_answers(told, state, first, layers[1:], slope)
+        else:
+            x = self._hidden(layers, first_layer(told, first, state)).flatten(1, -2)
+            out = self._upper_layers(layers, x)
+        return out.unflatten(1, told.shape[:3])
 
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [C, M, d_in] @ weight [C, d_in, d_out] + bias [C, 1, d_out]."""
-    # Not baddbmm, which first writes the bias into every row and then reads it again.
-    return torch.bmm(x, weight).add_(bias)
+    def _climbed_slope(self, layers: Layers, told: Tensor) -> float | None:
+        """Of the activation, if these layers are constants that `constant_answers` can serve."""
+        climbed = torch.is_grad_enabled() and told.requires_grad and not layers[0][0].requires_grad
+        dropout = self.training and self.config.dropout > 0
+        return (
+            leaky_slope(self.activation) if climbed and on_plain_cpu(told) and not dropout else None
+        )
 
 
 def policy_value(
     critic: CriticEnsemble,
-    part: Tensor,
+    part: StatePart,
     policy: Distribution,
     noise: Tensor,
     *,
@@ -198,7 +214,7 @@ def policy_value(
     odds: Tensor | None = None
     if isinstance(policy, Categorical):
         n = policy.probs.shape[-1]
-        action = torch.eye(n, device=part.device)[:, None, None, :]
+        action = torch.eye(n, device=policy.probs.device)[:, None, None, :]
         action = action.expand(n, *policy.probs.shape)
         odds = policy.probs.movedim(-1, 0)
     else:

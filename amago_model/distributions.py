@@ -85,7 +85,7 @@ class TanhGaussian:
         """[..., 2A]: means, then deviations squashed into (std_low, std_high) on a log scale."""
         loc, raw = x.chunk(2, dim=-1)
         low, high = math.log(std_low), math.log(std_high)
-        return cls(loc, torch.exp(low + 0.5 * (high - low) * (raw.tanh() + 1.0)), clip)
+        return cls(loc, (0.5 * (low + high) + 0.5 * (high - low) * raw.tanh()).exp(), clip)
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Differentiable samples from standard normal noise [*K, ..., A]."""

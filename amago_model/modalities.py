@@ -62,8 +62,10 @@ def image_layout(shape: tuple[int, ...], channels: Literal["auto", "first", "las
     return Layout(shape[0], shape[1], shape[2], "last")
 
 
-def kinds_of(config: TimestepEncoderConfig, spaces: Spaces) -> dict[str, Kind]:
-    """The kind of each observation that the agent uses, sorted by key.
+def kinds_of(
+    config: TimestepEncoderConfig, spaces: Spaces, role: Literal["policy", "critic"] = "policy"
+) -> dict[str, Kind]:
+    """The kind of each observation that the agent (critic: that critics alone) uses, sorted by key.
 
     Raises:
         ConfigError: a setting names a key that is not used, or is for a kind that does not occur.
@@ -71,6 +73,7 @@ def kinds_of(config: TimestepEncoderConfig, spaces: Spaces) -> dict[str, Kind]:
     usable = spaces.keys("policy")
     _require_known("keys", config.keys, usable, "an observation with the role 'policy'")
     used = sorted(set(config.keys or usable))
+    seen = sorted({*used, *spaces.keys("critic")})
     named: dict[str, Kind] = {}
     for name, keys, kind in (
         ("vector_keys", config.vector_keys, "vector"),
@@ -78,10 +81,10 @@ def kinds_of(config: TimestepEncoderConfig, spaces: Spaces) -> dict[str, Kind]:
         ("tokens.keys", config.tokens.keys, "tokens"),
         ("goals.keys", config.goals.keys, "goals"),
     ):
-        _require_known(name, keys, used, "an observation that the agent uses")
+        _require_known(name, keys, seen, "an observation that the agent uses")
         named |= dict.fromkeys(keys, kind)  # type: ignore[arg-type]
     _require_known("hide_keys", config.hide_keys, used, "an observation that the agent uses")
-    kinds = {key: named.get(key) or _kind(config, spaces.observations[key]) for key in used}
+    kinds = {key: named.get(key) or _kind(config, spaces.observations[key]) for key in seen}
     for name, kind in (("images", "image"), ("tokens", "tokens"), ("goals", "goals")):
         settings = getattr(config, name)
         if kind not in kinds.values() and settings != type(settings)():
@@ -97,7 +100,7 @@ def kinds_of(config: TimestepEncoderConfig, spaces: Spaces) -> dict[str, Kind]:
                     f"TokenConfig.{name}: set, but the space of every token array says which "
                     f"numbers it holds; leave {name} at {default}"
                 )
-    return kinds
+    return {key: kind for key, kind in kinds.items() if (key in used) == (role == "policy")}
 
 
 def hint(space: ObsSpace, kind: Kind) -> str:

@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from amago_model.batch import one_hot
 from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
+from amago_model.config.names import SIMNORM_GROUP
 from amago_model.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.errors import ConfigError
 from amago_model.images import ImageEncoder, draw_shifts
 from amago_model.layers import make_mlp, make_norm
 from amago_model.modalities import hint, kinds_of
 from amago_model.moments import RunningMoments
+from amago_model.packing import Packing
 
 
 class InputNorm(nn.Module):
@@ -84,10 +87,10 @@ class TimestepEncoder(nn.Module):
         plain = sum(self.spaces[key].features for key in self.vector_keys) + 1 + spaces.action.width
         self.input_norm = InputNorm(plain) if config.normalize_inputs else None
         width = plain + sum(int(part.d_output) for part in self._embedders())
-        self.d_output = max(config.d_output, width) if config.auto_scale else config.d_output
+        self.d_output = _scaled(config, "d_output", "out_norm", width)
         self.mlp = make_mlp(
             width,
-            max(config.d_hidden, width) if config.auto_scale else config.d_hidden,
+            _scaled(config, "d_hidden", "norm", width),
             config.n_layers,
             self.d_output,
             activation=config.activation,
@@ -107,7 +110,9 @@ class TimestepEncoder(nn.Module):
                 form = f"{space.features // space.n} x {space.n} categories"
             else:
                 form = f"{space.features} number" + "s" * (space.features > 1)
-            found[key] = ", ".join(filter(None, (form, hint(space, "vector"))))
+            # Who named it a vector needs no hint that it looks like something else.
+            advice = "" if key in self.config.vector_keys else hint(space, "vector")
+            found[key] = ", ".join(filter(None, (form, advice)))
         return [f"{key}: {found[key]}" for key in sorted(found)]
 
     def plain(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
@@ -123,23 +128,35 @@ class TimestepEncoder(nn.Module):
         x = torch.cat((*parts, previous), dim=-1)
         return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0.0)
 
-    def forward(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        obs: dict[str, Tensor],
+        previous: Tensor,
+        valid: Tensor | None,
+        packing: Packing | None = None,
+    ) -> Tensor:
         """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
 
         Rows that are not valid are read as zeros; None means all are valid, that running statistics
-        must not move and that images stay where they are.
+        must not move and that images stay where they are. With a packing only the rows that exist
+        are computed: [1, M, d_output].
         """
+        shifts = self._shifts(valid)
+        if packing is not None:
+            obs = {key: packing.rows(obs[key]) for key in self.spaces}
+            previous = packing.rows(previous)
+            valid = None if valid is None else packing.rows(valid)
+            shifts = None if shifts is None else packing.rows(shifts)
         x = self.plain(obs, previous, valid)
         if self.input_norm is not None:
             x = self.input_norm(x, valid)
         parts = [x]
-        shifts = self._shifts(valid)
         for index, image in enumerate(self.images):
-            pixels = _only_valid(obs[image.key], valid)  # type: ignore[index]
+            pixels = only_valid(obs[image.key], valid)  # type: ignore[index]
             part = image(pixels, None if shifts is None else shifts[:, :, index])
             parts.append(self._shown(image, part))
         for embedder in (*self.tokens, *self.goals):
-            part = embedder(_only_valid(obs[embedder.key], valid))
+            part = embedder(only_valid(obs[embedder.key], valid))
             parts.append(self._shown(embedder, part))
         return self.out_norm(self.mlp(torch.cat(parts, dim=-1) if len(parts) > 1 else x))
 
@@ -162,7 +179,22 @@ class TimestepEncoder(nn.Module):
         )
 
 
-def _only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
+def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> int:
+    """A width of the config, or with `auto_scale` that of the input where this is larger."""
+    own = int(getattr(config, name))
+    if not config.auto_scale or own >= width:
+        return own
+    if getattr(config, norm) == "simnorm" and width % SIMNORM_GROUP:
+        fits = width + -width % SIMNORM_GROUP
+        raise ConfigError(
+            f"TimestepEncoderConfig.{norm}: 'simnorm' works on groups of {SIMNORM_GROUP} channels, "
+            f"and auto_scale widens {name}={own} to the {width} numbers of a row; set {name} to "
+            f"{fits}, unset auto_scale or choose another norm"
+        )
+    return width
+
+
+def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
     """[B, L, *shape] with zeros in rows that are not valid."""
     if valid is None:
         return x

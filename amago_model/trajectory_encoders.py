@@ -9,6 +9,13 @@ Every encoder is causal and offers the same four calls:
 
 `step` may write into the hidden state it is given: use only the one it returns. Stepping through an
 episode gives what forward gives on the whole of it.
+
+An encoder that can leave padding out says so by a further argument of forward, `packing` (see
+packing.py): where windows differ in length, x is then [1, M, D_in] and time_idx [1, M], the rows
+that exist laid end to end, and so are its states. Without that argument it gets windows padded to
+one length, with zeros where no row is. GRU and Mamba do: a recurrence walks through all windows at
+once, and torch's GRU is no faster on packed sequences (on a CPU, forward and backward: 55 against
+57 ms for 32 windows of up to 32 rows, 186 against 99 ms for 8 of up to 128).
 """
 
 from __future__ import annotations
@@ -19,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import FeedForwardConfig, GRUConfig, TrajectoryEncoderConfig
-from amago_model.layers import ResidualBlock, Rows, make_activation, make_norm
+from amago_model.layers import Linear, ResidualBlock, Rows, make_activation, make_norm
 from amago_model.mamba import Mamba
+from amago_model.packing import Packing
 from amago_model.transformer import Transformer
 
 Hidden = Any
@@ -47,7 +55,7 @@ class IdentityTrajectoryEncoder(_NoMemory):
         super().__init__()
         self.d_output = d_input
 
-    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:  # noqa: ARG002
         return x
 
 
@@ -64,16 +72,16 @@ class FeedForwardTrajectoryEncoder(_NoMemory):
         }
         d_ff = config.d_ff or 4 * d
         self.net = Rows(
-            nn.Linear(d_input, d),
+            Linear(d_input, d),
             make_activation(config.activation),
             nn.Dropout(config.dropout),
             *[ResidualBlock(d, d_ff, **block) for _ in range(config.n_layers)],  # type: ignore[arg-type]
-            nn.Linear(d, d),
+            Linear(d, d),
             make_norm(config.out_norm, d),
             nn.Dropout(config.dropout),
         )
 
-    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:  # noqa: ARG002
         return self.net(x)
 
 

@@ -36,7 +36,8 @@ from torch.nn import functional as F
 from amago_model.attention import Attention
 from amago_model.config import TransformerConfig
 from amago_model.layers import by_rows, make_activation, make_norm
-from amago_model.moments import Statistics
+from amago_model.moments import Phased
+from amago_model.packing import Packing
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class TransformerHidden:
     """[N] int64: rows seen since the episode began."""
 
 
-class SigmaLinear(Statistics):
+class SigmaLinear(Phased):
     """A linear layer whose matrix has the learned spectral norm gamma (sigma-reparametrisation).
 
     W is used as gamma / sigma * W, sigma = u' W v its largest singular value, tracked by one power
@@ -194,10 +195,12 @@ class TransformerLayer(nn.Module):
     def _feed_forward(self, rows: Tensor) -> Tensor:
         return self.ff2(self.norm4(self.activation(self.ff1(self.norm3(rows)))))  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, turn: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, turn: Rotation | None, packing: Packing | None) -> Tensor:
         q, k, v = self.split(x, turn)
         dropout = self.config.dropout_attn if self.training else 0.0
-        return self.join(x, self.attention.windows(q, k, v, dropout))
+        if packing is None:
+            return self.join(x, self.attention.windows(q, k, v, dropout))
+        return self.join(x, self.attention.packed(q, k, v, packing, dropout))
 
     def step(
         self,
@@ -217,7 +220,10 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same row by row."""
+    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same row by row.
+
+    With a packing B is 1, and L the rows of all windows; only attention need know.
+    """
 
     def __init__(self, config: TransformerConfig, d_input: int) -> None:
         super().__init__()
@@ -257,10 +263,17 @@ class Transformer(nn.Module):
             turn = rotation(time_idx, c.d_model // c.n_heads)
         return F.dropout(h, c.dropout_emb, self.training), turn
 
-    def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:
+    def gains_by_packing(self, device: torch.device) -> bool:
+        """Whether attention has a kernel there for windows laid end to end."""
+        c, dtype = self.config, self.embed.weight.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        return self.attention.packs(device, dtype, c.n_heads, c.d_model // c.n_heads)
+
+    def forward(self, x: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:
         h, turn = self._embed(x, time_idx)
         for layer in self.layers:
-            h = layer(h, turn)
+            h = layer(h, turn, packing)
         return self.norm(h)
 
     def initial_hidden(self, n: int, device: torch.device | str) -> TransformerHidden:

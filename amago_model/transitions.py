@@ -6,7 +6,6 @@ may see, A action width, C critics, G discounts, K action samples, W noise of on
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from amago_model.batch import Batch, action_index, encode_action, one_hot
 from amago_model.config import AgentConfig, Spaces
+from amago_model.packing import Packing
 
 
 @dataclass(slots=True)
@@ -35,22 +35,7 @@ class Transitions:
     target_noise: Tensor  # [K_c, N, G, W] standard normal; nothing if discrete
     own_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
     subset_noise: Tensor  # [C, N, G], whose order picks the critics of each target
-    place: Tensor | None = None  # [N] int64, if packed: where each was among B * T
-
-    def packed(self) -> Transitions:
-        """Without padding: N is then the number of transitions that exist.
-
-        Only on a CPU: elsewhere finding them would make the processor wait for the device.
-        """
-        if self.exists.device.type != "cpu" or torch.compiler.is_compiling():
-            return self
-        place = self.exists.nonzero().squeeze(1)
-        if len(place) == len(self.exists):
-            return self
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        noise = {k: fields.pop(k)[:, place] for k in [*fields] if k.endswith("_noise")}
-        rows = {k: v[place] for k, v in fields.items() if isinstance(v, Tensor)}
-        return dataclasses.replace(self, **rows, **noise, place=place)
+    place: Tensor | None  # [N] int64, if packed: where each was among B * T
 
     def windows(self, x: Tensor) -> Tensor:
         """[N, ...] -> [B, T, ...]; zeros for what was packed away."""
@@ -61,8 +46,24 @@ class Transitions:
 
     def transitions(self, x: Tensor) -> Tensor:
         """[B, T, ...] -> [N, ...]"""
-        x = x.flatten(0, 1)
-        return x if self.place is None else x[self.place]
+        return at(self.place, x.flatten(0, 1))
+
+
+def places(exists: Tensor) -> Tensor | None:
+    """[N] int64: where, among B * T, there are transitions, [B, T] bool; None to take them all.
+
+    Padding is left out on a CPU alone: elsewhere finding it would make the processor wait for the
+    device, and a compiled update could not keep its shapes.
+    """
+    if exists.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    place = exists.flatten().nonzero().squeeze(1)
+    return place if len(place) < exists.numel() else None
+
+
+def at(place: Tensor | None, x: Tensor) -> Tensor:
+    """Rows of x [B * T, ...] -> [N, ...]."""
+    return x if place is None else x.index_select(0, place)
 
 
 def loss_masks(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,33 +80,61 @@ def make_transitions(
     seen: Tensor,
     legal: Tensor | None,
     noise: dict[str, Tensor],
+    packing: Packing | None,
+    place: Tensor | None,
 ) -> Transitions:
-    """Of a batch whose rows have become states [B, L, D]; what critics see [B, L, D + P]; legal
-    actions [B, L, A] bool; noise by the names of its fields."""
-    exists, imitable, learnable = loss_masks(batch)
+    """Of a batch whose rows have become states.
+
+    Args:
+        state: [B, L, D], or [1, M, D] by a packing, as the next two.
+        seen: [B, L, D + P]: what critics see of them.
+        legal: [B, L, A] bool: the actions allowed.
+        noise: of the transitions wanted, by the names of its fields.
+        packing: of these rows.
+        place: the transitions wanted, see `places`; None only without a packing.
+    """
+    exists, imitable, learnable = (at(place, mask.flatten()) for mask in loss_masks(batch))
     space, whole = spaces.action, noise["own_noise"].dtype  # under autocast states may be halves
     if space.kind == "discrete":
-        action = action_index(space, batch.action).clamp(0, space.n - 1).flatten()
+        action = action_index(space, batch.action).clamp(0, space.n - 1)
+        action = at(place, action.flatten())
         shown = one_hot(action, space.n).to(whole)
         if config.critic.soften_data_actions:
             shown = shown.clamp(config.actor.prob_low, config.actor.prob_high)
             shown = shown / shown.sum(-1, keepdim=True)
     else:
-        action = encode_action(space, batch.action).flatten(0, 1).to(whole)
-        shown = action = torch.where(imitable.reshape(-1, 1), action, 0.0)
-    after = state[:, 1:].detach().flatten(0, 1)
+        action = at(place, encode_action(space, batch.action).flatten(0, 1)).to(whole)
+        shown = action = torch.where(imitable.unsqueeze(-1), action, 0.0)
+    row = place
+    if place is not None and packing is not None:
+        row = packing.before(place)
+    elif place is not None:
+        row = place + torch.div(place, batch.mask.shape[1], rounding_mode="floor")
+    before, after = _ends(row, state, state.detach())
+    fields = {"state_t": before, "state_tp1": after, "seen_t": before, "seen_tp1": after}
+    if seen is not state:
+        fields["seen_t"], fields["seen_tp1"] = _ends(row, seen, seen.detach())
+    legal_t, legal_tp1 = (None, None) if legal is None else _ends(row, legal, legal)
     return Transitions(
-        state_t=state[:, :-1].flatten(0, 1),
-        state_tp1=after,
-        seen_t=seen[:, :-1].flatten(0, 1),
-        seen_tp1=after if seen is state else seen[:, 1:].detach().flatten(0, 1),
+        **fields,
         shown=shown,
-        legal_t=None if legal is None else legal[:, :-1].flatten(0, 1),
-        legal_tp1=None if legal is None else legal[:, 1:].flatten(0, 1),
+        legal_t=legal_t,
+        legal_tp1=legal_tp1,
         action=action,
-        exists=exists.flatten(),
-        imitable=imitable.flatten(),
-        learnable=learnable.flatten(),
+        exists=exists,
+        imitable=imitable,
+        learnable=learnable,
         shape=(batch.mask.shape[0], batch.mask.shape[1]),
+        place=place,
         **noise,
     )
+
+
+def _ends(row: Tensor | None, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows [B, L, ...] or [1, M, ...] those before and after each transition, [N, ...] each.
+
+    `row` [N] is the one before; None takes all transitions of [B, L, ...].
+    """
+    if row is None:
+        return before[:, :-1].flatten(0, 1), after[:, 1:].flatten(0, 1)
+    return at(row, before.flatten(0, 1)), at(row + 1, after.flatten(0, 1))

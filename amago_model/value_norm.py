@@ -52,8 +52,10 @@ class PopArt(Statistics):
 
     def normalized_value(self, x: Tensor) -> Tensor:
         """Raw critic output -> normalised value."""
-        return self.w * x + self.b if self.enabled else x
+        return torch.addcmul(self.b, self.w, x) if self.enabled else x
 
     def value(self, x: Tensor) -> Tensor:
         """Raw critic output -> value, in units of the (multiplied) reward."""
-        return self.sigma * (self.w * x + self.b) + self.mean if self.enabled else x
+        if not self.enabled:
+            return x
+        return torch.addcmul(self.mean, self.sigma, self.normalized_value(x))

@@ -49,23 +49,28 @@ def update_matmuls(
     window: int,
     *,
     transitions: int | None = None,
-    sparse: bool = True,
+    rows: int | None = None,
+    plain: bool = True,
 ) -> list[Matmul]:
     """Every matmul of one update.
 
     Args:
         windows, window: B windows of T transitions.
         transitions: how many are not padding, where the heads leave padding out; default B x T.
-        sparse: target critics answer only where they were drawn (so on a CPU).
+        rows: the same of rows, for what works on each by itself in the encoders; default
+            B x (T + 1). Attention is counted over whole windows.
+        plain: nothing is compiled and this is a CPU. Then target critics answer only where they
+            were drawn, a climbed critic gets a gradient only where it is the lowest, and one pass
+            of the actor serves climbing and cloning.
 
     Raises:
         ValueError: a part whose matmuls are not known here.
     """
     n = windows * window if transitions is None else transitions
-    found = _encoders(config, spaces, windows, window + 1)
-    found += _actor(config, spaces, n)
+    found = _encoders(config, spaces, windows, window + 1, rows or windows * (window + 1))
+    found += _actor(config, spaces, n, plain)
     if config.losses.trains_critic:
-        found += _critics(config, spaces, n, sparse)
+        found += _critics(config, spaces, n, plain)
     return [x for x in found if x.times]
 
 
@@ -74,8 +79,8 @@ def _linear(part: str, rows: int, d_in: int, d_out: int, *, passes: int, batch: 
     return Matmul(part, batch, rows, d_in, d_out, passes)
 
 
-def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int) -> list[Matmul]:
-    rows, t = windows * length, c.timestep_encoder
+def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: int) -> list[Matmul]:
+    t = c.timestep_encoder
     if any(len(s.shape) > 1 for s in spaces.observations.values()):
         raise ValueError("only flat observations are counted")
     d = sum(spaces.observations[k].features for k in spaces.keys("policy"))
@@ -105,7 +110,7 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int) -> list
     return found + [_linear("memory", rows, a, b, passes=3) for a, b in pairs]
 
 
-def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
+def _actor(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul]:
     a, loss = c.actor, c.losses
     if a.kind != "mlp" or a.continuous == "gmm":
         raise ValueError("only the plain actor without mixtures is counted")
@@ -117,9 +122,10 @@ def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     found: list[Matmul] = []
     if loss.trains_critic:
         found += [_linear("target actor", n, i, o, passes=1) for i, o in pairs]
+    once = plain and loss.offline_weight > 0  # then all but gradients of inputs is shared
     if loss.online_weight > 0:
         found += [
-            _linear("actor that climbs", n, i, o, passes=3 if k else 2)
+            _linear("actor that climbs", n, i, o, passes=(0 if once else 2) + (k > 0))
             for k, (i, o) in enumerate(pairs)
         ]
     if loss.offline_weight > 0:
@@ -127,7 +133,7 @@ def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     return found
 
 
-def _critics(c: AgentConfig, spaces: Spaces, n: int, sparse: bool) -> list[Matmul]:
+def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul]:
     q, loss, g = c.critic, c.losses, len(c.losses.gammas)
     extra = sum(spaces.observations[k].features for k in spaces.keys("critic"))
     d, h, a, e = state_width(c) + extra, q.d_hidden, spaces.action.width, q.n_critics
@@ -139,21 +145,23 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, sparse: bool) -> list[Matmu
         learn = [_linear("critics", n, i, o, passes=3, batch=e) for i, o in pairs]
         return learn + [replace(x, part="target critics", times=1) for x in learn]
     k_c, k_a = (a, a) if discrete else (loss.n_target_actions, loss.n_policy_actions)
-    drawn = q.n_critics_target < e and not q.subset_replacement and sparse
+    drawn = q.n_critics_target < e and not q.subset_replacement and plain
     asked = q.n_critics_target if drawn else e
 
     def upper(part: str, rows: int, critics: int, passes: int, told: int) -> list[Matmul]:
-        first = _linear(part, rows, 1 + a, h, passes=told, batch=critics)
+        first = _linear(part, rows, 2 + a, h, passes=told, batch=critics)
         rest = [*hidden, (h, out)]
         return [first, *(_linear(part, rows, i, o, passes=passes, batch=critics) for i, o in rest)]
 
-    climbs = loss.online_weight > 0
+    climbs, asked_back = loss.online_weight > 0, 1 if plain else e
+    back = upper("critics that are climbed", k_a * n * g, asked_back, 1, 1) if climbs else []
     return [
         _linear("target critics", n, d, h, passes=1, batch=e),
         *upper("target critics", k_c * n * g, asked, 1, 1),
         _linear("critics of the data", n, d, h, passes=3, batch=e),
         *upper("critics of the data", n * g, e, 3, 2),
-        *upper("critics of the policy", k_a * n * g, e, 2 if climbs else 1, 2 if climbs else 1),
+        *upper("critics of the policy", k_a * n * g, e, 1, 1),
+        *back,
     ]
 
 

@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from amago_model import Agent, Batch, make_agent
 from amago_model.compiling import compiled
 from amago_model.host_memory import keep_freed_memory
+from amago_model.optimizing import clip_gradients, forget_gradients, step_adamw
 from benchmarks.flops import Matmul, update_matmuls
 from benchmarks.report import write
 from benchmarks.update_baseline import Baseline
@@ -92,9 +93,9 @@ class Ours:
     def update(self, batch: Batch) -> Tensor:
         loss = self.loss(batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, GRAD_CLIP)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        clip_gradients(self.parameters, GRAD_CLIP)
+        step_adamw(self.optimizer)
+        forget_gradients(self.parameters)
         self.agent.update_targets()
         return loss.detach()
 
@@ -288,7 +289,7 @@ def measure(setting: Setting, repeats: int, peak_tflops: float | None) -> dict[s
         setting.windows,
         size.window,
         transitions=exists if on_cpu and not setting.compile else None,
-        sparse=on_cpu and not setting.compile,
+        plain=on_cpu and not setting.compile,
     )
     seconds = sides["ours"]["seconds"]
     context = multiprocessing.get_context("spawn")

@@ -106,7 +106,7 @@ class Baseline:
 
     def loss(self, batch: Batch) -> Tensor:
         c = self.config
-        tr = self.agent._encode(batch)
+        tr = self.agent._encode(batch, padded=True)
         with torch.no_grad():
             actor = self.agent.target_actor if c.losses.use_target_actor else self._actor
             q = self._value(self.targets, tr.state_tp1, actor(tr.state_tp1), tr.target_noise)

@@ -17,6 +17,7 @@ import tyro
 
 from collector.exploration import EpsilonConfig
 from collector.recorder import MAX_STEPS
+from stepwell._failure import mistakes_in_one_line
 from stepwell.errors import StepwellError
 
 C = TypeVar("C")
@@ -183,13 +184,11 @@ class EvaluateConfig(EnvironmentConfig):
 
 def parse(kind: type[C], argv: Sequence[str] | None, prog: str) -> C:
     """The config that a command line says. Exits with help or a usage error, as commands do."""
-    given = list(argv) if argv is not None else None
-    return tyro.cli(
-        kind,
-        args=None if given is None else list(_with_files(given)),
-        prog=prog,
-        description=inspect.cleandoc(kind.__doc__ or ""),
-    )
+    words = None if argv is None else list(_with_files(list(argv)))
+    with mistakes_in_one_line(prog):
+        return tyro.cli(
+            kind, args=words, prog=prog, description=inspect.cleandoc(kind.__doc__ or "")
+        )
 
 
 def _with_files(argv: list[str]) -> Iterator[str]:

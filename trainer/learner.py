@@ -26,6 +26,7 @@ from amago_model.agent import Agent
 from amago_model.batch import Batch
 from amago_model.compiling import compiled, wants_compiling
 from amago_model.moments import still
+from amago_model.optimizing import clip_gradients, forget_gradients, step_adamw
 from trainer.config import OptimizerConfig, TrainerError
 
 Metrics = dict[str, Tensor]
@@ -125,8 +126,8 @@ class Learner:
         early = self.agent.config.losses.targets_before_step  # as published; see presets.py
         if early:
             self.agent.update_targets()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        step_adamw(self.optimizer)
+        forget_gradients(self.parameters)
         if not early:
             self.agent.update_targets()
         metrics["optimizer/gradient_norm"] = norm
@@ -148,7 +149,7 @@ class Learner:
             self.scaler.unscale_(self.optimizer)
             self.scaler.update()
         limit = self.config.grad_clip or float("inf")
-        return nn.utils.clip_grad_norm_(self.parameters, limit)
+        return clip_gradients(self.parameters, limit)
 
     def _with_noise(self, batch: Batch) -> Batch:
         """This process's share of a batch, with its share of what the whole of it draws."""
@@ -167,7 +168,7 @@ class Learner:
 
     def _skip(self, update: int) -> None:
         self.skipped += 1
-        self.optimizer.zero_grad(set_to_none=True)
+        forget_gradients(self.parameters)
         for name, value in self.agent.named_buffers():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise TrainingDiverged(

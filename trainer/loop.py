@@ -19,9 +19,10 @@ from amago_model.timestep_encoders import TimestepEncoder
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
+from trainer.blame import explain_skip
 from trainer.config import SettingError, TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
-from trainer.data.loader import Loaded, Loader
+from trainer.data.loader import Loader
 from trainer.data.snapshot import take
 from trainer.learner import Learner, TrainingDiverged, over_processes
 from trainer.processes import World, make_accelerator
@@ -158,12 +159,13 @@ def _loop(
         loaded = next(loader)
         clock.waited += time.perf_counter() - began
         logging_now = _due(every.log_every, update + 1) or update + 1 == config.updates
-        skipped = learner.skipped
+        skipped, ending = learner.skipped, None
         try:
             result = learner.update(update, loaded.batch, detailed=logging_now)
-        finally:  # also before TrainingDiverged, which is about these
-            if learner.skipped > skipped:
-                _name_samples(update, loaded)
+        except TrainingDiverged as error:
+            ending = error
+        if learner.skipped > skipped:
+            explain_skip(update, loaded, world, ending)
         update += 1
         report.update = update
 
@@ -281,11 +283,6 @@ def _resume(
         if before.get(key) != now.get(key) and not key.startswith(quiet):
             say(f"warning: {key} was {before.get(key)!r}, is {now.get(key)!r} from here on")
     return found
-
-
-def _name_samples(update: int, loaded: Loaded) -> None:
-    names = ", ".join(loaded.ids[:64])
-    log.error("update %d skipped: its gradient is not finite; its windows: %s", update, names)
 
 
 def _computing_in(config: TrainConfig) -> torch.dtype:

@@ -10,18 +10,16 @@ actor, what the recipe set of the old kind returns to its defaults: nobody asked
 from __future__ import annotations
 
 import dataclasses
-import io
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from stepwell._failure import mistakes_in_one_line
 from trainer.ablations import ABLATIONS
 from trainer.config import (
     SettingError,
@@ -88,21 +86,16 @@ def resolve(argv: Sequence[str]) -> Resolved:
             raise SettingError(f"--recipe: {RECIPE_FIRST}")
         config = _without_replaced(config, base, given)
         origins |= dict.fromkeys(given, "command line")
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            config = tyro.cli(
-                TrainConfig,
-                prog="stepwell train RECIPE",
-                description=DESCRIPTION.format(
-                    recipes=", ".join(RECIPES), ablations=", ".join(ABLATIONS)
-                ),
-                default=config,
-                args=rest,
-            )
-    finally:
-        if said.getvalue():
-            print(_in_one_line(said.getvalue()), file=sys.stderr)
+    with mistakes_in_one_line("stepwell train"):
+        config = tyro.cli(
+            TrainConfig,
+            prog="stepwell train RECIPE",
+            description=DESCRIPTION.format(
+                recipes=", ".join(RECIPES), ablations=", ".join(ABLATIONS)
+            ),
+            default=config,
+            args=rest,
+        )
     values = flatten(to_json(config))
     for key, origin in origins.items():
         if origin.startswith("recipe ") and values[key] == plain[key]:
@@ -139,13 +132,6 @@ def _without_replaced(
         changed = {part: dataclasses.replace(now, **defaults)}
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, **changed))
     return config
-
-
-def _in_one_line(box: str) -> str:
-    """What tyro says in a box: up to the rule before its help, without the frame."""
-    inside = (line.strip("│ ") for line in box.splitlines()[1:])
-    message = " ".join(takewhile(lambda line: line.strip("─╰╯"), inside))
-    return f"stepwell train: {message}" if message else box
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:

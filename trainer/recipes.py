@@ -167,7 +167,8 @@ def mazerunner() -> TrainConfig:
     agent = replace(
         base,
         trajectory_encoder=TrajectoryEncoderConfig(kind="identity"),
-        timestep_encoder=replace(base.timestep_encoder, n_layers=1),
+        # Goals are places, to be told near from far: no tokens, though whole numbers.
+        timestep_encoder=replace(base.timestep_encoder, n_layers=1, vector_keys=("goals",)),
         actor=ActorConfig(d_hidden=64),
         critic=CriticConfig(n_critics=2, d_hidden=64),
         # Few updates: values must come back through a whole maze.

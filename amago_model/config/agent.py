@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked
+from amago_model.checked import Checked, refuse, unused
 from amago_model.config.encoders import TrajectoryEncoderConfig
 from amago_model.config.heads import ActorConfig, CriticConfig
-from amago_model.config.losses import LossConfig
+from amago_model.config.losses import OF_ADVANTAGES, OF_CRITICS, OF_THE_FILTER, LossConfig
 from amago_model.config.timestep import TimestepEncoderConfig
 from amago_model.errors import ConfigError
 
@@ -54,32 +54,28 @@ class AgentConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unfiltered = self.losses.fake_filter or self.losses.offline_weight == 0
-        other = self.losses.filter != "binary" or self.losses.filter_threshold != 0
-        if self.custom.filter and (unfiltered or other):
-            raise ConfigError(
-                f"CustomConfig.filter: {self.custom.filter!r} would not be used, or another filter "
-                "beside it; leave losses.filter, filter_threshold and fake_filter at their "
-                "defaults and offline_weight above 0, or unset it"
-            )
-        if self.critic != CriticConfig() and not self.losses.trains_critic:
-            raise ConfigError(
-                "AgentConfig.critic: set, but behaviour cloning (fake_filter with online_weight=0) "
-                "builds no critic; leave it at its defaults"
-            )
-        if self.actor.log_prob_clip != ActorConfig.log_prob_clip and not self.losses.offline_weight:
-            raise ConfigError(
-                f"ActorConfig.log_prob_clip: {self.actor.log_prob_clip}, but with offline_weight=0 "
-                "nothing asks for the probability of a data action; leave it at its default"
-            )
-        if self.custom.critic and not self.losses.trains_critic:
-            raise ConfigError(
-                f"CustomConfig.critic: {self.custom.critic!r}, but behaviour cloning builds no "
-                "critic; unset it"
-            )
+        refuse(self._unused())
         if self.actor.continuous == "gmm" and self.losses.online_weight > 0:
             raise ConfigError(
                 "ActorConfig.continuous: samples of 'gmm' have no gradient, so nothing can climb "
                 f"the critic with online_weight={self.losses.online_weight}; set "
                 "losses.online_weight=0 or another distribution"
             )
+
+    def _unused(self) -> list[str]:
+        """What of one part nothing would read because of another: told all at once."""
+        losses, found = self.losses, []
+        if not losses.filters:
+            why = "with fake_filter or offline_weight=0 no advantage is filtered"
+            found += unused(why, (losses, OF_ADVANTAGES), (self.custom, ["filter"]))
+        elif self.custom.filter:
+            why = f"CustomConfig.filter={self.custom.filter!r} takes the place of it"
+            found += unused(why, (losses, OF_THE_FILTER))
+        if not losses.trains_critic:
+            why = "behaviour cloning (fake_filter with online_weight=0) has no critic"
+            critics = (self.critic, self.critic.settings()), (self.custom, ["critic"])
+            found += unused(why, (losses, OF_CRITICS), *critics)
+        if not losses.offline_weight:
+            why = "with offline_weight=0 nothing asks for the probability of a data action"
+            found += unused(why, (self.actor, ["log_prob_clip"]))
+        return found

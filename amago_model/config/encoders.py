@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked
+from amago_model.checked import Checked, of_other_choices, refuse
 from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
 
@@ -206,14 +206,5 @@ class TrajectoryEncoderConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, cls in (
-            ("feedforward", FeedForwardConfig),
-            ("gru", GRUConfig),
-            ("mamba", MambaConfig),
-            ("transformer", TransformerConfig),
-        ):
-            if name != self.kind and getattr(self, name) != cls():
-                raise ConfigError(
-                    f"TrajectoryEncoderConfig.{name}: set, but kind={self.kind!r} would not use "
-                    f"it; set kind={name!r} or leave {name} at its defaults"
-                )
+        kinds = ("feedforward", "gru", "mamba", "transformer")
+        refuse(of_other_choices(self, "kind", {kind: (kind,) for kind in kinds}))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked
+from amago_model.checked import Checked, of_other_choices, refuse, unused
 from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
 
@@ -104,26 +104,15 @@ class ActorConfig(Checked):
         self.require("prob_high", self.prob_high <= 1, "at most 1")
         self.require("std_low", 0 < self.std_low < self.std_high, "0 < std_low < std_high")
         self.require("log_prob_clip", 0 < self.log_prob_clip < 1, "a number in (0, 1)")
-        unused = ("n_layers", "d_hidden") if self.kind == "residual" else ("residual",)
-        for name in unused:
-            if getattr(self, name) != getattr(type(self), name, ResidualActorConfig()):
-                raise ConfigError(
-                    f"ActorConfig.{name}: set, but kind={self.kind!r} would not use it; set "
-                    f"another kind or leave {name} at its default"
-                )
-        for name, default in (("beta", BetaConfig()), ("gmm", GMMConfig())):
-            if name != self.continuous and getattr(self, name) != default:
-                raise ConfigError(
-                    f"ActorConfig.{name}: set, but continuous={self.continuous!r} would not use "
-                    f"it; set continuous={name!r} or leave {name} at its defaults"
-                )
-        for name in ("std_low", "std_high"):
-            ours = getattr(self, name) == getattr(type(self), name)
-            if self.continuous != "tanh_gaussian" and not ours:
-                raise ConfigError(
-                    f"ActorConfig.{name}: set, but continuous={self.continuous!r} would not use "
-                    f"it; set continuous='tanh_gaussian' or leave {name} at its default"
-                )
+        kinds = {"mlp": ("n_layers", "d_hidden"), "residual": ("residual",)}
+        families = {
+            "tanh_gaussian": ("std_low", "std_high"),
+            "beta": ("beta",),
+            "gmm": ("gmm",),
+        }
+        refuse(
+            of_other_choices(self, "kind", kinds) + of_other_choices(self, "continuous", families)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,22 +181,19 @@ class CriticConfig(Checked):
         self.require_fractions("dropout")
         self.require("popart_beta", 0 < self.popart_beta < 1, "a number in (0, 1)")
         self.require("popart_init_nu", self.popart_init_nu > 0, "a positive number")
-        for name in ("popart_beta", "popart_init_nu"):
-            if not self.popart and getattr(self, name) != getattr(type(self), name):
-                raise ConfigError(
-                    f"CriticConfig.{name}: set, but popart=False keeps no statistics; leave it at "
-                    f"its default of {getattr(type(self), name)} or set popart=True"
-                )
-        if self.kind == "scalar" and self.bins != BinsConfig():
-            raise ConfigError(
-                "CriticConfig.bins: set, but kind='scalar' has no bins; set kind='twohot' or "
-                "'hlgauss', or leave bins at its defaults"
+        found: list[str] = []
+        if not self.popart:
+            names = ("popart_beta", "popart_init_nu")
+            found += unused(
+                "popart=False keeps no statistics", (self, names), instead="set popart=True or "
             )
-        if self.kind == "twohot" and self.bins.sigma != BinsConfig.sigma:
-            raise ConfigError(
-                f"BinsConfig.sigma: {self.bins.sigma}, but labels of kind='twohot' have no width; "
-                "set kind='hlgauss' or leave sigma at its default"
-            )
+        if self.kind == "scalar":
+            instead = "set kind='twohot' or 'hlgauss', or "
+            found += unused("kind='scalar' has no bins", (self, ["bins"]), instead=instead)
+        if self.kind == "twohot":
+            why, instead = "labels of kind='twohot' have no width", "set kind='hlgauss' or "
+            found += unused(why, (self.bins, ["sigma"]), instead=instead)
+        refuse(found)
         if not 1 <= self.n_critics_target <= self.n_critics:
             raise ConfigError(
                 f"CriticConfig.n_critics_target: {self.n_critics_target} of n_critics="

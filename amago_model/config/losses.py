@@ -6,8 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked
+from amago_model.checked import Checked, of_other_choices, refuse
 from amago_model.errors import ConfigError
+
+OF_THE_FILTER = ("filter", "filter_threshold", "filter_beta", "filter_max", "leaky_filter")
+"""Settings of how advantages become weights: a filter of one's own does without them."""
+OF_ADVANTAGES = (*OF_THE_FILTER, "filter_batch_norm", "filter_advantage")
+"""Settings of nothing else than the filtering of advantages."""
+OF_CRITICS = (
+    *("reward_multiplier", "n_step", "td_lambda", "target_low", "target_high", "critic_weight"),
+    *("n_target_actions", "targets_before_step", "use_target_actor", "tau"),
+)
+"""Settings of what critics learn, and of slow copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,51 +142,13 @@ class LossConfig(Checked):
         self.require("target_high", high is None or math.isfinite(high), "a finite number")
         if low is not None and high is not None and low >= high:
             raise ConfigError(f"LossConfig.target_low: {low} is not below target_high={high}")
-        if self.filter != "leaky_relu" and self.leaky_filter != LeakyFilterConfig():
-            raise ConfigError(
-                f"LossConfig.leaky_filter: set, but filter={self.filter!r} would not use it; set "
-                "filter='leaky_relu' or leave leaky_filter at its defaults"
-            )
-        if self.filter != "binary" and self.filter_threshold != 0:
-            raise ConfigError(
-                f"LossConfig.filter_threshold: set, but filter={self.filter!r} would not use it; "
-                "set filter='binary' or leave it 0"
-            )
-        if self.filter != "exp" and (self.filter_beta != 1 or self.filter_max != 20):
-            raise ConfigError(
-                f"LossConfig.filter_beta: it or filter_max is set, but filter={self.filter!r} "
-                "would not use them; set filter='exp' or leave them at their defaults"
-            )
-        if self.fake_filter or self.offline_weight == 0:
-            self._unused(
-                "with fake_filter or offline_weight=0 no advantage is filtered",
-                "filter",
-                "filter_threshold",
-                "filter_batch_norm",
-                "filter_advantage",
-            )
-        if not self.trains_critic:
-            self._unused(
-                "behaviour cloning has no critic",
-                "reward_multiplier",
-                "n_step",
-                "td_lambda",
-                "target_low",
-                "target_high",
-                "critic_weight",
-                "n_target_actions",
-                "targets_before_step",
-                "use_target_actor",
-                "tau",
-            )
-
-    def _unused(self, why: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) != getattr(type(self), name):
-                raise ConfigError(
-                    f"LossConfig.{name}: set, but {why}; leave it at its default of "
-                    f"{getattr(type(self), name)!r}"
-                )
+        if self.filters:
+            kinds = {
+                "leaky_relu": ("leaky_filter",),
+                "binary": ("filter_threshold",),
+                "exp": ("filter_beta", "filter_max"),
+            }
+            refuse(of_other_choices(self, "filter", kinds))
 
     @property
     def gammas(self) -> tuple[float, ...]:
@@ -187,3 +159,8 @@ class LossConfig(Checked):
     def trains_critic(self) -> bool:
         """False for pure behaviour cloning, which builds no critic."""
         return not (self.fake_filter and self.online_weight == 0)
+
+    @property
+    def filters(self) -> bool:
+        """Whether the advantage decides how much an action of the data is imitated."""
+        return self.offline_weight > 0 and not self.fake_filter

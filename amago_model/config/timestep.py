@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked
+from amago_model.checked import Checked, of_other_choices, refuse
 from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
 
@@ -66,12 +66,7 @@ class ImageConfig(Checked):
             and all(1 <= depth <= MAX_WIDTH for depth in self.block_depths),
             f"1 to {MAX_LAYERS} numbers of channels from 1 to {MAX_WIDTH}",
         )
-        for name, default in (("block_depths", (16, 32, 32)), ("group_norm", True)):
-            if not impala and getattr(self, name) != default:
-                raise ConfigError(
-                    f"ImageConfig.{name}: set, but kind={self.kind!r} would not use it; set "
-                    f"kind='impala' or leave {name} at {default}"
-                )
+        refuse(of_other_choices(self, "kind", {"impala": ("block_depths", "group_norm")}))
         if impala and self.group_norm and any(depth % 4 for depth in self.block_depths):
             raise ConfigError(
                 f"ImageConfig.block_depths: group_norm makes four groups of channels, which do not "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,21 @@ from amago_model import (
     AgentConfig,
     Batch,
     BinsConfig,
+    ConfigError,
+    CustomConfig,
     ObsSpace,
     Spaces,
     TrajectoryEncoderConfig,
     TransformerConfig,
     make_agent,
+    register,
+    registry,
 )
-from amago_model.moments import RunningMoments, collecting, still
+from amago_model.actor import Actor
+from amago_model.moments import RunningMoments, Statistics, collecting, still
+from amago_model.timestep_encoders import InputNorm
+from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
+from amago_model.transformer import SigmaLinear
 
 NARROW = BinsConfig(n_bins=9, min_return=-30.0, max_return=40.0)
 TRANSFORMER = TrajectoryEncoderConfig(
@@ -136,3 +145,66 @@ def test_what_is_collected_is_taken_in_as_one_batch_and_nothing_moves_while_stil
     )
     other.update(x, mask)
     assert float(other.updates) == 3.0
+
+
+def test_a_statistic_must_say_how_it_moves() -> None:
+    class Silent(Statistics):
+        pass
+
+    with pytest.raises(TypeError, match="take"):
+        Silent()  # type: ignore[abstract]
+    assert not isinstance(SigmaLinear(2, 2), Statistics)  # shown nothing, so it has nothing to take
+
+
+class TwiceWhitened(IdentityTrajectoryEncoder):
+    """A memory whose second statistic depends on its first one, registered the other way round."""
+
+    def __init__(self, d_input: int) -> None:
+        super().__init__(d_input)
+        self.second = InputNorm(d_input, beta=0.3)
+        self.first = InputNorm(d_input, beta=0.2)
+
+    def forward(self, x: torch.Tensor, time_idx: torch.Tensor) -> torch.Tensor:
+        everything = torch.ones_like(time_idx, dtype=torch.bool)
+        return self.second(self.first(x, everything).tanh(), everything)
+
+
+class WhitenedActor(Actor):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.whiten = InputNorm(3)
+
+
+@pytest.fixture
+def own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
+    register("trajectory_encoder", "whitened")(lambda config, d_input: TwiceWhitened(d_input))  # noqa: ARG005
+    register("actor", "whitened")(WhitenedActor)
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("m", [2, 5])
+def test_statistics_of_a_memory_of_one_s_own_move_as_with_the_whole(
+    make_spaces, make_config, make_batch, m: int
+) -> None:
+    config = make_config(critic={"popart_beta": 0.1})
+    config = dataclasses.replace(config, custom=CustomConfig(trajectory_encoder="whitened"))
+    agent = make_agent(config, make_spaces("continuous")).double()
+    batch = make_batch(agent.spaces, lengths=LENGTHS)
+    batch.prev_reward = batch.prev_reward.double()
+    batch = dataclasses.replace(batch, noise=agent.draw_noise(*batch.mask.shape))
+    whole = _learn(copy.deepcopy(agent), batch, 1)
+    parts = _learn(copy.deepcopy(agent), batch, m)
+    torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
+    moments = "policy.trajectory_encoder.second.moments.mean"
+    assert not torch.equal(parts[moments], agent.get_buffer(moments))
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_statistics_of_a_head_of_one_s_own_are_refused_in_parts(
+    make_spaces, make_config, make_batch
+) -> None:
+    config = dataclasses.replace(make_config(), custom=CustomConfig(actor="whitened"))
+    agent = make_agent(config, make_spaces("continuous"))
+    with pytest.raises(ConfigError, match=r"CustomConfig\.actor.*'whiten\.moments'.*accumulate=1"):
+        agent.observe(_parts(make_batch(agent.spaces), 2))

@@ -12,9 +12,13 @@ from amago_model import (
     ActionSpace,
     ActorConfig,
     AgentConfig,
+    BinsConfig,
     ConfigError,
     CriticConfig,
+    CustomConfig,
     FeedForwardConfig,
+    GRUConfig,
+    LeakyFilterConfig,
     LossConfig,
     ObsSpace,
     SpaceError,
@@ -117,6 +121,55 @@ def test_contradictions_and_nonsense_are_refused_by_field_name(make, field: str)
 def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
     with pytest.raises(SpaceError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (
+            lambda: AgentConfig(
+                losses=LossConfig(fake_filter=True, online_weight=0, filter="exp", n_step=3),
+                critic=CriticConfig(d_hidden=8, kind="twohot", bins=BinsConfig(n_bins=9)),
+                custom=CustomConfig(critic="mine"),
+            ),
+            "LossConfig.filter LossConfig.n_step CriticConfig.d_hidden CriticConfig.kind "
+            "CriticConfig.bins CustomConfig.critic n_step=1 d_hidden=256",
+        ),
+        (
+            lambda: AgentConfig(
+                losses=LossConfig(offline_weight=0, filter_batch_norm=True),
+                actor=ActorConfig(log_prob_clip=0.9),
+            ),
+            "LossConfig.filter_batch_norm ActorConfig.log_prob_clip",
+        ),
+        (
+            lambda: LossConfig(
+                filter="exp", filter_threshold=0.5, leaky_filter=LeakyFilterConfig(slope=0.5)
+            ),
+            "LossConfig.filter_threshold LossConfig.leaky_filter filter='leaky_relu'",
+        ),
+        (
+            lambda: ActorConfig(kind="residual", d_hidden=8, continuous="beta", std_low=0.1),
+            "ActorConfig.d_hidden ActorConfig.std_low kind='mlp' continuous='tanh_gaussian'",
+        ),
+        (
+            lambda: CriticConfig(popart=False, popart_beta=0.1, bins=BinsConfig(n_bins=9)),
+            "CriticConfig.popart_beta CriticConfig.bins popart=True",
+        ),
+        (
+            lambda: TrajectoryEncoderConfig(
+                kind="identity",
+                transformer=TransformerConfig(n_layers=1),
+                gru=GRUConfig(n_layers=1),
+            ),
+            "TrajectoryEncoderConfig.transformer TrajectoryEncoderConfig.gru kind='gru'",
+        ),
+    ],
+)
+def test_all_that_would_not_be_used_is_named_at_once(make, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make()
+    assert not [name for name in named.split() if name not in str(refused.value)]
 
 
 def _all_configs(cls: type) -> list[type]:

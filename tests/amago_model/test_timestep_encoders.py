@@ -121,7 +121,9 @@ def test_names_go_before_looks(spaces: Spaces) -> None:
     assert "camera/left: image 8 x 6 x 3, channels last, gridworld" in said
     assert "words: 6 tokens of 30" in said
     assert "goals: 3 goals of 2" in said
-    assert "items: 189 numbers, if it is an image, name it in images.keys" in said
+    assert "items: 189 numbers" in said  # named, so there is nothing to advise
+    left = TimestepEncoder(TimestepEncoderConfig(), spaces).describe()
+    assert "float_image: 50 numbers, if it is an image, name it in images.keys" in left
 
 
 @pytest.mark.parametrize(
@@ -335,6 +337,20 @@ def test_auto_scale_widens_to_the_input() -> None:
     assert (made.mlp[0].in_features, made.mlp[0].out_features) == (width, width)
     assert made.d_output == made.mlp[-1].out_features == 200
     assert TimestepEncoder(replace(config, d_output=8), spaces).d_output == width
+
+
+@pytest.mark.parametrize(("norm", "name"), [("norm", "d_hidden"), ("out_norm", "d_output")])
+def test_a_width_that_auto_scale_makes_and_a_norm_cannot_take_is_refused_by_name(
+    norm: str, name: str
+) -> None:
+    spaces = spaces_of(x=ObsSpace(shape=(40,), dtype="float32"))  # 45 with the previous step
+    config = TimestepEncoderConfig(d_hidden=64, d_output=64, auto_scale=True, **{norm: "simnorm"})
+    narrow = replace(config, **{name: 16})
+    says = rf"TimestepEncoderConfig\.{norm}: 'simnorm'.*{name}=16 to the 45 .*set {name} to 48"
+    with pytest.raises(ConfigError, match=says):
+        TimestepEncoder(narrow, spaces)
+    for fits in (config, replace(narrow, **{name: 48}), replace(narrow, auto_scale=False)):
+        TimestepEncoder(fits, spaces)
 
 
 def test_a_policy_file_brings_everything_back(spaces, batch_of, make_config) -> None:

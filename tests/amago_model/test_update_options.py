@@ -167,7 +167,10 @@ def test_targets_stay_within_their_bounds(make_spaces, make_config, make_batch) 
         (lambda: LossConfig(td_lambda=1.5), "td_lambda"),
         (lambda: LossConfig(target_low=1.0, target_high=0.0), "target_low"),
         (lambda: LossConfig(leaky_filter=LeakyFilterConfig(beta=1.0)), "leaky_filter"),
-        (lambda: LossConfig(fake_filter=True, filter_batch_norm=True), "filter_batch_norm"),
+        (
+            lambda: AgentConfig(losses=LossConfig(fake_filter=True, filter_batch_norm=True)),
+            "filter_batch_norm",
+        ),
         (lambda: LeakyFilterConfig(beta=0.0), "beta"),
     ],
 )

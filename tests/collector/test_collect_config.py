@@ -1,5 +1,6 @@
 """Command lines and config files: what comes later wins, mistakes are named."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,27 @@ def test_contradictions_are_refused_by_the_name_of_the_flag(
     with pytest.raises(SystemExit) as left:
         collect(*BASE, *argv)
     assert left.value.code != 0 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [CollectConfig, EvaluateConfig])
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--envs", "three"], "Error parsing --envs: .*'three'"),
+        (["--device"], "Missing value for argument '--device'"),
+        (["--devize", "cpu"], "Unrecognized .*--devize.*--device"),
+        ([], "missing --env STR.*; see stepwell play --help"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    kind: type, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["--env", "E", "--policy", "p", "--dataset", "d"] if argv else []
+    with pytest.raises(SystemExit) as left:
+        parse(kind, [*base, *argv], "stepwell play")
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"stepwell play: {says}", line)
 
 
 def test_every_option_has_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:

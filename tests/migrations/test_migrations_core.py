@@ -13,7 +13,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from server.index.db import ROOT, Database, IndexUnusable, connect, revision, upgrade
-from server.index.tables import REVISION, TRIGGERS, counters, metadata
+from server.index.tables import REVISION, counters, metadata
+from server.index.triggers import TRIGGERS
 
 
 def config(path: Path) -> Config:

@@ -68,6 +68,28 @@ def test_no_allowed_option_names_a_file_a_module_or_a_service(role):
     assert not allowed & (paths | {"plugin", "url", "token", "config", "file", "json", "upload"})
 
 
+# Folders and files, services, code; the bounds of a machine, and how its processes report.
+WITHHELD = {
+    "train": "data.cache data.cache_gb output plugin recipe sources",
+    "collect": "drain_timeout heartbeat_every outbox outbox_bytes plugin poll_every progress token "
+    "url",
+    "evaluate": "file json plugin token upload url",
+}
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_whatever_is_not_withheld_a_launch_may_set(role):
+    """So an option that a command gains is either on the list of launches, or here, on purpose."""
+    known = {name for name, _ in hints(CONFIGS[role])}
+    left_out = {name for name in known if not rules._allowed(rules.ROLES[role], name)}
+    assert left_out == set(WITHHELD[role].split())
+
+
+def test_a_launch_may_choose_the_compiler():
+    (found,) = words(args={"dataset": "d", "run": "r", "compile": "auto"})
+    assert "--compile=auto" in found and TrainConfig().compile == "off"
+
+
 @pytest.mark.parametrize("role", CONFIGS)
 def test_every_allowed_option_is_one_that_the_command_has(role):
     known = {name for name, _ in hints(CONFIGS[role])}

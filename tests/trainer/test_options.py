@@ -19,8 +19,8 @@ from amago_model.config import (
 )
 from amago_model.errors import ConfigError
 from amago_model.registry import registered
+from stepwell import Box, Discrete, EnvSpec
 from stepwell._plugins import import_plugins
-from stepwell.testing import make_spec
 from trainer.config import SettingError, TrainConfig, flatten, replace, to_json
 from trainer.data.fields import spaces_of
 from trainer.options import resolve
@@ -33,11 +33,16 @@ def test_every_recipe_builds_an_agent(name):
     config = recipe(name)
     assert config.recipe == name
     assert replace(TrainConfig(), json.loads(json.dumps(to_json(config)))) == config
-    # A recipe that says how images are read is for data that has some.
-    image = (16, 16, 3) if config.agent.timestep_encoder.images != ImageConfig() else None
-    for spec in (make_spec(image=image), make_spec(image=image, discrete=4)):
+    # A recipe that says how images or lists are read is for data that has some.
+    rows = config.agent.timestep_encoder
+    extra = {"image": Box((16, 16, 3), "uint8", 0, 255)} if rows.images != ImageConfig() else {}
+    extra |= {key: Box((3, 2), "int16", -1, 10) for key in rows.vector_keys}
+    for action in (Box((1,), low=-1.0, high=1.0), Discrete(4)):
+        spec = EnvSpec.of({"observation": Box((3,))} | extra, action)
         agent = make_agent(config.agent, spaces_of(spec))
         assert agent.trainable_parameters()
+        # Nor is there anything to advise.
+        assert not [line for line in agent.policy.timestep_encoder.describe() if "name it" in line]
 
 
 def test_later_wins_and_every_value_says_where_it_came_from(tmp_path):

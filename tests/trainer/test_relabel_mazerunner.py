@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -14,9 +15,12 @@ import pytest
 import torch
 
 from amago_model.policy_file import load_policy
+from amago_model.timestep_encoders import TimestepEncoder
 from benchmarks.relabel import outcome, random_play
 from collector.builtin import MAZERUNNER_ID
+from trainer.data.fields import spaces_of
 from trainer.data.relabel import Episode, make_relabelers
+from trainer.recipes import mazerunner
 
 
 def test_a_relabeled_episode_replays_in_the_maze():
@@ -46,6 +50,15 @@ def test_a_relabeled_episode_replays_in_the_maze():
             assert (terminated, truncated) == (step == len(new) - 1, False)
         assert (new.terminated, new.truncated) == (True, False)
     assert swapped > 20 and ended > 10
+
+
+def test_the_recipe_reads_goals_as_places_and_needs_no_advice():
+    """Whoever left it to the shape of the array is told that whole numbers may be tokens."""
+    spec, _ = random_play(1, 0, {"size": 7, "time_limit": 5})
+    rows = mazerunner().agent.timestep_encoder
+    assert TimestepEncoder(rows, spaces_of(spec)).describe()[0] == "goals: 6 numbers"
+    left = TimestepEncoder(replace(rows, vector_keys=()), spaces_of(spec)).describe()
+    assert "name it in tokens.keys" in left[0]
 
 
 @pytest.mark.timeout(900)  # twenty seconds of computing, which a busy machine may stretch

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from server import fsck
+from server.findings import total_findings
 from server.index.tables import audit, shards, tombstones, trajectories
 from server.ingest.evict import OLDEST
 from server.upkeep.compact import compact
@@ -103,7 +104,7 @@ def test_evaluation_has_the_capacity_for_itself(live: Any, limit: str) -> None:
     dataset = live.dataset()
     assert (dataset["fifo"]["steps"], dataset["eval"]["steps"]) == (5, 5)
     with live.service.db.read() as c:
-        assert list(fsck._totals(c)) == []
+        assert list(total_findings(c)) == []
 
 
 @pytest.mark.parametrize("purpose", ["train", "eval"])

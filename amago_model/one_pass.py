@@ -1,0 +1,75 @@
+"""One pass of the actor for two losses, of which one may not train the state.
+
+Climbing takes the state as a constant, cloning trains it. Asking the actor twice gives each loss a
+graph of its own. One graph serves both: its weights get the sum of what the losses say, and the
+state only what cloning says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from amago_model.distributions import Distribution
+
+
+def ask_once(
+    actor: nn.Module, state: Tensor, legal: Tensor | None
+) -> tuple[Distribution, Distribution]:
+    """actor(state [N, D], legal [N, A]), twice the same: its gradient reaches the actor's weights
+    from both, and the state from the second alone.
+
+    Where dropout is drawn, it is drawn once. Not for torch.compile, nor for gradients of gradients.
+    """
+    weights = [p for p in actor.parameters() if p.requires_grad]
+    made: list[Distribution] = []
+
+    def run(x: Tensor) -> list[Tensor]:
+        made.append(actor(x, legal))
+        return _tensors(made[0])
+
+    parts = _OnePass.apply(run, state, *weights)
+    half = len(parts) // 2
+    return _replaced(made[0], parts[:half]), _replaced(made[0], parts[half:])
+
+
+class _OnePass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[Tensor], list[Tensor]], state: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            leaf = state.detach().requires_grad_()
+            ctx.state = leaf.view_as(leaf)  # hooks of torch's own counters take no leaf
+            ctx.parts, ctx.weights = run(ctx.state), weights
+        return tuple(x.detach() for x in (*ctx.parts, *ctx.parts))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        half = len(ctx.parts)
+        first, second = grads[:half], grads[half:]
+        both = [a + b for a, b in zip(first, second, strict=True)]
+        options: dict[str, Any] = {"allow_unused": True, "retain_graph": True}
+        of_weights = torch.autograd.grad(ctx.parts, ctx.weights, both, **options)
+        of_state = None
+        if ctx.needs_input_grad[1]:
+            (of_state,) = torch.autograd.grad(ctx.parts, ctx.state, second, **options)
+        ctx.parts = None  # and with it the graph, which is not walked again
+        return None, of_state, *of_weights
+
+
+def _tensors(policy: Distribution) -> list[Tensor]:
+    values = [getattr(policy, field.name) for field in dataclasses.fields(policy)]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _replaced(policy: Distribution, tensors: tuple[Tensor, ...]) -> Distribution:
+    names = [f.name for f in dataclasses.fields(policy)]
+    names = [name for name in names if isinstance(getattr(policy, name), Tensor)]
+    return dataclasses.replace(policy, **dict(zip(names, tensors, strict=True)))

@@ -1,0 +1,96 @@
+"""Data that nothing can be learned from ends a run in words that name it, not the step size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from amago_model import TimestepEncoderConfig
+from stepwell import Box, EnvSpec
+from stepwell.testing import make_trajectory
+from trainer import blame
+from trainer.config import DataConfig, OptimizerConfig
+from trainer.learner import TrainingDiverged
+from trainer.loop import RunInfo, train
+from trainer.recipes import behaviour_cloning
+
+LENGTH, ROW = 6, 4
+SPEC = EnvSpec.of({"speed": Box((2,), "float64")}, Box((1,), low=-1.0, high=1.0))
+
+
+@pytest.fixture
+def spoilt(fake):
+    """A service with eight trajectories; row 4 of number 5 holds `value` in a column."""
+
+    def make(column: str, value: float):
+        service = fake(SPEC)
+        name = service.add_shard(
+            [make_trajectory(SPEC, length=LENGTH, seed=seed) for seed in range(8)]
+        )
+        # Behind the contract's back, which refuses NaN.
+        table = pq.read_table(service.path(name))
+        index = table.column_names.index(column)
+        values = table[column].to_pylist()
+        row = 5 * (LENGTH + 1) + ROW
+        values[row] = [*values[row][:-1], value] if isinstance(values[row], list) else value
+        field = table.schema.field(index)
+        pq.write_table(
+            table.set_column(index, field, pa.array(values, field.type)), service.path(name)
+        )
+        return service
+
+    return make
+
+
+def run(service, folder, *, whiten: bool) -> None:
+    config = behaviour_cloning()
+    rows = TimestepEncoderConfig(d_hidden=8, d_output=8, normalize_inputs=whiten)
+    config = replace(
+        config,
+        dataset="fake",
+        run="spoilt",
+        device="cpu",
+        output=folder,
+        updates=60,
+        agent=replace(config.agent, timestep_encoder=rows),
+        data=DataConfig(batch=8, window=4, padding="both", cache=folder / "cache"),
+        optimizer=OptimizerConfig(max_bad_updates=3),
+    )
+    train(config, service, RunInfo(), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "whiten", "says"),
+    [
+        ("obs.speed", np.nan, True, f"observation 'speed' is nan at step {ROW} of"),
+        ("obs.speed", -np.inf, False, f"observation 'speed' is -inf at step {ROW} of"),
+        ("obs.speed", 1e200, True, f"observation 'speed' is 1e\\+200 at step {ROW} of"),
+        ("reward", np.nan, True, f"the reward is nan at step {ROW} of"),
+        ("action", np.nan, False, f"the action is nan at step {ROW} of"),
+    ],
+)
+def test_a_bad_number_is_named_with_its_trajectory(spoilt, tmp_path, column, value, whiten, says):
+    service = spoilt(column, value)
+    culprit = service.trajectories()[5].id
+    with pytest.raises(TrainingDiverged, match=says) as caught:
+        run(service, tmp_path, whiten=whiten)
+    said = str(caught.value)
+    assert said.count(culprit) == 2 and f"""--where "id <> '{culprit}'\"""" in said
+    assert "learning_rate" not in said
+
+
+@pytest.mark.parametrize("found", [None, ["the reward is nan at step 1 of b", "b"]])
+def test_every_process_says_what_one_of_them_found(monkeypatch, found):
+    """A process whose own samples are sound blames the step size only if all others' are, too."""
+    monkeypatch.setattr(blame, "bad_number", lambda _: None)
+    loaded = SimpleNamespace(ids=["a@0"])
+    world = SimpleNamespace(is_main=True, gather=lambda mine: [mine, found])
+    blame.explain_skip(1, loaded, world, None)  # skipped, and training goes on
+    says = "lower the step size" if found is None else "--where \"id <> 'b'\""
+    with pytest.raises(TrainingDiverged, match=says):
+        blame.explain_skip(1, loaded, world, TrainingDiverged("lower the step size"))

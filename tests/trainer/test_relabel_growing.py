@@ -1,0 +1,156 @@
+"""Relabeling while the data grows: every sample is relabeled by what its own snapshot holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from amago_model import TimestepEncoderConfig
+from stepwell.testing import make_trajectory
+from trainer.config import DataConfig, ScheduleConfig, TrainConfig
+from trainer.data.cache import Cache
+from trainer.data.fields import fields_of
+from trainer.data.loader import Loaded, Loader, View
+from trainer.data.order import Order
+from trainer.data.relabel import Episode, Relabeler, register
+from trainer.data.snapshot import Manifest, load, take
+from trainer.loop import RunInfo, train
+from trainer.recipes import behaviour_cloning
+
+FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
+CONFIG = DataConfig(batch=16, window=20, padding="none", relabel=("test_census",))
+
+
+@register("test_census")
+@dataclass(frozen=True, kw_only=True)
+class Census(Relabeler):
+    """Pay at the end what the snapshot holds, and a bit of chance."""
+
+    found: int = 0
+
+    def prepared(self, episodes: Iterable[Episode]) -> Relabeler:
+        return replace(self, found=sum(1 for _ in episodes))
+
+    def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
+        reward = episode.reward.copy()
+        reward[-1] = self.found + 0.5 * rng.random()
+        return episode.changed(reward=reward)
+
+
+@pytest.fixture
+def service(fake):
+    return fake(None, FIRST)
+
+
+def grow(service) -> None:
+    seeds = range(100, 100 + len(MORE))
+    service.add_shard(
+        [
+            make_trajectory(service.spec, length=length, seed=seed, terminated=True)
+            for seed, length in zip(seeds, MORE, strict=True)
+        ]
+    )
+
+
+def newest(service, folder) -> Manifest:
+    return load(service, take(service, TrainConfig(dataset="fake"), "test"), folder)
+
+
+def loader_of(service, folder, *views: tuple[int, Manifest], step: int = 0) -> Loader:
+    cache = Cache(folder / "cache", 1e9, service)
+    columns = fields_of(service.spec, relabel=True)
+    for _, manifest in views:
+        cache.ensure(manifest, columns)
+    made = [View(start, manifest, Order(manifest, CONFIG, 3)) for start, manifest in views]
+    return Loader(cache, columns, made, CONFIG, step=step)
+
+
+def same(one: Loaded, other: Loaded) -> bool:
+    return one.ids == other.ids and torch.equal(one.batch.prev_reward, other.batch.prev_reward)
+
+
+def paid(loaded: Loaded) -> set[int]:
+    """What the windows, all of them whole trajectories, were paid at their ends."""
+    ends = loaded.batch.mask.sum(1, keepdim=True)
+    return set(loaded.batch.prev_reward.gather(1, ends).int().flatten().tolist())
+
+
+def test_a_snapshot_added_on_the_way_is_relabeled_by_what_it_holds_from_its_first_step_on(
+    service, tmp_path
+):
+    """And by no step before; as by a loader that knew it from the beginning, or is begun there."""
+    old = newest(service, tmp_path)
+    with closing(loader_of(service, tmp_path, (0, old))) as loader:
+        seen = [next(loader) for _ in range(3)]
+        grow(service)
+        new = newest(service, tmp_path)
+        start = 3 + loader.lookahead
+        loader.add_view(View(start, new, Order(new, CONFIG, 3)))
+        seen += [next(loader) for _ in range(start + 6 - 3)]
+    assert [paid(loaded) for loaded in seen] == [{4}] * start + [{6}] * 6
+    added = set(new.ids[len(old) :].tolist())
+    assert added & {name.split("@")[0] for loaded in seen[start:] for name in loaded.ids}
+    with closing(loader_of(service, tmp_path, (0, old), (start, new))) as known:
+        assert all(same(next(known), loaded) for loaded in seen)
+    with closing(loader_of(service, tmp_path, (0, old), (start, new), step=start + 2)) as resumed:
+        assert same(next(resumed), seen[start + 2])
+    with closing(loader_of(service, tmp_path, (0, old))) as undisturbed:
+        assert all(same(undisturbed.load(step), seen[step]) for step in range(start))
+        assert not same(undisturbed.load(start), seen[start])
+
+
+def curve(folder, key: str) -> dict[int, float]:
+    """The last value logged for each update."""
+    lines = (folder / "grow" / "metrics.jsonl").read_text().splitlines()
+    points = [json.loads(line) for line in lines]
+    return {p["step"]: p["value"] for p in points if p["key"] == key}
+
+
+def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path):
+    """Trajectories arrive while it trains; resumed without a service it sees what it saw."""
+    plain = behaviour_cloning()
+    rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
+    config = replace(
+        plain,
+        dataset="fake",
+        run="grow",
+        device="cpu",
+        output=tmp_path,
+        updates=30,
+        agent=replace(plain.agent, timestep_encoder=rows),
+        data=replace(CONFIG, refresh_every=5, cache=tmp_path / "cache"),
+        schedule=ScheduleConfig(
+            log_every=1, checkpoint_every=7, keep_checkpoints=9, publish_every=0, farewell=0.1
+        ),
+    )
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        if text.startswith(
+            "the agent sees"
+        ):  # the first snapshot is taken, training about to begin
+            grow(service)
+
+    train(config, service, RunInfo(), hear)
+    assert "from update 9 on: 6 trajectories, 34 steps (were 4, 24)" in said
+    whole = {key: curve(tmp_path, key) for key in ("loss/total", "data/sample_checksum")}
+    seen = curve(tmp_path, "data/trajectories")
+    assert [seen[update] for update in (1, 9, 10, 30)] == [4, 4, 6, 6]
+
+    checkpoints = sorted((tmp_path / "grow" / "checkpoints").iterdir())
+    for path in checkpoints[1:]:  # back to update 7: the new snapshot is known, and not yet drawn
+        shutil.rmtree(path)
+    (tmp_path / "grow" / "metrics.jsonl").unlink()
+    service.down = True
+    train(replace(config, resume="must"), service, RunInfo(), said.append)
+    for key, values in whole.items():
+        again = curve(tmp_path, key)
+        assert again == {update: values[update] for update in range(8, 31)}

@@ -1,0 +1,66 @@
+"""Whose fault it is that a gradient is not finite: the samples by name, and the number if one of
+them holds one that nothing can be learned from."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from trainer.data.loader import Loaded
+from trainer.learner import TrainingDiverged
+from trainer.processes import World
+
+log = logging.getLogger(__name__)
+
+LARGEST = 1e15
+"""From here on the sum of a batch's squares may be infinite in 32 bits."""
+
+
+def explain_skip(
+    update: int, loaded: Loaded, world: World, ending: TrainingDiverged | None
+) -> None:
+    """Name the samples of an update that was skipped; raise what ends the run, if anything does.
+
+    Every process calls this, each with its share of the batch: what is wrong with one's data is
+    said by all.
+    """
+    names = ", ".join(loaded.ids[:64])
+    log.error("update %d skipped: its gradient is not finite; its windows: %s", update, names)
+    found = [number for number in world.gather(bad_number(loaded)) if number]
+    if found:
+        what, trajectory = found[0]
+        if world.is_main:
+            log.error("update %d: %s", update, what)
+        if ending is not None:
+            raise TrainingDiverged(
+                f"update {update}: {what}; expected a finite number below {LARGEST:g}. Mend the "
+                "data, or the relabeler if data.relabel names one; or begin a new run without that "
+                f"trajectory: --where \"id <> '{trajectory}'\""
+            ) from ending
+    if ending is not None:
+        raise ending
+
+
+def bad_number(loaded: Loaded) -> tuple[str, str] | None:
+    """The first number of a batch that is NaN, infinite or too large: (where it stands, id of its
+    trajectory)."""
+    batch = loaded.batch
+    exists = torch.cat((batch.mask[:, :1], batch.mask), dim=1)  # [B, L]
+    numbers: dict[str, tuple[Tensor, Tensor, int]] = {
+        f"observation {key!r}": (x, batch.row_mask, 0) for key, x in sorted(batch.obs.items())
+    }
+    # Of the step before the row.
+    numbers["the reward"] = (batch.prev_reward, exists, -1)
+    numbers["the action"] = (batch.prev_action, batch.previous_known, -1)
+    for what, (x, known, shift) in numbers.items():
+        rows = x.reshape(*known.shape, -1)
+        bad = known.unsqueeze(-1) & ~(rows.abs() < LARGEST)  # also where it is NaN
+        if bool(bad.any()):
+            window, row, element = bad.nonzero()[0].tolist()
+            trajectory = str(loaded.manifest.ids[loaded.windows.trajectory[window]])
+            step = int(loaded.windows.start[window]) + row + shift
+            value = float(rows[window, row, element])
+            return f"{what} is {value:g} at step {step} of trajectory {trajectory}", trajectory
+    return None
