@@ -49,7 +49,8 @@ class Actor(nn.Module):
 
     def forward(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """state [..., D], legal [..., n] bool -> a distribution of batch shape [..., G]."""
-        x = self.mlp(state).unflatten(-1, (self.n_gammas, -1))
+        x = self.mlp(state)
+        x = x.view(*x.shape[:-1], self.n_gammas, x.shape[-1] // self.n_gammas)
         every = None if legal is None else legal.unsqueeze(-2)
         return make_distribution(self.config, self.action, x, every)
 

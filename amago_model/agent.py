@@ -308,9 +308,11 @@ class Agent(Networks):
 
     def _advantage(self, q_sa: Tensor, v: Tensor) -> Tensor:
         """[C, N, G] each -> [N, G]: what the filter sees."""
+        assert self.critic is not None
+        advantage = (q_sa - v).mean(0)
         if self.config.losses.filter_advantage == "raw":
-            return (q_sa - v).mean(0)
-        return (self._normalized(q_sa) - self._normalized(v)).mean(0)
+            return advantage
+        return self.value_norm.normalized_difference(advantage, raw=self.critic.bins is None)
 
     def _filter(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
         c = self.config.losses

@@ -165,6 +165,13 @@ def _bounds(space: ActionSpace, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=64)
+def _middle(space: ActionSpace, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        low, high = _bounds(space, device)
+        return (low + high) / 2.0, (high - low) / 2.0
+
+
+@lru_cache(maxsize=64)
 def _categories(n: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.arange(n, device=device)
@@ -194,9 +201,9 @@ def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
     if space.kind == "multi_discrete":
         parts = zip(action.unbind(-1), space.nvec, strict=True)
         return torch.cat([one_hot(part, n) for part, n in parts], dim=-1)
-    low, high = _bounds(space, action.device)
+    center, half = _middle(space, action.device)
     flat = action.reshape(*action.shape[: action.ndim - len(space.shape)], space.width)
-    return (2.0 * (flat.to(torch.float32) - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
+    return (flat.to(torch.float32) - center).div_(half).clamp_(-1.0, 1.0)
 
 
 def decode_action(space: ActionSpace, x: Tensor) -> Tensor:

@@ -84,8 +84,10 @@ class CriticEnsemble(nn.Module):
                 )
         self.activation = make_activation(config.activation)
         self.register_buffer("gamma_features", torch.tensor([[gamma_feature(g)] for g in gammas]))
+        self.register_buffer("one", torch.ones(1, 1), persistent=False)
 
     gamma_features: Tensor
+    one: Tensor
 
     def _layers(self, frozen: bool = False) -> Layers:
         pairs = zip(self.weights, self.biases, strict=True)
@@ -165,8 +167,8 @@ class CriticEnsemble(nn.Module):
         if self.action.kind == "continuous":
             # Nothing to be gained beyond. Ones and zeros are let through: a clamp has no gradient.
             action = action.clamp(-0.999, 0.999)
-        gammas = self.gamma_features.expand(*action.shape[:-1], 1)
-        return torch.cat((gammas, action, torch.ones_like(gammas)), dim=-1)
+        gammas, one = (x.expand(*action.shape[:-1], 1) for x in (self.gamma_features, self.one))
+        return torch.cat((gammas, action, one), dim=-1)
 
     def _answers(self, first: Tensor, layers: Layers, state: Tensor, told: Tensor) -> Tensor:
         """told [K, N, G, 2 + A] and a state, see `first_layer` -> [C, K, N, G, output]."""
@@ -187,7 +189,7 @@ class CriticEnsemble(nn.Module):
         else:
             x = self._hidden(layers, first_layer(told, first, state)).flatten(1, -2)
             out = self._upper_layers(layers, x)
-        return out.unflatten(1, told.shape[:3])
+        return out.view(len(first), *told.shape[:3], out.shape[-1])
 
     def _climbed_slope(self, layers: Layers, told: Tensor) -> float | None:
         """Of the activation, if these layers are constants that `constant_answers` can serve."""
@@ -223,4 +225,6 @@ def policy_value(
         values = critic.values(part, action, frozen=frozen)
     else:
         values = critic.chosen_values(part, action, chosen)
-    return values.mean(1) if odds is None else (values * odds).sum(1)
+    if odds is not None:
+        return (values * odds).sum(1)
+    return values.mean(1) if len(action) > 1 else values.squeeze(1)

@@ -69,7 +69,7 @@ def first_layer(told: Tensor, weight: Tensor, state: Tensor) -> Tensor:
         rows = torch.cat((state, told.view(1, n, width)), dim=-1)
         return torch.bmm(rows.expand(c, -1, -1), weight)
     rows = told.reshape(1, -1, width).expand(c, -1, -1)
-    x = torch.bmm(rows, weight).unflatten(1, (k, n, g))
+    x = torch.bmm(rows, weight).view(c, k, n, g, weight.shape[-1])
     shared = state[:, None, :, None]
     # Not in place where a gradient passes: x is a view.
     return x + shared if torch.is_grad_enabled() else x.add_(shared)
@@ -123,4 +123,4 @@ class _Constant(torch.autograd.Function):
 
 def _through_activation(grad: Tensor, out: Tensor, slope: float) -> None:
     """In place: what of the gradient passes a leaky ReLU that gave `out`."""
-    torch.ops.aten.leaky_relu_backward(grad, out, slope, True, grad_input=grad)
+    torch.ops.aten.leaky_relu_backward.grad_input(grad, out, slope, True, grad_input=grad)

@@ -89,7 +89,7 @@ class TanhGaussian:
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Differentiable samples from standard normal noise [*K, ..., A]."""
-        return torch.tanh(self.loc + self.scale * noise)
+        return torch.addcmul(self.loc, self.scale, noise).tanh()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """[..., A] in (-1, 1)."""

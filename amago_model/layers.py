@@ -146,7 +146,8 @@ def by_rows(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     if x.ndim == 2:
         return module(x)
-    return module(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+    out = module(x.flatten(0, -2))
+    return out.view(*x.shape[:-1], out.shape[-1])
 
 
 class Rows(nn.Sequential):

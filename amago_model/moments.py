@@ -30,10 +30,11 @@ def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
     Masked values are not read, be they inf or NaN. An empty mask gives 0.
     """
     trailing = x.shape[mask.ndim :]
-    wide = mask.reshape(*mask.shape, *(1,) * len(trailing))
     # A given count may be a fraction: the union's, shared out over processes.
     rows = mask.sum().clamp(min=1) if count is None else count.clamp(min=1e-9)
-    return torch.where(wide, x, 0.0).sum() / (rows * trailing.numel())
+    if not (_at_once(x) and mask.all()):
+        x = torch.where(mask.reshape(*mask.shape, *(1,) * len(trailing)), x, 0.0)
+    return x.sum() / (rows * trailing.numel())
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor | int, Tensor, Tensor]:

@@ -54,6 +54,12 @@ class PopArt(Statistics):
         """Raw critic output -> normalised value."""
         return torch.addcmul(self.b, self.w, x) if self.enabled else x
 
+    def normalized_difference(self, x: Tensor, *, raw: bool) -> Tensor:
+        """A difference of raw critic outputs, or else of returns -> of normalised values."""
+        if not self.enabled:
+            return x
+        return self.w * x if raw else x / self.sigma
+
     def value(self, x: Tensor) -> Tensor:
         """Raw critic output -> value, in units of the (multiplied) reward."""
         if not self.enabled:
