@@ -45,10 +45,13 @@ from amago_model.errors import (
     PolicyFileError,
     SpaceError,
     UnregisteredError,
+    UnusedError,
 )
+from amago_model.loss_inputs import LossInputs
 from amago_model.policy_file import load_policy, save_policy
 from amago_model.presets import multitask, published_v3
 from amago_model.registry import register
+from amago_model.unused import fitting
 from amago_model.values import Values
 
 __all__ = [
@@ -72,6 +75,7 @@ __all__ = [
     "ImageConfig",
     "LeakyFilterConfig",
     "LossConfig",
+    "LossInputs",
     "MambaConfig",
     "MultiTaskAgent",
     "ObsSpace",
@@ -84,10 +88,12 @@ __all__ = [
     "TrajectoryEncoderConfig",
     "TransformerConfig",
     "UnregisteredError",
+    "UnusedError",
     "Values",
     "__version__",
     "decode_action",
     "encode_action",
+    "fitting",
     "load_policy",
     "make_agent",
     "multitask",

@@ -11,7 +11,7 @@ from amago_model.actor import Actor
 from amago_model.batch import decode_action, previous_features
 from amago_model.config import AgentConfig, Spaces
 from amago_model.packing import Packing, pack, takes_packing
-from amago_model.registry import registered
+from amago_model.registry import own_part
 from amago_model.timestep_encoders import TimestepEncoder
 from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
 
@@ -36,18 +36,18 @@ class ActingPolicy(nn.Module):
         """What the policy file said beside config and spaces; see policy_file.py."""
         custom = config.custom
         if custom.timestep_encoder:
-            make_rows = registered("timestep_encoder", custom.timestep_encoder)
+            make_rows = own_part(custom, "timestep_encoder", custom.timestep_encoder)
             self.timestep_encoder = make_rows(config, spaces)
         else:
             self.timestep_encoder = TimestepEncoder(config.timestep_encoder, spaces)
         if custom.trajectory_encoder:
-            make_memory = registered("trajectory_encoder", custom.trajectory_encoder)
+            make_memory = own_part(custom, "trajectory_encoder", custom.trajectory_encoder)
             self.trajectory_encoder = make_memory(config, self.timestep_encoder.d_output)
         else:
             self.trajectory_encoder = make_trajectory_encoder(
                 config.trajectory_encoder, self.timestep_encoder.d_output
             )
-        make_actor = registered("actor", custom.actor) if custom.actor else Actor
+        make_actor = own_part(custom, "actor", custom.actor) if custom.actor else Actor
         self.actor = make_actor(
             config.actor,
             spaces.action,
@@ -82,7 +82,12 @@ class ActingPolicy(nn.Module):
         With a packing [1, M, d]: the rows that exist, for `states` with the same packing.
         """
         previous = previous_features(
-            self.spaces, prev_action, prev_reward, time_idx, known=previous_known
+            self.spaces,
+            prev_action,
+            prev_reward,
+            time_idx,
+            known=previous_known,
+            show_reset=self.config.timestep_encoder.show_reset,
         )
         if packing is not None and takes_packing(self.timestep_encoder):
             return self.timestep_encoder(obs, previous, valid, packing=packing)

@@ -8,18 +8,19 @@ N = B * T, D state width, A action width, C critics, G discounts, K action sampl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from amago_model import losses
-from amago_model.actor import Actor
 from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
 from amago_model.critic import policy_value
 from amago_model.distributions import Categorical, Distribution, OneHots, data_log_prob
 from amago_model.errors import ConfigError
+from amago_model.loss_inputs import LossInputs
 from amago_model.moments import (
     collecting,
     move_unshown,
@@ -28,11 +29,10 @@ from amago_model.moments import (
     still,
 )
 from amago_model.networks import Networks
-from amago_model.one_pass import ask_once
-from amago_model.packing import Packing
-from amago_model.registry import registered
+from amago_model.one_pass import ask_once, can_ask_once
+from amago_model.registry import own_part
 from amago_model.returns import critic_targets
-from amago_model.transitions import Transitions, at, loss_masks, make_transitions, places
+from amago_model.transitions import Transitions, loss_masks
 from amago_model.update_metrics import actor_metrics, critic_metrics
 from amago_model.values import Values, over_critics
 
@@ -58,7 +58,8 @@ class Agent(Networks):
     and after the optimiser's step, `update_targets`: target += tau * (online - target).
 
     Each loss is a mean over the transitions its mask leaves: climbing needs a real row, cloning
-    also a known action, the critic also a termination or a recorded next observation. Truncation
+    also a known action, the critic also a termination or a recorded next observation; and the data
+    may forbid either learner any transition (Batch.actor_mask, critic_mask). Truncation
     bootstraps, termination does not. With fake_filter and online_weight 0 this is behaviour
     cloning and there is no critic at all.
     """
@@ -83,54 +84,92 @@ class Agent(Networks):
             BatchError: a shape does not fit the spaces.
         """
         batch.check(self.spaces)
-        c = self.config.losses
-        tr = self._encode(batch)
-        n = _as_tensors(counts, tr.exists.device)
-        terms: dict[str, Tensor] = {}
-        metrics: dict[str, Tensor] = {}
-        advantage: Tensor | None = None
-        climber, policy = self._policies(tr)
-
-        if self.critic is not None:
-            target = self._target(batch, tr)
-            if self.training:
-                self.value_norm.update(target, tr.learnable)
-            out, v = self._values(tr, climber)  # [C, N, G, 1 or bins], [C, N, G]
-            q_sa = self.critic.scalar(out)
-            if self.critic.bins is None:
-                prediction = self._normalized(q_sa)
-                terms["critic"] = losses.critic_loss(
-                    prediction, self.value_norm.normalize(target), tr.learnable, n.get("critic")
+        seen = self._look(batch, counts)
+        weights = self.weights()
+        loss, metrics = torch.zeros(()), {}
+        for name, term in self.terms(seen).items():
+            if name not in weights or not isinstance(term, Tensor) or term.ndim:
+                got = f"shape {list(term.shape)}" if isinstance(term, Tensor) else repr(term)
+                raise ConfigError(
+                    f"{type(self).__name__}.terms: expected scalar tensors, named "
+                    f"{', '.join(weights)}, got {name!r}: {got}; weights() says what each counts"
                 )
-            else:
-                label = self.critic.bins.label(target)
-                terms["critic"] = losses.classification_loss(
-                    out, label, tr.learnable, n.get("critic")
-                )
-            value = self._normalized(v)
-            advantage = self._advantage(q_sa.detach(), v.detach())
-            if c.online_weight > 0:
-                terms["climb"] = losses.climbing_loss(value, tr.exists, n.get("climb"))
-            if detailed:
-                q = self._returns(q_sa.detach())
-                metrics |= critic_metrics(
-                    tr, q, target, advantage, self.value_norm, c.reward_multiplier
-                )
-
-        if c.offline_weight > 0:
-            if self.sampled and self.config.critic.soften_data_actions:
-                log_prob = data_log_prob(self._choices(policy), tr.shown)
-            else:
-                log_prob = data_log_prob(policy, tr.action)
-            weight = self._filter(advantage, tr.imitable)
-            terms["clone"] = losses.cloning_loss(log_prob, weight, tr.imitable, n.get("clone"))
-            if detailed:
-                metrics |= actor_metrics(tr, policy, log_prob, weight)
-
-        weights = {"critic": c.critic_weight, "climb": c.online_weight, "clone": c.offline_weight}
-        loss = sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
-        metrics |= {f"loss/{name}": term.detach() for name, term in terms.items()}
+            loss = loss + weights[name] * term
+            metrics[f"loss/{name}"] = term.detach()
+        if detailed:
+            metrics |= self._metrics(seen)
         return loss, metrics | {"loss/total": loss.detach()}
+
+    def terms(self, seen: LossInputs) -> dict[str, Tensor]:
+        """The named terms of the loss, a scalar each; `weights` says how much each counts.
+
+        Here, and in the losses that CustomConfig names, is all that learns. A subclass that
+        calls this can leave out terms, replace them, or add its own.
+        """
+        c, tr, n = self.config.losses, seen.transitions, seen.counts
+        terms: dict[str, Tensor] = {}
+        if self.critic is not None:
+            assert seen.answers is not None and seen.q is not None
+            assert seen.target is not None and seen.value is not None
+            if self.critic.bins is None:
+                prediction = self.normalized(seen.q)
+                target = self.value_norm.normalize(seen.target)
+                terms["critic"] = losses.critic_loss(
+                    prediction, target, tr.learnable, n.get("critic")
+                )
+            else:
+                label = self.critic.bins.label(seen.target)
+                terms["critic"] = losses.classification_loss(
+                    seen.answers, label, tr.learnable, n.get("critic")
+                )
+            if c.online_weight > 0:
+                terms["climb"] = losses.climbing_loss(seen.value, tr.climbable, n.get("climb"))
+        if seen.log_prob is not None:
+            terms["clone"] = losses.cloning_loss(
+                seen.log_prob, seen.weight, tr.imitable, n.get("clone")
+            )
+        for name, loss in self._own_losses.items():
+            terms[name] = loss(self, seen)
+        return terms
+
+    def weights(self) -> dict[str, float]:
+        """By the name of a term, how much it counts. Terms that are not there may be here."""
+        c, own = self.config.losses, self.config.custom
+        built_in = {"critic": c.critic_weight, "climb": c.online_weight, "clone": c.offline_weight}
+        return built_in | dict(zip(own.losses, own.loss_weights or repeat(1.0), strict=False))
+
+    def _look(self, batch: Batch, counts: dict[str, float] | None) -> LossInputs:
+        """What the terms of this batch are made of; statistics take it in."""
+        tr = self._encode(batch)
+        climber, policy = self._policies(tr)
+        seen = LossInputs(tr, _as_tensors(counts, tr.exists.device), policy, climber)
+        if self.critic is not None:
+            seen.target = self._target(batch, tr)
+            if self.training:
+                self.value_norm.update(seen.target, tr.learnable)
+            seen.answers, v = self._values(tr, climber)
+            seen.value = self.normalized(v)
+            seen.q = self.critic.scalar(seen.answers)
+            seen.advantage = self._advantage(seen.q.detach(), v.detach())
+        if self.config.losses.offline_weight > 0:
+            if self.sampled and self.config.critic.soften_data_actions:
+                seen.log_prob = data_log_prob(self._choices(policy), tr.shown)
+            else:
+                seen.log_prob = data_log_prob(policy, tr.action)
+            seen.weight = self._filter(seen.advantage, tr.imitable)
+        return seen
+
+    @torch.no_grad()
+    def _metrics(self, seen: LossInputs) -> dict[str, Tensor]:
+        tr = seen.transitions
+        found: dict[str, Tensor] = {}
+        if self.critic is not None:
+            assert seen.q is not None and seen.target is not None and seen.advantage is not None
+            q, scale = self._returns(seen.q), self.config.losses.reward_multiplier
+            found |= critic_metrics(tr, q, seen.target, seen.advantage, self.value_norm, scale)
+        if seen.log_prob is not None:
+            found |= actor_metrics(tr, seen.policy, seen.log_prob, seen.weight)
+        return found
 
     @torch.no_grad()
     def observe(self, parts: Sequence[Batch]) -> None:
@@ -180,52 +219,9 @@ class Agent(Networks):
     @staticmethod
     def loss_counts(batch: Batch) -> dict[str, Tensor]:
         """How many transitions each loss of this batch is a mean of; sums of these are `counts`."""
-        exists, imitable, learnable = loss_masks(batch)
-        return {"climb": exists.sum(), "clone": imitable.sum(), "critic": learnable.sum()}
-
-    def _rows(self, batch: Batch, packing: Packing | None = None) -> Tensor:
-        return self.policy.rows(
-            batch.obs,
-            batch.prev_action,
-            batch.prev_reward,
-            batch.time_idx,
-            valid=batch.row_mask,
-            previous_known=batch.previous_known,
-            packing=packing,
-        )
-
-    def _states(self, batch: Batch) -> tuple[Tensor, Packing | None]:
-        """[B, L, D], or [1, M, D] of the rows that exist, by a packing."""
-        packing = self.policy.packing(batch.mask)
-        return self.policy.states(self._rows(batch, packing), batch.time_idx, packing), packing
-
-    def _privileged(self, batch: Batch) -> Tensor:
-        return self.privileged(batch.obs, batch.row_mask)  # [B, L, P]
-
-    def _encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
-        """`padded`: with the transitions that do not exist, everywhere."""
-        place = None if padded else places(batch.mask)
-        state, packing = self._states(batch)
-        if packing is not None and place is None:
-            state, packing = packing.windows(state), None
-
-        def rows(x: Tensor) -> Tensor:
-            return x if packing is None else packing.rows(x)
-
-        legal = self.policy.legal(batch.obs)
-        if legal is not None:  # where nothing was recorded, nothing is forbidden
-            legal = rows(legal | ~batch.row_mask.unsqueeze(-1))
-        seen = state
-        if self.critic is not None and self.privileged.width:
-            seen = torch.cat((state, rows(self._privileged(batch))), dim=-1)
-        noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
-        drawn = self._noise.split(at(place, noise.flatten(0, 1)).to(self.gammas.dtype))
-        config, spaces = self.config, self.spaces
-        return make_transitions(batch, config, spaces, state, seen, legal, drawn, packing, place)
-
-    def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
-        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout)."""
-        return self._noise.draw(n_windows, n_transitions, self.gammas.device)
+        masks = loss_masks(batch)
+        counted = {"climb": masks.climbable, "clone": masks.imitable, "critic": masks.learnable}
+        return {name: mask.sum() for name, mask in counted.items()}
 
     @torch.no_grad()
     def _target(self, batch: Batch, tr: Transitions) -> Tensor:
@@ -257,7 +253,7 @@ class Agent(Networks):
         if c.offline_weight == 0:
             policy = actor(tr.state_t.detach(), tr.legal_t)
             return policy, policy
-        if isinstance(actor, Actor) and not torch.compiler.is_compiling():
+        if can_ask_once(actor):
             return ask_once(actor, tr.state_t, tr.legal_t)
         return actor(tr.state_t.detach(), tr.legal_t), actor(tr.state_t, tr.legal_t)
 
@@ -299,8 +295,9 @@ class Agent(Networks):
         assert self.critic is not None
         return self.value_norm.value(x) if self.critic.bins is None else x
 
-    def _normalized(self, x: Tensor) -> Tensor:
-        """What critics say in one number -> deviations from the mean return."""
+    def normalized(self, x: Tensor) -> Tensor:
+        """What critics say in one number, such as LossInputs.q -> deviations from the mean return,
+        as `value_norm.normalize` makes them of a return."""
         assert self.critic is not None
         if self.critic.bins is None:
             return self.value_norm.normalized_value(x)
@@ -322,8 +319,8 @@ class Agent(Networks):
             advantage = losses.normalized_advantage(
                 advantage, *self.advantage_moments(advantage, mask)
             )
-        if name := self.config.custom.filter:
-            return registered("filter", name)(advantage)  # type: ignore[no-any-return]
+        if self._own_filter is not None:
+            return self._own_filter(advantage)  # type: ignore[no-any-return]
         return losses.advantage_weight(advantage, c)
 
     # ------------------------------------------------------------------------------ looking, acting
@@ -360,7 +357,7 @@ class Agent(Networks):
         weight = torch.ones_like(advantage) if weight is None else weight
         fields = (*over_critics(q), *over_critics(v), advantage, weight)
         q, q_std, v, v_std, advantage, weight = (tr.windows(x) for x in fields)
-        mask = tr.windows(tr.imitable)
+        mask = tr.windows(tr.known)
         return Values(q, v, advantage, weight, q_std, v_std, mask)
 
 
@@ -377,9 +374,13 @@ class MultiTaskAgent(Agent):
 
 
 def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
-    """The agent that `config.algorithm`, or `config.custom.agent`, names."""
+    """The agent that `config.algorithm`, or `config.custom.agent`, names.
+
+    Raises:
+        UnregisteredError: a part of your own has not been registered.
+    """
     if config.custom.agent:
-        return registered("agent", config.custom.agent)(config, spaces)  # type: ignore[no-any-return]
+        return own_part(config.custom, "agent", config.custom.agent)(config, spaces)  # type: ignore[no-any-return]
     return (MultiTaskAgent if config.algorithm == "multitask" else Agent)(config, spaces)
 
 

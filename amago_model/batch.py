@@ -62,6 +62,11 @@ class Batch:
     noise: Tensor | None = None
     """What the update draws, from `Agent.draw_noise`: [B, T, width]; None lets it draw by itself.
     Parts of a batch that carry the whole's noise make the same update as the whole."""
+    actor_mask: Tensor | None = None
+    """[B, T] bool: the actor may learn from transition t, by imitating and by climbing; None: from
+    all. What the actor may not learn from, critics may, and later steps' returns and memory see."""
+    critic_mask: Tensor | None = None
+    """[B, T] bool: the same for critics and the statistics of returns."""
 
     @property
     def action(self) -> Tensor:
@@ -126,9 +131,11 @@ class Batch:
             "time_idx": (b, t + 1),
             **dict.fromkeys(_TRANSITION_FIELDS, (b, t)),
         }
+        masks = [name for name in LOSS_MASKS if getattr(self, name) is not None]
+        expected |= dict.fromkeys(masks, (b, t))
         for name, shape in expected.items():
             _check_shape(f"Batch.{name}", getattr(self, name), shape)
-        for name in _TRANSITION_FIELDS:
+        for name in (*_TRANSITION_FIELDS, *masks):
             if getattr(self, name).dtype != torch.bool:
                 raise BatchError(f"Batch.{name}: expected bool, got {getattr(self, name).dtype}")
         for key, space in spaces.observations.items():
@@ -142,6 +149,7 @@ class Batch:
             _check_shape(f"Batch.obs[{key!r}]", self.obs[key], (b, t + 1, *space.shape))
 
 
+LOSS_MASKS = ("actor_mask", "critic_mask")
 _TRANSITION_FIELDS = ("terminated", "truncated", "next_obs_valid", "mask", "action_known")
 _TENSOR_FIELDS = tuple(f.name for f in dataclasses.fields(Batch) if f.name != "obs")
 
@@ -231,14 +239,19 @@ def previous_features(
     prev_reward: Tensor,
     time_idx: Tensor,
     known: Tensor | None = None,
+    show_reset: bool = False,
 ) -> Tensor:
     """The previous step as the agent sees it: [B, L, 1 + A] float32, [reward | encoded action].
 
     All zeros where time_idx is 0 (an episode has no step before its first observation), whatever
     the other inputs hold there. Where `known` ([B, L] bool) is False the action part is zeros.
+    With `show_reset` [B, L, 2 + A]: the last number is 1 where time_idx is 0, else 0.
     """
     exists = time_idx > 0
     reward = torch.where(exists, prev_reward.to(torch.float32), 0.0)
     shown = exists if known is None else exists & known
     action = torch.where(shown.unsqueeze(-1), encode_action(spaces.action, prev_action), 0.0)
-    return torch.cat((reward.unsqueeze(-1), action), dim=-1)
+    parts = (reward.unsqueeze(-1), action)
+    if show_reset:
+        parts = (*parts, (~exists).to(torch.float32).unsqueeze(-1))
+    return torch.cat(parts, dim=-1)

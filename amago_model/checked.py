@@ -9,11 +9,13 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from typing import Any, Literal, Self, TypeVar, Union
+from typing import Any, Literal, NamedTuple, Self, TypeVar, Union
 
-from amago_model.errors import ConfigError
+from amago_model.errors import ConfigError, UnusedError
 
 T = TypeVar("T")
 
@@ -122,12 +124,21 @@ class Checked:
         for name in names:
             self.require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
 
-    def settings(self) -> list[str]:
+    def setting_names(self) -> list[str]:
         """The names of all settings."""
         return [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
 
 
-def unused(why: str, *parts: tuple[Checked, Iterable[str]], instead: str = "") -> list[str]:
+class Unused(NamedTuple):
+    """Settings that nothing would read, though they are not at their defaults."""
+
+    settings: tuple[str, ...]
+    """Their names, with that of their class: "LossConfig.n_step"."""
+    sentence: str
+    """What to say of them."""
+
+
+def unused(why: str, *parts: tuple[Checked, Iterable[str]], instead: str = "") -> list[Unused]:
     """What to say of settings that are not at their defaults, though nothing would read them.
 
     Args:
@@ -136,12 +147,12 @@ def unused(why: str, *parts: tuple[Checked, Iterable[str]], instead: str = "") -
         instead: what else could be done, as in "set x=1 or ".
 
     Returns:
-        One sentence for all of them, for `refuse`; none if all are at their defaults.
+        One for all of them, for `refuse`; none if all are at their defaults.
     """
     defaults: dict[str, str] = {}
     for config, names in parts:
         for name in names:
-            default = _default(type(config), name)
+            default = setting_default(type(config), name)
             if getattr(config, name) != default:
                 nested = dataclasses.is_dataclass(default)
                 shown = f"{name} as it comes" if nested else f"{name}={default!r}"
@@ -149,12 +160,13 @@ def unused(why: str, *parts: tuple[Checked, Iterable[str]], instead: str = "") -
     if not defaults:
         return []
     kept = ", ".join(defaults.values())
-    return [f"{', '.join(defaults)}: set, but {why}; {instead}leave the default: {kept}"]
+    sentence = f"{', '.join(defaults)}: set, but {why}; {instead}leave the default: {kept}"
+    return [Unused(tuple(defaults), sentence)]
 
 
 def of_other_choices(
     config: Checked, setting: str, choices: Mapping[str, Iterable[str]]
-) -> list[str]:
+) -> list[Unused]:
     """`unused` for what belongs to other choices of a setting than the one that was made."""
     chosen = getattr(config, setting)
     return [
@@ -169,13 +181,43 @@ def of_other_choices(
     ]
 
 
-def refuse(sentences: list[str]) -> None:
-    """Raise `ConfigError` with all that `unused` had to say, if anything."""
-    if sentences:
-        raise ConfigError("; also ".join(sentences))
+def either_or(config: Checked, one: str, other: str, why: str) -> list[Unused]:
+    """What to say of two settings of which one alone may differ from its default, if both do."""
+    names = (one, other)
+    if any(getattr(config, name) == setting_default(type(config), name) for name in names):
+        return []
+    cls = type(config).__name__
+    first, second = (f"{name}={getattr(config, name)!r}" for name in names)
+    sentence = f"{cls}.{one}: {first} beside {second}, but {why}; leave one of them at its default"
+    return [Unused(tuple(f"{cls}.{name}" for name in names), sentence)]
 
 
-def _default(cls: type, name: str) -> Any:
+_unfinished: ContextVar[bool] = ContextVar("unfinished", default=False)
+
+
+@contextmanager
+def unfinished() -> Iterator[None]:
+    """Inside, settings that nothing would read are let through: for a config still being put
+    together from several sources, or one that a file brings and nobody can change.
+
+    Made anew outside, it is checked.
+    """
+    token = _unfinished.set(True)
+    try:
+        yield
+    finally:
+        _unfinished.reset(token)
+
+
+def refuse(found: list[Unused]) -> None:
+    """Raise `UnusedError` with all that was found of settings that nothing would read, if any."""
+    if found and not _unfinished.get():
+        names = tuple(name for one in found for name in one.settings)
+        raise UnusedError("; also ".join(one.sentence for one in found), names)
+
+
+def setting_default(cls: type, name: str) -> Any:
+    """What a setting of this config class is, unless told."""
     (found,) = (f for f in dataclasses.fields(cls) if f.name == name)
     factory = found.default_factory
     return found.default if factory is dataclasses.MISSING else factory()

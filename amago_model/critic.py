@@ -4,9 +4,10 @@ Every weight is [C, d_in, d_out]. A table (scalar values of discrete actions): t
 state, the output one value for each discount and action. Otherwise: the input is [state | discount
 feature | action], the output one value, or the logits of one over bins. There the first layer,
 which is linear, is split: the part of the state, by far the widest, is computed once per row
-(`state_part`) and shared by every action and discount asked about. What follows has a row for each
-critic, action sample, state and discount; a CPU does it block by block, each of them small enough
-to stay in the cache from the first layer to the last.
+(`state_part`) and shared by every action and discount asked about (but where a narrow state is
+asked about one action for one discount: then one product is less work than two). What follows has a
+row for each critic, action sample, state and discount; a CPU does it block by block, each of them
+small enough to stay in the cache from the first layer to the last.
 
 Letters: C critics, N rows, K action samples, G discounts, A action width, D state, H hidden width.
 A state is [the agent's | what only critics may see]; the agent puts the two together.
@@ -37,6 +38,9 @@ def gamma_feature(gamma: float) -> float:
     """How a continuous critic is told its discount: ln(1 + 1 / (1 - gamma))."""
     return math.log1p(1.0 / min(max(1.0 - gamma, 1e-6), 1.0))
 
+
+NARROW = 128
+"""States up to so wide are multiplied anew where each is asked about once."""
 
 BLOCK = 1 << 18
 """Numbers of one layer's output that each thread works on at once: 1 MiB in float32."""
@@ -133,7 +137,7 @@ class CriticEnsemble(nn.Module):
         """As `values`, but before that is one number: [C, K, N, G, 1 or bins]."""
         layers, told = self._layers(frozen), self._told(action)
         weight, bias = layers[0]
-        if told.shape[0] * told.shape[2] == 1:
+        if told.shape[0] * told.shape[2] == 1 and self.d_state <= NARROW:
             first = torch.cat((weight, bias), dim=1)
             return self._answers(first, layers, state_part.state.unsqueeze(0), told)
         return self._answers(self._first_of_told(layers), layers, state_part.part, told)
@@ -195,9 +199,10 @@ class CriticEnsemble(nn.Module):
         """Of the activation, if these layers are constants that `constant_answers` can serve."""
         climbed = torch.is_grad_enabled() and told.requires_grad and not layers[0][0].requires_grad
         dropout = self.training and self.config.dropout > 0
-        return (
-            leaky_slope(self.activation) if climbed and on_plain_cpu(told) and not dropout else None
-        )
+        # A critic of somebody's own may do anything between its layers.
+        if type(self) is not CriticEnsemble or not climbed or dropout or not on_plain_cpu(told):
+            return None
+        return leaky_slope(self.activation)
 
 
 def policy_value(

@@ -54,14 +54,13 @@ class StatePart:
 
 
 def first_layer(told: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Before its activation, [C, 1, N, H] or [C, K, N, G, H]: whichever is no view, since that will
-    write into it.
+    """Before its activation, [C, N, H] or [C, K, N, G, H]: no view where a gradient passes, since
+    the activation will write into it.
 
     Args:
         told: [K, N, G, W]
         weight: [C, W, H], or [C, D + W, H] to make it of states, too.
-        state: [C, N, H], what the layer made of the states; or they themselves, [1, N, D], where
-            each is asked about once: then one product is less work than two.
+        state: [C, N, H], what the layer made of the states; or they themselves, [1, N, D].
     """
     k, n, g, width = told.shape
     c, d_in, _ = weight.shape

@@ -58,10 +58,10 @@ def make_activation(name: Activation) -> nn.Module:
 
 
 def leaky_slope(activation: nn.Module) -> float | None:
-    """Below zero, of an activation that is a leaky ReLU or a ReLU; None of another."""
-    if isinstance(activation, nn.LeakyReLU):
+    """Below zero, of a leaky ReLU or ReLU of torch's own; None of any other activation."""
+    if type(activation) is nn.LeakyReLU:
         return activation.negative_slope
-    return 0.0 if isinstance(activation, nn.ReLU) else None
+    return 0.0 if type(activation) is nn.ReLU else None
 
 
 class UnitBall(nn.Module):
@@ -123,7 +123,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 2 or not on_plain_cpu(x):
+        if x.ndim != 2 or self.bias is None or not on_plain_cpu(x):
             return super().forward(x)
         return torch.mm(x, self.weight.t()).add_(self.bias)
 

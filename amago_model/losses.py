@@ -67,9 +67,9 @@ def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
     return (advantage > threshold).to(advantage.dtype)
 
 
-def exp_filter(advantage: Tensor, beta: float, largest: float) -> Tensor:
-    """exp(beta x advantage), at most `largest` (CRR-exp, AWAC)."""
-    return torch.exp(beta * advantage).clamp(max=largest)
+def exp_filter(advantage: Tensor, beta: float, largest: float, *, smallest: float = 0.0) -> Tensor:
+    """exp(beta x advantage), within `smallest` … `largest` (CRR-exp, AWAC)."""
+    return torch.exp(beta * advantage).clamp(smallest, largest)
 
 
 def leaky_relu_filter(
@@ -97,7 +97,7 @@ def advantage_weight(advantage: Tensor, config: LossConfig) -> Tensor:
         return binary_filter(advantage, config.filter_threshold)
     if config.filter == "leaky_relu":
         return leaky_relu_filter(advantage, **dataclasses.asdict(config.leaky_filter))
-    return exp_filter(advantage, config.filter_beta, config.filter_max)
+    return exp_filter(advantage, config.filter_beta, config.filter_max, smallest=config.filter_min)
 
 
 def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

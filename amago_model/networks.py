@@ -1,23 +1,31 @@
-"""The networks of an agent and their slow copies: what acts, what judges, and their statistics."""
+"""The networks of an agent and their slow copies: what acts, what judges, and their statistics.
+
+Also how a batch becomes the transitions that they are asked about. Letters: B windows, T
+transitions, L = T + 1 rows, D state width, P width of what only critics see.
+"""
 
 from __future__ import annotations
 
 import copy
-from functools import cached_property
-from typing import ClassVar, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from amago_model.acting import ActingPolicy
+from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
 from amago_model.critic import CriticEnsemble
 from amago_model.errors import ConfigError
 from amago_model.moments import BatchMoments
 from amago_model.noise import Noise
+from amago_model.packing import Packing
 from amago_model.privileged import PrivilegedFeatures
-from amago_model.registry import registered
+from amago_model.registry import own_part
 from amago_model.trajectory_encoders import Hidden
+from amago_model.transitions import Transitions, at, make_transitions, places
+from amago_model.unused import refuse_unused
 from amago_model.value_norm import PopArt
 
 M = TypeVar("M", bound=nn.Module)
@@ -36,10 +44,16 @@ class Networks(nn.Module):
                 f"AgentConfig.algorithm: {config.algorithm!r} is not {type(self).__name__}; build "
                 "agents with make_agent(config, spaces)"
             )
+        refuse_unused(config, spaces)
         self.config, self.spaces = config, spaces
         self.gammas: Tensor
         self.register_buffer("gammas", torch.tensor(config.losses.gammas))
         self.policy = ActingPolicy(config, spaces)
+        own = config.custom
+        self._own_filter: Callable[..., Any] | None = (
+            own_part(own, "filter", own.filter) if own.filter else None
+        )
+        self._own_losses = {name: own_part(own, "loss", name) for name in own.losses}
         self._noise = Noise.of(
             config,
             width=0 if self._exact else int(self.policy.actor.noise_width),
@@ -50,8 +64,7 @@ class Networks(nn.Module):
             return
         n_gammas = len(config.losses.gammas)
         self.privileged = PrivilegedFeatures(config.timestep_encoder, spaces)
-        name = config.custom.critic
-        make_critic = registered("critic", name) if name else CriticEnsemble
+        make_critic = own_part(own, "critic", own.critic) if own.critic else CriticEnsemble
         self.critic = make_critic(
             config.critic,
             spaces.action,
@@ -85,18 +98,56 @@ class Networks(nn.Module):
         (before it, if `LossConfig.targets_before_step`)."""
         if self.critic is None:
             return
-        torch._foreach_lerp_(*self._copies, self.config.losses.tau)
-
-    @cached_property
-    def _copies(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The weights of the slow copies, and those that they follow."""
-        assert self.critic is not None
         slow: list[Tensor] = list(self.target_critic.parameters())
         learned: list[Tensor] = list(self.critic.parameters())
         if self.config.losses.use_target_actor:
             slow += self.target_actor.parameters()
             learned += self.policy.actor.parameters()
-        return slow, learned
+        torch._foreach_lerp_(slow, learned, self.config.losses.tau)
+
+    def _rows(self, batch: Batch, packing: Packing | None = None) -> Tensor:
+        return self.policy.rows(
+            batch.obs,
+            batch.prev_action,
+            batch.prev_reward,
+            batch.time_idx,
+            valid=batch.row_mask,
+            previous_known=batch.previous_known,
+            packing=packing,
+        )
+
+    def _states(self, batch: Batch) -> tuple[Tensor, Packing | None]:
+        """[B, L, D], or [1, M, D] of the rows that exist, by a packing."""
+        packing = self.policy.packing(batch.mask)
+        return self.policy.states(self._rows(batch, packing), batch.time_idx, packing), packing
+
+    def _privileged(self, batch: Batch) -> Tensor:
+        return self.privileged(batch.obs, batch.row_mask)  # [B, L, P]
+
+    def _encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
+        """`padded`: with the transitions that do not exist, everywhere."""
+        place = None if padded else places(batch.mask)
+        state, packing = self._states(batch)
+        if packing is not None and place is None:
+            state, packing = packing.windows(state), None
+
+        def rows(x: Tensor) -> Tensor:
+            return x if packing is None else packing.rows(x)
+
+        legal = self.policy.legal(batch.obs)
+        if legal is not None:  # where nothing was recorded, nothing is forbidden
+            legal = rows(legal | ~batch.row_mask.unsqueeze(-1))
+        seen = state
+        if self.critic is not None and self.privileged.width:
+            seen = torch.cat((state, rows(self._privileged(batch))), dim=-1)
+        noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
+        drawn = self._noise.split(at(place, noise.flatten(0, 1)).to(self.gammas.dtype))
+        config, spaces = self.config, self.spaces
+        return make_transitions(batch, config, spaces, state, seen, legal, drawn, packing, place)
+
+    def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
+        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout)."""
+        return self._noise.draw(n_windows, n_transitions, self.gammas.device)
 
     def act(
         self,

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from amago_model.actor import Actor
 from amago_model.distributions import Distribution
+
+
+def can_ask_once(actor: nn.Module) -> bool:
+    """Whether `ask_once` serves this actor here: not under torch.compile, nor where nothing learns,
+    nor an actor of somebody's own, whose policies may hold what no weight has a part in."""
+    learns = any(p.requires_grad for p in actor.parameters())
+    return type(actor) is Actor and learns and not torch.compiler.is_compiling()
 
 
 def ask_once(
@@ -24,7 +32,7 @@ def ask_once(
     """actor(state [N, D], legal [N, A]), twice the same: its gradient reaches the actor's weights
     from both, and the state from the second alone.
 
-    Where dropout is drawn, it is drawn once. Not for torch.compile, nor for gradients of gradients.
+    Where dropout is drawn, it is drawn once. See `can_ask_once`; no gradients of gradients.
     """
     weights = [p for p in actor.parameters() if p.requires_grad]
     made: list[Distribution] = []
@@ -60,16 +68,17 @@ class _OnePass(torch.autograd.Function):
         of_state = None
         if ctx.needs_input_grad[1]:
             (of_state,) = torch.autograd.grad(ctx.parts, ctx.state, second, **options)
-        ctx.parts = None  # and with it the graph, which is not walked again
         return None, of_state, *of_weights
 
 
+def _names(policy: Distribution) -> list[str]:
+    names = [field.name for field in dataclasses.fields(policy)]
+    return [name for name in names if isinstance(getattr(policy, name), Tensor)]
+
+
 def _tensors(policy: Distribution) -> list[Tensor]:
-    values = [getattr(policy, field.name) for field in dataclasses.fields(policy)]
-    return [value for value in values if isinstance(value, Tensor)]
+    return [getattr(policy, name) for name in _names(policy)]
 
 
 def _replaced(policy: Distribution, tensors: tuple[Tensor, ...]) -> Distribution:
-    names = [f.name for f in dataclasses.fields(policy)]
-    names = [name for name in names if isinstance(getattr(policy, name), Tensor)]
-    return dataclasses.replace(policy, **dict(zip(names, tensors, strict=True)))
+    return dataclasses.replace(policy, **dict(zip(_names(policy), tensors, strict=True)))

@@ -1,4 +1,4 @@
-"""Clipping, stepping and averaging of weights with no more than the arithmetic.
+"""Clipping gradients and stepping weights with no more than the arithmetic.
 
 torch's own functions sort parameters by device and type, look for options and write profiles: on a
 CPU that costs a small agent more time than the arithmetic. The numbers are the same.

@@ -81,7 +81,7 @@ class Packing:
 def pack(mask: Tensor) -> Packing | None:
     """The rows of windows whose transitions exist where mask [B, T] is True.
 
-    None where none is missing, or there is none. On a GPU this makes the processor wait, once.
+    None where none is missing, or there is none. On a GPU this makes the processor wait, twice.
     """
     t = mask.shape[1]
     row = torch.arange(t + 1, device=mask.device)

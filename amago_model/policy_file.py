@@ -23,6 +23,7 @@ from safetensors import torch as safetensors
 import amago_model
 from amago_model.acting import ActingPolicy
 from amago_model.agent import Agent
+from amago_model.checked import unfinished
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
@@ -90,7 +91,9 @@ def load_policy(
         )
     try:
         about = json.loads(metadata[_POLICY_KEY])
-        config, spaces = AgentConfig.from_dict(about["config"]), Spaces.from_dict(about["spaces"])
+        with unfinished():  # what learning would not have read is no matter to who acts
+            config = AgentConfig.from_dict(about["config"])
+        spaces = Spaces.from_dict(about["spaces"])
         tensors = safetensors.load(data)
         with torch.device("meta"):  # no memory, no random draws
             policy = ActingPolicy(config, spaces)

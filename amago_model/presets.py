@@ -1,4 +1,7 @@
-"""Configs that change many settings at once. Every one of these settings can be set by itself."""
+"""Configs that change many settings at once. Every one of these settings can be set by itself.
+
+They are for discrete actions; `fitting(config, spaces)` drops what others have no use for.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,12 @@ DEVIATIONS: dict[str, str] = {
     "losses.targets_before_step": "the slow copies move before the optimiser's step; here after it",
     "losses.filter_advantage": "exp and leaky_relu filters see the critics' raw outputs, so their "
     "temperature drifts with PopArt; here deviations of the return",
+    "losses.filter_min": "exp filter: no weight below 1e-7; here there is no such bound",
     "losses.filter_max": "exp filter: weights have no upper bound; here 20",
 }
 """Where the default differs from AMAGO v3.3.0, by the setting that `published_v3` switches back.
 
-Not offered, for they are no method: gradients of frozen copies in the clip norm, a mean over
-accumulated micro-batches that keeps only the last one, multi-binary log-probabilities averaged over
-switches, discrete actions less likely than prob_low that no data can make likelier, running
-variances as E[x^2] - E[x]^2, and NaN statistics from a batch of padding.
+Not all that differs can be switched back: docs/parity.md lists the rest, each with its reason.
 """
 
 
@@ -35,7 +36,7 @@ def published_v3(config: AgentConfig | None = None) -> AgentConfig:
     if not losses.fake_filter and losses.offline_weight > 0:
         losses = replace(losses, filter_advantage="raw")
     if losses.filter == "exp":
-        losses = replace(losses, filter_max=1e30)
+        losses = replace(losses, filter_min=1e-7, filter_max=1e30)
     critic = replace(config.critic, subset_replacement=True, soften_data_actions=True)
     return replace(config, critic=critic, losses=losses)
 

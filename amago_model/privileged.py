@@ -27,7 +27,9 @@ class PrivilegedFeatures(nn.Module):
         self.spaces = {key: spaces.observations[key] for key in vectors}
         plain = sum(space.features for space in self.spaces.values())
         if plain:
-            self.norm = InputNorm(plain)
+            self.norm = InputNorm(
+                plain, beta=config.input_norm_beta, init_nu=config.input_norm_init_nu
+            )
         self.embedders = nn.ModuleList()
         for key, kind in kinds.items():
             space = spaces.observations[key]

@@ -1,4 +1,4 @@
-"""Your own encoders, heads, filters and agents, by name: registered by a module of yours.
+"""Your own encoders, heads, filters, losses and agents, by name: registered by a module of yours.
 
     from amago_model.registry import register
 
@@ -15,27 +15,55 @@ What each kind is called with, and what it must offer, is that of the class it r
     actor               f(config: ActorConfig, action, *, d_state, n_gammas)          Actor
     critic              f(config: CriticConfig, action, gammas, *, d_state, sampled)  CriticEnsemble
     filter              f(advantage) -> weight
+    loss                f(agent: Agent, seen: LossInputs) -> scalar
     agent               f(config: AgentConfig, spaces)              a subclass of Agent
 
-The name is saved in the policy file, the code is not: whoever loads it needs the same --plugin.
+Of the settings of the built-in part that it replaces, encoder, actor or critic, yours says with
+`reads` which ones it reads: the others must stay at their defaults. A subclass of Actor,
+CriticEnsemble or TimestepEncoder reads all of them.
+
+Parameters that can only be given by keyword and have a number, a string or a bool as default are
+settings of yours:
+
+    @register("filter", "soft")
+    def soft(advantage, *, temperature: float = 1.0):
+        return (advantage / temperature).sigmoid()
+
+    … --agent.custom.filter soft --agent.custom.settings filter.temperature=2.0
+
+Name and settings are saved in the policy file, the code is not: whoever loads it needs the same
+--plugin.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
+from amago_model.config import CustomConfig
 from amago_model.errors import ConfigError, UnregisteredError
 
-Kind = Literal["timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "agent"]
+Kind = Literal[
+    "timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "loss", "agent"
+]
 F = TypeVar("F", bound=Callable[..., Any])
+_SETTING = {"loss": "losses"}  # where it does not bear the name of the kind
+_FROM_THE_AGENT = {"d_state", "n_gammas", "sampled"}  # keywords that are no settings
 
 _registered: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in get_args(Kind)}
+_reads: dict[tuple[str, str], Collection[str] | Literal["all"]] = {}
 
 
-def register(kind: Kind, name: str) -> Callable[[F], F]:
-    """A decorator. Raises `ConfigError` for an unknown kind, or a name that is taken."""
+def register(
+    kind: Kind, name: str, *, reads: Collection[str] | Literal["all"] = ()
+) -> Callable[[F], F]:
+    """A decorator. `reads` are settings of the built-in part, such as ("d_output",).
+
+    Raises `ConfigError` for an unknown kind, or a name that is taken.
+    """
     if kind not in _registered:
         raise ConfigError(f"register: unknown kind {kind!r}; kinds are {', '.join(_registered)}")
     if not name:
@@ -49,6 +77,7 @@ def register(kind: Kind, name: str) -> Callable[[F], F]:
                 f"{made.__module__}.{made.__qualname__} needs another name"
             )
         _registered[kind][name] = made
+        _reads[kind, name] = reads
         return made
 
     return decorate
@@ -61,7 +90,58 @@ def registered(kind: Kind, name: str) -> Callable[..., Any]:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         hint = f"the nearest of those is {near[0]!r}" if near else "none of that kind is registered"
         raise UnregisteredError(
-            f"CustomConfig.{kind}: {name!r} is not registered ({hint}); import the module that "
-            "registers it, with --plugin MODULE on a command line"
+            f"CustomConfig.{_SETTING.get(kind, kind)}: {name!r} is not registered ({hint}); import "
+            "the module that registers it, with --plugin MODULE on a command line"
         )
     return known[name]
+
+
+def own_part(custom: CustomConfig, kind: Kind, name: str) -> Callable[..., Any]:
+    """What was registered, with the settings that the config has for it.
+
+    Raises:
+        UnregisteredError: nothing was, by that name.
+        ConfigError: it has no such setting, or one of another type.
+    """
+    made = registered(kind, name)
+    given = custom.settings_of(f"losses.{name}" if kind == "loss" else kind)
+    if not given:
+        return made
+    known, where = _own_settings(made), f"CustomConfig.settings: {kind} {name!r}"
+    for setting in given:
+        if setting not in known:
+            near = difflib.get_close_matches(setting, known, n=1, cutoff=0.0)
+            hint = (
+                f"the nearest of its own is {near[0]!r}"
+                if near
+                else "it has none, for it has no parameters by keyword alone with plain defaults"
+            )
+            raise ConfigError(f"{where} has no setting {setting!r}; {hint}")
+    return partial(made, **{x: _value(text, known[x], where, x) for x, text in given.items()})
+
+
+def _own_settings(made: Callable[..., Any]) -> dict[str, bool | int | float | str]:
+    """By name, the defaults of the parameters that are settings."""
+    return {
+        p.name: p.default
+        for p in inspect.signature(made).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+        and type(p.default) in (bool, int, float, str)
+        and p.name not in _FROM_THE_AGENT
+    }
+
+
+def _value(text: str, default: bool | int | float | str, where: str, name: str) -> Any:
+    """What was written, as a value of the default's type."""
+    made, kind = type(default), type(default).__name__
+    try:
+        return {"true": True, "false": False}[text.lower()] if made is bool else made(text)
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{where} takes {name} as {kind}, like its default {default!r}, got {text!r}"
+        ) from None
+
+
+def settings_read(kind: Kind, name: str) -> Collection[str] | Literal["all"]:
+    """What was said, when it was registered, of the settings that it reads."""
+    return _reads[kind, name]

@@ -1,6 +1,7 @@
 """One row to one vector: observations of any kind and the previous step, through an MLP.
 
-    plain numbers, few categories, previous reward and action ── whiten ──┐
+    first row of an episode? ─────────────────────────────────────────────┐
+    plain numbers, few categories, previous reward and action ── whiten ──┤
     image ── convolutions, linear ────────────────────────────────────────┤
     tokens ── embedding, recurrent, linear, norm ─────────────────────────┼── MLP ── norm ── row
     goals ── two linear, norm ────────────────────────────────────────────┘
@@ -33,6 +34,7 @@ class InputNorm(nn.Module):
 
     def __init__(self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0) -> None:
         super().__init__()
+        self.width = width
         self.moments = RunningMoments((width,), beta=beta, init_nu=init_nu)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
@@ -84,8 +86,12 @@ class TimestepEncoder(nn.Module):
             for key, kind in kinds.items()
             if kind == "goals"
         )
-        plain = sum(self.spaces[key].features for key in self.vector_keys) + 1 + spaces.action.width
-        self.input_norm = InputNorm(plain) if config.normalize_inputs else None
+        observed = sum(self.spaces[key].features for key in self.vector_keys)
+        self.d_previous = 1 + spaces.action.width
+        self.input_norm = _input_norm(
+            config, observed + self.d_previous if config.normalize_previous else observed
+        )
+        plain = observed + self.d_previous + config.show_reset
         width = plain + sum(int(part.d_output) for part in self._embedders())
         self.d_output = _scaled(config, "d_output", "out_norm", width)
         self.mlp = make_mlp(
@@ -116,11 +122,14 @@ class TimestepEncoder(nn.Module):
         return [f"{key}: {found[key]}" for key in sorted(found)]
 
     def plain(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
-        """What is whitened, before it is: [B, L, F] float32, zeros in rows that are not valid."""
-        if self.config.hide_previous:
-            previous = torch.zeros_like(previous)
-        elif self.config.hide_reward:
-            previous = torch.cat((torch.zeros_like(previous[..., :1]), previous[..., 1:]), dim=-1)
+        """All plain numbers, as they come: [B, L, F] float32, zeros in rows that are not valid.
+
+        Observations, previous reward and action, and the reset last: what is whitened stands first.
+        """
+        hidden = self.d_previous if self.config.hide_previous else int(self.config.hide_reward)
+        if hidden:
+            shown = previous[..., hidden:]
+            previous = torch.cat((torch.zeros_like(previous[..., :hidden]), shown), dim=-1)
         parts = []
         for key in self.vector_keys:
             part = observation_features(self.spaces[key], obs[key])
@@ -137,6 +146,7 @@ class TimestepEncoder(nn.Module):
     ) -> Tensor:
         """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
 
+        With `show_reset`, previous has one number more (see `previous_features`).
         Rows that are not valid are read as zeros; None means all are valid, that running statistics
         must not move and that images stay where they are. With a packing only the rows that exist
         are computed: [1, M, d_output].
@@ -149,7 +159,10 @@ class TimestepEncoder(nn.Module):
             shifts = None if shifts is None else packing.rows(shifts)
         x = self.plain(obs, previous, valid)
         if self.input_norm is not None:
-            x = self.input_norm(x, valid)
+            width = self.input_norm.width
+            whitened = self.input_norm(x[..., :width], valid)
+            left = x[..., width:]
+            x = torch.cat((whitened, left), dim=-1) if left.shape[-1] else whitened
         parts = [x]
         for index, image in enumerate(self.images):
             pixels = only_valid(obs[image.key], valid)  # type: ignore[index]
@@ -177,6 +190,19 @@ class TimestepEncoder(nn.Module):
             most=config.augment_shift,
             device=valid.device,
         )
+
+
+def _input_norm(config: TimestepEncoderConfig, width: int) -> InputNorm | None:
+    """What whitens the first `width` plain numbers of a row, if anything does."""
+    if not config.normalize_inputs:
+        return None
+    if not width:
+        raise ConfigError(
+            "TimestepEncoderConfig.normalize_previous: without the previous action and reward "
+            "there is nothing to whiten, for no observation is plain numbers; set "
+            "normalize_inputs=False instead"
+        )
+    return InputNorm(width, beta=config.input_norm_beta, init_nu=config.input_norm_init_nu)
 
 
 def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> int:

@@ -7,6 +7,7 @@ may see, A action width, C critics, G discounts, K action samples, W noise of on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +30,10 @@ class Transitions:
     action: Tensor  # [N, A] encoded; [N] index if discrete
     shown: Tensor  # [N, A]: the action as critics see it
     exists: Tensor  # [N] bool: the transition is not padding
+    known: Tensor  # [N] bool: ... and so does its action
+    climbable: Tensor  # [N] bool: it exists, and the actor may learn from it
     imitable: Tensor  # [N] bool: ... and its action is known
-    learnable: Tensor  # [N] bool: ... and it ends the task or arrives at a known observation
+    learnable: Tensor  # [N] bool: known, with a target, and critics may learn from it
     shape: tuple[int, int]  # B, T
     target_noise: Tensor  # [K_c, N, G, W] standard normal; nothing if discrete
     own_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
@@ -66,10 +69,28 @@ def at(place: Tensor | None, x: Tensor) -> Tensor:
     return x if place is None else x.index_select(0, place)
 
 
-def loss_masks(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, T] each: the transition exists; its action is known; and its target can be computed."""
-    imitable = batch.mask & batch.action_known
-    return batch.mask, imitable, imitable & (batch.terminated | batch.next_obs_valid)
+class LossMasks(NamedTuple):
+    """[B, T] bool each: what the data has, and what each loss is a mean over."""
+
+    known: Tensor
+    """The transition exists, and its action was recorded."""
+    climbable: Tensor
+    """It exists, and the actor may learn from it."""
+    imitable: Tensor
+    """Besides, its action was recorded."""
+    learnable: Tensor
+    """Its action was recorded, it ends the task or arrives at an observation that was, and critics
+    may learn from it."""
+
+
+def loss_masks(batch: Batch) -> LossMasks:
+    known = batch.mask & batch.action_known
+    learnable = known & (batch.terminated | batch.next_obs_valid)
+    if batch.critic_mask is not None:
+        learnable = learnable & batch.critic_mask
+    if batch.actor_mask is None:
+        return LossMasks(known, batch.mask, known, learnable)
+    return LossMasks(known, batch.mask & batch.actor_mask, known & batch.actor_mask, learnable)
 
 
 def make_transitions(
@@ -93,7 +114,13 @@ def make_transitions(
         packing: of these rows.
         place: the transitions wanted, see `places`; None only without a packing.
     """
-    exists, imitable, learnable = (at(place, mask.flatten()) for mask in loss_masks(batch))
+    masks = loss_masks(batch)
+    exists, known, learnable = (
+        at(place, mask.flatten()) for mask in (batch.mask, masks.known, masks.learnable)
+    )
+    climbable, imitable = exists, known
+    if batch.actor_mask is not None:
+        climbable, imitable = (at(place, m.flatten()) for m in (masks.climbable, masks.imitable))
     space, whole = spaces.action, noise["own_noise"].dtype  # under autocast states may be halves
     if space.kind == "discrete":
         action = action_index(space, batch.action).clamp(0, space.n - 1)
@@ -104,7 +131,7 @@ def make_transitions(
             shown = shown / shown.sum(-1, keepdim=True)
     else:
         action = at(place, encode_action(space, batch.action).flatten(0, 1)).to(whole)
-        shown = action = torch.where(imitable.unsqueeze(-1), action, 0.0)
+        shown = action = torch.where(known.unsqueeze(-1), action, 0.0)
     row = place
     if place is not None and packing is not None:
         row = packing.before(place)
@@ -122,6 +149,8 @@ def make_transitions(
         legal_tp1=legal_tp1,
         action=action,
         exists=exists,
+        known=known,
+        climbable=climbable,
         imitable=imitable,
         learnable=learnable,
         shape=(batch.mask.shape[0], batch.mask.shape[1]),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from amago_model import AgentConfig, Spaces
+from amago_model.critic import NARROW
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: i
     if any(len(s.shape) > 1 for s in spaces.observations.values()):
         raise ValueError("only flat observations are counted")
     d = sum(spaces.observations[k].features for k in spaces.keys("policy"))
-    widths = [d + 1 + spaces.action.width, *[t.d_hidden] * t.n_layers, t.d_output]
+    widths = [d + 1 + spaces.action.width + t.show_reset, *[t.d_hidden] * t.n_layers, t.d_output]
     found = [
         _linear("timestep encoder", rows, a, b, passes=3 if i else 2)
         for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
@@ -148,21 +149,44 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
     drawn = q.n_critics_target < e and not q.subset_replacement and plain
     asked = q.n_critics_target if drawn else e
 
-    def upper(part: str, rows: int, critics: int, passes: int, told: int) -> list[Matmul]:
-        first = _linear(part, rows, 2 + a, h, passes=told, batch=critics)
-        rest = [*hidden, (h, out)]
-        return [first, *(_linear(part, rows, i, o, passes=passes, batch=critics) for i, o in rest)]
+    w = 2 + a  # what critics are told beside the state: discount, action, one
 
-    climbs, asked_back = loss.online_weight > 0, 1 if plain else e
-    back = upper("critics that are climbed", k_a * n * g, asked_back, 1, 1) if climbs else []
-    return [
-        _linear("target critics", n, d, h, passes=1, batch=e),
-        *upper("target critics", k_c * n * g, asked, 1, 1),
-        _linear("critics of the data", n, d, h, passes=3, batch=e),
-        *upper("critics of the data", n * g, e, 3, 2),
-        *upper("critics of the policy", k_a * n * g, e, 1, 1),
-        *back,
-    ]
+    def unsplit(k: int) -> bool:
+        return k * g == 1 and d <= NARROW
+
+    def asked_about(part: str, k: int, critics: int, passes: int, first: Matmul) -> list[Matmul]:
+        rest = [*hidden, (h, out)]
+        rows = k * n * g
+        upper = [_linear(part, rows, i, o, passes=passes, batch=critics) for i, o in rest]
+        return [first, *upper]
+
+    def once(part: str, k: int, critics: int) -> list[Matmul]:
+        width = d + w if unsplit(k) else w
+        first = _linear(part, k * n * g, width, h, passes=1, batch=critics)
+        return asked_about(part, k, critics, 1, first)
+
+    found, data = [], "critics of the data"
+    if not unsplit(k_c) or drawn:
+        found.append(_linear("target critics", n, d, h, passes=1, batch=e))
+    if drawn and unsplit(k_c):
+        first = _linear("target critics", n, w, h, passes=1, batch=asked)
+        found += asked_about("target critics", k_c, asked, 1, first)
+    else:
+        found += once("target critics", k_c, asked)
+    if unsplit(1):
+        found += asked_about(data, 1, e, 3, _linear(data, n, d + w, h, passes=3, batch=e))
+        if not unsplit(k_a):
+            found.append(_linear("critics of the policy", n, d, h, passes=1, batch=e))
+    else:
+        found.append(_linear(data, n, d, h, passes=3, batch=e))
+        found += asked_about(data, 1, e, 3, _linear(data, n * g, w, h, passes=2, batch=e))
+    found += once("critics of the policy", k_a, e)
+    if loss.online_weight > 0:
+        climbed, back = "critics that are climbed", 1 if plain else e
+        width = d + w if unsplit(k_a) and not plain else w
+        first = _linear(climbed, k_a * n * g, width, h, passes=1, batch=back)
+        found += asked_about(climbed, k_a, back, 1, first)
+    return found
 
 
 def state_width(c: AgentConfig) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
+from amago_model import ActionSpace, Batch, ObsSpace, Spaces, fitting, make_agent
 from benchmarks.report import RESULTS, ROOT, provenance, write
 from collector.builtin import FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
@@ -122,7 +122,7 @@ def measure(config: TrainConfig, spaces: Spaces, seconds: float, device: str) ->
     torch.set_num_threads(1)
     torch.manual_seed(0)
     accelerator = make_accelerator(replace(config, device="cpu" if device == "cpu" else "auto"))
-    agent = make_agent(config.agent, spaces).to(accelerator.device)
+    agent = make_agent(fitting(config.agent, spaces), spaces).to(accelerator.device)
     learner = Learner(agent, config.optimizer, accelerator, seed=0, updates=config.updates)
     batch = made_up(spaces, config.data.batch, config.data.window).to(accelerator.device)
     on_gpu = accelerator.device.type == "cuda"

@@ -8,6 +8,7 @@ table with what was measured; benchmarks/ablations.py measures it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +30,16 @@ class Ablation:
     """What is missing, or added, in one sentence."""
 
 
-LOSSES, CRITIC = "agent.losses", "agent.critic"
-ROWS, MEMORY = "agent.timestep_encoder", "agent.trajectory_encoder.transformer"
+LOSSES, CRITIC, ACTOR = "agent.losses", "agent.critic", "agent.actor"
+ROWS, MEMORIES = "agent.timestep_encoder", "agent.trajectory_encoder"
+MEMORY = f"{MEMORIES}.transformer"
+NO_TRANSFORMER = {
+    f"{MEMORY}.d_model": 256,
+    f"{MEMORY}.n_heads": 8,
+    f"{MEMORY}.d_ff": 1024,
+    f"{MEMORY}.n_layers": 3,
+}
+"""What the T-Maze's recipe sets of its Transformer, back at defaults: another memory has no use."""
 
 ABLATIONS: dict[str, Ablation] = {
     row.name: row
@@ -132,6 +141,67 @@ ABLATIONS: dict[str, Ablation] = {
             changes={"optimizer.decay": "none"},
             about="The step size stays as it is to the last update.",
         ),
+        Ablation(
+            name="ablation_leaky_filter",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.filter": "leaky_relu"},
+            about="Actions are imitated by a bent line through their advantage.",
+        ),
+        Ablation(
+            name="ablation_normalized_filter",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.filter": "exp", f"{LOSSES}.filter_batch_norm": True},
+            about="The exponential filter, of advantages of mean 0 and deviation 1 in each batch.",
+        ),
+        Ablation(
+            name="ablation_bounded_targets",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.target_low": -815.0, f"{LOSSES}.target_high": 0.0},
+            about="Targets are clipped to what returns of Pendulum can be.",
+        ),
+        Ablation(
+            name="ablation_whole_windows",
+            base="pendulum_stitch",
+            changes={"data.padding": "none"},
+            about="No window hangs over the end of a trajectory.",
+        ),
+        # --- the heads ----------------------------------------------------------------------------
+        Ablation(
+            name="ablation_beta",
+            base="pendulum_stitch",
+            changes={f"{ACTOR}.continuous": "beta"},
+            about="Actions come from Beta distributions.",
+        ),
+        Ablation(
+            name="ablation_mixture",
+            base="pendulum_stitch",
+            changes={f"{ACTOR}.continuous": "gmm", f"{LOSSES}.online_weight": 0.0},
+            about="Actions come from mixtures of Gaussians, which cannot climb.",
+        ),
+        Ablation(
+            name="ablation_residual_actor",
+            base="pendulum_stitch",
+            changes={f"{ACTOR}.kind": "residual", f"{ACTOR}.d_hidden": 256},
+            about="The actor is made of residual blocks.",
+        ),
+        Ablation(
+            name="ablation_free_deviation",
+            base="lunarlander_continuous",
+            changes={f"{ACTOR}.std_low": math.exp(-5), f"{ACTOR}.std_high": math.exp(2)},
+            about="The deviation of actions has the published bounds.",
+        ),
+        Ablation(
+            name="ablation_no_floor",
+            base="tmaze",
+            changes={f"{ACTOR}.prob_low": 0.0, f"{ACTOR}.prob_high": 1.0},
+            about="Probabilities of actions are not clipped.",
+        ),
+        Ablation(
+            name="ablation_sampled_actions",
+            base="tmaze",
+            changes={"agent.algorithm": "multitask"},
+            about="Critics meet the policy's actions as samples.",
+        ),
         # --- the update, on a longer task ---------------------------------------------------------
         Ablation(
             name="ablation_one_step",
@@ -201,6 +271,58 @@ ABLATIONS: dict[str, Ablation] = {
             changes={f"{ROWS}.hide_previous": True},
             about="The memory sees observations alone.",
         ),
+        Ablation(
+            name="ablation_feedforward",
+            base="tmaze",
+            changes={f"{MEMORIES}.kind": "feedforward", **NO_TRANSFORMER},
+            about="A memory-free encoder, of the published width.",
+        ),
+        Ablation(
+            name="ablation_gru",
+            base="tmaze",
+            changes={f"{MEMORIES}.kind": "gru", **NO_TRANSFORMER},
+            about="A recurrent memory, of the published width.",
+        ),
+        Ablation(
+            name="ablation_mamba",
+            base="tmaze",
+            changes={
+                f"{MEMORIES}.kind": "mamba",
+                f"{MEMORIES}.mamba.d_model": 64,
+                **NO_TRANSFORMER,
+            },
+            about="A state-space memory.",
+        ),
+        Ablation(
+            name="ablation_learned_positions",
+            base="tmaze",
+            changes={f"{MEMORY}.position": "learnable", f"{MEMORY}.max_time": 128},
+            about="Positions come from a table.",
+        ),
+        Ablation(
+            name="ablation_short_context",
+            base="tmaze",
+            changes={f"{MEMORY}.context": 8},
+            about="Each row attends to the last 8, which end long before the cue.",
+        ),
+        Ablation(
+            name="ablation_sinks",
+            base="tmaze",
+            changes={f"{MEMORY}.context": 8, f"{MEMORY}.n_sinks": 1},
+            about="The same, but the first row stays visible.",
+        ),
+        Ablation(
+            name="ablation_logit_clip",
+            base="tmaze",
+            changes={f"{MEMORY}.logit_clip": 10.0, f"{MEMORY}.attention": "math"},
+            about="Attention scores are limited.",
+        ),
+        Ablation(
+            name="ablation_qk_norm",
+            base="tmaze",
+            changes={f"{MEMORY}.qk_norm": "layer"},
+            about="Queries and keys are normalised.",
+        ),
         # --- the rows, on FindBlock ---------------------------------------------------------------
         Ablation(
             name="ablation_no_image",
@@ -214,12 +336,36 @@ ABLATIONS: dict[str, Ablation] = {
             changes={f"{ROWS}.hide_keys": ("mission",)},
             about="What is made of the instruction is zero; as many parameters.",
         ),
+        Ablation(
+            name="ablation_impala",
+            base="pixels",
+            changes={f"{ROWS}.images.kind": "impala"},
+            about="IMPALA's network reads the image.",
+        ),
+        Ablation(
+            name="ablation_shifts",
+            base="pixels",
+            changes={f"{ROWS}.images.augment": 0.75, f"{ROWS}.images.augment_shift": 1},
+            about="Images are shifted at random, by at most a pixel.",
+        ),
         # --- the data, on MazeRunner --------------------------------------------------------------
         Ablation(
             name="ablation_no_relabeling",
             base="mazerunner",
             changes={"data.relabel": ()},
             about="Trajectories are learned from as they were, with the goals that they missed.",
+        ),
+        Ablation(
+            name="ablation_embedded_goals",
+            base="mazerunner",
+            changes={f"{ROWS}.vector_keys": (), f"{ROWS}.goals.keys": ("goals",)},
+            about="Goals have an embedding of their own.",
+        ),
+        Ablation(
+            name="ablation_drawn_trajectories",
+            base="mazerunner",
+            changes={"data.draw": "trajectories"},
+            about="Every trajectory comes as often, however short.",
         ),
     )
 }

@@ -56,6 +56,8 @@ def bad_number(loaded: Loaded) -> tuple[str, str] | None:
     numbers["the action"] = (batch.prev_action, batch.previous_known, -1)
     for what, (x, known, shift) in numbers.items():
         rows = x.reshape(*known.shape, -1)
+        if not rows.is_floating_point():
+            continue  # an integer can be learned from, whichever it is
         bad = known.unsqueeze(-1) & ~(rows.abs() < LARGEST)  # also where it is NaN
         if bool(bad.any()):
             window, row, element = bad.nonzero()[0].tolist()

@@ -3,11 +3,13 @@
     checkpoints/update-000000500/
         agent.safetensors        weights, slow copies, statistics of inputs and returns
         optimizer.safetensors    <parameter>|exp_avg, |exp_avg_sq, |step
-        state.json               clocks, views of the data, config, versions
+        state.json               clocks, views of the data, config, spaces, versions
         manifest.json            sha256 of each, written last
 
 Written under another name, fsynced, renamed. Nothing is pickled. Sample order and noise are
 functions of (seed, update), so no generator's state is needed; so is the step size.
+
+`load_agent` makes the whole agent of one again, critics included, which no policy file holds.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from amago_model.agent import Agent, make_agent
+from amago_model.config import AgentConfig, Spaces
+from amago_model.errors import ConfigError, SpaceError
 from stepwell._files import sync_folder
 from stepwell.failpoints import failpoint
 from trainer.config import TrainerError
@@ -155,13 +160,7 @@ def read(path: Path) -> Checkpoint:
 
 def restore(checkpoint: Checkpoint, agent: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the state back. Raises `CheckpointError` where the agent is another one."""
-    try:
-        agent.load_state_dict(checkpoint.agent)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.path} is of another agent; train under another --run, or with "
-            f"--resume never. {error}"
-        ) from None
+    _load_agent(checkpoint, agent, "; train under another --run, or with --resume never")
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in checkpoint.optimizer.items():
         name, _, what = key.rpartition("|")
@@ -174,6 +173,49 @@ def restore(checkpoint: Checkpoint, agent: nn.Module, optimizer: torch.optim.Opt
         optimizer.state[parameter] = {
             what: value.to(parameter.device) for what, value in by_name[name].items()
         }
+
+
+def load_agent(path: Path | str) -> Agent:
+    """The whole agent of a run, as it was when a checkpoint was written: in evaluation mode, on the
+    CPU.
+
+        agent = load_agent("runs/first")
+        values = agent.get_values(batch)
+
+    Args:
+        path: a run's folder, for its newest whole checkpoint; or the folder of one checkpoint.
+
+    Raises:
+        CheckpointError: there is no whole one, or this version cannot read it.
+        UnregisteredError: the agent has parts of your own; import the module that registers them.
+    """
+    path = Path(path)
+    found = read(path) if (path / "manifest.json").exists() else newest(path / "checkpoints")
+    if found is None:
+        raise CheckpointError(
+            f"no whole checkpoint in {path / 'checkpoints'}; give a run's folder, such as "
+            "runs/first, or that of one checkpoint"
+        )
+    try:
+        config = AgentConfig.from_dict(found.state["config"]["agent"])
+        spaces = Spaces.from_dict(found.state["spaces"])
+    except (KeyError, TypeError, ConfigError, SpaceError) as error:
+        raise CheckpointError(
+            f"checkpoint {found.path} does not say what its agent is: {error!r}. It was written by "
+            "another version: resume its run with this one, for an update or more"
+        ) from None
+    agent = make_agent(config, spaces)
+    _load_agent(found, agent, "")
+    return agent.eval()
+
+
+def _load_agent(checkpoint: Checkpoint, agent: nn.Module, what_to_do: str) -> None:
+    try:
+        agent.load_state_dict(checkpoint.agent)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} is of another agent{what_to_do}. {error}"
+        ) from None
 
 
 def _optimizer_tensors(agent: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -42,6 +42,24 @@ class SourceConfig:
     """SELECT id[, weight] FROM trajectories WHERE … ; in SQL, over the service's tables."""
     share: float = 1.0
     """Share of every batch that comes from it; the shares of all sources sum to 1."""
+    share_end: float | None = None
+    """Share after data.ramp_updates updates, to which it moves in a straight line from `share`;
+    these sum to 1 as well. None: it stays as it is."""
+
+    @property
+    def last_share(self) -> float:
+        """The share where the ramp ends, which is where it begins if there is none."""
+        return self.share if self.share_end is None else self.share_end
+
+    def __post_init__(self) -> None:
+        for name, share in (("share", self.share), ("share_end", self.last_share)):
+            if not 0 <= share <= 1:
+                raise SettingError(f"sources.{name}: expected a share from 0 to 1, got {share:g}")
+        if not (self.share or self.last_share):
+            raise SettingError(
+                "sources.share: nothing would ever be drawn from a source with share 0; take it "
+                "out, or give it a share_end"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +82,13 @@ class DataConfig:
     """Relabelers, applied in this order to every trajectory that is drawn, each NAME or
     NAME:FIELD=VALUE,FIELD=VALUE. There are hindsight, instructions, mazerunner; docs/relabeling.md
     has their fields."""
+    actor_mask: str = ""
+    """Info of the dataset, one number a row, that says whether the actor may learn from the step
+    leaving that row: it may where the number is above 0. Empty: from all steps."""
+    critic_mask: str = ""
+    """The same for critics."""
+    ramp_updates: int = 0
+    """Updates over which the sources' shares move from `share` to `share_end`; 0: they stay."""
     refresh_every: int = 0
     """Updates between looks for new trajectories; 0 trains on one fixed snapshot."""
     include_eval: bool = False
@@ -79,7 +104,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch", "window", "prefetch")
-        _at_least(self, 0, "refresh_every", "wait_for_data")
+        _at_least(self, 0, "ramp_updates", "refresh_every", "wait_for_data")
         if self.cache_gb <= 0:
             raise SettingError(f"data.cache_gb: expected a positive number, got {self.cache_gb}")
         if self.epochs and self.draw == "steps":
@@ -174,7 +199,8 @@ class TrainConfig:
     output: Path = Path("runs")
     """Folder for what this machine keeps of its runs: checkpoints, metrics, policies."""
     plugin: tuple[str, ...] = ()
-    """Modules to import first: they register encoders, heads, filters, agents and relabelers."""
+    """Modules to import first: they register encoders, heads, filters, losses, agents and
+    relabelers."""
     processes: int = 0
     """Processes to train with; 0 takes what the launcher gives, any other number is insisted on."""
     threads: int = 1
@@ -213,11 +239,50 @@ class TrainConfig:
             raise SettingError(f"{given[0]} and {given[1]} both say what to learn from; give one")
         if self.where and not self.dataset and given:
             raise SettingError("where: a condition belongs to `dataset`; put it into the select")
-        total = sum(source.share for source in self.sources)
-        if self.sources and abs(total - 1.0) > 1e-6:
-            raise SettingError(f"sources: the shares sum to {total:g}; expected 1")
+        self._check_unused()
+        self._check_shares()
         if self.data.epochs and len(self.sources) > 1:
             raise SettingError("data.epochs: a mixture has no epochs; give one source, or unset it")
+
+    def _check_unused(self) -> None:
+        plain = DataConfig()
+        names = ("refresh_every", "include_eval", "wait_for_data")
+        set_so = [name for name in names if getattr(self.data, name) != getattr(plain, name)]
+        if self.snapshot and set_so:
+            raise SettingError(
+                f"{', '.join(f'data.{name}' for name in set_so)}: set, but snapshot "
+                f"{self.snapshot!r} is what it is, whatever arrives later; leave out the one or "
+                "the other"
+            )
+        if self.data.critic_mask and not self.agent.losses.trains_critic:
+            raise SettingError(
+                f"data.critic_mask: {self.data.critic_mask!r}, but behaviour cloning (fake_filter "
+                "with online_weight=0) has no critic; leave it out, or name it in data.actor_mask"
+            )
+        every = ScheduleConfig().agree_every
+        if self.processes == 1 and self.schedule.agree_every != every:
+            raise SettingError(
+                f"schedule.agree_every: {self.schedule.agree_every}, but processes=1 has nobody "
+                f"to agree with; leave it at {every}, or raise processes"
+            )
+
+    def _check_shares(self) -> None:
+        for name in ("share", "last_share"):
+            total = sum(getattr(source, name) for source in self.sources)
+            if self.sources and abs(total - 1.0) > 1e-6:
+                after = "" if name == "share" else " at the end of the ramp (share_end)"
+                raise SettingError(f"sources: the shares sum to {total:g}{after}; expected 1")
+        ramp = self.data.ramp_updates
+        if ramp and all(source.last_share == source.share for source in self.sources):
+            raise SettingError(
+                f"data.ramp_updates: {ramp} updates, but no source has a share_end that differs "
+                "from its share; give some, or set data.ramp_updates to 0"
+            )
+        if not ramp and any(source.share_end is not None for source in self.sources):
+            raise SettingError(
+                "sources.share_end: set, but with data.ramp_updates=0 shares stay as they are; set "
+                "data.ramp_updates to the updates that the way there takes, or leave it out"
+            )
 
     def require_data(self) -> None:
         """Raises `SettingError` unless the config says what to learn from."""
@@ -306,11 +371,13 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
             raise SettingError(f"{where}: expected a list, got {value!r}")
         return tuple(_coerce(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if hint is SourceConfig:
+        known = typing.get_type_hints(SourceConfig)
         if not isinstance(value, dict) or "select" not in value:
             raise SettingError(f"{where}: expected a table with `select` and `share`")
-        if extra := set(value) - {"select", "share"}:
-            raise SettingError(f"{where}: unknown {sorted(extra)}; expected select and share")
-        return SourceConfig(select=str(value["select"]), share=float(value.get("share", 1.0)))
+        if extra := set(value) - set(known):
+            raise SettingError(f"{where}: unknown {sorted(extra)}; expected {', '.join(known)}")
+        given = {key: _coerce(known[key], item, f"{where}.{key}") for key, item in value.items()}
+        return SourceConfig(**given)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -27,9 +27,13 @@ from trainer.data.snapshot import take
 from trainer.learner import Learner, TrainingDiverged, over_processes
 from trainer.processes import World, make_accelerator
 from trainer.report import GO, PAUSE, STOP, Report, RunInfo
+from trainer.unused import for_spaces
 from trainer.views import Data
 
 log = logging.getLogger(__name__)
+
+MAY_CHANGE = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
+"""Settings that another part of a run's life may have otherwise."""
 
 
 def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str], None]) -> str:
@@ -73,8 +77,15 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         )
 
         # --- act three: the agent ---------------------------------------------------------------
+        spaces, before = spaces_of(manifest.spec), config
+        config = report.config = for_spaces(config, info.origins, spaces)
+        for line in _differences(before, config):
+            say(f"{line}: of no use here, what the recipe said falls away")
+        if resumed is not None:
+            for line in _differences(resumed.state["config"], config, quiet=MAY_CHANGE):
+                say(f"warning: {line} from here on")
         torch.manual_seed(config.seed)
-        agent = make_agent(config.agent, spaces_of(manifest.spec)).to(accelerator.device)
+        agent = make_agent(config.agent, spaces).to(accelerator.device)
         if isinstance(rows := agent.policy.timestep_encoder, TimestepEncoder):
             say(f"the agent sees {'; '.join(rows.describe())}")
         report.kernels = agent.policy.kernels(accelerator.device, _computing_in(config))
@@ -139,6 +150,7 @@ def _loop(
                 "skipped": learner.skipped,
                 "samples": update * config.data.batch,
                 "config": to_json(config),
+                "spaces": agent.spaces.to_dict(),
                 "world": world.size,
                 "threads": config.threads,
                 "versions": {"torch": torch.__version__, "stepwell": amago_model.__version__},
@@ -202,7 +214,7 @@ def _loop(
             saved = save()
 
         # Always, but agreed upon only now and then when we are many: did somebody say stop?
-        if world.size == 1 or update % every.agree_every == 0:
+        if _due(every.agree_every, update) or world.size == 1:
             wish = world.largest(max(asked_to_stop.wish, report.wish))
             while wish == PAUSE:
                 report.say_state("paused")
@@ -276,13 +288,19 @@ def _resume(
                 f"no whole checkpoint in {home / 'checkpoints'}; train with --resume auto"
             )
         return None
-    found = found or checkpoints.read(home / "checkpoints" / name)
-    before, now = flatten(found.state["config"]), flatten(to_json(config))
-    quiet = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key) and not key.startswith(quiet):
-            say(f"warning: {key} was {before.get(key)!r}, is {now.get(key)!r} from here on")
-    return found
+    return found or checkpoints.read(home / "checkpoints" / name)
+
+
+def _differences(
+    before: TrainConfig | dict[str, object], now: TrainConfig, quiet: tuple[str, ...] = ()
+) -> list[str]:
+    """A line "KEY was OLD, is NEW" for every change, but of keys that begin with one of `quiet`."""
+    old, new = flatten(to_json(before)), flatten(to_json(now))
+    return [
+        f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not key.startswith(quiet)
+    ]
 
 
 def _computing_in(config: TrainConfig) -> torch.dtype:

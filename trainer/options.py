@@ -3,22 +3,21 @@
     stepwell train RECIPE --config A.toml --config B.toml --agent.losses.gamma 0.98 --run mine
 
 Later wins: the recipe, then files in their order, then flags. A key nobody consumes is an error
-that names the nearest one somebody does. Where a file or flag chooses another kind of memory or
-actor, what the recipe set of the old kind returns to its defaults: nobody asked for it.
+that names the nearest one somebody does. What the recipe set, and a file or flag leaves no use for,
+returns to its default: see unused.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from amago_model.checked import unfinished
 from stepwell._failure import mistakes_in_one_line
 from trainer.ablations import ABLATIONS
 from trainer.config import (
@@ -30,6 +29,7 @@ from trainer.config import (
     unknown_setting,
 )
 from trainer.recipes import RECIPES, recipe
+from trainer.unused import checked
 
 DESCRIPTION = """Train an agent on a dataset of the service; it sees no environment.
 
@@ -67,7 +67,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
     rest = list(argv)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "default"
     files = _take_all(rest, "--config")
-    base = config = recipe(name)
+    config = recipe(name)
     plain, values = flatten(to_json(TrainConfig())), flatten(to_json(config))
     origins = {
         key: "default" if value == plain.get(key) else f"recipe {name}"
@@ -78,15 +78,15 @@ def resolve(argv: Sequence[str]) -> Resolved:
         if "recipe" in data:
             raise SettingError(f"--config {file}: {RECIPE_FIRST}")
         chosen = {key.replace("-", "_"): value for key, value in flatten(data).items()}
-        config = replace(_without_replaced(config, base, chosen), data)
+        with unfinished():
+            config = replace(config, data)
         origins |= dict.fromkeys(chosen, f"file {file}")
     if not {"-h", "--help"} & set(rest):
         given = _flags(rest)
         if "recipe" in given:
             raise SettingError(f"--recipe: {RECIPE_FIRST}")
-        config = _without_replaced(config, base, given)
         origins |= dict.fromkeys(given, "command line")
-    with mistakes_in_one_line("stepwell train"):
+    with mistakes_in_one_line("stepwell train"), unfinished():
         config = tyro.cli(
             TrainConfig,
             prog="stepwell train RECIPE",
@@ -96,6 +96,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
             default=config,
             args=rest,
         )
+    config = checked(config, origins)
     values = flatten(to_json(config))
     for key, origin in origins.items():
         if origin.startswith("recipe ") and values[key] == plain[key]:
@@ -103,45 +104,9 @@ def resolve(argv: Sequence[str]) -> Resolved:
     return Resolved(config, origins)
 
 
-# Part of the agent -> its kind -> the settings that only this kind uses.
-OF_A_KIND: dict[str, dict[str, tuple[str, ...]]] = {
-    "trajectory_encoder": {
-        kind: (kind,) for kind in ("feedforward", "gru", "mamba", "transformer")
-    },
-    "actor": {"mlp": ("n_layers", "d_hidden"), "residual": ("residual",)},
-}
-
-
-def _without_replaced(
-    config: TrainConfig, base: TrainConfig, chosen: Mapping[str, Any]
-) -> TrainConfig:
-    """`config` without what its recipe, `base`, set of kinds that `chosen` replaces by others.
-
-    What a file set of them stays, so that its author hears that it would not be used.
-    """
-    for part, settings in OF_A_KIND.items():
-        now, recipes = getattr(config.agent, part), getattr(base.agent, part)
-        if chosen.get(f"agent.{part}.kind", now.kind) == now.kind:
-            continue
-        plain = type(now)()
-        defaults = {
-            name: getattr(plain, name)
-            for name in settings.get(now.kind, ())
-            if getattr(now, name) == getattr(recipes, name)
-        }
-        changed = {part: dataclasses.replace(now, **defaults)}
-        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, **changed))
-    return config
-
-
-def _flags(words: Sequence[str]) -> dict[str, str]:
-    """The dotted key of each flag, and the word given to it (if it takes one)."""
-    given: dict[str, str] = {}
-    for word, following in pairwise([*words, ""]):
-        if word.startswith("--"):
-            _, equals, value = word.partition("=")
-            given[_known(word)] = value if equals else following
-    return given
+def _flags(words: Sequence[str]) -> list[str]:
+    """The dotted keys of the flags."""
+    return [_known(word) for word in words if word.startswith("--")]
 
 
 # Under a recipe's name, but with another's settings, a run would lie about itself.

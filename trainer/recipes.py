@@ -45,7 +45,7 @@ def default() -> TrainConfig:
 
 
 def published_v3() -> TrainConfig:
-    """AMAGO v3.3.0 to the letter where ours differs: for comparisons, see docs/parity.md."""
+    """AMAGO v3.3.0's choice wherever a setting offers it; docs/parity.md lists what stays ours."""
     return replace(default(), recipe="published_v3", agent=presets.published_v3())
 
 

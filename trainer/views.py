@@ -78,7 +78,7 @@ class Data:
         manifest = manifest or load(self.client, snapshot, self.folder)
         self._newest_digest = manifest.digest
         manifest = manifest.without(everywhere)
-        order = Order(manifest, self.config.data, self.config.seed, world.size)
+        order = Order(manifest, self.config.data, self.config.seed, world.size, self.config.sources)
         view = View(start, manifest, order)
         self.views.append(view)
         self.left_out.append(everywhere)
@@ -161,7 +161,9 @@ class Data:
         return self._fields_of(self.views[0].manifest)
 
     def _fields_of(self, manifest: Manifest) -> tuple[Field, ...]:
-        return fields_of(manifest.spec, relabel=bool(self.config.data.relabel))
+        data = self.config.data
+        masks = {"actor_mask": data.actor_mask, "critic_mask": data.critic_mask}
+        return fields_of(manifest.spec, relabel=bool(data.relabel), **masks)
 
     def _drop(self, snapshot: str) -> None:
         if self.leases is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked, refuse, unused
+from amago_model.checked import Checked, Unused, refuse, unused
 from amago_model.config.encoders import TrajectoryEncoderConfig
 from amago_model.config.heads import ActorConfig, CriticConfig
 from amago_model.config.losses import OF_ADVANTAGES, OF_CRITICS, OF_THE_FILTER, LossConfig
@@ -27,8 +28,54 @@ class CustomConfig(Checked):
     """Registered critic ensemble."""
     filter: str = ""
     """Registered filter of advantages."""
+    losses: tuple[str, ...] = ()
+    """Registered terms of the loss, added to those built in."""
+    loss_weights: tuple[float, ...] = ()
+    """How much each of these losses counts, in their order; empty counts each once."""
     agent: str = ""
     """Registered agent."""
+    settings: tuple[str, ...] = ()
+    """Settings that these parts have of their own, each PART.NAME=VALUE, as in
+    filter.temperature=2.0; of a loss, losses.LOSS.NAME=VALUE."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_settings()
+        taken = {"critic", "climb", "clone", "total"}
+        own = len(set(self.losses) - taken) == len(self.losses) and all(self.losses)
+        names = f"names, each once, and none of {', '.join(sorted(taken))}; to change a built-in "
+        self.require("losses", own, names + "term, override Agent.terms")
+        counted = not self.loss_weights or len(self.loss_weights) == len(self.losses)
+        self.require("loss_weights", counted, f"none, or one for each of the losses {self.losses}")
+
+    def settings_of(self, part: str) -> dict[str, str]:
+        """What `settings` says of a part, such as "filter" or "losses.mine": value by name."""
+        found = {}
+        for setting in self.settings:
+            path, _, value = setting.partition("=")
+            owner, _, name = path.rpartition(".")
+            if owner == part:
+                found[name] = value
+        return found
+
+    def _check_settings(self) -> None:
+        formed = all(re.fullmatch(r"[^=]+\.[^=.]+=.*", setting) for setting in self.settings)
+        self.require("settings", formed, "PART.NAME=VALUE each, as in filter.temperature=2.0")
+        paths = [setting.partition("=")[0] for setting in self.settings]
+        owners = {path.rpartition(".")[0] for path in paths}
+        self.require("settings", len(set(paths)) == len(paths), "each setting once")
+        own = {name for name in _PARTS if getattr(self, name)}
+        own |= {f"losses.{name}" for name in self.losses}
+        if strangers := sorted(owners - own):
+            there = ", ".join(sorted(own)) or "none"
+            sentence = (
+                f"CustomConfig.settings: settings of {', '.join(strangers)}, but the parts of your "
+                f"own are: {there}; name the part, or leave its settings out"
+            )
+            refuse([Unused(("CustomConfig.settings",), sentence)])
+
+
+_PARTS = ("timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "agent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +109,10 @@ class AgentConfig(Checked):
                 "losses.online_weight=0 or another distribution"
             )
 
-    def _unused(self) -> list[str]:
+    def _unused(self) -> list[Unused]:
         """What of one part nothing would read because of another: told all at once."""
-        losses, found = self.losses, []
+        losses = self.losses
+        found: list[Unused] = []
         if not losses.filters:
             why = "with fake_filter or offline_weight=0 no advantage is filtered"
             found += unused(why, (losses, OF_ADVANTAGES), (self.custom, ["filter"]))
@@ -73,8 +121,8 @@ class AgentConfig(Checked):
             found += unused(why, (losses, OF_THE_FILTER))
         if not losses.trains_critic:
             why = "behaviour cloning (fake_filter with online_weight=0) has no critic"
-            critics = (self.critic, self.critic.settings()), (self.custom, ["critic"])
-            found += unused(why, (losses, OF_CRITICS), *critics)
+            critics = (self.critic, self.critic.setting_names()), (self.custom, ["critic"])
+            found += unused(why, (losses, OF_CRITICS), *critics, (self, ["algorithm"]))
         if not losses.offline_weight:
             why = "with offline_weight=0 nothing asks for the probability of a data action"
             found += unused(why, (self.actor, ["log_prob_clip"]))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked, of_other_choices, refuse, unused
+from amago_model.checked import Checked, Unused, of_other_choices, refuse, unused
 from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
 
@@ -86,9 +86,11 @@ class ActorConfig(Checked):
     gmm: GMMConfig = field(default_factory=GMMConfig)
     """Settings of continuous=gmm."""
     prob_low: float = 0.001
-    """Discrete: no action is less likely than this (before renormalising)."""
+    """Discrete and multi-discrete: no action (no choice of a part) is less likely than this, before
+    renormalising."""
     prob_high: float = 0.99
-    """Discrete: no action is more likely than this (before renormalising)."""
+    """Discrete and multi-discrete: no action (no choice of a part) is more likely than this, before
+    renormalising."""
     std_low: float = math.exp(-5)
     """Continuous, tanh_gaussian: smallest standard deviation before tanh."""
     std_high: float = math.exp(2)
@@ -181,7 +183,7 @@ class CriticConfig(Checked):
         self.require_fractions("dropout")
         self.require("popart_beta", 0 < self.popart_beta < 1, "a number in (0, 1)")
         self.require("popart_init_nu", self.popart_init_nu > 0, "a positive number")
-        found: list[str] = []
+        found: list[Unused] = []
         if not self.popart:
             names = ("popart_beta", "popart_init_nu")
             found += unused(

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked, of_other_choices, refuse
+from amago_model.checked import Checked, Unused, either_or, of_other_choices, refuse, unused
 from amago_model.errors import ConfigError
 
-OF_THE_FILTER = ("filter", "filter_threshold", "filter_beta", "filter_max", "leaky_filter")
+OF_THE_FILTER = (
+    *("filter", "filter_threshold", "filter_beta", "filter_min", "filter_max", "leaky_filter"),
+)
 """Settings of how advantages become weights: a filter of one's own does without them."""
 OF_ADVANTAGES = (*OF_THE_FILTER, "filter_batch_norm", "filter_advantage")
 """Settings of nothing else than the filtering of advantages."""
@@ -53,7 +55,8 @@ class LossConfig(Checked):
     gamma: float = 0.999
     """Discount of the policy that acts."""
     extra_gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
-    """Further discounts learned in parallel, to shape the state vector; may be empty."""
+    """Further discounts learned in parallel, to shape the state vector; may be empty. None of them
+    is another one or gamma."""
     reward_multiplier: float = 10.0
     """Rewards are multiplied by this inside the losses (never in what the agent sees)."""
     n_step: int = 1
@@ -82,14 +85,18 @@ class LossConfig(Checked):
     """binary: advantage above which an action is imitated."""
     filter_beta: float = 1.0
     """exp: factor on the advantage, which is in units of the target's standard deviation."""
+    filter_min: float = 0.0
+    """exp: smallest weight; published: 1e-7."""
     filter_max: float = 20.0
     """exp: largest weight."""
     fake_filter: bool = False
     """Imitate every action: behaviour cloning. With online_weight 0 there is no critic at all."""
     n_target_actions: int = 1
-    """Continuous: policy samples that estimate the value of the next state."""
+    """Policy samples that estimate the value of the next state. Not for discrete actions, unless
+    algorithm=multitask: critics answer for all of them."""
     n_policy_actions: int = 1
-    """Continuous: policy samples in the advantage and in the DPG term."""
+    """Policy samples in the advantage and in the DPG term, and for the logged entropy of continuous
+    actions. Not for discrete actions, unless algorithm=multitask, as n_target_actions."""
     filter_advantage: Literal["normalized", "raw"] = "normalized"
     """What the filter sees: advantages in deviations of the return, or (as published) of the
     critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
@@ -112,16 +119,13 @@ class LossConfig(Checked):
         self.require("reward_multiplier", self.reward_multiplier > 0, "a positive number")
         self.require("filter_beta", self.filter_beta > 0, "a positive number")
         self.require("filter_max", self.filter_max > 0, "a positive number")
-        self._check_targets_and_filter()
+        self.require("filter_min", 0 <= self.filter_min < self.filter_max, "from 0 to filter_max")
+        self._check_targets()
+        refuse(self._unused())
         if self.online_weight == 0 and self.offline_weight == 0:
             raise ConfigError(
                 "LossConfig.offline_weight: it and online_weight are both 0, so nothing would "
                 "train the actor; raise one of them"
-            )
-        if self.fake_filter and self.offline_weight == 0:
-            raise ConfigError(
-                "LossConfig.fake_filter: it changes the behaviour-cloning term, whose "
-                "offline_weight is 0; raise offline_weight or unset fake_filter"
             )
         if self.trains_critic and self.critic_weight == 0:
             raise ConfigError(
@@ -129,26 +133,35 @@ class LossConfig(Checked):
                 "it; raise it, or set fake_filter with online_weight=0 for behaviour cloning"
             )
 
-    def _check_targets_and_filter(self) -> None:
+    def _check_targets(self) -> None:
         if self.td_lambda is not None:
             self.require("td_lambda", 0 <= self.td_lambda <= 1, "a number in [0, 1]")
-            if self.n_step != 1:
-                raise ConfigError(
-                    f"LossConfig.td_lambda: set beside n_step={self.n_step}, but they are two ways "
-                    "of doing the same; leave one of them at its default"
-                )
         low, high = self.target_low, self.target_high
         self.require("target_low", low is None or math.isfinite(low), "a finite number")
         self.require("target_high", high is None or math.isfinite(high), "a finite number")
         if low is not None and high is not None and low >= high:
             raise ConfigError(f"LossConfig.target_low: {low} is not below target_high={high}")
+
+    def _unused(self) -> list[Unused]:
+        found = either_or(self, "td_lambda", "n_step", "they are two ways of doing the same")
+        if self.offline_weight == 0:
+            why = "with offline_weight=0 no action of the data is imitated"
+            found += unused(why, (self, ["fake_filter"]), instead="raise offline_weight or ")
         if self.filters:
             kinds = {
                 "leaky_relu": ("leaky_filter",),
                 "binary": ("filter_threshold",),
-                "exp": ("filter_beta", "filter_max"),
+                "exp": ("filter_beta", "filter_min", "filter_max"),
             }
-            refuse(of_other_choices(self, "filter", kinds))
+            found += of_other_choices(self, "filter", kinds)
+        if twice := sorted({g for g in self.gammas if self.gammas.count(g) > 1}):
+            once = tuple(g for g in dict.fromkeys(self.extra_gammas) if g != self.gamma)
+            sentence = (
+                f"LossConfig.extra_gammas: {self.extra_gammas} beside gamma={self.gamma} learns "
+                f"{', '.join(map(str, twice))} more than once; set extra_gammas={once}"
+            )
+            found.append(Unused(("LossConfig.extra_gammas",), sentence))
+        return found
 
     @property
     def gammas(self) -> tuple[float, ...]:

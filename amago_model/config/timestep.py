@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked, of_other_choices, refuse
+from amago_model.checked import Checked, Unused, either_or, of_other_choices, refuse, unused
 from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
 from amago_model.errors import ConfigError
 
@@ -51,11 +51,9 @@ class ImageConfig(Checked):
         self.require_sizes(d_output=MAX_WIDTH, augment_shift=1024)
         check_norm(self, "norm", d_output=self.d_output)
         self.require("augment", 0 <= self.augment <= 1, "a share from 0 to 1")
-        self.require(
-            "augment_shift",
-            self.augment > 0 or self.augment_shift == 4,
-            "its default of 4 unless augment is set",
-        )
+        if not self.augment:
+            why = "augment=0 shifts nothing"
+            refuse(unused(why, (self, ["augment_shift"]), instead="set augment or "))
         self._check_impala()
 
     def _check_impala(self) -> None:
@@ -151,6 +149,15 @@ class TimestepEncoderConfig(Checked):
     """Normalisation of the output."""
     normalize_inputs: bool = True
     """Whiten each plain number by running statistics of the training data."""
+    normalize_previous: bool = True
+    """Whiten the previous action and reward, too; else they are taken as they are."""
+    input_norm_beta: float = 1e-4
+    """Step size of the statistics that whiten."""
+    input_norm_init_nu: float = 1.0
+    """Variance that these statistics start from."""
+    show_reset: bool = False
+    """One more number, not whitened: 1 in an episode's first row, else 0. It tells a beginning from
+    a previous action and reward that happen to be zeros."""
     hide_previous: bool = False
     """Ablation: replace the previous action and reward by zeros (same parameter count)."""
     hide_reward: bool = False
@@ -173,11 +180,9 @@ class TimestepEncoderConfig(Checked):
         self.require_sizes(n_layers=MAX_LAYERS, d_hidden=MAX_WIDTH, d_output=MAX_WIDTH)
         check_norm(self, "norm", d_hidden=self.d_hidden)
         check_norm(self, "out_norm", d_output=self.d_output)
-        if self.hide_previous and self.hide_reward:
-            raise ConfigError(
-                "TimestepEncoderConfig.hide_reward: hide_previous already hides the reward; "
-                "set only one of them"
-            )
+        self._check_whitening()
+        why = "the one hides the other's reward, too"
+        refuse(either_or(self, "hide_previous", "hide_reward", why))
         kinds = {
             "images.keys": self.images.keys,
             "tokens.keys": self.tokens.keys,
@@ -192,3 +197,20 @@ class TimestepEncoderConfig(Checked):
                         f"TimestepEncoderConfig.{name}: {key!r} is in {kind_of[key]} already; an "
                         "observation is of one kind"
                     )
+
+    def _check_whitening(self) -> None:
+        beta, nu = self.input_norm_beta, self.input_norm_init_nu
+        self.require("input_norm_beta", 0 < beta < 1, "a number in (0, 1)")
+        self.require("input_norm_init_nu", nu > 0, "a positive number")
+        found: list[Unused] = []
+        if not self.normalize_inputs:
+            names = ("normalize_previous", "input_norm_beta", "input_norm_init_nu")
+            found += unused(
+                "normalize_inputs=False whitens nothing",
+                (self, names),
+                instead="set normalize_inputs=True or ",
+            )
+        elif self.hide_previous:
+            why = "hide_previous leaves nothing but zeros of the previous action and reward"
+            found += unused(why, (self, ["normalize_previous"]))
+        refuse(found)

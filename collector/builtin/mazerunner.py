@@ -9,7 +9,8 @@
     # # # # # # # # #
 
 Rewards are so sparse that random play hardly ever finishes; what it does achieve can be relabeled
-(docs/relabeling.md). After MazeRunner of AMAGO (Grigsby et al., ICLR 2024).
+(docs/relabeling.md). After MazeRunner of AMAGO (Grigsby et al., ICLR 2024), but square, with the
+goals as an observation of their own, and never truncated.
 """
 
 from typing import Any
@@ -171,8 +172,8 @@ def random_maze(size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Walls [size, size] of a random maze whose free cells are all connected; `size` is odd.
 
     Walls grow from random cells with even coordinates, two cells at a time, to neighbours that are
-    still free. The three rows above the bottom wall are then emptied but for two short walls, which
-    leave a corridor between them.
+    still free. The four rows above the bottom wall are then emptied, but for two short walls in the
+    lower three, which leave a corridor between them.
     """
     walls = np.zeros((size, size), np.bool_)
     walls[[0, -1], :] = walls[:, [0, -1]] = True

@@ -52,11 +52,13 @@ ROLES: dict[str, Role] = {
             "run dataset where snapshot seed updates resume processes threads device precision "
             "compile data.relabel "
             "data.batch data.window data.padding data.draw data.epochs data.refresh_every "
-            "data.include_eval data.prefetch data.wait_for_data".split()
+            "data.include_eval data.prefetch data.wait_for_data "
+            "data.actor_mask data.critic_mask".split()
         ),
         sections=("agent.", "optimizer.", "schedule."),
         lists=frozenset(
             ["agent.losses.extra_gammas", "data.relabel"]
+            + [f"agent.custom.{name}" for name in ("losses", "loss_weights", "settings")]
             + [
                 f"agent.timestep_encoder.{name}"
                 for name in (

@@ -101,8 +101,9 @@ def agent_of(
     return agent
 
 
-def batch_of(spaces: Spaces, lengths: list[int], size: int) -> Batch:
-    """Windows of any lengths with endings, missing observations and unknown actions anywhere."""
+def batch_of(spaces: Spaces, lengths: list[int], size: int, *, masks: bool = False) -> Batch:
+    """Windows of any lengths with endings, missing observations and unknown actions anywhere; with
+    `masks` also transitions from which actor, critics, or both may not learn."""
     b, rows, action = len(lengths), size + 1, spaces.action
     if action.kind == "continuous":
         low, high = torch.tensor(action.low), torch.tensor(action.high)
@@ -127,6 +128,8 @@ def batch_of(spaces: Spaces, lengths: list[int], size: int) -> Batch:
         next_obs_valid=mask & (torch.rand(b, size) < 0.85),
         mask=mask,
         action_known=mask & (torch.rand(b, size) < 0.85),
+        actor_mask=mask & (torch.rand(b, size) < 0.6) if masks else None,
+        critic_mask=mask & (torch.rand(b, size) < 0.6) if masks else None,
     )
 
 
@@ -155,7 +158,9 @@ CASES: dict[str, Case] = {
     "one bound": {"losses": {"target_high": 0.1}},
     "online actor": {"losses": {"use_target_actor": False}},
     "privileged critics": {"privileged": True},
-    "exponential": {"losses": {"filter": "exp", "filter_beta": 2.0, "filter_max": 1.5}},
+    "exponential": {
+        "losses": {"filter": "exp", "filter_beta": 2.0, "filter_min": 0.4, "filter_max": 1.5}
+    },
     "leaky": {
         "losses": {
             "filter": "leaky_relu",
@@ -177,6 +182,17 @@ CASES: dict[str, Case] = {
     "cloning alone": {"losses": {"fake_filter": True, "online_weight": 0.0}},
     "climbing alone": {"losses": {"offline_weight": 0.0}},
     "continuous": {"kind": "continuous"},
+    "loss masks": {"masks": True, "losses": {"n_step": 3}},
+    "loss masks, continuous": {
+        "kind": "continuous",
+        "masks": True,
+        "losses": {"filter": "exp", "filter_batch_norm": True, "td_lambda": 0.7},
+    },
+    "loss masks, classified": {"masks": True, "critic": {"kind": "twohot", "bins": NARROW}},
+    "loss masks, cloning alone": {
+        "masks": True,
+        "losses": {"fake_filter": True, "online_weight": 0.0},
+    },
     "continuous, samples": {
         "kind": "continuous",
         "losses": {"n_target_actions": 2, "n_policy_actions": 3},
@@ -208,8 +224,7 @@ CASES: dict[str, Case] = {
         "algorithm": "multitask",
         "critic": {"soften_data_actions": True, "kind": "hlgauss", "bins": NARROW},
     },
-    "multitask, continuous": {
-        "algorithm": "multitask",
+    "continuous, HL-Gauss": {
         "kind": "continuous",
         "critic": {"kind": "hlgauss", "bins": NARROW},
     },
@@ -218,9 +233,11 @@ CASES: dict[str, Case] = {
 
 def make(case: Case) -> tuple[Agent, Callable[[list[int], int], Batch]]:
     case = dict(case)
+    masks = case.pop("masks", False)
     spaces = spaces_of(
         case.pop("kind", "discrete"),
         legal=case.pop("legal", False),
         privileged=case.pop("privileged", False),
     )
-    return agent_of(spaces, **case), lambda lengths, size: batch_of(spaces, lengths, size)
+    agent = agent_of(spaces, **case)
+    return agent, lambda lengths, size: batch_of(spaces, lengths, size, masks=masks)

@@ -107,9 +107,17 @@ class _Loops:
     # ---------------------------------------------------------------------- what is there
 
     def learnable(self, i: int, k: int) -> bool:
-        return self.imitable(i, k) and self.usable(i, k)
+        allowed = self.batch.critic_mask is None or bool(self.batch.critic_mask[i, k])
+        return allowed and self.known(i, k) and self.usable(i, k)
 
     def imitable(self, i: int, k: int) -> bool:
+        return self.climbable(i, k) and self.known(i, k)
+
+    def climbable(self, i: int, k: int) -> bool:
+        allowed = self.batch.actor_mask is None or bool(self.batch.actor_mask[i, k])
+        return allowed and bool(self.batch.mask[i, k])
+
+    def known(self, i: int, k: int) -> bool:
         return bool(self.batch.mask[i, k] and self.batch.action_known[i, k])
 
     def usable(self, i: int, k: int) -> bool:
@@ -146,7 +154,7 @@ class _Loops:
                 reward, action = 0.0, [0.0] * self.space.width
                 if batch.time_idx[i, r] > 0:
                     reward = plain(batch.prev_reward[i, r].float())
-                    if r == 0 or self.imitable(i, r - 1):
+                    if r == 0 or self.known(i, r - 1):
                         action = encode_action(self.space, batch.prev_action[i, r]).tolist()
                 seen = batch.obs["observation"][i, r].double().tolist()
                 taken["inputs"].append([*seen, reward, *action])
@@ -312,8 +320,9 @@ class _Loops:
                     for j in n_critics
                 ]  # fmt: skip
                 norm_v = [self.normalized(x, g) for x in v]
-                terms["climb"].append(-min(norm_v, key=plain))
-                if not self.imitable(i, k):
+                if self.climbable(i, k):
+                    terms["climb"].append(-min(norm_v, key=plain))
+                if not self.known(i, k):
                     continue
                 action = self.shown(i, k)
                 out = [
@@ -325,7 +334,8 @@ class _Loops:
                     gain = [a - b for a, b in zip(q_sa, v, strict=True)]
                 else:
                     gain = [self.normalized(a, g) - b for a, b in zip(q_sa, norm_v, strict=True)]
-                advantages[i, k, g] = plain(sum(gain)) / len(gain)
+                if self.imitable(i, k):
+                    advantages[i, k, g] = plain(sum(gain)) / len(gain)
                 units = self.popart[g].value if self.scalar else (lambda x: x)
                 result.values[i, k, g] = [plain(units(x)) for x in q_sa]
                 if self.learnable(i, k):

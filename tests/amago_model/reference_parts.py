@@ -258,7 +258,7 @@ def slow_filter(agent: Agent, advantage: float) -> float:
     if c.filter == "binary":
         return plain(advantage > c.filter_threshold)
     if c.filter == "exp":
-        return min(math.exp(c.filter_beta * advantage), c.filter_max)
+        return max(min(math.exp(c.filter_beta * advantage), c.filter_max), c.filter_min)
     f = c.leaky_filter
     rise = (advantage - f.threshold) / f.beta
     line = f.at_zero + f.slope * f.threshold / f.beta + (rise if rise > 0 else f.slope * rise)

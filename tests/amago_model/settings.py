@@ -26,6 +26,7 @@ TRY: dict[str, list[Any]] = {
     "losses.extra_gammas": [(0.3, 0.5)],
     "losses.leaky_filter.largest": [0.011, 50.0],
     "losses.leaky_filter.smallest": [0.3],
+    "losses.filter_min": [1.0],
     "losses.filter_max": [1.0],
     "timestep_encoder.keys": [("goals", "image", "letters", "observation")],
     "timestep_encoder.hide_keys": [("observation",)],
@@ -44,7 +45,10 @@ TRY: dict[str, list[Any]] = {
     "custom.actor": ["mine"],
     "custom.critic": ["mine"],
     "custom.filter": ["mine"],
+    "custom.losses": [("mine",)],
+    "custom.loss_weights": [(0.5,)],
     "custom.agent": ["mine"],
+    "custom.settings": [("actor.width=3", "timestep_encoder.word=a b")],
     "run": ["mine"],
     "dataset": ["pendulum"],
     "where": ["length > 3"],
@@ -53,6 +57,8 @@ TRY: dict[str, list[Any]] = {
     "plugin": [("my_module", "another")],
     "data.cache": [Path("columns")],
     "data.relabel": [("hindsight",)],
+    "data.actor_mask": ["chosen"],
+    "data.critic_mask": ["chosen"],
 }
 
 

@@ -4,6 +4,7 @@ compute attention, every position, whatever was reset when."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -202,15 +203,25 @@ def test_one_layer_acts_late_in_an_episode_as_it_learned_from_any_window_of_its_
     "name",
     [n for n in BRIEF if "window" not in n] + ["transformer, sdpa, rotary, window"],
 )
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        ("discrete", {}),
+        ("continuous", {}),
+        ("continuous", {"show_reset": True, "normalize_previous": False}),
+    ],
+)
 def test_the_policys_distribution_is_the_same_step_by_step_and_over_whole_windows(
     make_spaces,  # type: ignore[no-untyped-def]
     make_config,  # type: ignore[no-untyped-def]
     make_batch,  # type: ignore[no-untyped-def]
     name: str,
     kind: str,
+    inputs: dict[str, bool],
 ) -> None:
-    policy = ActingPolicy(make_config(MEMORIES[name]), make_spaces(kind)).eval()
+    config = make_config(MEMORIES[name])
+    config = replace(config, timestep_encoder=replace(config.timestep_encoder, **inputs))
+    policy = ActingPolicy(config, make_spaces(kind)).eval()
     batch = make_batch(policy.spaces, lengths=(14, 14, 14), size=14, first=0)
     seen: list[Tensor] = []
     hook = policy.actor.mlp.register_forward_hook(lambda *call: seen.append(call[2]))

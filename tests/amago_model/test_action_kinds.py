@@ -19,6 +19,7 @@ from amago_model import (
     decode_action,
     encode_action,
     load_policy,
+    make_agent,
     save_policy,
 )
 from amago_model.actor import make_distribution, n_parameters, noise_width
@@ -222,7 +223,7 @@ def test_every_kind_learns_and_is_blind_to_padding(
             torch.manual_seed(2)
             longer = make_batch(agent.spaces, size=t)
             for f in dataclasses.fields(batch):
-                if f.name not in ("obs", "noise"):
+                if f.name != "obs" and getattr(batch, f.name) is not None:
                     fresh, old = getattr(longer, f.name), getattr(batch, f.name)
                     fresh[:, : old.shape[1]] = old
                     setattr(padded, f.name, fresh)
@@ -291,6 +292,32 @@ def test_cloning_recovers_one_action(
         obs, batch.prev_action[0], torch.zeros(n), torch.ones(n).long(), None, sample=False
     )
     torch.testing.assert_close(action, wanted.expand_as(action), atol=0.15, rtol=0)
+
+
+@pytest.mark.parametrize("algorithm", ["agent", "multitask"])
+def test_a_thousand_actions_keep_their_numbers(make_config, make_batch, algorithm: str) -> None:
+    """What is cloned, seen as previous action, chosen and decoded is 777, not that modulo 256."""
+    space = ActionSpace(kind="discrete", n=1000, start=3)
+    obs_spaces = {"observation": ObsSpace(shape=(3,), dtype="float32")}
+    spaces = Spaces(observations=obs_spaces, action=space)
+    losses = {"online_weight": 0.0, "offline_weight": 1.0, "filter_threshold": -100.0}
+    config = dataclasses.replace(make_config(losses=losses), algorithm=algorithm)
+    agent = make_agent(config, spaces)
+    batch = make_batch(spaces)
+    batch.prev_action[:] = 777
+    assert encode_action(space, batch.prev_action)[0, 1].argmax() == 777 - 3
+    optimizer = torch.optim.Adam(agent.trainable_parameters(), lr=0.02)
+    for _ in range(30):
+        optimizer.zero_grad()
+        agent(batch, detailed=False)[0].backward()
+        optimizer.step()
+    policy = load_policy(save_policy(agent))
+    obs = {"observation": batch.obs["observation"][0]}
+    n = len(obs["observation"])
+    action, _ = policy.act(
+        obs, batch.prev_action[0], torch.zeros(n), torch.ones(n).long(), None, sample=False
+    )
+    assert action.tolist() == [777] * n
 
 
 @pytest.mark.parametrize(

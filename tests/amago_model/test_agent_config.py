@@ -60,7 +60,7 @@ def test_spaces_survive_json() -> None:
 
 
 def test_absent_settings_take_their_defaults() -> None:
-    assert AgentConfig.from_dict({"losses": {"gamma": 0.9}}).losses == LossConfig(gamma=0.9)
+    assert AgentConfig.from_dict({"losses": {"gamma": 0.8}}).losses == LossConfig(gamma=0.8)
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
@@ -73,6 +73,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
     [
         (lambda: LossConfig(gamma=1.0), "gamma"),
         (lambda: LossConfig(extra_gammas=(0.9, 1.5)), "extra_gammas"),
+        (lambda: LossConfig(extra_gammas=(0.9, 0.9)), "0.9 more than once; set extra_gammas=.0.9,"),
+        (lambda: LossConfig(gamma=0.9), "extra_gammas=.0.1, 0.95, 0.97, 0.99, 0.995."),
         (lambda: LossConfig(online_weight=0, offline_weight=0), "offline_weight"),
         (lambda: LossConfig(fake_filter=True, offline_weight=0), "fake_filter"),
         (lambda: LossConfig(critic_weight=0), "critic_weight"),
@@ -147,6 +149,16 @@ def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
                 filter="exp", filter_threshold=0.5, leaky_filter=LeakyFilterConfig(slope=0.5)
             ),
             "LossConfig.filter_threshold LossConfig.leaky_filter filter='leaky_relu'",
+        ),
+        (
+            lambda: LossConfig(td_lambda=0.5, n_step=3, offline_weight=0, fake_filter=True),
+            "td_lambda=0.5 n_step=3 LossConfig.fake_filter",
+        ),
+        (
+            lambda: AgentConfig(
+                algorithm="multitask", losses=LossConfig(fake_filter=True, online_weight=0, tau=0.1)
+            ),
+            "AgentConfig.algorithm LossConfig.tau",
         ),
         (
             lambda: ActorConfig(kind="residual", d_hidden=8, continuous="beta", std_low=0.1),

@@ -19,6 +19,8 @@ from amago_model import (
     Spaces,
     TrajectoryEncoderConfig,
     TransformerConfig,
+    make_agent,
+    multitask,
 )
 from amago_model.losses import binary_filter, exp_filter
 
@@ -207,6 +209,23 @@ def test_parameter_counts_are_the_published_ones(encoder: str, count: int) -> No
         parts = agent.policy.timestep_encoder, agent.critic, agent.policy.actor
         assert tuple(sum(p.numel() for p in m.parameters()) for m in parts) == expected
         assert sum(p.numel() for p in agent.policy.trajectory_encoder.parameters()) == count
+
+
+@pytest.mark.parametrize(("kind", "count"), [("discrete", 664_064), ("continuous", 665_088)])
+def test_classifying_critics_have_the_published_number_of_parameters(kind: str, count: int) -> None:
+    """Those of the multi-task agent, for 5 discrete actions; for 6 numbers it is no other agent."""
+    obs = {"observation": ObsSpace(shape=(4,), dtype="float32")}
+    action = {
+        "discrete": ActionSpace(kind="discrete", n=5),
+        "continuous": ActionSpace(kind="continuous", shape=(6,), low=(-1.0,) * 6, high=(1.0,) * 6),
+    }[kind]
+    config = AgentConfig(trajectory_encoder=TrajectoryEncoderConfig(kind="feedforward"))
+    config = multitask(config)
+    if kind == "continuous":
+        config = dataclasses.replace(config, algorithm="agent")
+    agent = make_agent(config, Spaces(observations=obs, action=action))
+    assert agent.critic is not None
+    assert sum(p.numel() for p in agent.critic.parameters()) == count
 
 
 def test_permuted_observation_keys_give_the_same_update(make_config, make_batch) -> None:

@@ -82,8 +82,14 @@ def test_rows_are_valid_where_an_observation_was_recorded(make_spaces, make_batc
 
 
 def test_moving_a_batch_moves_every_tensor(make_spaces, make_batch) -> None:
-    moved = make_batch(make_spaces()).to("meta")
-    assert {moved.obs["observation"].device.type, moved.mask.device.type} == {"meta"}
+    batch = make_batch(make_spaces())
+    assert batch.to("meta").actor_mask is None
+    batch.actor_mask, batch.critic_mask = batch.mask.clone(), batch.mask.clone()
+    moved = batch.to("meta")
+    tensors = (moved.obs["observation"], moved.mask, moved.actor_mask, moved.critic_mask)
+    assert {x.device.type for x in tensors} == {"meta"}
+    assert batch.padded(9).critic_mask.shape == (3, 9)
+    assert torch.equal(batch.windows(1, 3).actor_mask, batch.mask[1:3])
 
 
 @pytest.mark.parametrize(
@@ -93,6 +99,8 @@ def test_moving_a_batch_moves_every_tensor(make_spaces, make_batch) -> None:
         ("prev_action", torch.zeros(3, 7, 4), r"prev_action: expected shape \[3, 7\]"),
         ("mask", torch.zeros(3), "mask"),
         ("terminated", torch.zeros(3, 6), "terminated: expected bool"),
+        ("actor_mask", torch.ones(3, 6), "actor_mask: expected bool"),
+        ("critic_mask", torch.ones(3, 7) > 0, r"critic_mask: expected shape \[3, 6\]"),
         ("obs", {"pixels": torch.zeros(3, 7, 3)}, "'observation' is missing"),
         ("obs", {"observation": torch.zeros(3, 7, 4)}, r"expected shape \[3, 7, 3\]"),
     ],

@@ -1,7 +1,8 @@
-"""Encoders, heads, filters and agents of your own: registered, saved by name, and asked for."""
+"""Encoders, heads, filters, losses and agents of your own: registered, saved by name, asked for."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from torch import nn
 from amago_model import (
     Agent,
     AgentConfig,
+    Batch,
     ConfigError,
     CustomConfig,
     LossConfig,
@@ -25,8 +27,11 @@ from amago_model import (
 )
 from amago_model.actor import Actor
 from amago_model.critic import CriticEnsemble
+from amago_model.loss_inputs import LossInputs
+from amago_model.moments import still
 from amago_model.timestep_encoders import TimestepEncoder
 from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
+from tests.amago_model.cases import CASES, make
 
 
 class Scaled(nn.Module):
@@ -53,9 +58,36 @@ class MyCritic(CriticEnsemble):
 class Lazy(Agent):
     """Climbs nothing, though its config says so: another sum of the same losses."""
 
-    def forward(self, batch, detailed=True, counts=None):  # type: ignore[no-untyped-def]
-        loss, metrics = super().forward(batch, detailed, counts)
-        return loss - self.config.losses.online_weight * metrics["loss/climb"], metrics
+    def terms(self, seen: LossInputs) -> dict[str, torch.Tensor]:
+        terms = super().terms(seen)
+        del terms["climb"]
+        return terms
+
+
+class Absolute(Agent):
+    """A critic's error counts by its size, not its square; twice as much as it says."""
+
+    def terms(self, seen: LossInputs) -> dict[str, torch.Tensor]:
+        error = self.normalized(seen.q) - self.value_norm.normalize(seen.target)
+        return super().terms(seen) | {"critic": seen.mean(error.abs().mean(0), "critic")}
+
+    def weights(self) -> dict[str, float]:
+        return super().weights() | {"critic": 2.0}
+
+
+def predictable(agent: Agent, seen: LossInputs) -> torch.Tensor:
+    """Surprise of the data's actions, all alike: a further, unfiltered imitation."""
+    del agent
+    assert seen.log_prob is not None
+    return -seen.mean(seen.log_prob, "clone")
+
+
+def small(agent: Agent, seen: LossInputs) -> torch.Tensor:
+    """Small answers of the critics, and small states."""
+    del agent
+    assert seen.answers is not None
+    answers = seen.mean(seen.answers.square().mean((0, 3)), "critic")
+    return answers + seen.mean(seen.transitions.state_t.square(), "climb")
 
 
 def soft(advantage: torch.Tensor) -> torch.Tensor:
@@ -68,6 +100,8 @@ CUSTOM = CustomConfig(
     actor="mine",
     critic="mine",
     filter="soft",
+    losses=("predictable", "small"),
+    loss_weights=(0.3, 0.01),
     agent="lazy",
 )
 
@@ -75,9 +109,9 @@ CUSTOM = CustomConfig(
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
-    register("timestep_encoder", "scaled")(Scaled)
+    register("timestep_encoder", "scaled", reads="all")(Scaled)
 
-    @register("trajectory_encoder", "mine")
+    @register("trajectory_encoder", "mine", reads=("kind",))
     def memory(config, d_input):  # type: ignore[no-untyped-def]
         del config
         return IdentityTrajectoryEncoder(d_input)
@@ -85,7 +119,10 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     register("actor", "mine")(MyActor)
     register("critic", "mine")(MyCritic)
     register("filter", "soft")(soft)
+    register("loss", "predictable")(predictable)
+    register("loss", "small")(small)
     register("agent", "lazy")(Lazy)
+    register("agent", "absolute")(Absolute)
     yield
 
 
@@ -119,6 +156,17 @@ def test_a_policy_file_names_the_code_that_it_needs(
         load_policy(data)
 
 
+def test_what_only_learning_needs_a_policy_file_names_but_does_not_ask_for(
+    make_spaces, make_config, mine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del mine
+    custom = CustomConfig(losses=("small",), loss_weights=(0.5,), filter="soft", agent="lazy")
+    config = dataclasses.replace(make_config(), custom=custom)
+    data = save_policy(make_agent(config, make_spaces()))
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
+    assert load_policy(data).config.custom == custom
+
+
 @pytest.mark.usefixtures("mine")
 def test_unknown_names_are_refused_with_the_nearest(make_spaces, make_config) -> None:
     config = dataclasses.replace(make_config(), custom=CustomConfig(agent="lasy"))
@@ -142,3 +190,131 @@ def test_unknown_names_are_refused_with_the_nearest(make_spaces, make_config) ->
 def test_a_filter_that_would_not_be_used_is_refused(losses: LossConfig) -> None:
     with pytest.raises(ConfigError, match=r"CustomConfig.filter"):
         AgentConfig(losses=losses, custom=CustomConfig(filter="soft"))
+
+
+# ------------------------------------------------------------------------------ losses of one's own
+
+
+def _with(agent: Agent, /, **custom) -> Agent:  # type: ignore[no-untyped-def]
+    """An agent with the same weights, and parts of its own."""
+    config = dataclasses.replace(agent.config, custom=CustomConfig(**custom))
+    made = make_agent(config, agent.spaces).double()
+    made.load_state_dict(agent.state_dict())
+    return made
+
+
+def _gradients(agent: Agent, batch: Batch, name: str = "total") -> dict[str, torch.Tensor]:
+    """Of the whole loss, or of one of its terms, by parameter; those that it does not reach too."""
+    agent = copy.deepcopy(agent)
+    if name == "total":
+        loss = agent(batch)[0]
+    else:
+        loss = agent.terms(agent._look(batch, None))[name]
+    named = {n: p for n, p in agent.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, [*named.values()], materialize_grads=True)
+    return dict(zip(named, found, strict=True))
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize("name", ["discrete", "continuous"])
+def test_an_agent_that_leaves_a_term_out_learns_as_if_it_did_not_exist(name: str) -> None:
+    """One critic in each target, for whose minimum and mean are the same."""
+    torch.manual_seed(0)
+    agent, windows = make({"critic": {"n_critics_target": 1}, "kind": name})
+    batch = windows([3, 1, 0, 4], 4)
+    batch.noise = agent.draw_noise(*batch.mask.shape)
+    losses = dataclasses.replace(agent.config.losses, online_weight=0.0)
+    never = make_agent(dataclasses.replace(agent.config, losses=losses), agent.spaces).double()
+    never.load_state_dict(agent.state_dict())
+    lazy = _with(agent, agent="lazy")
+    torch.testing.assert_close(_gradients(lazy, batch), _gradients(never, batch))
+    climbing, resting = _gradients(agent, batch), _gradients(lazy, batch)
+    moved = {n for n, g in climbing.items() if not torch.allclose(g, resting[n])}
+    assert moved and all(n.startswith("policy.actor.") for n in moved)
+    assert "loss/climb" not in lazy(batch)[1]
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize("name", ["discrete", "continuous, samples", "discrete, two-hot"])
+def test_a_loss_of_one_s_own_adds_its_own_gradient_and_no_more(name: str) -> None:
+    torch.manual_seed(0)
+    agent, windows = make(CASES[name])
+    batch = windows([3, 1, 0, 4], 4)
+    batch.noise = agent.draw_noise(*batch.mask.shape)
+    own = _with(agent, losses=("predictable", "small"), loss_weights=(0.3, 2.0))
+    plain, both = _gradients(agent, batch), _gradients(own, batch)
+    first, second = (_gradients(own, batch, term) for term in ("predictable", "small"))
+    for n, gradient in both.items():
+        torch.testing.assert_close(gradient, plain[n] + 0.3 * first[n] + 2.0 * second[n])
+    assert any(g.any() for n, g in first.items() if n.startswith("policy.actor."))
+    assert any(g.any() for n, g in second.items() if n.startswith("critic."))
+    loss, metrics = own(batch)
+    shares = agent.weights() | {"predictable": 0.3, "small": 2.0}
+    whole = sum(w * metrics[f"loss/{n}"] for n, w in shares.items() if f"loss/{n}" in metrics)
+    torch.testing.assert_close(loss, whole)
+    each = _with(agent, losses=("small",)).weights()
+    assert each["small"] == 1.0
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_term_replaced_and_weighed_anew_is_that_of_a_slow_loop() -> None:
+    torch.manual_seed(0)
+    agent, windows = make({"critic": {"popart": False}})
+    batch = windows([3, 1, 0, 4], 4)
+    batch.noise = agent.draw_noise(*batch.mask.shape)
+    own = _with(agent, agent="absolute")
+    loss, metrics = own(batch)
+    with torch.no_grad():
+        seen = agent._look(batch, None)
+    errors = [
+        abs(float(seen.q[c, i, g]) - float(seen.target[i, g]))
+        for c in range(3)
+        for i in range(len(seen.target))
+        for g in range(2)
+        if seen.transitions.learnable[i]
+    ]
+    assert float(metrics["loss/critic"]) == pytest.approx(sum(errors) / len(errors))
+    c = agent.config.losses
+    rest = c.online_weight * metrics["loss/climb"] + c.offline_weight * metrics["loss/clone"]
+    torch.testing.assert_close(loss, 2.0 * metrics["loss/critic"] + rest)
+
+
+@pytest.mark.usefixtures("mine")
+def test_losses_of_one_s_own_in_parts_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    agent, windows = make(CASES["continuous"])
+    own = _with(agent, losses=("predictable", "small"), loss_weights=(0.3, 2.0)).eval()
+    batch = windows([3, 1, 0, 4, 2, 4], 4)
+    batch.noise = own.draw_noise(*batch.mask.shape)
+    whole, counts = own(batch)[1], {k: float(v) for k, v in own.loss_counts(batch).items()}
+    with still(own):
+        parts = [own(batch.windows(*edges), counts=counts)[1] for edges in ((0, 1), (1, 6))]
+    for name in ("loss/predictable", "loss/small", "loss/total"):
+        torch.testing.assert_close(sum(part[name] for part in parts), whole[name])
+
+
+@pytest.mark.usefixtures("mine")
+def test_losses_that_cannot_be_counted_are_refused(make_spaces, make_config, make_batch) -> None:
+    with pytest.raises(ConfigError, match=r"losses: .*Agent\.terms, got \('clone',\)"):
+        CustomConfig(losses=("clone",))
+    with pytest.raises(ConfigError, match="each once"):
+        CustomConfig(losses=("small", "small"))
+    with pytest.raises(ConfigError, match=r"loss_weights.*\('small',\)"):
+        CustomConfig(losses=("small",), loss_weights=(1.0, 2.0))
+    config = dataclasses.replace(make_config(), custom=CustomConfig(losses=("smaller",)))
+    with pytest.raises(UnregisteredError, match=r"CustomConfig\.losses: 'smaller'.*'small'"):
+        make_agent(config, make_spaces())
+    register("loss", "wide")(lambda agent, seen: seen.advantage)  # noqa: ARG005
+    agent = make_agent(
+        dataclasses.replace(config, custom=CustomConfig(losses=("wide",))), make_spaces()
+    )
+    with pytest.raises(ConfigError, match=r"terms: expected scalar.*'wide': shape \["):
+        agent(make_batch(agent.spaces))
+
+    class Nameless(Agent):
+        def terms(self, seen: LossInputs) -> dict[str, torch.Tensor]:
+            return {"surprise": seen.advantage.mean()}
+
+    agent = Nameless(make_config(), make_spaces())
+    with pytest.raises(ConfigError, match=r"Nameless\.terms.*'surprise'.*weights\(\)"):
+        agent(make_batch(agent.spaces))

@@ -168,7 +168,7 @@ def test_an_impala_block_is_what_its_formula_says(group_norm: bool) -> None:
         ({"block_depths": (8,)}, "block_depths: set, but kind='auto'"),
         ({"kind": "impala", "block_depths": (6,)}, "multiples of 4"),
         ({"kind": "impala", "block_depths": ()}, "block_depths: expected 1 to"),
-        ({"augment_shift": 2}, "augment_shift: expected its default"),
+        ({"augment_shift": 2}, "augment_shift: set, but augment=0"),
         ({"augment": 1.5}, "augment: expected a share"),
     ],
 )

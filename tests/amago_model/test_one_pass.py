@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from amago_model import Agent
 from amago_model.actor import Actor
 from amago_model.config import ActorConfig
-from amago_model.one_pass import ask_once
+from amago_model.one_pass import ask_once, can_ask_once
 
 D, N, G = 5, 7, 2
 
@@ -75,9 +77,35 @@ def test_an_update_that_climbs_and_clones_asks_the_actor_once(
     assert sorted(asked) == ["own", "target"]
 
 
-def test_nothing_of_it_is_kept_after_the_backward_pass(make_spaces) -> None:
-    actor = Actor(ActorConfig(d_hidden=6), make_spaces("continuous").action, d_state=D, n_gammas=G)
-    climber, cloner = ask_once(actor, torch.randn(N, D, requires_grad=True), None)
-    node = climber.loc.grad_fn
-    sum(_losses(climber, cloner)).backward()
-    assert node.parts is None
+def test_each_term_may_be_asked_for_its_gradient_alone(
+    make_spaces, make_config, make_batch
+) -> None:
+    agent = Agent(make_config(), make_spaces("continuous"))
+    loss, _ = agent(make_batch(agent.spaces))
+    weights = agent.trainable_parameters()
+    first = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+    second = torch.autograd.grad(loss, weights, allow_unused=True)
+    for a, b in zip(first, second, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+class _FixedSpread(Actor):
+    def forward(self, state, legal=None):  # type: ignore[no-untyped-def]
+        policy = super().forward(state, legal)
+        return dataclasses.replace(policy, scale=torch.full_like(policy.loc, 0.3))
+
+
+@pytest.mark.parametrize("kind", ["frozen", "fixed spread"])
+def test_actors_that_it_does_not_serve_are_asked_twice(
+    make_spaces, make_config, make_batch, kind: str
+) -> None:
+    agent = Agent(make_config(), make_spaces("continuous"))
+    actor = agent.policy.actor
+    if kind == "frozen":
+        actor.requires_grad_(False)
+    else:
+        actor.__class__ = _FixedSpread
+    assert not can_ask_once(actor)
+    agent(make_batch(agent.spaces))[0].backward()
+    learned = any(p.grad is not None and bool(p.grad.any()) for p in actor.parameters())
+    assert learned == (kind != "frozen")

@@ -437,9 +437,9 @@ def test_encoders_that_know_nothing_of_it_get_padded_windows(
     memory: str,
 ) -> None:
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
-    register("timestep_encoder", "rescaled")(Rescaled)
-    register("trajectory_encoder", "averages")(Averages)
-    register("trajectory_encoder", "doubled")(lambda config, d_input: Doubled(d_input))
+    register("timestep_encoder", "rescaled", reads="all")(Rescaled)
+    register("trajectory_encoder", "averages", reads="all")(Averages)
+    register("trajectory_encoder", "doubled", reads="all")(lambda _, d_input: Doubled(d_input))
     custom = CustomConfig(timestep_encoder=rows, trajectory_encoder=memory)
     config = dataclasses.replace(make_config(), custom=custom)
     agent = Agent(config, make_spaces())

@@ -26,8 +26,10 @@ def garbage(batch: Batch) -> Batch:
     known = torch.cat((torch.ones_like(rows[:, :1]), batch.mask & batch.action_known), dim=1)
     dirty.prev_action[~known] = worst
     dirty.time_idx[~later] = 10**6
-    for flag in (dirty.terminated, dirty.truncated, dirty.next_obs_valid, dirty.action_known):
-        flag[~batch.mask] = True
+    flags = dirty.terminated, dirty.truncated, dirty.next_obs_valid, dirty.action_known
+    for flag in (*flags, dirty.actor_mask, dirty.critic_mask):
+        if flag is not None:
+            flag[~batch.mask] = True
     return dirty
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 import torch
 
-from amago_model import Agent, AgentConfig, LossConfig, published_v3
+from amago_model import Agent, AgentConfig, LossConfig, fitting, published_v3
 from amago_model.losses import ensemble_subset
 from amago_model.presets import DEVIATIONS
 from tests.amago_model.cases import CASES, batch_of, make
@@ -21,7 +21,7 @@ from tests.amago_model.reference import slow_update
 def both(kind: str = "discrete", **losses: object) -> tuple[Agent, Agent]:
     """Ours and the published one, alike in everything else, statistics standing still."""
     ours, _ = make({"kind": kind, "losses": losses})
-    theirs = Agent(published_v3(ours.config), ours.spaces).double()
+    theirs = Agent(fitting(published_v3(ours.config), ours.spaces), ours.spaces).double()
     theirs.load_state_dict(ours.state_dict())
     return ours.eval(), theirs.eval()
 
@@ -100,11 +100,17 @@ def test_critics_of_a_target_are_drawn_with_replacement_or_without() -> None:
     assert not ours.config.critic.subset_replacement and theirs.config.critic.subset_replacement
 
 
-@pytest.mark.parametrize(("published", "largest"), [(True, 1e30), (False, 20.0)])
-def test_exponential_weights_are_bounded_or_not(published: bool, largest: float) -> None:
+@pytest.mark.parametrize(
+    ("published", "bounds"), [(True, (1e-7, 1e30)), (False, (0.0, 20.0))], ids=["published", "ours"]
+)
+def test_exponential_weights_are_bounded_or_not(
+    published: bool, bounds: tuple[float, float]
+) -> None:
+    """Published: bounded below, where the advantage is less than -16 / beta, and not above."""
     agent = both(filter="exp", filter_beta=50.0)[int(published)]
-    weight = agent._filter(torch.tensor([[1.0]]).double(), torch.tensor([True]))
-    torch.testing.assert_close(weight, torch.tensor([[50.0]]).double().exp().clamp(max=largest))
+    advantage = torch.tensor([[1.0], [-1.0]]).double()
+    weight = agent._filter(advantage, torch.tensor([True, True]))
+    torch.testing.assert_close(weight, (50.0 * advantage).exp().clamp(*bounds), rtol=1e-9, atol=0)
 
 
 def test_every_case_that_it_can_take_is_accepted() -> None:

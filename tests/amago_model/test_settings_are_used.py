@@ -6,7 +6,6 @@ actions must then differ from those of the agent unchanged, or construction must
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -49,6 +48,8 @@ ANYTHING = {
 ACTIONS = {
     "discrete": ActionSpace(kind="discrete", n=3),
     "continuous": ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    "multi_binary": ActionSpace(kind="multi_binary", n=2),
+    "multi_discrete": ActionSpace(kind="multi_discrete", nvec=(2, 3)),
 }
 NARROW = BinsConfig(n_bins=9, min_return=-30.0, max_return=40.0)
 BASE = AgentConfig(
@@ -86,6 +87,12 @@ def heads(
     return Scenario(replace(BASE, algorithm=algorithm, **new), action, tried)  # type: ignore[arg-type]
 
 
+def cloning(action: str) -> Scenario:
+    losses = LossConfig(fake_filter=True, online_weight=0.0, extra_gammas=(0.5,))
+    config = replace(BASE, critic=CriticConfig(), losses=losses)
+    return Scenario(config, action)
+
+
 def memory(kind: str, **changes: Any) -> Scenario:
     encoder = TrajectoryEncoderConfig(kind=kind, **changes)  # type: ignore[arg-type]
     return Scenario(replace(BASE, trajectory_encoder=encoder), tried=("trajectory_encoder.",))
@@ -100,6 +107,8 @@ SMALL_TRANSFORMER = TransformerConfig(d_model=16, n_heads=2, d_ff=16, n_layers=1
 SCENARIOS = {
     "discrete": heads(),
     "continuous": heads("continuous"),
+    "multi-binary": heads("multi_binary"),
+    "multi-discrete": heads("multi_discrete"),
     "continuous, beta": heads("continuous", tried=("actor.",), actor={"continuous": "beta"}),
     "continuous, mixture": heads(
         "continuous",
@@ -128,12 +137,10 @@ SCENARIOS = {
     "lambda returns": heads(tried=("losses.",), losses={"td_lambda": 0.7}),
     "no filter": heads(tried=("losses.",), losses={"fake_filter": True}),
     "climbing alone": heads("continuous", losses={"offline_weight": 0.0}),
-    "cloning alone": heads(
-        "continuous",
-        losses=dataclasses.asdict(LossConfig(fake_filter=True, online_weight=0.0))
-        | {"leaky_filter": LossConfig().leaky_filter, "extra_gammas": (0.5,)},
-        critic=dataclasses.asdict(CriticConfig()) | {"bins": BinsConfig()},
-    ),
+    "cloning alone": cloning("continuous"),
+    "cloning alone, discrete": cloning("discrete"),
+    "cloning alone, multi-binary": cloning("multi_binary"),
+    "cloning alone, multi-discrete": cloning("multi_discrete"),
     "identity": memory("identity"),
     "feed-forward": memory("feedforward", feedforward=FeedForwardConfig(d_model=16)),
     "gru": memory("gru", gru=GRUConfig(d_hidden=8, d_output=8, n_layers=1)),
@@ -160,18 +167,6 @@ SCENARIOS = {
     ),
 }
 
-# What the action or observation space decides: one config serves every dataset.
-BY_SPACE = {
-    "actor.prob_low": "discrete",
-    "actor.prob_high": "discrete",
-    "actor.std_low": "continuous",
-    "actor.std_high": "continuous",
-    "actor.log_prob_clip": "continuous",
-    "critic.soften_data_actions": "discrete",
-    "algorithm": "discrete",
-    "losses.n_target_actions": "sampled",
-    "losses.n_policy_actions": "sampled",
-}
 # Looked at outside of the agent, or by what is not installed: see the tests named.
 ELSEWHERE = {
     "losses.targets_before_step": "tests/trainer/test_learner.py",
@@ -181,7 +176,10 @@ ELSEWHERE = {
     "custom.actor": "tests/amago_model/test_custom_parts.py",
     "custom.critic": "tests/amago_model/test_custom_parts.py",
     "custom.filter": "tests/amago_model/test_custom_parts.py",
+    "custom.losses": "tests/amago_model/test_custom_parts.py",
+    "custom.loss_weights": "tests/amago_model/test_custom_parts.py",
     "custom.agent": "tests/amago_model/test_custom_parts.py",
+    "custom.settings": "tests/amago_model/test_custom_settings.py",
 }
 
 
@@ -197,8 +195,10 @@ def _batch(spaces: Spaces) -> Batch:
             top = space.n or (256 if space.dtype == "uint8" else 8)
             obs[key] = torch.randint(0, top, shape).to(getattr(torch, space.dtype))
     mask = torch.arange(t) < torch.tensor([8, 4, 6])[:, None]
-    if spaces.action.kind == "discrete":
-        action = torch.randint(0, 3, (b, t + 1))
+    tops = {"discrete": (3,), "multi_binary": (2, 2), "multi_discrete": (2, 3)}
+    if top := tops.get(spaces.action.kind):
+        action = torch.stack([torch.randint(0, n, (b, t + 1)) for n in top], dim=-1)
+        action = action.squeeze(-1) if len(top) == 1 else action
     else:
         action = torch.rand(b, t + 1, 2) * 2.0 - 1.0
         action[0, 2] = 1.0  # at its bound
@@ -269,17 +269,9 @@ def verdicts(name: str) -> dict[str, str]:
     return found
 
 
-def _by_space(leaf: str, scenario: Scenario) -> bool:
-    """Whether this setting is for actions of another kind than the scenario's."""
-    sampled = scenario.action == "continuous" or scenario.config.algorithm == "multitask"
-    return BY_SPACE.get(leaf) not in (None, scenario.action, "sampled" if sampled else None)
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_setting_is_ignored(name: str) -> None:
-    scenario = SCENARIOS[name]
-    ignored = {leaf for leaf, verdict in verdicts(name).items() if verdict == "ignored"}
-    assert not {leaf for leaf in ignored if not _by_space(leaf, scenario)}
+    assert not {leaf for leaf, verdict in verdicts(name).items() if verdict == "ignored"}
 
 
 def test_every_setting_is_used_somewhere() -> None:

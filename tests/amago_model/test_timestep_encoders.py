@@ -28,7 +28,7 @@ from amago_model import (
 )
 from amago_model.embedders import GoalEmbedder, TokenEmbedder
 from amago_model.modalities import kinds_of
-from amago_model.timestep_encoders import TimestepEncoder
+from amago_model.timestep_encoders import TimestepEncoder, observation_features
 
 FOUR = ActionSpace(kind="discrete", n=4)
 IMAGE = ObsSpace(shape=(8, 6, 3), dtype="uint8")
@@ -173,6 +173,17 @@ def test_plain_observations_have_the_plain_encoder_and_nothing_more() -> None:
     x = x / (1 + 1e-5) ** 0.5  # statistics at birth
     expected = F.layer_norm(made.mlp(x), (12,))
     torch.testing.assert_close(made(obs, previous, None), expected)
+
+
+def test_categories_are_one_hot_bytes_are_shares_and_numbers_are_themselves() -> None:
+    """A category declared as a number is one."""
+    x = torch.tensor([[2, 0]])
+    category, byte = ObsSpace(shape=(), dtype="int64", n=3), ObsSpace(shape=(), dtype="uint8")
+    assert observation_features(category, x).tolist() == [[[0, 0, 1], [1, 0, 0]]]
+    shares = observation_features(byte, x.to(torch.uint8) * 51)
+    torch.testing.assert_close(shares, torch.tensor([[[0.4], [0.0]]]))
+    number = ObsSpace(shape=(), dtype="float32")
+    assert observation_features(number, x.float()).tolist() == [[[2], [0]]]
 
 
 def test_the_order_of_the_dict_does_not_matter(spaces: Spaces) -> None:

@@ -46,6 +46,8 @@ SETTINGS = {
         {"continuous": "beta"},
     ),
     "replacement": ("continuous", FEED_FORWARD, {"n_step": 3}, {"subset_replacement": True}, {}),
+    "once": ("continuous", FEED_FORWARD, {"extra_gammas": ()}, {"n_critics": 2}, {}),
+    "once drawn": ("continuous", FEED_FORWARD, {"extra_gammas": ()}, {"n_critics": 4}, {}),
 }
 
 
@@ -142,6 +144,68 @@ def _values_and_gradients(agent, state, action):  # type: ignore[no-untyped-def]
     return values.detach(), torch.autograd.grad((values * values.cos()).sum(), inputs)
 
 
+class _Normed(critic.CriticEnsemble):
+    """Something of its own between its layers."""
+
+    def _hidden(self, layers, x):  # type: ignore[no-untyped-def]
+        return torch.nn.functional.layer_norm(super()._hidden(layers, x), x.shape[-1:])
+
+
+@pytest.mark.parametrize("kind", ["plain", "with dropout", "of one's own", "other activation"])
+def test_climbed_critics_answer_as_others_do(
+    make_spaces, make_config, monkeypatch, kind: str
+) -> None:
+    served = []
+    plain = critic.constant_answers
+    monkeypatch.setattr(critic, "constant_answers", lambda *args: served.append(1) or plain(*args))
+    changes = {"with dropout": {"dropout": 0.5}, "other activation": {"activation": "gelu"}}
+    config = make_config(critic={"n_critics": 4, **changes.get(kind, {})})
+    agent = Agent(config, make_spaces("continuous")).train()
+    if kind == "of one's own":
+        agent.critic.__class__ = _Normed
+    state, action = torch.randn(9, 12), (torch.rand(3, 9, 2, 2) * 1.8 - 0.9).requires_grad_()
+    results = []
+    for frozen in (True, False):
+        torch.manual_seed(3)
+        part = agent.critic.state_part(state)
+        values = agent.critic.values(part.detach() if frozen else part, action, frozen=frozen)
+        lowest = values.mean(1).amin(0)
+        results.append((values, *torch.autograd.grad(lowest.sum(), action)))
+    assert bool(served) == (kind == "plain")
+    for ours, other in zip(*results, strict=True):
+        torch.testing.assert_close(ours, other)
+
+
+@pytest.mark.parametrize("target", [1, 2])
+def test_a_critic_that_nobody_draws_is_not_asked(
+    make_spaces, make_config, make_batch, target: int
+) -> None:
+    config = make_config(critic={"n_critics": 5, "n_critics_target": target})
+    agent = Agent(config, make_spaces("continuous"))
+    loss, _ = agent(make_batch(agent.spaces, lengths=(1,)))
+    assert bool(loss.isfinite())
+
+
+def test_what_a_layer_made_of_states_keeps_its_gradient(make_spaces, make_config) -> None:
+    agent = Agent(make_config(), make_spaces("continuous"))
+    seen = agent.critic.state_part(torch.randn(4, 12, requires_grad=True))
+    with torch.no_grad():
+        part = seen.part
+    assert part.requires_grad and not seen.detach().part.requires_grad
+
+
+def test_slow_copies_follow_weights_that_were_put_in_their_place(make_spaces, make_config) -> None:
+    agent = Agent(make_config(losses={"tau": 0.5}), make_spaces("continuous"))
+    agent.update_targets()
+    state = {name: x.clone() for name, x in agent.state_dict().items()}
+    agent.load_state_dict(state, assign=True)
+    agent.requires_grad_(False)
+    before = agent.target_critic.weights[0].clone()
+    agent.critic.weights[0] += 1.0
+    agent.update_targets()
+    torch.testing.assert_close(agent.target_critic.weights[0], before + 0.5)
+
+
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_padding_left_out_is_an_update_with_padding(
     make_spaces, make_config, make_batch, monkeypatch, kind: str
@@ -154,7 +218,7 @@ def test_padding_left_out_is_an_update_with_padding(
     loss.backward()
     values = agent.get_values(batch)
     assert agent._encode(batch).exists.shape == (sum(LENGTHS),)
-    monkeypatch.setattr("amago_model.agent.places", lambda exists: None)  # noqa: ARG005
+    monkeypatch.setattr("amago_model.networks.places", lambda exists: None)  # noqa: ARG005
     other, other_metrics = twin(batch)
     other.backward()
     torch.testing.assert_close(loss, other, rtol=1e-5, atol=1e-6)
@@ -164,7 +228,7 @@ def test_padding_left_out_is_an_update_with_padding(
     torch.testing.assert_close(values.q[batch.mask], twin.get_values(batch).q[batch.mask])
 
 
-@pytest.mark.parametrize("name", ["climbing", "table", "samples"])
+@pytest.mark.parametrize("name", ["climbing", "table", "samples", "once", "once drawn"])
 def test_counted_flops_are_those_that_torch_counts(
     make_spaces, make_config, make_batch, name: str
 ) -> None:

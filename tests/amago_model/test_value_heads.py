@@ -19,6 +19,7 @@ from amago_model import (
     MultiTaskAgent,
     ObsSpace,
     Spaces,
+    fitting,
     load_policy,
     make_agent,
     multitask,
@@ -132,6 +133,7 @@ def test_the_ones_of_an_action_have_a_gradient_too(make_spaces, kind: str) -> No
         (lambda: BinsConfig(min_return=-1.0, max_return=2.0, init_value=3.0), "init_value"),
         (lambda: LossConfig(filter="exp", filter_threshold=0.5), "filter_threshold"),
         (lambda: LossConfig(filter_max=3.0), "filter_max"),
+        (lambda: LossConfig(filter="exp", filter_min=20.0), "filter_min"),
     ],
 )
 def test_critics_and_filters_that_contradict_are_refused(make, field: str) -> None:  # type: ignore[no-untyped-def]
@@ -148,14 +150,16 @@ def _multitask(make_config, **losses: object) -> AgentConfig:  # type: ignore[no
 
 
 @pytest.mark.parametrize("online", [0.0, 0.5])
-@pytest.mark.parametrize("algorithm", ["agent", "multitask"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "algorithm"), [*((kind, "agent") for kind in KINDS), ("discrete", "multitask")]
+)
 def test_every_sum_of_losses_trains_what_it_should(
     make_spaces, make_config, make_batch, kind: str, algorithm: str, online: float
 ) -> None:
     """Classified returns: finite losses, gradients to everything learned, none to the copies."""
     config = _multitask(make_config, online_weight=online)
-    agent = make_agent(dataclasses.replace(config, algorithm=algorithm), make_spaces(kind))
+    config, spaces = dataclasses.replace(config, algorithm=algorithm), make_spaces(kind)
+    agent = make_agent(fitting(config, spaces), spaces)
     assert type(agent) is (MultiTaskAgent if algorithm == "multitask" else Agent)
     loss, metrics = agent(make_batch(agent.spaces))
     loss.backward()

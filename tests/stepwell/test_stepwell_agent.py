@@ -68,9 +68,10 @@ def test_no_allowed_option_names_a_file_a_module_or_a_service(role):
     assert not allowed & (paths | {"plugin", "url", "token", "config", "file", "json", "upload"})
 
 
-# Folders and files, services, code; the bounds of a machine, and how its processes report.
+# Folders and files, services, code; the bounds of a machine, and how its processes report. Mixtures
+# come from files, and their ramp with them.
 WITHHELD = {
-    "train": "data.cache data.cache_gb output plugin recipe sources",
+    "train": "data.cache data.cache_gb data.ramp_updates output plugin recipe sources",
     "collect": "drain_timeout heartbeat_every outbox outbox_bytes plugin poll_every progress token "
     "url",
     "evaluate": "file json plugin token upload url",

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from amago_model import TimestepEncoderConfig
 from stepwell import Box, EnvSpec
@@ -94,3 +95,18 @@ def test_every_process_says_what_one_of_them_found(monkeypatch, found):
     says = "lower the step size" if found is None else "--where \"id <> 'b'\""
     with pytest.raises(TrainingDiverged, match=says):
         blame.explain_skip(1, loaded, world, TrainingDiverged("lower the step size"))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "uint32", "int64"])
+def test_whole_numbers_are_never_to_blame(dtype: str) -> None:
+    """torch has no absolute value of some of these."""
+    seen = torch.ones(1, 3, 2).to(getattr(torch, dtype))
+    batch = SimpleNamespace(
+        mask=torch.ones(1, 2, dtype=torch.bool),
+        obs={"lamp": seen},
+        row_mask=torch.ones(1, 3, dtype=torch.bool),
+        prev_reward=torch.zeros(1, 3),
+        prev_action=torch.zeros(1, 3, dtype=torch.int64),
+        previous_known=torch.ones(1, 3, dtype=torch.bool),
+    )
+    assert blame.bad_number(SimpleNamespace(batch=batch)) is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,11 +21,12 @@ from amago_model.spaces import ActionSpace, ObsSpace, Spaces
 from tests.amago_model.settings import changed, documented, leaves, others, value_at
 from trainer import config as settings
 from trainer.config import SettingError, TrainConfig, to_json
+from trainer.main import main
 from trainer.options import resolve
 
-# The recipe is the first word of a command line, and a mixture comes from files alone; both have
-# their tests in test_options.py.
-NOT_FLAGS = {"recipe", "sources"}
+# The recipe is the first word of a command line, and a mixture, with the ramp that it alone has use
+# for, comes from files; these have their tests in test_options.py.
+NOT_FLAGS = {"recipe", "sources", "data.ramp_updates"}
 
 SMALL = {
     "agent.timestep_encoder.d_hidden": 16,
@@ -192,16 +195,64 @@ def test_every_setting_and_its_sentence_is_in_the_help(capsys: pytest.CaptureFix
     assert missing - {f"{name}" for name in NOT_FLAGS} == set()
 
 
-def test_every_setting_of_a_run_is_read_by_the_trainer() -> None:
-    """Those of the agent have a test of their own: tests/amago_model/test_settings_are_used.py."""
-    folder = Path(settings.__file__).parent
-    read = {
-        node.attr
-        for path in folder.rglob("*.py")
-        if path.name not in ("config.py", "recipes.py", "ablations.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
-    ours = {name for name in leaves(TrainConfig()) if not name.startswith("agent.")}
-    assert len(ours) > 30
-    assert not {name for name in ours if name.rsplit(".", 1)[-1] not in read}
+# The code that puts a config together, checks it and writes it down reads all of it.
+OF_THE_CONFIG = {"config.py", "options.py", "unused.py", "recipes.py", "ablations.py"}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """What the trainer's own code reads of its config from now on: (class, setting)."""
+    folder, seen = str(Path(settings.__file__).parent), set()
+
+    def look(self: Any, name: str) -> Any:
+        reader = Path(sys._getframe(1).f_code.co_filename)
+        if str(reader).startswith(folder) and reader.name not in OF_THE_CONFIG:
+            seen.add((type(self).__name__, name))
+        return object.__getattribute__(self, name)
+
+    for cls in (*OURS, settings.SourceConfig):
+        monkeypatch.setattr(cls, "__getattribute__", look)
+    return seen
+
+
+OURS = (TrainConfig, settings.DataConfig, settings.OptimizerConfig, settings.ScheduleConfig)
+TINY = [
+    *("--agent.trajectory-encoder.kind", "identity", "--agent.timestep-encoder.d-hidden", "8"),
+    *("--agent.critic.d-hidden", "8", "--agent.actor.d-hidden", "8", "--device", "cpu"),
+    *("--data.batch", "2", "--data.window", "4", "--updates", "2", "--schedule.farewell", "0.1"),
+]
+
+
+def test_every_setting_of_a_run_is_read_by_the_trainer(
+    fake: Callable[..., Any],
+    tmp_path: Path,
+    reads: set[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """... of these very configs, in a run of a dataset that grows and one of a mixture.
+
+    Those of the agent have a test of their own: tests/amago_model/test_settings_are_used.py.
+    """
+    service = fake(lengths=[[5, 6], [7]])
+    monkeypatch.setattr("stepwell.client.Client", lambda: nullcontext(service))
+    folders = [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"]
+    mixture = tmp_path / "mixture.toml"
+    source = '[[sources]]\nselect = "SELECT id FROM trajectories"\n'
+    mixture.write_text(
+        f"data.ramp_updates = 2\n{source}share = 1.0\nshare_end = 0.5\n"
+        f"{source}share = 0.0\nshare_end = 0.5\n"
+    )
+    grown = ["--dataset=fake", "--data.refresh-every=1"]
+    assert main(["offline", *TINY, *folders, *grown]) == 0
+    assert main(["offline", *TINY, *folders, "--run=mixed", "--config", str(mixture)]) == 0
+    wanted = {(cls.__name__, f.name) for cls in OURS for f in dataclasses.fields(cls)}
+    wanted |= {("SourceConfig", f.name) for f in dataclasses.fields(settings.SourceConfig)}
+    assert wanted - reads == SEEN_ELSEWHERE
+
+
+SEEN_ELSEWHERE = {
+    # What the trainer asks for is last_share: share_end, or share.
+    ("SourceConfig", "share_end"),
+    # Where gradients are not finite: test_learner.py.
+    ("OptimizerConfig", "max_bad_updates"),
+}

@@ -24,15 +24,18 @@ LIVES = (
     *("checkpoint.after_tensors", "checkpoint.before_rename", "checkpoint.after_rename"),
     *("checkpoint.after_rotation:2", "policy.after_file", "metrics.after_answer"),
 )
-# The harder case of everything: a mixture, and updates made of two parts.
+# The harder case of everything: a mixture whose shares move, and updates made of two parts.
 MIXTURE = """
 optimizer.accumulate = 2
+data.ramp_updates = 60
 [[sources]]
 select = "SELECT id FROM trajectories WHERE dataset = 'failpoints' AND length < 11"
-share = 0.25
+share = 0.0
+share_end = 0.5
 [[sources]]
 select = "SELECT id, length AS weight FROM trajectories WHERE dataset = 'failpoints'"
-share = 0.75
+share = 1.0
+share_end = 0.5
 """
 ELSEWHERE = ("outbox.", "clock.", "cache.after_eviction")
 

@@ -226,6 +226,25 @@ def test_a_checkpoint_brings_everything_back(fake, tmp_path):
         assert torch.equal(value, other.agent.state_dict()[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:.*meta parameter in the current model, which is a no-op")
+def test_a_checkpoint_goes_to_the_device_of_whoever_takes_it_up(fake, tmp_path):
+    """A GPU if there is one; else device meta stands for any other than where it was written."""
+    service = fake(None, LENGTHS)
+    loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
+    learner = learner_of(pendulum_stitch(), service.spec)
+    learner.update(0, loader.load(0).batch)
+    checkpoints.save(tmp_path / "c", 1, learner.agent, learner.optimizer, {}, keep=1)
+    found = checkpoints.newest(tmp_path / "c")
+    assert found is not None
+    elsewhere = "cuda" if torch.cuda.is_available() else "meta"
+    agent = Agent(pendulum_stitch().agent, spaces_of(service.spec)).to(elsewhere)
+    optimizer = torch.optim.AdamW(agent.trainable_parameters())
+    checkpoints.restore(found, agent, optimizer)
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    assert len(kept) == 3 * len(agent.trainable_parameters())
+    assert {value.device.type for value in (*agent.state_dict().values(), *kept)} == {elsewhere}
+
+
 def test_damaged_and_unfinished_checkpoints_are_passed_over(tmp_path, caplog):
     """Flipped bytes, a missing file, a half-written folder: the newest whole one counts."""
     learner = learner_of(pendulum_stitch(), make_spec())

@@ -25,6 +25,7 @@ from trainer.config import SettingError, TrainConfig, flatten, replace, to_json
 from trainer.data.fields import spaces_of
 from trainer.options import resolve
 from trainer.recipes import RECIPES, recipe
+from trainer.unused import for_spaces
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -39,7 +40,8 @@ def test_every_recipe_builds_an_agent(name):
     extra |= {key: Box((3, 2), "int16", -1, 10) for key in rows.vector_keys}
     for action in (Box((1,), low=-1.0, high=1.0), Discrete(4)):
         spec = EnvSpec.of({"observation": Box((3,))} | extra, action)
-        agent = make_agent(config.agent, spaces_of(spec))
+        spaces, origins = spaces_of(spec), dict(resolve([name]).origins)
+        agent = make_agent(for_spaces(config, origins, spaces).agent, spaces)
         assert agent.trainable_parameters()
         # Nor is there anything to advise.
         assert not [line for line in agent.policy.timestep_encoder.describe() if "name it" in line]
@@ -121,6 +123,43 @@ def test_a_mixture_comes_from_a_file(tmp_path):
         resolve(["offline", "--config", str(file)])
 
 
+SOURCE = '[[sources]]\nselect = "SELECT id FROM trajectories"\n'
+
+
+def test_a_mixture_that_moves_comes_from_a_file_and_back_from_json(tmp_path):
+    """Its length may then be changed by a flag."""
+    file = tmp_path / "ramp.toml"
+    file.write_text(
+        f"data.ramp_updates = 10\n{SOURCE}share = 1\nshare_end = 0.25\n"
+        f"{SOURCE}share = 0\nshare_end = 0.75\n"
+    )
+    config = resolve(["offline", "--config", str(file), "--data.ramp-updates", "20"]).config
+    assert config.data.ramp_updates == 20
+    assert [(s.share, s.share_end) for s in config.sources] == [(1.0, 0.25), (0.0, 0.75)]
+    assert replace(TrainConfig(), json.loads(json.dumps(to_json(config)))).sources == config.sources
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data.ramp_updates = 9", "data.ramp_updates: 9 updates, but no source has a share_end"),
+        (f"data.ramp_updates = 9\n{SOURCE}share_end = 1.0", "no source has a share_end that"),
+        (f"{SOURCE}share = 1.0\nshare_end = 1.0", "sources.share_end: set, but with data.ramp"),
+        (f"data.ramp_updates = 9\n{SOURCE}share_end = 0.5", r"sum to 0\.5 at the end of the ramp"),
+        (f"{SOURCE}share = 1.5", "sources.share: expected a share from 0 to 1, got 1.5"),
+        (f"{SOURCE}share_end = -1", "sources.share_end: expected a share from 0 to 1, got -1"),
+        (f"{SOURCE}share = 0.0", "nothing would ever be drawn"),
+        (f"{SOURCE}share = 'all'", r"sources\[0\].share: expected float, got 'all'"),
+        (f"{SOURCE}shares = 1", r"unknown \['shares'\]; expected select, share, share_end"),
+    ],
+)
+def test_a_ramp_that_leads_nowhere_is_refused_by_name(tmp_path, text, message):
+    file = tmp_path / "ramp.toml"
+    file.write_text(text)
+    with pytest.raises(SettingError, match=message):
+        resolve(["offline", "--config", str(file)])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -167,6 +206,20 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
         ({"run": "../evil"}, "run: expected letters"),
         ({"dataset": "a", "snapshot": "b"}, "dataset and snapshot both"),
         ({"snapshot": "b", "where": "true"}, "where: a condition belongs to `dataset`"),
+        ({"snapshot": "b", "data": {"refresh_every": 5}}, "data.refresh_every: set, but snapshot"),
+        ({"snapshot": "b", "data": {"include_eval": True}}, "data.include_eval: set, but snapshot"),
+        (
+            {"snapshot": "b", "data": {"wait_for_data": 3.0, "include_eval": True}},
+            "data.include_eval, data.wait_for_data: set, but snapshot",
+        ),
+        ({"processes": 1, "schedule": {"agree_every": 5}}, "schedule.agree_every: 5, but proc"),
+        (
+            {
+                "data": {"critic_mask": "chosen"},
+                "agent": {"losses": {"fake_filter": True, "online_weight": 0.0}},
+            },
+            "data.critic_mask: 'chosen', but behaviour cloning",
+        ),
     ],
 )
 def test_contradictions_are_refused_by_field(changes, message):

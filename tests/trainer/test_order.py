@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepwell.testing import make_spec
-from trainer.config import DataConfig, SettingError
+from trainer.config import DataConfig, SettingError, SourceConfig
 from trainer.data.order import Order, permute, philox, philox_key, start_range
 from trainer.data.snapshot import DataError, Manifest
 
@@ -101,6 +101,44 @@ def test_components_are_stratified_exactly(shares):
     assert np.abs(counts.mean(0) - wanted).max() < 2 / batches * b
     of = np.asarray([manifest.component[order.batch(s).trajectory] for s in range(50)])
     assert (of == np.asarray([order.batch(s).component for s in range(50)])).all()
+
+
+RAMP = (
+    SourceConfig(select="a", share=0.6, share_end=0.1),
+    SourceConfig(select="b", share=0.4),
+    SourceConfig(select="c", share=0.0, share_end=0.5),
+)
+
+
+def test_shares_move_in_a_straight_line_and_then_stay():
+    """At each update exact to one window, from the first share to the last; sums as well."""
+    b, ramp = 20, 200
+    manifest = manifest_of([20] * 12, component=np.arange(12) % 3, shares=(0.6, 0.4, 0.5))
+    order = Order(manifest, DataConfig(batch=b, window=4, ramp_updates=ramp), 0, sources=RAMP)
+    steps = range(2 * ramp)
+    counts = np.asarray([np.bincount(order.batch(s).component, minlength=3) for s in steps])
+    way = np.minimum(np.arange(2 * ramp) / ramp, 1.0)[:, None]
+    wanted = b * ((1 - way) * [0.6, 0.4, 0.0] + way * [0.1, 0.4, 0.5])
+    assert (counts >= np.floor(wanted - 1e-9)).all() and (counts <= np.ceil(wanted + 1e-9)).all()
+    assert np.abs((counts - wanted).mean(axis=0)).max() < 0.05
+    assert counts[0].tolist() == [12, 8, 0] and counts[-1].tolist() == [2, 8, 10]
+    of = np.asarray([manifest.component[order.batch(s).trajectory] for s in steps])
+    assert (of == np.asarray([order.batch(s).component for s in steps])).all()
+
+
+@pytest.mark.parametrize("sources", [RAMP, RAMP[::-1]])
+def test_moving_shares_are_as_pure_in_k_as_any_sample(sources):
+    """From any step on, in any order, by any number of processes."""
+    manifest = manifest_of([*LENGTHS, 7, 8], component=np.arange(9) % 3, shares=(0.6, 0.4, 0.5))
+    config = DataConfig(batch=12, window=16, ramp_updates=50)
+    whole = {s: rows(Order(manifest, config, 3, sources=sources).batch(s)) for s in (70, 31, 0)}
+    for step, expected in whole.items():
+        for world in (2, 3):
+            orders = [Order(manifest, config, 3, world, sources) for _ in range(world)]
+            parts = [rows(order.batch(step, rank)) for rank, order in enumerate(orders)]
+            assert sum(parts, []) == expected
+        one = Order(manifest, config, 3, sources=sources)
+        assert [rows(one.samples(step * 12 + i, 1))[0] for i in range(12)] == expected
 
 
 @pytest.mark.parametrize("padding", ["none", "both", "left", "right", "center"])

@@ -12,10 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from amago_model.policy_file import load_policy
 from stepwell.testing import make_spec, make_trajectory
 from trainer import checkpoint as checkpoints
+from trainer.checkpoint import load_agent
+from trainer.data import stream
 
 UPDATES = 60
 TINY = [
@@ -94,6 +98,32 @@ def whole(service, dataset, tmp_path_factory) -> Run:
     run = Run(service, tmp_path_factory.mktemp("whole"), dataset, "whole")
     run.finish()
     return run
+
+
+def test_a_run_s_agent_says_what_it_thinks_of_data(service, dataset, whole, tmp_path):
+    """From the run's folder or one checkpoint's: every weight, and values of a stream's batch."""
+    agent = load_agent(whole.folder / "whole")
+    kept = whole.checkpoint()
+    assert agent.state_dict().keys() == kept.agent.keys() and not agent.training
+    assert all(torch.equal(x, kept.agent[name]) for name, x in agent.state_dict().items())
+    select = f"SELECT id FROM trajectories WHERE dataset = '{dataset}'"
+    with service.client() as client:
+        options = {"client": client, "cache": tmp_path, "batches": 1}
+        for batch in stream(select, window=8, batch=6, **options):
+            values = agent.get_values(batch)
+    assert values.q.shape == (*batch.mask.shape, 1) and torch.equal(values.mask, batch.mask)
+    assert values.q[values.mask].isfinite().all() and values.q[values.mask].std() > 0
+    (earlier,) = {path.parent for path in kept.path.parent.glob("*/manifest.json")} - {kept.path}
+    torch.manual_seed(0)
+    other = load_agent(str(earlier)).get_values(batch)
+    assert not torch.equal(other.q[values.mask], values.q[values.mask])
+    with pytest.raises(checkpoints.CheckpointError, match="no whole checkpoint.*runs/first"):
+        load_agent(tmp_path)
+    without_spaces = {"config": kept.state["config"]}
+    optimizer = torch.optim.AdamW(agent.trainable_parameters())
+    checkpoints.save(tmp_path / "checkpoints", 1, agent, optimizer, without_spaces, keep=1)
+    with pytest.raises(checkpoints.CheckpointError, match=r"'spaces'.*resume its run"):
+        load_agent(tmp_path)
 
 
 def test_a_run_leaves_what_it_promised(service, whole):
@@ -238,7 +268,8 @@ def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
 def test_two_processes_see_the_samples_of_one(service, dataset, whole, tmp_path):
     """--processes 2 really is two; the same stream; and one process can take up where two left.
 
-    Cloning draws no noise, so two halves must also learn what the whole does.
+    Cloning draws no noise, so two halves must also learn what the whole does, and publish it under
+    the same names.
     """
     one = Run(service, tmp_path, dataset, "one", recipe="behaviour_cloning")
     two = Run(service, tmp_path, dataset, "two", recipe="behaviour_cloning")
@@ -252,6 +283,13 @@ def test_two_processes_see_the_samples_of_one(service, dataset, whole, tmp_path)
     for name in ("count/imitable", "count/transitions", "policy/log_prob", "policy/entropy"):
         curves = [[*run.curve(name).values()] for run in (one, two)]
         assert curves[0] == pytest.approx(curves[1], rel=1e-3), name
+    kept = [{**run.checkpoint().agent, **run.checkpoint().optimizer} for run in (one, two)]
+    published = [load_file(run.folder / run.name / "policies/20.safetensors") for run in (one, two)]
+    for whole_one, shared in (kept, published):
+        assert {k: v.shape for k, v in whole_one.items()} == {k: v.shape for k, v in shared.items()}
+        assert not any("module." in name for name in shared)
+    for name, value in published[0].items():
+        torch.testing.assert_close(published[1][name], value, rtol=1e-2, atol=1e-4, msg=name)
     two.finish("--resume", "must", updates=30)
     found = two.checkpoint().state
     assert (found["world"], found["update"]) == (1, 30)

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amago_model.batch import Batch
+from amago_model.batch import LOSS_MASKS, Batch
 from trainer.data.fields import Field
 from trainer.data.order import Ints, Windows
 
@@ -72,6 +72,8 @@ def collate(
             least the longest window.
         unknown_action: what is shown for an action that was not recorded (fields.py: fill);
             needed where `rows` has action_known.
+
+    Loss masks among the rows hold above 0 where there is something to learn.
     """
     which, start, length = windows.trajectory, windows.start, windows.length
     b, n_rows = rows["reward"].shape
@@ -105,4 +107,5 @@ def collate(
         next_obs_valid=next_exists,
         mask=exists,
         action_known=known,
+        **{name: rows[name][:, 1:] > 0 for name in LOSS_MASKS if name in rows},
     )

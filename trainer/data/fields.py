@@ -26,7 +26,7 @@ class Field:
     """One column of the cache: [rows, *shape] of `dtype`."""
 
     name: str
-    """obs.<key>, "action", "reward" or "action_known"."""
+    """obs.<key>, "action", "reward", "action_known", "actor_mask" or "critic_mask"."""
     column: str
     """Its name in the shards."""
     dtype: str
@@ -46,9 +46,14 @@ class Field:
         return self.size * np.dtype(self.dtype).itemsize
 
 
-def fields_of(spec: EnvSpec, *, relabel: bool = False) -> tuple[Field, ...]:
+def fields_of(
+    spec: EnvSpec, *, relabel: bool = False, actor_mask: str = "", critic_mask: str = ""
+) -> tuple[Field, ...]:
     """What to keep of a dataset: observations that somebody looks at, action and reward; with
-    `relabel` also what only relabelers look at."""
+    `relabel` also what only relabelers look at; and the infos that are loss masks, by their key.
+
+    Raises `DataError` for what an agent cannot learn from.
+    """
     columns = column_names(spec)
     fields = [
         Field(f"obs.{key}", name, space.dtype, space.shape, hidden=spec.role(key) == "relabel")
@@ -78,7 +83,23 @@ def fields_of(spec: EnvSpec, *, relabel: bool = False) -> tuple[Field, ...]:
     fields.append(Field("reward", REWARD, "float32", ()))
     if spec.action_known:
         fields.append(Field("action_known", ACTION_KNOWN, "bool", ()))
+    fields += [
+        _loss_mask(spec, name, key)
+        for name, key in (("actor_mask", actor_mask), ("critic_mask", critic_mask))
+        if key
+    ]
     return tuple(fields)
+
+
+def _loss_mask(spec: EnvSpec, name: str, key: str) -> Field:
+    for column, known, space in column_names(spec)["info"]:
+        if known == key and space.shape == ():
+            return Field(name, column, space.dtype, ())
+    single = sorted(known for known, space in spec.infos.items() if space.shape == ())
+    raise DataError(
+        f"data.{name}: expected an info of the dataset with one number a row, got {key!r}; it has "
+        f"{', '.join(map(repr, single)) or 'none'}"
+    )
 
 
 def spaces_of(spec: EnvSpec) -> Spaces:

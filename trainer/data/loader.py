@@ -163,6 +163,11 @@ class Loader:
                 tensor = buffer[: math.prod(shape)].reshape(shape)
             drawn.fill(shown, tensor.numpy())
             rows[shown.name] = tensor
+        for name in drawn.masks:
+            if name not in rows:  # a relabeler made it
+                allowed = np.empty((len(drawn.windows), count), np.bool_)
+                drawn.fill(Field(name, "", "bool", ()), allowed)
+                rows[name] = torch.from_numpy(allowed)
         endings, windows = drawn.for_collate
         batch = collate(endings, windows, rows, self._unknown)
         return Loaded(step, batch, drawn.windows, view.manifest, drawn.metrics)

@@ -5,19 +5,21 @@
 
 So the order is the same for any number of processes and prefetch threads and after any restart;
 rank r of W takes its slice of the global batch [s·B, (s+1)·B). No state, no file, no clock.
-Components of a mixture are stratified: each batch holds share·B of each, rounded up or down.
+Components of a mixture are stratified: each batch holds share·B of each, rounded up or down. Shares
+that move do so with the step, k div B: which is k's alone too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import DataConfig, SettingError
+from trainer.config import DataConfig, SettingError, SourceConfig
 from trainer.data.snapshot import DataError, Manifest
 
 Ints = NDArray[np.int64]
@@ -52,9 +54,19 @@ _NO_WINDOWS = Windows(_NONE, _NONE, _NONE, _NONE)
 
 
 class Order:
-    """The sample order of one snapshot. Raises `SettingError` or `DataError` when impossible."""
+    """The sample order of one snapshot. Raises `SettingError` or `DataError` when impossible.
 
-    def __init__(self, manifest: Manifest, config: DataConfig, seed: int, world: int = 1):
+    `sources` are those of the manifest's components, needed only where their shares move.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        config: DataConfig,
+        seed: int,
+        world: int = 1,
+        sources: Sequence[SourceConfig] = (),
+    ):
         if config.batch % world:
             raise SettingError(
                 f"data.batch: {config.batch} windows cannot be shared by {world} processes; "
@@ -62,7 +74,10 @@ class Order:
             )
         self.config, self.world = config, world
         self.key = philox_key(seed, manifest.digest)
-        self.shares = np.cumsum(manifest.shares)[:-1]
+        self.first_shares = self.last_shares = np.asarray(manifest.shares)
+        if config.ramp_updates and sources:
+            self.first_shares = np.asarray([source.share for source in sources])
+            self.last_shares = np.asarray([source.last_share for source in sources])
         self.stride = _coprime_stride(config.batch)
         low, high = start_range(manifest.length, config.window, config.padding)
         self.low, self.span = low, high - low + 1
@@ -152,14 +167,22 @@ class Order:
 
     def _component(self, k: Ints) -> Ints:
         """Systematic sampling: B points at distance 1/B, shifted a little further in each batch."""
-        if not len(self.shares):
+        if len(self.first_shares) == 1:
             return np.zeros(len(k), np.int64)
         b = self.config.batch
         step, place = np.divmod(k, b)
         shift = ((step + 0.5) * GOLDEN) % 1.0
         # The stride deals components out over the batch, so that every rank's slice is a mixture.
         point = ((place * self.stride) % b + shift) / b
-        return np.searchsorted(self.shares, point, side="right").astype(np.int64)
+        edges = np.cumsum(self._shares(step), axis=-1)[..., :-1]
+        return np.sum(edges <= point[:, None], axis=-1, dtype=np.int64)
+
+    def _shares(self, step: Ints) -> NDArray[np.float64]:
+        """Share of each component at each of these steps [n], as [n, components] or one for all."""
+        if not self.config.ramp_updates:
+            return self.first_shares
+        way = np.minimum(step / self.config.ramp_updates, 1.0)[:, None]
+        return (1.0 - way) * self.first_shares + way * self.last_shares
 
     def _edges(self, manifest: Manifest, rows: Ints) -> NDArray[np.float64] | Ints | None:
         size = {

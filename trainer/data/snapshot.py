@@ -50,7 +50,7 @@ class Manifest:
     """Of the selection: the same digest means the same rows in the same order."""
     spec: EnvSpec
     shares: tuple[float, ...]
-    """Share of each component of the mixture; they sum to 1."""
+    """Share of each component of the mixture, if these do not move; they sum to 1."""
     ids: NDArray[np.object_]
     shards: tuple[str, ...]
     """Names of all shards; the column `shard` indexes them."""
@@ -157,7 +157,9 @@ def _freeze(client: Client, config: TrainConfig, holder: str, since: str | None)
     snapshot = client.create_snapshot(
         dataset=config.dataset or None,
         where=config.where.replace("{dataset}", config.dataset) or None,
-        sources=[{"select": s.select, "share": s.share} for s in config.sources] or None,
+        # A share of 0 now is one of later: the service freezes what may ever be drawn.
+        sources=[{"select": s.select, "share": s.share or s.last_share} for s in config.sources]
+        or None,
         since=since,
         include_eval=config.data.include_eval,
         holder=holder,

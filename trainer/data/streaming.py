@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from amago_model.batch import Batch
+from amago_model.batch import LOSS_MASKS, Batch
 from stepwell.client import Client
 from trainer.config import DataConfig, SourceConfig, TrainConfig, default_cache
 from trainer.data.cache import Cache
@@ -31,6 +31,8 @@ def stream(
     padding: Padding = "right",
     draw: Literal["trajectories", "steps", "windows"] = "steps",
     relabel: Sequence[str] = (),
+    actor_mask: str = "",
+    critic_mask: str = "",
     batches: int | None = None,
     start: int = 0,
     client: Client | None = None,
@@ -47,7 +49,7 @@ def stream(
         select: SELECT id[, weight] FROM trajectories WHERE …
         numpy: give dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
         seed, start: the same ones give the same batches again; `start` skips that many.
-        padding, draw, relabel: see trainer.config.DataConfig.
+        padding, draw, relabel, actor_mask, critic_mask: see trainer.config.DataConfig.
         client: of the service (default: STEPWELL_URL). `cache`: folder of this node's columns.
 
     A batch lies in memory that is used again once the next one is asked for: copy what you keep.
@@ -59,6 +61,8 @@ def stream(
         padding=padding,
         draw=draw,
         relabel=tuple(relabel),
+        actor_mask=actor_mask,
+        critic_mask=critic_mask,
         cache=cache or default_cache(),
     )
     config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
@@ -70,7 +74,8 @@ def stream(
         leases.hold(snapshot)
         with TemporaryDirectory() as folder:
             manifest = load(own, snapshot, Path(folder))
-        fields = fields_of(manifest.spec, relabel=bool(relabel))
+        masks = {"actor_mask": actor_mask, "critic_mask": critic_mask}
+        fields = fields_of(manifest.spec, relabel=bool(relabel), **masks)
         columns = Cache(data.cache, data.cache_gb * 1e9, own)
         manifest = manifest.without(list(columns.ensure(manifest, fields)))
         views = [View(0, manifest, Order(manifest, data, seed))]
@@ -86,5 +91,8 @@ def stream(
 def _as_numpy(batch: Batch) -> dict[str, Any]:
     names = ("action", "reward", "terminated", "truncated", "next_obs_valid", "mask", "time_idx")
     arrays: dict[str, Any] = {name: getattr(batch, name).numpy() for name in names}
+    arrays |= {
+        name: mask.numpy() for name in LOSS_MASKS if (mask := getattr(batch, name)) is not None
+    }
     arrays["obs"] = {key: value.numpy() for key, value in batch.obs.items()}
     return arrays

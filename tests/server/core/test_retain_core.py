@@ -52,6 +52,23 @@ def test_fifo_holds_exactly_its_capacity_and_the_oldest_go(live: Any) -> None:
     assert dataset["evicted"] == 4
 
 
+def test_neither_names_nor_strangers_files_matter_to_what_goes(live: Any) -> None:
+    """No file's name says what is old: not of ours, and not of what somebody put beside them."""
+    live.create("a_b__c", capacity={"trajectories": 2})
+    live.post(make(3, env="Some_Env__with_underscores-v0", tags=("_", "a_b_c_d")), "a_b__c")
+    live.flush("a_b__c")
+    folders = sorted({path.parent for path in live.data.rglob("*.parquet")})
+    assert folders
+    for folder in folders:
+        for name in ("my_notes.txt", "a_b_c_d.parquet", "1.2.parquet.bak"):
+            (folder / name).write_text("not yours")
+    live.post(make(5)[3:], "a_b__c")
+    round_of_upkeep(live, later=1e6)
+    assert alive(live, "a_b__c") == [4, 5]
+    for folder in folders:
+        assert (folder / "my_notes.txt").read_text() == "not yours"
+
+
 @pytest.mark.parametrize("limit", ["steps", "bytes"])
 def test_capacity_in_steps_and_bytes_is_never_exceeded_and_never_overdone(
     live: Any, limit: str

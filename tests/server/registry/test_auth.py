@@ -13,6 +13,9 @@ from starlette.testclient import TestClient
 
 from server import auth
 from server.auth import OPEN, RULES, Principal, scopes_for
+from stepwell.codec import encode
+from stepwell.messages import ARROW
+from stepwell.testing import make_spec, make_trajectory
 
 OPERATOR = "operator-secret"
 
@@ -151,6 +154,27 @@ def test_ingest_is_granted_by_dataset(scope: str, dataset: str, allowed: bool) -
     for what in ("trajectories", "flush", "imports"):
         needed = scopes_for("POST", f"/v1/datasets/{dataset}/{what}")
         assert any(who.may(one) for one in needed) is allowed
+
+
+def test_who_may_only_ingest_fills_a_full_dataset_and_may_delete_nothing(
+    closed: TestClient,
+) -> None:
+    """Making room is the service's own work: a collector needs no right to delete."""
+    spec = make_spec()
+    body = {"name": "hopper", "spec": spec.to_json(), "capacity": {"trajectories": 2}}
+    answer = closed.post("/v1/datasets", json=body, headers=bearer(OPERATOR))
+    assert answer.status_code == 201, answer.text
+    collector = bearer(token(closed, "ingest:hopper"))
+    for seed in range(4):
+        answer = closed.post(
+            "/v1/datasets/hopper/trajectories",
+            content=encode([make_trajectory(spec, seed=seed)], spec),
+            headers=collector | {"content-type": ARROW},
+        )
+        assert answer.status_code == 200 and answer.json()["items"][0]["status"] == "stored"
+    found = closed.get("/v1/datasets/hopper", headers=bearer(OPERATOR)).json()
+    assert (found["fifo"]["trajectories"], found["evicted"]) == (2, 2)
+    assert closed.delete("/v1/datasets/hopper", headers=collector).status_code == 403
 
 
 def test_only_one_who_may_fill_every_dataset_may_create_one() -> None:

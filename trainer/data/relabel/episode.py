@@ -42,6 +42,10 @@ class Episode:
     """Steps of the episode before row 0; above 0 for a piece from the middle of one."""
     action_known: NDArray[np.bool_] | None = None
     """[T] bool, or None for all known."""
+    actor_mask: NDArray[np.bool_] | None = None
+    """[T] bool: the actor may learn from the transition; None: from all."""
+    critic_mask: NDArray[np.bool_] | None = None
+    """[T] bool: critics may."""
     id: str = ""
     """Of the trajectory: names it for people."""
     swapped: int = 0
@@ -65,7 +69,10 @@ class Episode:
     def ended(self, length: int) -> Episode:
         """The first `length` transitions, 1 … T, of a task that ends with the last of them."""
         assert 1 <= length <= len(self), (length, len(self))
-        known = self.action_known
+
+        def cut(column: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+            return None if column is None else column[:length]
+
         return replace(
             self,
             obs={key: rows[: length + 1] for key, rows in self.obs.items()},
@@ -75,5 +82,7 @@ class Episode:
             truncated=False,
             # An observation that another one follows was recorded.
             final_obs_valid=self.final_obs_valid or length < len(self),
-            action_known=None if known is None else known[:length],
+            action_known=cut(self.action_known),
+            actor_mask=cut(self.actor_mask),
+            critic_mask=cut(self.critic_mask),
         )

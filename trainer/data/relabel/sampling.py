@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from amago_model.batch import LOSS_MASKS
 from trainer.data.collate import first_row
 from trainer.data.fields import Field
 from trainer.data.gather import Columns
@@ -56,6 +57,11 @@ class Relabeled:
             final_obs_valid=np.array([e.final_obs_valid for e in found], np.bool_),
         )
         return endings, replace(self.windows, trajectory=np.arange(len(found)))
+
+    @property
+    def masks(self) -> list[str]:
+        """The loss masks that any of the episodes has."""
+        return [m for m in LOSS_MASKS if any(getattr(e, m) is not None for e in self.episodes)]
 
     def fill(self, field: Field, rows: Array) -> None:
         """Write a field's windows into rows [n, longest + 1, *shape]; zeros behind their ends."""
@@ -107,6 +113,9 @@ class Relabeling:
     def episode(self, row: int) -> Episode:
         """A trajectory of the manifest as it was recorded, read-only."""
         known = self._columns.get("action_known")
+        masks = {
+            name: self._columns[name].whole(row) > 0 for name in LOSS_MASKS if name in self._columns
+        }
         manifest = self._manifest
         return Episode(
             obs={
@@ -122,6 +131,7 @@ class Relabeling:
             first_step=int(manifest.first_step[row]),
             action_known=None if known is None else known.whole(row),
             id=str(manifest.ids[row]),
+            **masks,
         )
 
     def _all(self) -> Iterator[Episode]:
@@ -145,10 +155,14 @@ def generator(key: NDArray[np.uint64], sample: int, place: int) -> np.random.Gen
 
 
 def column(episode: Episode, field: str) -> Array:
-    """An episode's column by the name of its field: obs.<key>, action, reward, action_known."""
+    """An episode's column by the name of its field: obs.<key>, action, reward, action_known, or a
+    loss mask."""
     if field.startswith("obs."):
         return episode.obs[field[4:]]
-    values: Array = getattr(episode, field)
+    values: Array | None = getattr(episode, field)
+    if values is None and field in LOSS_MASKS:
+        return np.ones(len(episode), np.bool_)
+    assert values is not None
     return values
 
 
@@ -160,6 +174,14 @@ def _check(name: str, new: Episode, old: Episode) -> None:
             "the one that came where nothing changes"
         )
     _same_keys(name, new.obs, old.obs)
+    for mask in LOSS_MASKS:
+        allowed = getattr(new, mask)
+        form = _form((allowed.dtype, allowed.shape)) if isinstance(allowed, np.ndarray) else allowed
+        if form is not None and form != f"bool ({len(new)},)":
+            raise DataError(
+                f"relabeler {name}: {mask} of trajectory {old.id}: expected None or "
+                f"bool ({len(new)},), got {form}"
+            )
     arrays = {"action": new.action, "reward": new.reward}
     for what, array in (arrays | {f"obs[{k!r}]": v for k, v in new.obs.items()}).items():
         if not isinstance(array, np.ndarray):

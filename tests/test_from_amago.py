@@ -1,0 +1,136 @@
+"""docs/from_amago.md: every setting that it names is one, and every default is what it says."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector.config import CollectConfig, EvaluateConfig
+from stepwell.cli import COMMANDS
+from trainer import config as trainer_config
+from trainer.config import SourceConfig, TrainConfig, flatten, to_json
+from trainer.options import resolve
+
+PAGE = (Path(__file__).parents[1] / "docs" / "from_amago.md").read_text()
+SETTINGS = flatten(to_json(TrainConfig()))
+SECTIONS = {path.rpartition(".")[0] for path in SETTINGS}
+MIXTURES = {f"sources.{f.name}" for f in fields(SourceConfig)}
+COLLECT = flatten(to_json(CollectConfig(env="E", dataset="d", random=True)))
+EVALUATE = flatten(to_json(EvaluateConfig(env="E", random=True)))
+FLAGS = {"collect": COLLECT, "evaluate": EVALUATE, "train": SETTINGS | {"config": None}}
+
+ROWS = [
+    tuple(cell.strip() for cell in line.strip("|").split("|"))
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith("| AMAGO |")
+]
+
+
+def words(text: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def outside_code() -> str:
+    return re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_has_rows_of_three_cells() -> None:
+    assert len(ROWS) > 150
+    assert {len(row) for row in ROWS} == {3}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
+def test_each_row_leads_to_one_thing_of_ours_or_says_why_not(row: tuple[str, str, str]) -> None:
+    _, here, why = row
+    if here == "none":
+        assert why
+        return
+    named = words(here)
+    assert named and not re.sub(r"`[^`]+`|, ", "", here), "one or more names and nothing else"
+    for word in named:
+        check(word)
+
+
+def check(word: str) -> None:
+    """A setting, with or without a value; a command, with or without an option; something to
+    import."""
+    if word.startswith("stepwell "):
+        _, command, *options = shlex.split(word)
+        assert command in COMMANDS
+        for option in (o for o in options if o.startswith("--")):
+            assert option[2:].replace("-", "_") in FLAGS[command], option
+    elif word.startswith("amago_model."):
+        module, *names = word.split(".")
+        thing: Any = importlib.import_module(module)
+        for name in names:
+            thing = getattr(thing, name)
+    elif word not in MIXTURES:
+        path, _, value = word.partition(" = ")
+        assert path in SETTINGS, path
+        if value:
+            accept(path, tomllib.loads(f"x = {value}")["x"])
+
+
+def accept(path: str, value: object) -> None:
+    """Raises `SettingError` unless the value is one that the setting can have."""
+    *sections, name = path.split(".")
+    config: Any = TrainConfig()
+    for section in sections:
+        config = getattr(config, section)
+    changed = {name: value}
+    if path.endswith(".position"):
+        changed["max_time"] = 9
+    trainer_config.replace(config, changed)
+
+
+def test_every_setting_that_the_text_names_is_one() -> None:
+    for word in words(outside_code()):
+        if word.split(".")[0] in ("agent", "data", "optimizer", "schedule", "sources"):
+            path = word.partition(" = ")[0]
+            if path not in SECTIONS:
+                check(word)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
+def test_a_default_is_the_same_or_said_to_be_another(row: tuple[str, str, str]) -> None:
+    """Where AMAGO's is given, and the row leads to one setting."""
+    theirs, here, note = row
+    values = [value for word in words(theirs) if (value := word.partition(" = ")[2])]
+    ours = default_of(words(here))
+    if ours is None:
+        return
+    for value in map(ast.literal_eval, values):
+        if ours[0] == value:
+            assert "**here**" not in note, "the same, yet said to differ"
+        else:
+            said = re.search(r"\*\*here\*\* (\"[^\"]*\"|\[[^\]]*\]|[\w.-]+)", note)
+            assert said, f"here it is {ours[0]!r}"
+            assert ast.literal_eval(said[1]) == ours[0]
+
+
+def default_of(named: list[str]) -> tuple[Any] | None:
+    """The default of the one setting or flag that is named; None where there is none."""
+    if len(named) != 1 or " = " in named[0]:
+        return None
+    command, _, option = named[0].removeprefix("stepwell ").partition(" --")
+    table, path = (FLAGS[command], option.replace("-", "_")) if option else (SETTINGS, named[0])
+    return (table[path],) if path in table else None
+
+
+def test_the_example_is_a_config_file(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "popgym.toml").write_text(block)
+    for recipe in ("published_v3", "default"):
+        config = resolve([recipe, "--config", str(tmp_path / "popgym.toml")]).config
+        assert config.agent.losses.gammas[-1] == 0.999 and len(config.agent.losses.gammas) == 18
+        context = config.agent.trajectory_encoder.transformer.context
+        assert context == config.data.window + 1
