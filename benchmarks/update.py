@@ -5,10 +5,10 @@
 
 For each size: first the loss and the gradient of both on one batch with the same noise (in float32
 they must agree to 1e-5, or in float64 to 1e-8, or this exits 1). Then updates of ours and of the
-baseline (update_baseline.py) in turns, each in a process of its own; medians. `gemm_fraction` is
-the time that its matmuls (flops.py) take by themselves at the rates measured here for their
-shapes, over the time of the update; `mfu` is their FLOPs over the time and over the peak
-(--peak-tflops, or the rate measured for a large square matmul). Memory is what an update needs
+baseline (update_baseline.py) in turns of two seconds, each in a process of its own; medians.
+`gemm_fraction` is the time that its matmuls (flops.py) take by themselves at the rates measured
+here for their shapes, over the time of the update; `mfu` is their FLOPs over the time and over the
+peak (--peak-tflops, or the rate measured for a large square matmul). Memory is what an update needs
 beyond weights, optimiser and batch. `vs_amago` compares with the updates per second that AMAGO
 3.3.0 made at the same setting on as many cores of a like machine, elsewhere and before.
 
@@ -44,6 +44,8 @@ from benchmarks.update_sizes import SIZES, make_batch
 
 LEARNING_RATE, GRAD_CLIP = 3e-4, 1.0
 TOLERANCE = 1e-5
+TURN = 2.0
+"""Seconds that one side works before the other does: a trainer's caches are its own, too."""
 DEFAULT = [
     *(f"{size}/continuous" for size in ("amago1", "amago2", "amago3", "small", "medium", "long")),
     "small/discrete",
@@ -180,7 +182,7 @@ def alternate(setting: Setting, repeats: int) -> dict[str, dict[str, Any]]:
         pipes[name].send(times)
         return pipes[name].recv()  # type: ignore[no-any-return]
 
-    times = {name: min(50, max(1, round(0.4 / run(name, 1)[0]))) for name in SIDES}
+    times = {name: max(1, round(TURN / run(name, 2)[0])) for name in SIDES}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}
     for _ in range(repeats):
         for name in SIDES:
