@@ -53,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     logs.mkdir(exist_ok=True)
     processes = Processes(logs, environment())
     # SIGTERM takes the same way out as Ctrl-C.
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, processes.interrupt)
     try:
         return _run(options, processes, console)
     except KeyboardInterrupt:
@@ -133,10 +134,6 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
     while True:
         processes.check()
         time.sleep(0.5)
-
-
-def _raise_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

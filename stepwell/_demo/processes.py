@@ -27,13 +27,33 @@ class Processes:
     logs: Path
     env: dict[str, str]
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    interrupted: bool = False
+    _starting: bool = False
+
+    def interrupt(self, *_: object) -> None:
+        """What Ctrl-C and SIGTERM call. It is remembered, too: an exception that falls into a
+        destructor is lost, and one that falls between a child and its name would lose the child."""
+        self.interrupted = True
+        if not self._starting:
+            raise KeyboardInterrupt
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        self._starting = True
+        try:
+            if not self.interrupted:
+                self.running[name] = self._child(name, command)
+        finally:
+            self._starting = False
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self.running[name]
+
+    def _child(self, name: str, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         log: IO[bytes] = open(self.logs / f"{name}.log", "ab")
         with log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -41,8 +61,6 @@ class Processes:
                 env=self.env,
                 start_new_session=True,
             )
-        self.running[name] = process
-        return process
 
     def finish(self, name: str, timeout: float) -> None:
         """Wait until `name` ends by itself; `DemoError` if it fails or takes too long."""
@@ -55,7 +73,10 @@ class Processes:
         del self.running[name]
 
     def check(self) -> None:
-        """`DemoError` if a process that should still run has ended."""
+        """`DemoError` if a process that should still run has ended; `KeyboardInterrupt` if Ctrl-C
+        was pressed and nobody noticed."""
+        if self.interrupted:
+            raise KeyboardInterrupt
         for name, process in self.running.items():
             if process.poll() not in (None, 0):
                 raise DemoError(self._failure(name, f"ended with status {process.returncode}"))

@@ -55,3 +55,32 @@ def test_a_failure_shows_only_what_this_start_printed(tmp_path):
     with pytest.raises(demo.DemoError) as caught:
         processes.finish("x", 10)
     assert "$ false" in str(caught.value) and "old failure" not in str(caught.value)
+
+
+def test_an_interrupt_that_was_swallowed_is_raised_again(tmp_path):
+    """Python drops exceptions that fall into a destructor, a Ctrl-C's among them."""
+    processes = demo.Processes(tmp_path, {})
+    with pytest.raises(KeyboardInterrupt):
+        processes.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        processes.check()
+    with pytest.raises(KeyboardInterrupt):
+        processes.start("x", "true")
+    assert processes.running == {}
+
+
+def test_a_child_that_an_interrupt_meets_at_its_start_is_stopped(tmp_path, monkeypatch):
+    processes = demo.Processes(tmp_path, {})
+    begin = processes._child
+
+    def interrupted(name, command):
+        child = begin(name, command)
+        processes.interrupt()
+        return child
+
+    monkeypatch.setattr(processes, "_child", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.start("x", "sleep", "60")
+    child = processes.running["x"]
+    processes.stop_all()
+    assert child.poll() is not None
