@@ -120,12 +120,28 @@ def make_distribution(
     if action.kind == "multi_binary":
         return MultiBinary(x)
     if c.continuous == "beta":
-        return Beta.from_parameters(x, low=c.beta.low, high=c.beta.high, clip=c.log_prob_clip)
+        beta = c.beta
+        return Beta.from_parameters(
+            x,
+            low=beta.low,
+            high=beta.high,
+            clip=c.log_prob_clip,
+            bound_gradient=c.bound_gradient,
+        )
     if c.continuous == "gmm":
         g = c.gmm
         return GaussianMixture.from_parameters(
-            x, modes=g.modes, std_low=g.std_low, std_high=g.std_high, clip=c.log_prob_clip
+            x,
+            modes=g.modes,
+            std_low=g.std_low,
+            std_high=g.std_high,
+            clip=c.log_prob_clip,
+            bound_gradient=c.bound_gradient,
         )
     return TanhGaussian.from_parameters(
-        x, std_low=c.std_low, std_high=c.std_high, clip=c.log_prob_clip
+        x,
+        std_low=c.std_low,
+        std_high=c.std_high,
+        clip=c.log_prob_clip,
+        bound_gradient=c.bound_gradient,
     )

@@ -20,7 +20,9 @@ from amago_model.timestep_encoders import TimestepEncoder
 C = TypeVar("C", bound=Checked)
 
 OF_CATEGORIES = ("prob_low", "prob_high")
-OF_NUMBERS = ("continuous", "beta", "gmm", "std_low", "std_high", "log_prob_clip")
+OF_NUMBERS = (
+    *("continuous", "beta", "gmm", "std_low", "std_high", "log_prob_clip", "bound_gradient"),
+)
 SAMPLES = ("n_target_actions", "n_policy_actions")
 OF_ENSEMBLES = (
     *("n_critics", "n_critics_target", "subset_replacement", "soften_data_actions"),

@@ -173,6 +173,12 @@ ABLATIONS: dict[str, Ablation] = {
             about="Actions come from Beta distributions.",
         ),
         Ablation(
+            name="ablation_flat_bounds",
+            base="pendulum_stitch",
+            changes={f"{ACTOR}.continuous": "beta", f"{ACTOR}.bound_gradient": False},
+            about="Beta distributions, of which those far out have no gradient, as published.",
+        ),
+        Ablation(
             name="ablation_mixture",
             base="pendulum_stitch",
             changes={f"{ACTOR}.continuous": "gmm", f"{LOSSES}.online_weight": 0.0},

@@ -97,6 +97,9 @@ class ActorConfig(Checked):
     """Continuous, tanh_gaussian: largest standard deviation before tanh."""
     log_prob_clip: float = 0.99
     """Continuous: data actions are clipped to plus or minus this before their log-probability."""
+    bound_gradient: bool = True
+    """Continuous: a deviation or concentration far out, where what bounds it is flat, keeps a
+    gradient that leads back. Published: none, so that a few bad updates may freeze a policy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +136,8 @@ class BinsConfig(Checked):
     sigma: float = 0.75
     """hlgauss: deviation of a label, in bins."""
     init_value: float | None = None
-    """Return that fresh critics answer, roughly; none leaves it to chance (the middle)."""
+    """Return that fresh critics answer, roughly; none leaves it to chance (the middle). One that is
+    far from all returns takes many updates to leave: set it where the range is not around 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

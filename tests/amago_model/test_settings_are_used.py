@@ -169,6 +169,7 @@ SCENARIOS = {
 
 # Looked at outside of the agent, or by what is not installed: see the tests named.
 ELSEWHERE = {
+    "actor.bound_gradient": "tests/amago_model/test_bounds.py",
     "losses.targets_before_step": "tests/trainer/test_learner.py",
     "trajectory_encoder.mamba.scan": "tests/amago_model/test_mamba.py",
     "custom.timestep_encoder": "tests/amago_model/test_custom_parts.py",

@@ -362,6 +362,9 @@ def test_compiled_batches_have_few_lengths(
     assert lengths == [8, 12, 12]
 
 
+# The compiler's own, of any autograd.Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_the_whole_update_is_one_graph_for_a_compiler(make_spaces, make_config, make_batch) -> None:
     """Traced, differentiated ahead of time and run without generating code, which takes minutes."""
     compile_, counters = torch.compile, torch._dynamo.utils.counters

@@ -1,0 +1,233 @@
+"""Distributions of numbers in [-1, 1]: see distributions.py, of which this is a part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amago_model.bounds import bounded_exp, bounded_softplus
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_TRIES = 4
+
+
+@dataclass(slots=True)
+class TanhGaussian:
+    """tanh of a Gaussian with independent dimensions: actions in (-1, 1)."""
+
+    loc: Tensor
+    """[..., A], mean before tanh."""
+    scale: Tensor
+    """[..., A], standard deviation before tanh."""
+    clip: float = 0.99
+    """Actions are clipped to plus or minus this before tanh is undone: at 1 it is infinite."""
+
+    @classmethod
+    def from_parameters(
+        cls,
+        x: Tensor,
+        *,
+        std_low: float,
+        std_high: float,
+        clip: float,
+        bound_gradient: bool = True,
+    ) -> TanhGaussian:
+        """[..., 2A]: means, then deviations squashed into (std_low, std_high) on a log scale."""
+        loc, raw = x.chunk(2, dim=-1)
+        return cls(loc, bounded_exp(raw, std_low, std_high, gradient=bound_gradient), clip)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Differentiable samples from standard normal noise [*K, ..., A]."""
+        return torch.addcmul(self.loc, self.scale, noise).tanh()
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """[..., A] in (-1, 1)."""
+        noise = torch.empty_like(self.loc).normal_(generator=generator)
+        return self.rsample(noise).detach()
+
+    def greedy(self) -> Tensor:
+        """[..., A]: the median (tanh of the Gaussian's mean)."""
+        return self.loc.tanh()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """action [..., A] in [-1, 1] -> [...], the joint log-density."""
+        return self._log_prob_of(torch.atanh(action.clamp(-self.clip, self.clip)))
+
+    def _log_prob_of(self, u: Tensor) -> Tensor:
+        """Log-density of tanh(u)."""
+        z = (u - self.loc) / self.scale
+        log_density = -0.5 * z.square() - self.scale.log() - _HALF_LOG_TWO_PI
+        return (log_density - _log_tanh_slope(u)).sum(-1)
+
+    def entropy(self, noise: Tensor | None = None) -> Tensor:
+        """[...]: a Monte-Carlo estimate (there is no closed form) from noise [K, ..., A]."""
+        assert noise is not None
+        return -self._log_prob_of(self.loc + self.scale * noise).mean(0)
+
+
+@dataclass(slots=True)
+class Beta:
+    """Independent Beta distributions stretched to (-1, 1); bounded without a tanh (Chou 2017)."""
+
+    alpha: Tensor
+    """[..., A], at least 1, as `beta`: one mode each."""
+    beta: Tensor
+    """[..., A]"""
+    clip: float = 0.99
+    """Actions are clipped to plus or minus this: at 1 the log-density may be infinite."""
+
+    NOISE: ClassVar[int] = 4 * _TRIES
+    """Normal numbers that a sample needs for each dimension of an action."""
+
+    @classmethod
+    def from_parameters(
+        cls,
+        x: Tensor,
+        *,
+        low: float,
+        high: float | None,
+        clip: float,
+        bound_gradient: bool = True,
+    ) -> Beta:
+        """[..., 2A]: alphas, then betas, made softplus(x) + low and at most high."""
+        alpha, beta = bounded_softplus(x, low, high, gradient=bound_gradient).chunk(2, dim=-1)
+        return cls(alpha, beta, clip)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Differentiable samples from standard normal noise [*K, ..., 16 A]: X / (X + Y) of two
+        Gammas. The gradient is that of the inverse distribution function (Figurnov et al. 2018)."""
+        concentration = torch.stack((self.alpha, self.beta), dim=-1)
+        x = _gamma(concentration, noise.unflatten(-1, (-1, 2, 2 * _TRIES)))
+        return 2.0 * x[..., 0] / x.sum(-1) - 1.0
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """[..., A] in [-1, 1]."""
+        return self.rsample(normal_like(self.alpha, self.NOISE, generator)).detach()
+
+    def greedy(self) -> Tensor:
+        """[..., A]: the mean."""
+        return 2.0 * self.alpha / (self.alpha + self.beta) - 1.0
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """action [..., A] in [-1, 1] -> [...], the joint log-density."""
+        u = (action.clamp(-self.clip, self.clip) + 1.0) / 2.0
+        kernel = (self.alpha - 1.0) * u.log() + (self.beta - 1.0) * torch.log1p(-u)
+        return (kernel - self._log_norm() - math.log(2.0)).sum(-1)
+
+    def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
+        """[...], in nats."""
+        a, b = self.alpha, self.beta
+        curved = (a - 1.0) * a.digamma() + (b - 1.0) * b.digamma()
+        curved = curved - (a + b - 2.0) * (a + b).digamma()
+        return (self._log_norm() - curved + math.log(2.0)).sum(-1)
+
+    def _log_norm(self) -> Tensor:
+        return self.alpha.lgamma() + self.beta.lgamma() - (self.alpha + self.beta).lgamma()
+
+
+@dataclass(slots=True)
+class GaussianMixture:
+    """tanh of a mixture of M diagonal Gaussians. Its samples have no gradient."""
+
+    logits: Tensor
+    """[..., M]"""
+    loc: Tensor
+    """[..., M, A], means before tanh."""
+    scale: Tensor
+    """[..., M, A], standard deviations before tanh."""
+    clip: float = 0.99
+    """Actions are clipped to plus or minus this before tanh is undone."""
+
+    @classmethod
+    def from_parameters(
+        cls,
+        x: Tensor,
+        *,
+        modes: int,
+        std_low: float,
+        std_high: float | None,
+        clip: float,
+        bound_gradient: bool = True,
+    ) -> GaussianMixture:
+        """[..., M + 2 M A]: logits, then means, then what becomes softplus(x) + std_low."""
+        size = (x.shape[-1] - modes) // 2
+        logits, loc, raw = x.split((modes, size, size), dim=-1)
+        scale = bounded_softplus(raw, std_low, std_high, gradient=bound_gradient)
+        return cls(logits, loc.unflatten(-1, (modes, -1)), scale.unflatten(-1, (modes, -1)), clip)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Samples, without gradient, from standard normal noise [*K, ..., 1 + A]."""
+        return self._before_tanh(noise).tanh()
+
+    @torch.no_grad()
+    def _before_tanh(self, noise: Tensor) -> Tensor:
+        which, noise = torch.special.ndtr(noise[..., :1]), noise[..., 1:]
+        below = self.logits.softmax(-1).cumsum(-1) < which
+        index = below.sum(-1).clamp(max=self.logits.shape[-1] - 1)[..., None, None]
+        index = index.expand(*index.shape[:-1], noise.shape[-1])
+        loc, scale = (
+            x.expand(*index.shape[:-2], *x.shape[-2:]).gather(-2, index).squeeze(-2)
+            for x in (self.loc, self.scale)
+        )
+        return loc + scale * noise
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """[..., A] in (-1, 1)."""
+        *batch, _, width = self.loc.shape
+        noise = self.loc.new_empty((*batch, 1 + width)).normal_(generator=generator)
+        return self.rsample(noise)
+
+    def greedy(self) -> Tensor:
+        """[..., A]: tanh of the mixture's mean."""
+        return (self.logits.softmax(-1).unsqueeze(-1) * self.loc).sum(-2).tanh()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """action [..., A] in [-1, 1] -> [...], the joint log-density."""
+        return self._log_prob_of(torch.atanh(action.clamp(-self.clip, self.clip)))
+
+    def _log_prob_of(self, u: Tensor) -> Tensor:
+        z = (u.unsqueeze(-2) - self.loc) / self.scale
+        each = (-0.5 * z.square() - self.scale.log() - _HALF_LOG_TWO_PI).sum(-1)
+        return (self.logits.log_softmax(-1) + each).logsumexp(-1) - _log_tanh_slope(u).sum(-1)
+
+    def entropy(self, noise: Tensor | None = None) -> Tensor:
+        """[...]: a Monte-Carlo estimate from noise [K, ..., 1 + A]."""
+        assert noise is not None
+        return -self._log_prob_of(self._before_tanh(noise)).mean(0)
+
+
+def normal_like(like: Tensor, times: int, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers [..., times A] for parameters [..., A], of their dtype and device."""
+    shape = (*like.shape[:-1], like.shape[-1] * times)
+    return like.new_empty(shape).normal_(generator=generator)
+
+
+def _log_tanh_slope(u: Tensor) -> Tensor:
+    """log(1 - tanh(u)^2), in a form that does not underflow."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+def _gamma(concentration: Tensor, noise: Tensor) -> Tensor:
+    """Gamma samples of concentration [...] >= 1 from standard normal noise [*K, ..., 2 tries].
+
+    Rejection after Marsaglia and Tsang (2000): a try is accepted at least 19 times in 20. The one
+    in 160 000 without an accepted one becomes a value near the mode.
+    """
+    with torch.no_grad():
+        x, accept = noise.chunk(2, dim=-1)
+        d = (concentration - 1.0 / 3.0).unsqueeze(-1)
+        v = (1.0 + x / (9.0 * d).sqrt()) ** 3
+        bound = 0.5 * x.square() + d - d * v + d * v.clamp(min=1e-30).log()
+        accepted = (v > 0) & (torch.special.log_ndtr(accept) < bound)
+        first = accepted.to(x.dtype).argmax(-1, keepdim=True)
+        v = torch.where(accepted, v, 1.0).gather(-1, first).squeeze(-1)
+        sample = d.squeeze(-1) * v
+    if not (torch.is_grad_enabled() and concentration.requires_grad):
+        return sample
+    slope = torch._standard_gamma_grad(concentration.detach().expand_as(sample), sample)
+    return sample + slope * (concentration - concentration.detach())

@@ -1,0 +1,110 @@
+"""Bounds of a distribution's parameters: their values, and gradients that lead back inside."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from amago_model import ActorConfig
+from amago_model.actor import make_distribution
+from amago_model.bounds import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
+from amago_model.config import ActionSpace, BetaConfig, GMMConfig
+
+NUMBERS = st.lists(st.floats(-60, 60), min_size=1, max_size=6)
+ACTION = ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,))
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(-abs(x))) + max(x, 0.0)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def gradient_of(f: object, x: list[float], sign: float, **options: object) -> tuple[Tensor, Tensor]:
+    """Values, and the gradient where every value should become smaller (sign 1) or larger (-1)."""
+    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    y = f(leaf, **options)  # type: ignore[operator]
+    (sign * y).sum().backward()
+    assert leaf.grad is not None
+    return y.detach(), leaf.grad
+
+
+@given(NUMBERS, st.sampled_from([1.0, -1.0]), st.sampled_from([None, 0.015, 0.7, 5.0]))
+def test_softplus_has_its_values_and_lets_go_of_both_ends(
+    x: list[float], sign: float, high: float | None
+) -> None:
+    low = 0.01
+    top = math.inf if high is None else math.log(math.expm1(high - low))
+    bottom = min(SOFTPLUS_EDGE, top)
+    y, gradient = gradient_of(bounded_softplus, x, sign, low=low, high=high, gradient=True)
+    for at, value, slope in zip(x, y.tolist(), gradient.tolist(), strict=True):
+        assert value == pytest.approx(min(softplus(at) + low, high or math.inf), abs=1e-8)
+        outward = (at < bottom and sign > 0) or (at > top and sign < 0)
+        expected = 0.0 if outward else sign * sigmoid(min(max(at, bottom), top))
+        assert slope == pytest.approx(expected, abs=1e-8)
+
+
+@given(NUMBERS, st.sampled_from([1.0, -1.0]))
+def test_deviations_have_their_values_and_let_go_of_both_ends(x: list[float], sign: float) -> None:
+    low, high = 0.1, 2.0
+    half = 0.5 * math.log(high / low)
+    y, gradient = gradient_of(bounded_exp, x, sign, low=low, high=high, gradient=True)
+    for at, value, slope in zip(x, y.tolist(), gradient.tolist(), strict=True):
+        assert value == pytest.approx(low * math.exp(half * (1 + math.tanh(at))), abs=1e-8)
+        outward = (at < -TANH_EDGE and sign > 0) or (at > TANH_EDGE and sign < 0)
+        near = math.tanh(min(max(at, -TANH_EDGE), TANH_EDGE))
+        expected = sign * low * math.exp(half * (1 + near)) * half * (1 - near * near)
+        assert slope == pytest.approx(0.0 if outward else expected, abs=1e-8)
+
+
+@given(NUMBERS, st.sampled_from([1.0, -1.0]))
+def test_as_published_they_are_plain_functions(x: list[float], sign: float) -> None:
+    y, gradient = gradient_of(bounded_softplus, x, sign, low=0.5, high=None, gradient=False)
+    plain, expected = gradient_of(lambda x: torch.nn.functional.softplus(x) + 0.5, x, sign)
+    assert torch.equal(y, plain) and torch.equal(gradient, expected)
+    y, gradient = gradient_of(bounded_exp, x, sign, low=0.5, high=3.0, gradient=False)
+    half = 0.5 * math.log(6.0)
+    plain, expected = gradient_of(lambda x: 0.5 * (half * (1 + x.tanh())).exp(), x, sign)
+    torch.testing.assert_close(y, plain, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-30)
+
+
+@pytest.mark.parametrize("bound_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("config", "frozen"),
+    [
+        (ActorConfig(continuous="beta"), [-20.0, -20.0]),
+        (ActorConfig(continuous="beta", beta=BetaConfig(high=30.0)), [50.0, 50.0]),
+        (ActorConfig(), [0.7, -20.0]),
+        (ActorConfig(), [0.7, 20.0]),
+        (ActorConfig(continuous="gmm", gmm=GMMConfig(modes=1)), [0.0, 0.7, -40.0]),
+        (ActorConfig(continuous="gmm", gmm=GMMConfig(modes=1, std_high=2.0)), [0.0, 0.7, 20.0]),
+    ],
+    ids=["beta flat", "beta narrow", "spike", "wide", "gmm spike", "gmm wide"],
+)
+def test_a_frozen_policy_learns_again(
+    config: ActorConfig, frozen: list[float], bound_gradient: bool
+) -> None:
+    """Cloning of actions around 0.6 from parameters that a bad start has driven far out."""
+    config = replace(config, bound_gradient=bound_gradient)
+    torch.manual_seed(0)
+    action = (0.6 + 0.2 * torch.randn(64, 1)).clamp(-1, 1)
+    x = torch.tensor(frozen, requires_grad=True)
+
+    def loss() -> Tensor:
+        d = make_distribution(config, ACTION, x.expand(len(action), -1), None)
+        return -d.log_prob(action).mean()
+
+    for _ in range(600):  # not by Adam, which makes steps even of gradients of 1e-7
+        (gradient,) = torch.autograd.grad(loss(), x)
+        with torch.no_grad():
+            x -= 0.1 * (100.0 * gradient).clamp(-1.0, 1.0)
+    moved = abs(x[-1].item() - frozen[-1]) > 10
+    assert moved is bound_gradient
+    assert (loss().item() < 0.4) is bound_gradient  # a uniform distribution has 0.69
