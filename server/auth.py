@@ -27,7 +27,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.index.db import Database
-from server.index.tables import audit, tokens
+from server.index.work_tables import audit, tokens
 from server.problems import ProblemError, not_found
 from server.settings import Settings
 from stepwell.messages import PROBLEM, CreateToken, Token, TokenPage

@@ -12,7 +12,6 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database, next_epoch, next_mark
 from server.index.tables import (
     ALIVE,
-    audit,
     datasets,
     partition_stats,
     segments,
@@ -20,6 +19,7 @@ from server.index.tables import (
     tombstones,
     trajectories,
 )
+from server.index.work_tables import audit
 from server.ingest.evict import enforce
 from server.ingest.pipeline import Ingest
 from server.problems import ProblemError, not_found

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_mark
-from server.index.tables import ALIVE, audit, datasets, segments, shards, tombstones, trajectories
+from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
+from server.index.work_tables import audit
 from server.ingest.damage import Inspector, damaged
 from server.ingest.evict import enforce
 from server.ingest.rows import add_totals, bucket_of

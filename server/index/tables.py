@@ -10,6 +10,8 @@
           ├─< policies ─< policy_aliases          counters  (mark, epoch)
           └─< evaluations
 
+What is drawn without lines (workers, launches, tokens, jobs, audit) is in work_tables.py.
+
 Times are Unix seconds. JSON columns hold text. `pk` is ours, `id` and `name` are the world's.
 Every change of a trajectory stamps it with the next `mark`, so that the SQL mirror can follow by
 `mark > last`; a removal of rows in bulk raises `epoch`, which tells it to start afresh. What the
@@ -27,7 +29,6 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    MetaData,
     PrimaryKeyConstraint,
     String,
     Table,
@@ -36,18 +37,11 @@ from sqlalchemy import (
     text,
 )
 
+from server.index import work_tables  # noqa: F401 - of the same metadata
+from server.index.metadata import metadata as metadata  # complete once this module is loaded
+
 REVISION = "0003"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
 
 # --- data -------------------------------------------------------------------------------------
 
@@ -342,83 +336,4 @@ evaluations = Table(
     Column("normalised", Float),
     Column("details", Text, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
-)
-
-# --- work -------------------------------------------------------------------------------------
-
-workers = Table(
-    "workers",
-    metadata,
-    Column("id", String(128), primary_key=True),
-    Column("role", String(16), nullable=False),
-    Column("run", String(128)),
-    Column("host", Text, nullable=False, server_default=""),
-    Column("pid", BigInteger),
-    Column("policy", Text, nullable=False, server_default=""),
-    Column("state", String(16), nullable=False),
-    Column("counters", Text, nullable=False, server_default="{}"),
-    Column("last_error", Text, nullable=False, server_default=""),
-    Column("command", String(16), nullable=False, server_default="none"),
-    Column("command_at", Float),
-    Column("started_at", Float, nullable=False),
-    Column("heartbeat_at", Float, nullable=False),
-)
-
-launches = Table(
-    "launches",
-    metadata,
-    Column("pk", Integer, primary_key=True),
-    Column("id", String(64), nullable=False, unique=True),
-    Column("role", String(16), nullable=False),
-    Column("recipe", Text, nullable=False, server_default=""),
-    Column("args", Text, nullable=False, server_default="{}"),
-    Column("count", Integer, nullable=False),
-    Column("state", String(16), nullable=False, index=True),
-    Column("claimed_by", Text, nullable=False, server_default=""),
-    Column("claimed_at", Float),
-    Column("error", Text, nullable=False, server_default=""),
-    Column("run", Text, nullable=False, server_default=""),
-    Column("created_at", Float, nullable=False),
-)
-
-jobs = Table(
-    "jobs",
-    metadata,
-    Column("pk", Integer, primary_key=True),
-    Column("id", String(64), nullable=False, unique=True),
-    Column("kind", String(32), nullable=False),
-    Column("state", String(16), nullable=False, index=True),
-    Column("progress", Float, nullable=False, server_default="0"),
-    Column("message", Text, nullable=False, server_default=""),
-    Column("payload", Text, nullable=False, server_default="{}"),  # JSON: the arguments
-    Column("result", Text),
-    Column("error", Text),  # JSON: a Problem
-    Column("created_at", Float, nullable=False),
-    Column("started_at", Float),
-    Column("finished_at", Float),
-)
-
-tokens = Table(
-    "tokens",
-    metadata,
-    Column("id", String(32), primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("hash", String(64), nullable=False),  # sha256 of the secret
-    Column("scopes", Text, nullable=False),  # JSON list
-    Column("created_at", Float, nullable=False),
-    Column("expires_at", Float),
-    Column("last_used_at", Float),
-    Column("revoked_at", Float),
-)
-
-audit = Table(
-    "audit",
-    metadata,
-    Column("pk", Integer, primary_key=True),
-    Column("time", Float, nullable=False),
-    Column("who", Text, nullable=False),  # token id, or "local"
-    Column("action", String(64), nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("detail", Text, nullable=False, server_default="{}"),
-    Index("ix_audit_action_subject", "action", "subject"),
 )

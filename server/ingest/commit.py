@@ -24,16 +24,17 @@ from sqlalchemy.engine import Connection
 from server.failpoints import failpoint
 from server.index.db import Database, next_mark
 from server.index.tables import datasets, segments
+from server.ingest.answers import answer_known, conflict, too_large
 from server.ingest.evict import enforce
 from server.ingest.registered import Registered
-from server.ingest.rows import Known, insert_rows, known, row_of, take_seqs
+from server.ingest.rows import insert_rows, known, row_of, take_seqs
 from server.ingest.spool import Segment, Spool
-from server.problems import ProblemError, disk_problem, not_found, title_of
+from server.problems import ProblemError, disk_problem, not_found
 from server.settings import Settings
 from server.storage.shards import Entry
 from server.storage.store import Store
 from server.telemetry import Telemetry
-from stepwell.messages import IngestItem, Problem
+from stepwell.messages import IngestItem
 
 log = structlog.get_logger("stepwell.ingest")
 READ_ONLY = (
@@ -238,15 +239,15 @@ class Committer:
                 item = IngestItem(id=entry.id, status="stored")
                 items.append(item)
                 if (before := remembered.get(entry.id)) is not None:
-                    _answer_known(item, entry, dataset.pk, before)
+                    answer_known(item, entry, dataset.pk, before)
                 elif (first := firsts.get(entry.id)) is not None:
                     same = first[0].digest == entry.digest and first[1] == dataset.pk
                     if same:
                         item.status = "duplicate"
                         plan.repeats.append((item, first[2]))
                     else:
-                        _conflict(item, first[0].digest, entry.digest)
-                elif (problem := _too_large(entry, limits[dataset.pk])) is not None:
+                        conflict(item, first[0].digest, entry.digest)
+                elif (problem := too_large(entry, limits[dataset.pk])) is not None:
                     item.status, item.problem = "refused", problem
                 else:
                     firsts[entry.id] = (entry, dataset.pk, item)
@@ -367,43 +368,3 @@ def _register(connection: Connection, name: str, now: float) -> int:
             .returning(segments.c.pk)
         ).scalar_one()
     )
-
-
-def _answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: Known) -> None:
-    if before.digest != entry.digest or before.dataset_pk != dataset_pk:
-        _conflict(item, before.digest, entry.digest)
-        if before.digest == entry.digest and item.problem is not None:
-            item.problem.detail = "the same trajectory is already in another dataset"
-        return
-    item.seq = before.seq
-    item.status = "evicted" if before.evicted else "duplicate"
-
-
-def _conflict(item: IngestItem, there: str, here: str) -> None:
-    item.status = "conflict"
-    item.problem = Problem(
-        title=title_of(409),
-        status=409,
-        code="conflict",
-        detail="another trajectory was stored under this id; ids are never reused",
-        expected=f"content of sha256 {there}",
-        got=here,
-    )
-
-
-def _too_large(entry: Entry, limits: tuple[int | None, int | None]) -> Problem | None:
-    """A trajectory that alone exceeds the capacity of fifo could never stay."""
-    if entry.partition != "fifo":
-        return None
-    sizes = (entry.rows - 1, entry.bytes)
-    for what, limit, size in zip(("steps", "bytes"), limits, sizes, strict=True):
-        if limit is not None and size > limit:
-            return Problem(
-                title=title_of(422),
-                status=422,
-                code="exceeds_capacity",
-                detail="this trajectory alone exceeds the dataset's fifo capacity",
-                expected=f"at most {limit} {what}",
-                got=size,
-            )
-    return None

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from server import fsck
 from server.findings import total_findings
-from server.index.tables import audit, shards, tombstones, trajectories
+from server.index.tables import shards, tombstones, trajectories
+from server.index.work_tables import audit
 from server.ingest.evict import OLDEST
 from server.upkeep.compact import compact
 from server.upkeep.retain import retain
