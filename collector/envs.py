@@ -24,7 +24,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from amago_model.config import ActionSpace, ObsSpace, Spaces
+from amago_model.config import ActionSpace, Spaces
+from collector.agent_view import agent_spaces
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
     DEFAULT_ACTION,
@@ -44,9 +45,13 @@ Arrays = dict[str, Array]
 Leaf = tuple[str, tuple[str, ...], gym_spaces.Space[Any]]
 """(key in the spec, keys down to it in nested Dicts, the space there)."""
 
+_EXTRA = "; for Box2D and MuJoCo: pip install 'stepwell[envs]'"
+
 
 class EnvError(StepwellError):
     """An environment cannot be made: unknown, not installed, or wrong arguments."""
+
+    exit_status = 2
 
 
 class BrokenEnv(StepwellError):
@@ -63,10 +68,9 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         # The passive checker warns about style on every step; what we need we check ourselves.
         return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
     except gymnasium.error.DependencyNotInstalled as error:
-        raise EnvError(
-            f"{env_id} needs a package that is not installed: {error}; "
-            "for Box2D and MuJoCo: pip install 'stepwell[envs]'"
-        ) from None
+        # Environments of ours say it themselves.
+        hint = "" if "stepwell[" in str(error) else _EXTRA
+        raise EnvError(f"{env_id} needs a package that is not installed: {error}{hint}") from None
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise EnvError(
             f"no environment {env_id!r}: {error}. Environments of your own are registered by a "
@@ -186,6 +190,13 @@ class Interface:
         names, shapes and kinds must agree, and its dtypes are taken. Infos that it has and the
         environment does not report become NaN, so they must be floats. Raises `InvalidSpace`.
         """
+        if strange := sorted(self.spec.infos.keys() - spec.infos.keys()):
+            raise InvalidSpace(
+                f"dataset {name} has no place for the infos {strange}; collect into a dataset of "
+                "its own (--dataset NEW-NAME)",
+                expected=f"some of {sorted(spec.infos)}",
+                got=str(sorted(self.spec.infos)),
+            )
         for key, space in spec.infos.items():
             if np.dtype(space.dtype).kind != "f":
                 raise InvalidSpace(
@@ -244,11 +255,13 @@ def interface_of(
     env_id: str,
     *,
     roles: Mapping[str, str] | None = None,
+    infos: Sequence[str] = (),
     keep_float64: bool = False,
 ) -> Interface:
     """The interface of `env`. Raises `InvalidSpace` for a space that has no place in a spec.
 
-    `roles` go before those that the environment declares itself, in metadata["roles"].
+    `roles` go before those that the environment declares itself, in metadata["roles"]. `infos` are
+    the single numbers of its infos that are kept.
     """
     if isinstance(env, gymnasium.vector.VectorEnv):
         observation_space, action_space = env.single_observation_space, env.single_action_space
@@ -258,6 +271,7 @@ def interface_of(
         _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
         _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
         env=env_id,
+        infos={key: Box(()) for key in infos},
         roles={**(env.metadata or {}).get("roles", {}), **(roles or {})},
     )
     return Interface(
@@ -267,54 +281,6 @@ def interface_of(
 
 def _form(shape: tuple[int, ...], categories: int | None) -> str:
     return f"shape {shape}" if categories is None else f"{categories} categories"
-
-
-def agent_spaces(spec: EnvSpec) -> Spaces:
-    """The agent's view of a spec. Raises ValueErrors of amago_model, or `InvalidSpace`."""
-    observations: dict[str, ObsSpace] = {}
-    for key, space in spec.observations.items():
-        n = None
-        if isinstance(space, Discrete):
-            if space.start < 0:
-                raise InvalidSpace(
-                    f"observation {key!r}", expected="categories from 0 up", got=str(space)
-                )
-            n = space.start + space.n
-        elif isinstance(space, MultiDiscrete):
-            n = max(space.nvec)
-        observations[key] = ObsSpace(
-            shape=space.shape,
-            dtype=space.dtype,
-            n=n,
-            role=spec.role(key),  # type: ignore[arg-type]
-        )
-    if len(spec.actions) != 1:
-        raise InvalidSpace(
-            "the agent plays one action array", expected="one", got=str(sorted(spec.actions))
-        )
-    (space,) = spec.actions.values()
-    if isinstance(space, Discrete):
-        return Spaces(
-            observations=observations,
-            action=ActionSpace(kind="discrete", n=space.n, start=space.start),
-        )
-    if isinstance(space, MultiDiscrete):
-        action = ActionSpace(kind="multi_discrete", nvec=space.nvec)
-        return Spaces(observations=observations, action=action)
-    if isinstance(space, MultiBinary):
-        action = ActionSpace(kind="multi_binary", n=space.n)
-        return Spaces(observations=observations, action=action)
-    if np.dtype(space.dtype).kind != "f":
-        raise InvalidSpace(
-            "the agent cannot play this action space yet",
-            expected="Discrete, MultiDiscrete, MultiBinary, or a Box of floats",
-            got=str(space),
-        )
-    low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
-    return Spaces(
-        observations=observations,
-        action=ActionSpace(kind="continuous", shape=space.shape, low=low, high=high),
-    )
 
 
 def _layout(action: ActionSpace) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ TMAZE_PASSIVE_ID = "stepwell/TMazePassive-v0"
 RECALL_ID = "stepwell/Recall-v0"
 MAZERUNNER_ID = "stepwell/MazeRunner-v0"
 FIND_BLOCK_ID = "stepwell/FindBlock-v0"
+CRAFTER_ID = "stepwell/Crafter-v0"
 
 # Entry points are strings: registering must not import what is never played.
 _ENTRY_POINTS = {
@@ -19,9 +20,17 @@ _ENTRY_POINTS = {
     RECALL_ID: "collector.builtin.recall:Recall",
     MAZERUNNER_ID: "collector.builtin.mazerunner:MazeRunner",
     FIND_BLOCK_ID: "collector.builtin.find_block:FindBlock",
+    CRAFTER_ID: "collector.builtin.crafter.env:Crafter",
 }
 
-__all__ = ["FIND_BLOCK_ID", "MAZERUNNER_ID", "RECALL_ID", "TMAZE_PASSIVE_ID", "register_all"]
+__all__ = [
+    "CRAFTER_ID",
+    "FIND_BLOCK_ID",
+    "MAZERUNNER_ID",
+    "RECALL_ID",
+    "TMAZE_PASSIVE_ID",
+    "register_all",
+]
 
 
 def register_all() -> None:

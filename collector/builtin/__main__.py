@@ -23,6 +23,7 @@ from collector.builtin.generate_lunarlander import lunarlander_noisy
 from collector.builtin.generate_pendulum import pendulum_stitch
 from collector.builtin.generate_tmaze import tmaze_passive
 from collector.builtin.scripted import Summary
+from stepwell._failure import fail
 from stepwell.errors import StepwellError
 
 _DESCRIPTION = """\
@@ -108,11 +109,11 @@ def _show(summary: Summary, out: Path, seconds: float) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 when the file is written, 1 (and one sentence) when it cannot be."""
+    """Run the command; 0 when the file is written, else 1 or 2 (see upkeep.md) and one sentence."""
     args = _parser().parse_args(argv)
     if not args.out.parent.is_dir():  # said before the work, not after it
-        print(f"{args.kind}: no folder {args.out.parent} to write into; create it", file=sys.stderr)
-        return 1
+        said = f"no folder {args.out.parent} to write into; create it"
+        return fail(args.kind, said, status=2)
     started = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -127,8 +128,7 @@ def main(argv: list[str] | None = None) -> int:
             task = bar.add_task(args.kind, total=args.steps)
             summary = _generate(args, lambda done, _: bar.update(task, completed=done))
     except (StepwellError, OSError) as error:
-        print(f"{args.kind}: {error}", file=sys.stderr)
-        return 1
+        return fail(args.kind, error)
     except KeyboardInterrupt:
         print(f"{args.kind}: stopped, nothing written", file=sys.stderr)
         return 130

@@ -280,9 +280,9 @@ def test_command_line_errors_are_one_sentence(
     arguments: list[str],
     message: str,
 ) -> None:
-    """Exit 1, the reason on stderr, nothing on stdout, no file."""
+    """Exit 2, the reason on stderr, nothing on stdout, no file."""
     monkeypatch.chdir(tmp_path)
-    assert main(["pendulum-stitch", *arguments]) == 1
+    assert main(["pendulum-stitch", *arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""

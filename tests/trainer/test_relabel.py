@@ -46,7 +46,7 @@ class Rule:
 
 
 MAZE, CRAFTER = Rule(-1.0, 0), Rule(-3.0, 2)
-RULES = {"mazerunner": MAZE, "instructions": CRAFTER}
+RULES = {"mazerunner": MAZE, "instructions": CRAFTER, "crafter": CRAFTER}
 
 
 def spec_of(name: str) -> EnvSpec:
@@ -70,13 +70,13 @@ def record(name: str, seed: int, steps: int, goals: int) -> Trajectory:
     rng, rule, spec = np.random.default_rng([seed, steps]), RULES[name], spec_of(name)
     cells = np.clip(np.cumsum(rng.integers(-1, 2, (steps + 1, 2)), axis=0), 0, KINDS - 1)
     sets = [[cell.tolist()] for cell in cells]
-    if name == "instructions":  # a set: nothing, one or two things
+    if name != "mazerunner":  # a set: nothing, one or two things
         extra = rng.integers(0, KINDS, (steps + 1, 2)).tolist()
         sets = [[*one, two][: int(rng.integers(3))] for one, two in zip(sets, extra, strict=True)]
     plan = [cells[0].tolist(), *rng.integers(0, KINDS, (goals, 2)).tolist()][seed % 2 :][:goals]
     shown, paid, done = rule.play(sets, plan)
     length = len(paid)
-    padded = [(s + [[-1, -1]] * 2)[:2] if name == "instructions" else s[0] for s in sets]
+    padded = [(s + [[-1, -1]] * 2)[:2] if name != "mazerunner" else s[0] for s in sets]
     return Trajectory.of(
         obs={
             "achieved": np.array(padded[: length + 1]),
@@ -160,7 +160,7 @@ def test_a_relabeled_episode_is_one_that_the_environment_would_have_recorded(
         assert len(set(plan)) == len(plan)
     if "all" in options and after < goals:  # nothing was left to choose
         seen = {tuple(g) for g in t.obs["achieved"][1:].reshape(-1, 2).tolist()} - {(-1, -1)}
-        assert len(seen) < goals + (name == "instructions") * len(t)
+        assert len(seen) < goals + (name != "mazerunner") * len(t)
 
 
 @FEW

@@ -3,10 +3,11 @@ cut from them. docs/relabeling.md is the guide; examples/relabel_template.py one
 
 from trainer.data.relabel.episode import Episode
 from trainer.data.relabel.hindsight import Hindsight
-from trainer.data.relabel.instructions import Instructions, MazeRunnerGoals
+from trainer.data.relabel.instructions import CrafterGoals, Instructions, MazeRunnerGoals
 from trainer.data.relabel.registry import Relabeler, make_relabelers, register, registered
 
 __all__ = [
+    "CrafterGoals",
     "Episode",
     "Hindsight",
     "Instructions",

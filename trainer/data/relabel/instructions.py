@@ -95,7 +95,7 @@ class Instructions(Relabeler):
         ranked = ("rarity_power", "weights_equal", "weights_above_least", "weights_above_median")
         needs |= dict.fromkeys((*ranked, "weights_top_five"), ("rarity", "rows, episodes or both"))
         defaults = {f.name: f.default for f in fields(self)}
-        used = {"strategy": self.strategy == "all_or_nothing", "rarity": self.rarity != "none"}
+        used = {"strategy": self.strategy == "all_or_nothing", "rarity": self._ranks}
         for name, (other, wanted) in needs.items():
             value = getattr(self, name)
             if value != defaults[name] and not used[other]:
@@ -103,7 +103,7 @@ class Instructions(Relabeler):
                     f"{self._name}:{name}: {value} would not be used; set {other}={wanted}, or "
                     "unset it"
                 )
-        if self.rarity != "none" and self.strategy == "none":
+        if self.rarity not in ("none", defaults["rarity"]) and self.strategy == "none":
             raise SettingError(
                 f"{self._name}:rarity: {self.rarity!r} would not be used with strategy=none; "
                 "set another strategy, or unset it"
@@ -112,6 +112,11 @@ class Instructions(Relabeler):
     @property
     def _name(self) -> str:
         return "instructions"
+
+    @property
+    def _ranks(self) -> bool:
+        """Whether any goal is weighed by its rarity."""
+        return self.rarity != "none" and self.strategy != "none"
 
     @property
     def _shares(self) -> tuple[float, float, float, float]:
@@ -142,7 +147,7 @@ class Instructions(Relabeler):
                 )
 
     def prepared(self, episodes: Iterable[Episode]) -> Relabeler:
-        if self.rarity == "none":
+        if not self._ranks:
             return self
         counted = (self._achieved(episode) for episode in episodes)
         rarity = Rarity(
@@ -294,3 +299,20 @@ class MazeRunnerGoals(Instructions):
     @property
     def _name(self) -> str:
         return "mazerunner"
+
+
+@register("crafter")
+@dataclass(frozen=True, kw_only=True)
+class CrafterGoals(Instructions):
+    """The rule of `stepwell/Crafter-v0`: words, and by default a preference for rare deeds, for
+    most of what chance achieves is to stand somewhere."""
+
+    tolerance: float = 0.0
+    """Words are equal or not."""
+    rarity: Literal["none", "rows", "episodes", "both"] = "both"
+    """Prefer goals that are rare in the snapshot: among all rows, among all episodes, or one of
+    the two by a coin for each sample."""
+
+    @property
+    def _name(self) -> str:
+        return "crafter"

@@ -1,0 +1,242 @@
+"""Crafter with instructions: an open world, and a sequence of things to do in it, in order.
+
+    sees        map [63] the 7 x 9 tiles around, inventory and other numbers, or a picture
+    goals       [K, 3] tokens of what to do; the k goals at the right, done ones -3, no goal -1
+    achieved    [3, 3] tokens of where one is, of what one just did, and of what one placed where:
+                for hindsight relabeling
+    acts        the game's 17 actions: move, do, sleep, place, make
+
+Every episode has a new world, and 1 to 5 goals such as "collect wood", "travel 10 25", "make stone
+pickaxe". Only the active goal pays. After Crafter (Hafner, 2021) with the instructions of AMAGO
+(Grigsby et al., ICLR 2024).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled, InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+from collector.builtin.crafter import goals as asked
+from collector.builtin.crafter.goals import COMPLETED, NOTHING, WIDTH, Goal
+from stepwell.errors import InvalidData
+
+View = Literal["textures", "crop", "render"]
+Observation = dict[str, NDArray[Any]]
+CROPPED = 48
+"""Rows of the picture that show the map."""
+LATEST = 2**31 - 1
+
+
+class Crafter(gymnasium.Env[Observation, np.int64]):
+    """Do what the instruction says, goal by goal, and stay alive.
+
+    Observation: a Dict of `goals` int16 (max_goals, 3) and `achieved` int16 (3, 3), the latter of
+    role `relabel`: see the picture, and goals.py for tokens. And, by `view`:
+
+    - `textures`: `map`, 63 categories, the tiles around by rows; `numbers` float32 (21,), namely 16
+      items as shares of 9, place in x and y, facing in x and y, and daylight.
+    - `crop`: `image` uint8 (48, 64, 3) of these tiles; `inventory` float32 (16,).
+    - `render`: `image` uint8 (64, 64, 3), tiles and inventory: what a human player sees.
+
+    Reward 1 for doing what the active goal says, or for being where it says; then the next one
+    becomes active, from the next step on. The episode ends with `terminated` at the player's death
+    and `steps_after` steps after the last goal; with `truncated` after `time_limit` steps.
+    `info["log/success"]`, `info["log/goals"]`, the share of goals done, and `info["log/died"]` are
+    given at the end.
+
+    Args:
+        view: what is seen beside the goals.
+        min_goals, max_goals: how many goals an episode has.
+        among: draw goals from these alone, all alike, instead of by the chances in goals.py;
+            `achieved` then tells of these alone. ["collect wood", "travel 10 25"]
+        instruction: the goals of every episode, in this order, instead of drawn ones.
+        located: share of the goals to place something that say where: "stone 10 25".
+        tech_tree: share of the episodes whose goals are successive steps of what can be made.
+        tolerance: how near, in x and in y, a place is met: 0, 1 or 2.
+        time_limit: steps of an episode.
+        steps_after: steps that an episode goes on after its last goal (the relabeler's, too).
+        area: width and height of the world.
+        world_seed: keep one world for all episodes; goals and creatures' moves still vary.
+        hide_plan: show the active goal alone, in the last slot (the relabelers' hide_plan).
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "roles": {"achieved": "relabel"}}
+
+    def __init__(
+        self,
+        view: View = "textures",
+        min_goals: int = 1,
+        max_goals: int = 5,
+        among: Sequence[str] = (),
+        instruction: Sequence[str] = (),
+        located: float = 0.0,
+        tech_tree: float = 0.0,
+        tolerance: int = 2,
+        time_limit: int = 5000,
+        steps_after: int = 2,
+        area: int = 64,
+        world_seed: int | None = None,
+        hide_plan: bool = False,
+        render_mode: None = None,
+    ) -> None:
+        try:
+            from collector.builtin.crafter import world
+        except ModuleNotFoundError as error:
+            raise DependencyNotInstalled(f"{error}; pip install 'stepwell[crafter]'") from None
+        _check(view in get_args(View), "view", ", ".join(get_args(View)), view)
+        for name, share in (("located", located), ("tech_tree", tech_tree)):
+            _check(0 <= share <= 1, name, "a share, 0 … 1", share)
+        _check(0 <= tolerance <= 2, "tolerance", "0, 1 or 2 tiles", tolerance)
+        _check(time_limit >= 1, "time_limit", "at least 1 step", time_limit)
+        _check(steps_after >= 0, "steps_after", "0 or more", steps_after)
+        _check(16 <= area <= 64, "area", "16 … 64 tiles", area)
+        self.view, self.tolerance = view, tolerance
+        self.located, self.tech_tree = located, tech_tree
+        self.time_limit, self.steps_after = time_limit, steps_after
+        self.area, self.world_seed, self.hide_plan = area, world_seed, hide_plan
+        self.render_mode = render_mode
+        self._choose_goals(min_goals, max_goals, among, instruction)
+        self._world = world.World(area)
+        seen: dict[str, spaces.Space[Any]] = {
+            "textures": {
+                "map": spaces.MultiDiscrete([len(world.TILES)] * (world.VIEW[0] * world.VIEW[1])),
+                "numbers": spaces.Box(-1.0, 1.0, (len(world.ITEMS) + 5,), np.float32),
+            },
+            "crop": {
+                "image": spaces.Box(0, 255, (CROPPED, 64, 3), np.uint8),
+                "inventory": spaces.Box(0.0, 1.0, (len(world.ITEMS),), np.float32),
+            },
+            "render": {"image": spaces.Box(0, 255, (64, 64, 3), np.uint8)},
+        }[view]
+        words = len(asked.WORDS)
+        self.observation_space = spaces.Dict(
+            {
+                **seen,
+                "goals": spaces.Box(COMPLETED, words - 1, (max_goals, WIDTH), np.int16),
+                "achieved": spaces.Box(NOTHING, words - 1, (3, WIDTH), np.int16),
+            }
+        )
+        self.action_space = spaces.Discrete(len(world.ACTIONS))
+        self.plan: list[Goal] = []
+        """This episode's goals, in order."""
+        self._done = self._t = self._after = 0
+        self._over = True
+
+    def _choose_goals(
+        self, least: int, most: int, among: Sequence[str], instruction: Sequence[str]
+    ) -> None:
+        _check(not (among and instruction), "among", "none beside an instruction", among)
+        self.min_goals, self.max_goals = least, most
+        self.among = tuple(dict.fromkeys(map(asked.tokens, among)))
+        self.instruction = tuple(map(asked.tokens, instruction))
+        chosen = self.among or self.instruction
+        for name in ("located", "tech_tree"):
+            _check(not (chosen and getattr(self, name)), name, "0 where goals are given", chosen)
+        self._known = frozenset(chosen)
+        top = len(self.among) if among else len(asked.TECH_TREE)
+        _check(
+            1 <= least <= most <= top,
+            "min_goals, max_goals",
+            f"1 <= min_goals <= max_goals <= {top}",
+            f"{least}, {most}",
+        )
+        _check(len(instruction) <= most, "max_goals", "room for the instruction's goals", str(most))
+
+    @property
+    def active(self) -> Goal | None:
+        """What to do now; None when all is done."""
+        return self.plan[self._done] if self._done < len(self.plan) else None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._world.begin(int(self.np_random.integers(LATEST)), self.world_seed)
+        self.plan = self._draw()
+        self._done = self._t = self._after = 0
+        self._over = False
+        return self._observe(self._achieved(set())), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._over:
+            raise ResetNeeded("The episode is over; call reset() before step().")
+        if not self.action_space.contains(action):
+            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        self._t += 1
+        self._after += self.active is None
+        events, dead = self._world.act(int(action))
+        achieved = self._achieved(events)
+        reward = float(self.active in achieved)
+        self._done += int(reward)
+        success, late = self.active is None, self._t >= self.time_limit
+        terminated = dead or (success and (late or self._after >= self.steps_after))
+        truncated = late and not terminated
+        self._over = terminated or truncated
+        info: dict[str, Any] = {}
+        if self._over:
+            share = self._done / len(self.plan)
+            info = {"log/success": float(success), "log/goals": share, "log/died": float(dead)}
+        return self._observe(achieved), reward, terminated, truncated, info
+
+    def _draw(self) -> list[Goal]:
+        """This episode's goals; never to travel to where one is, or where nobody can stand."""
+        if self.instruction:
+            return list(self.instruction)
+        rng = self.np_random
+        count = int(rng.integers(self.min_goals, self.max_goals + 1))
+        if self.among:
+            return [self.among[i] for i in rng.choice(len(self.among), count, replace=False)]
+        if rng.random() < self.tech_tree:
+            first = int(rng.integers(len(asked.TECH_TREE) - count + 1))
+            return [asked.tokens(goal) for goal in asked.TECH_TREE[first : first + count]]
+        here = asked.place_near(self._world.position, self.tolerance)
+        free = np.argwhere(self._world.walkable())
+        near = {asked.place_near(tile, self.tolerance) for tile in free.tolist()}
+        places = sorted(place for place in near - {here} if place)
+        return asked.draw(count, rng, asked.CHANCES, places, self.located)
+
+    def _achieved(self, events: set[str]) -> list[Goal]:
+        """The goals that this step achieved, of those that can be asked: by being somewhere, by
+        doing one thing (waking up, which may coincide, cannot be asked), and by where that was."""
+        found: list[Goal] = []
+        if place := asked.place_near(self._world.position, self.tolerance):
+            found.append(asked.located("travel", place))
+        for event in events - {"wake_up"}:
+            found.append(asked.tokens(event))
+            verb, _, what = event.partition("_")
+            there = asked.place_near(self._world.target, self.tolerance)
+            if verb == "place" and there:
+                found.append(asked.located(what, there))
+        return [goal for goal in found if not self._known or goal in self._known]
+
+    def _observe(self, achieved: list[Goal]) -> Observation:
+        sets = np.full((3, WIDTH), NOTHING, np.int16)
+        sets[: len(achieved)] = np.reshape(achieved, (-1, WIDTH))
+        return {**self._seen(), "goals": self._shown(), "achieved": sets}
+
+    def _seen(self) -> Observation:
+        if self.view == "textures":
+            return {"map": self._world.tiles().reshape(-1), "numbers": self._world.numbers()}
+        image = self._world.picture()
+        if self.view == "render":
+            return {"image": image}
+        return {"image": image[:CROPPED], "inventory": self._world.inventory()}
+
+    def _shown(self) -> NDArray[np.int16]:
+        slots = np.full((self.max_goals, WIDTH), NOTHING, np.int16)
+        if not self.hide_plan:
+            first = self.max_goals - len(self.plan)
+            slots[first:] = self.plan
+            slots[first : first + self._done] = COMPLETED
+        elif self.active is not None:
+            slots[-1] = self.active
+        return slots
+
+
+def _check(fine: bool, what: str, expected: str, got: object) -> None:
+    if not fine:
+        raise InvalidData(what, expected=expected, got=str(got))

@@ -1,0 +1,111 @@
+"""What an instruction of Crafter can ask for, in words and in tokens.
+
+    "collect wood"          [0, 12, -1]     something to do; the last place stays empty
+    "make stone pickaxe"    [3, 11, 17]
+    "travel 10 25"          [5, 23, 26]     be at most `tolerance` from there, in x and in y
+    "stone 10 25"           [17, 23, 26]    place it there, as exactly
+
+Goals are [3] whole numbers, each the place of a word in `WORDS`; -1 is no word. Coordinates are
+told in steps of five, as words of their own.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stepwell.errors import InvalidData
+
+THINGS = {
+    "collect": ("coal", "diamond", "drink", "iron", "sapling", "stone", "wood"),
+    "defeat": ("skeleton", "zombie"),
+    "eat": ("cow", "plant"),
+    "make": tuple(
+        f"{of} {tool}" for tool in ("pickaxe", "sword") for of in ("wood", "stone", "iron")
+    ),
+    "place": ("furnace", "plant", "stone", "table"),
+}
+"""What can be done to what: the game's achievements, but for waking up."""
+CHANCES = {"collect": 0.3, "defeat": 0.1, "eat": 0.1, "make": 0.15, "place": 0.15, "travel": 0.2}
+"""How often each kind of goal is drawn."""
+TECH_TREE = (
+    "collect wood",
+    "place table",
+    "make wood pickaxe",
+    "make wood sword",
+    "collect stone",
+    "make stone pickaxe",
+    "make stone sword",
+    "collect coal",
+    "place furnace",
+    "collect iron",
+    "make iron pickaxe",
+    "make iron sword",
+    "collect diamond",
+)
+"""An order in which everything that is made can be made."""
+SPACING, FARTHEST = 5, 60
+WIDTH, NOTHING, COMPLETED = 3, -1, -3
+
+_things = {word for things in THINGS.values() for thing in things for word in thing.split()}
+WORDS = (*CHANCES, *sorted(_things), *map(str, range(0, FARTHEST + 1, SPACING)))
+"""Word by its token. The default vocabulary of the trainer's token embedder has room for them."""
+
+Goal = tuple[int, int, int]
+Place = tuple[int, int]
+
+
+def tokens(text: str) -> Goal:
+    """The tokens of a goal in words. Raises `InvalidData` for what cannot be asked."""
+    words = text.replace("_", " ").split()
+    verb, rest = (words[0], words[1:]) if words else ("", [])
+    places = [word for word in rest if word.isdigit() and word in WORDS]
+    located = verb in ("travel", *THINGS["place"]) and len(places) == len(rest) == 2
+    if " ".join(rest) not in THINGS.get(verb, ()) and not located:
+        raise InvalidData(
+            "goal",
+            expected="for instance 'collect wood', 'make iron sword' or, in steps of "
+            f"{SPACING} up to {FARTHEST}, 'travel 10 25' or 'stone 10 25'",
+            got=repr(text),
+        )
+    a, b, c, *_ = [*(WORDS.index(word) for word in words), NOTHING]
+    return a, b, c
+
+
+def located(what: str, place: Place) -> Goal:
+    """To travel to (x, y), both multiples of `SPACING`, or to place something there."""
+    first = WORDS.index("0")
+    return WORDS.index(what), first + place[0] // SPACING, first + place[1] // SPACING
+
+
+def place_near(position: Sequence[int], tolerance: int) -> Place | None:
+    """The place that has been reached at (x, y), if any. There is at most one: a tolerance is less
+    than half the spacing."""
+    x, y = (SPACING * ((p + SPACING // 2) // SPACING) for p in position)
+    far = max(abs(x - position[0]), abs(y - position[1]))
+    return (x, y) if far <= tolerance and max(x, y) <= FARTHEST else None
+
+
+def draw(
+    count: int,
+    rng: np.random.Generator,
+    chances: Mapping[str, float],
+    places: Sequence[Place],
+    share_located: float = 0.0,
+) -> list[Goal]:
+    """`count` different goals: first a kind, by its chance, then one of that kind. Of those to
+    place something, `share_located` say where."""
+    kinds = [kind for kind in chances if kind != "travel" or places]
+    weights = np.array([chances[kind] for kind in kinds])
+    found: list[Goal] = []
+    while len(found) < count:
+        kind = kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]
+        what = "travel"
+        if kind != "travel":
+            what = THINGS[kind][int(rng.integers(len(THINGS[kind])))]
+        if kind == "travel" or (kind == "place" and places and rng.random() < share_located):
+            goal = located(what, places[int(rng.integers(len(places)))])
+        else:
+            goal = tokens(f"{kind} {what}")
+        if goal not in found:
+            found.append(goal)
+    return found
