@@ -12,8 +12,10 @@ from amago_model.batch import decode_action, previous_features
 from amago_model.config import AgentConfig, Spaces
 from amago_model.packing import Packing, pack, takes_packing
 from amago_model.registry import own_part
-from amago_model.timestep_encoders import TimestepEncoder
+from amago_model.row_observations import keys_for_actor
+from amago_model.timestep_encoders import make_timestep_encoder
 from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
+from amago_model.transitions import Shown
 
 
 class ActingPolicy(nn.Module):
@@ -39,7 +41,7 @@ class ActingPolicy(nn.Module):
             make_rows = own_part(custom, "timestep_encoder", custom.timestep_encoder)
             self.timestep_encoder = make_rows(config, spaces)
         else:
-            self.timestep_encoder = TimestepEncoder(config.timestep_encoder, spaces)
+            self.timestep_encoder = make_timestep_encoder(config.timestep_encoder, spaces)
         if custom.trajectory_encoder:
             make_memory = own_part(custom, "trajectory_encoder", custom.trajectory_encoder)
             self.trajectory_encoder = make_memory(config, self.timestep_encoder.d_output)
@@ -54,6 +56,7 @@ class ActingPolicy(nn.Module):
             d_state=self.d_state,
             n_gammas=len(config.losses.gammas),
         )
+        self.actor_keys = keys_for_actor(self.actor, spaces)
         masks = spaces.keys("mask")
         self.legal_key = masks[0] if masks else None
 
@@ -61,6 +64,9 @@ class ActingPolicy(nn.Module):
     def d_state(self) -> int:
         """D: width of the state vector."""
         return int(self.trajectory_encoder.d_output)  # type: ignore[arg-type]
+
+    def _shown(self, obs: dict[str, Tensor]) -> Shown:
+        return {"obs": {key: obs[key] for key in self.actor_keys}} if self.actor_keys else {}
 
     def legal(self, obs: dict[str, Tensor]) -> Tensor | None:
         """[..., n] bool: the actions allowed, if the environment says so."""
@@ -177,6 +183,6 @@ class ActingPolicy(nn.Module):
             time,
         )
         state, hidden = self.trajectory_encoder.step(rows, time, hidden)  # type: ignore[operator]
-        policy = self.actor.acting(state.squeeze(1), self.legal(obs))
+        policy = self.actor.acting(state.squeeze(1), self.legal(obs), **self._shown(obs))
         x = policy.sample(generator) if sample else policy.greedy()
         return decode_action(self.spaces.action, x), hidden

@@ -114,11 +114,20 @@ def make_distribution(
     c = config
     x = x.to(torch.promote_types(x.dtype, torch.float32))  # under autocast it may be halves
     if action.kind == "discrete":
-        return Categorical.from_logits(x, low=c.prob_low, high=c.prob_high, legal=legal)
+        return Categorical.from_logits(
+            x, low=c.prob_low, high=c.prob_high, legal=legal, low_gradient=c.prob_low_gradient
+        )
     if action.kind == "multi_discrete":
-        return OneHots.from_logits(x, action.nvec, low=c.prob_low, high=c.prob_high, legal=legal)
+        return OneHots.from_logits(
+            x,
+            action.nvec,
+            low=c.prob_low,
+            high=c.prob_high,
+            legal=legal,
+            low_gradient=c.prob_low_gradient,
+        )
     if action.kind == "multi_binary":
-        return MultiBinary(x)
+        return MultiBinary(x, mean=c.mean_log_prob)
     if c.continuous == "beta":
         beta = c.beta
         return Beta.from_parameters(

@@ -17,9 +17,9 @@ from torch import Tensor
 from amago_model import losses
 from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
-from amago_model.critic import policy_value
-from amago_model.distributions import Categorical, Distribution, OneHots, data_log_prob
+from amago_model.distributions import Distribution, data_log_prob
 from amago_model.errors import ConfigError
+from amago_model.judging import Judging
 from amago_model.loss_inputs import LossInputs
 from amago_model.moments import (
     collecting,
@@ -28,16 +28,14 @@ from amago_model.moments import (
     settle_in_turn,
     still,
 )
-from amago_model.networks import Networks
 from amago_model.one_pass import ask_once, can_ask_once
 from amago_model.registry import own_part
-from amago_model.returns import critic_targets
 from amago_model.transitions import Transitions, loss_masks
 from amago_model.update_metrics import actor_metrics, critic_metrics
 from amago_model.values import Values, over_critics
 
 
-class Agent(Networks):
+class Agent(Judging):
     """Off-policy actor-critic on windows of trajectories (AMAGO; Grigsby et al. 2024).
 
     One update, for all transitions t and discounts g in parallel:
@@ -61,7 +59,8 @@ class Agent(Networks):
     also a known action, the critic also a termination or a recorded next observation; and the data
     may forbid either learner any transition (Batch.actor_mask, critic_mask). Truncation
     bootstraps, termination does not. With fake_filter and online_weight 0 this is behaviour
-    cloning and there is no critic at all.
+    cloning and there is no critic at all. Settings that make formulas those that were published
+    are in presets.py; with lagged_critics v asks critics from before the last step.
     """
 
     def forward(
@@ -142,13 +141,13 @@ class Agent(Networks):
         """What the terms of this batch are made of; statistics take it in."""
         tr = self._encode(batch)
         climber, policy = self._policies(tr)
-        seen = LossInputs(tr, _as_tensors(counts, tr.exists.device), policy, climber)
+        seen = LossInputs(tr, self._counts(tr, counts), policy, climber)
         if self.critic is not None:
             seen.target = self._target(batch, tr)
             if self.training:
                 self.value_norm.update(seen.target, tr.learnable)
             seen.answers, v = self._values(tr, climber)
-            seen.value = self.normalized(v)
+            seen.value = self.normalized(self._climbed(tr, climber, v))
             seen.q = self.critic.scalar(seen.answers)
             seen.advantage = self._advantage(seen.q.detach(), v.detach())
         if self.config.losses.offline_weight > 0:
@@ -223,85 +222,32 @@ class Agent(Networks):
         counted = {"climb": masks.climbable, "clone": masks.imitable, "critic": masks.learnable}
         return {name: mask.sum() for name, mask in counted.items()}
 
-    @torch.no_grad()
-    def _target(self, batch: Batch, tr: Transitions) -> Tensor:
-        """[N, G]: what the critics should say of each transition, in units of multiplied reward."""
-        c = self.config
-        actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
-        policy = self._choices(actor(tr.state_tp1, tr.legal_tp1))
-        critic, noise = self.target_critic, tr.subset_noise
-        size, replacement = c.critic.n_critics_target, c.critic.subset_replacement
-        chosen = losses.subset_indices(c.critic.n_critics, size, noise, replacement=replacement)
-        if isinstance(policy, Categorical) and critic.table:
-            q = (critic.action_values(tr.seen_tp1) * policy.probs).sum(-1)
-        else:
-            part = critic.state_part(tr.seen_tp1)
-            # Of how many rows each critic is asked is known to a CPU at once, to a GPU only later.
-            sparse = tr.seen_tp1.device.type == "cpu" and not torch.compiler.is_compiling()
-            asked = chosen if sparse and not c.custom.critic else None
-            q = policy_value(critic, part, policy, tr.target_noise, chosen=asked)
-        value = self._returns(losses.over_subset(q, chosen, minimum=c.losses.online_weight > 0))
-        targets = critic_targets(batch, tr.windows(value), self.gammas, c.losses)
-        return tr.transitions(targets)
+    def _counts(self, tr: Transitions, given: dict[str, float] | None) -> dict[str, Tensor]:
+        """What losses are means over, where that is not the number of their own transitions."""
+        like = self.gammas
+        counts = {k: torch.as_tensor(v, device=like.device) for k, v in (given or {}).items()}
+        if epsilon := self.config.losses.count_epsilon:
+            for name in ("critic", "climb", "clone"):
+                # A transition has a term for each discount, and of the critic loss for each critic.
+                terms = like.numel() * (self.config.critic.n_critics if name == "critic" else 1)
+                own = counts.get(name, tr.mask_of(name).sum())
+                counts[name] = own.to(like.dtype) + epsilon / terms
+        return counts
 
     def _policies(self, tr: Transitions) -> tuple[Distribution, Distribution]:
         """The actor's policy twice: climbing takes the state as a constant, cloning trains it."""
         c, actor = self.config.losses, self.policy.actor
         if c.online_weight == 0:
-            policy = actor(tr.state_t, tr.legal_t)
+            policy = actor(tr.state_t, tr.legal_t, **tr.actor_t)
             return policy, policy
         if c.offline_weight == 0:
-            policy = actor(tr.state_t.detach(), tr.legal_t)
+            policy = actor(tr.state_t.detach(), tr.legal_t, **tr.actor_t)
             return policy, policy
         if can_ask_once(actor):
             return ask_once(actor, tr.state_t, tr.legal_t)
-        return actor(tr.state_t.detach(), tr.legal_t), actor(tr.state_t, tr.legal_t)
-
-    def _values(self, tr: Transitions, policy: Distribution | None = None) -> tuple[Tensor, Tensor]:
-        """Critics on the data's actions, [C, N, G, 1 or bins], and on the policy's own, [C, N, G].
-
-        The first has gradients to critics and states; the second sees both as constants, and has
-        gradients to the actor (if anything climbs them). `policy` is the actor's, if at hand.
-        """
-        c = self.config.losses
-        assert self.critic is not None
-        climbs = c.online_weight > 0 and torch.is_grad_enabled()
-        with torch.set_grad_enabled(climbs):
-            if policy is None:
-                policy = self.policy.actor(tr.state_t.detach(), tr.legal_t)
-            policy = self._choices(policy)
-        if isinstance(policy, Categorical) and self.critic.table:
-            every = self.critic.action_values(tr.seen_t)  # [C, N, G, A]
-            v = (every.detach() * policy.probs).sum(-1)
-            if self.config.critic.soften_data_actions:
-                return (every * tr.shown.unsqueeze(1)).sum(-1, keepdim=True), v
-            index = tr.action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
-            return every.gather(-1, index), v
-        part = self.critic.state_part(tr.seen_t)
-        repeated = tr.shown[None, :, None, :].expand(1, -1, len(c.gammas), -1)
-        out = self.critic.outputs(part, repeated).squeeze(1)
-        with torch.set_grad_enabled(climbs):
-            v = policy_value(self.critic, part.detach(), policy, tr.own_noise, frozen=True)
-        return out, v
-
-    def _choices(self, policy: Distribution) -> Distribution:
-        """The policy as the critics meet it."""
-        if self.sampled and isinstance(policy, Categorical):
-            return OneHots(policy.probs, (self.spaces.action.n,))
-        return policy
-
-    def _returns(self, x: Tensor) -> Tensor:
-        """What critics say in one number -> units of multiplied reward."""
-        assert self.critic is not None
-        return self.value_norm.value(x) if self.critic.bins is None else x
-
-    def normalized(self, x: Tensor) -> Tensor:
-        """What critics say in one number, such as LossInputs.q -> deviations from the mean return,
-        as `value_norm.normalize` makes them of a return."""
-        assert self.critic is not None
-        if self.critic.bins is None:
-            return self.value_norm.normalized_value(x)
-        return self.value_norm.normalize(x)
+        states = tr.state_t.detach(), tr.state_t
+        climber, policy = (actor(state, tr.legal_t, **tr.actor_t) for state in states)
+        return climber, policy
 
     def _advantage(self, q_sa: Tensor, v: Tensor) -> Tensor:
         """[C, N, G] each -> [N, G]: what the filter sees."""
@@ -387,7 +333,3 @@ def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
 def _each(show: Callable[[Batch], object], parts: Sequence[Batch]) -> None:
     for part in parts:
         show(part)
-
-
-def _as_tensors(counts: dict[str, float] | None, device: torch.device) -> dict[str, Tensor]:
-    return {k: torch.as_tensor(v, device=device) for k, v in (counts or {}).items()}

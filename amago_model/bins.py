@@ -3,7 +3,8 @@
     two-hot    the two centres beside a return share it, in proportion to closeness
     HL-Gauss   a Gaussian around it, integrated over each bin (Imani & White 2018; Farebrother 2024)
 
-A return beyond the support belongs to the bin at that edge, wholly: every label sums to 1. Centres
+A return beyond the support belongs to the bin at that edge, wholly: every label sums to 1 (unless
+BinsConfig.renormalize, as published: far outside nothing is left). Centres
 are evenly spaced, by default in symlog(y) = sign(y) ln(1 + |y|) (Hafner et al. 2023).
 """
 
@@ -38,19 +39,28 @@ class Bins(nn.Module):
     centres: Tensor
 
     def label(self, returns: Tensor) -> Tensor:
-        """[...] -> [..., n], summing to 1."""
+        """[...] -> [..., n], summing to 1 (with `renormalize` to less, far outside the support)."""
         z = (symlog(returns) if self.config.symlog else returns).unsqueeze(-1)
         if not self.gaussian:
             position = (z - self.centres[0]).clamp(min=0.0) / self.width
             position = position.clamp(max=self.config.n_bins - 1)
             index = torch.arange(self.config.n_bins, device=z.device)
             return (1.0 - (position - index).abs()).clamp(min=0.0)
+        if self.config.renormalize:
+            return self._renormalized(z)
         inner = (self.centres[:-1] + self.centres[1:]) / 2.0
         below = torch.special.ndtr((inner - z) / (self.config.sigma * self.width))
         # Outermost edges at infinity: the mass outside goes to the bins at the ends.
         return torch.cat((below, torch.ones_like(z)), -1) - torch.cat(
             (torch.zeros_like(z), below), -1
         )
+
+    def _renormalized(self, z: Tensor) -> Tensor:
+        """[..., 1] -> [..., n]: the mass inside of each bin, all alike, over that inside of all."""
+        half, deviation = self.width / 2.0, self.config.sigma * self.width
+        upper, lower = self.centres + half - z, self.centres - half - z
+        mass = torch.special.ndtr(upper / deviation) - torch.special.ndtr(lower / deviation)
+        return mass / mass.sum(-1, keepdim=True).clamp(min=1e-8)
 
     def expected(self, logits: Tensor) -> Tensor:
         """[..., n] -> [...]: the return of the mean centre."""

@@ -70,12 +70,23 @@ def _held(
     reach: float = math.inf,
 ) -> Tensor:
     """rising(x), constant from `reach` on; its gradient is that of the nearest place within."""
+    if _within(x, low, high):
+        return rising(x)
     with torch.no_grad():
         value = rising(x.clamp(max=reach))
     if not torch.is_grad_enabled():
         return value
     inside = rising(_Inward.apply(x, low, high))
     return inside + (value - inside).detach()
+
+
+def _within(x: Tensor, low: float, high: float) -> bool:
+    """Whether all is known to be where it makes no difference, as it mostly is. A CPU knows it at
+    once, a GPU only later, and a compiler never."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+        return False
+    least, most = x.detach().aminmax()
+    return bool(least >= low and most <= high)
 
 
 def _inverse_softplus(y: float) -> float:

@@ -129,6 +129,13 @@ class Checked:
         return [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
 
 
+def made_anew(config: T) -> T:
+    """The same config (any dataclass) with all of its parts, their checks made again."""
+    values = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))  # type: ignore[arg-type]
+    parts = {name: made_anew(part) for name, part in values if dataclasses.is_dataclass(part)}
+    return dataclasses.replace(config, **parts)  # type: ignore[type-var]
+
+
 class Unused(NamedTuple):
     """Settings that nothing would read, though they are not at their defaults."""
 
@@ -150,10 +157,11 @@ def unused(why: str, *parts: tuple[Checked, Iterable[str]], instead: str = "") -
         One for all of them, for `refuse`; none if all are at their defaults.
     """
     defaults: dict[str, str] = {}
+    spared = read_elsewhere() if (chosen := _read_by_chosen.get()) is None else chosen
     for config, names in parts:
         for name in names:
             default = setting_default(type(config), name)
-            if getattr(config, name) != default:
+            if getattr(config, name) != default and f"{type(config).__name__}.{name}" not in spared:
                 nested = dataclasses.is_dataclass(default)
                 shown = f"{name} as it comes" if nested else f"{name}={default!r}"
                 defaults[f"{type(config).__name__}.{name}"] = shown
@@ -190,6 +198,35 @@ def either_or(config: Checked, one: str, other: str, why: str) -> list[Unused]:
     first, second = (f"{name}={getattr(config, name)!r}" for name in names)
     sentence = f"{cls}.{one}: {first} beside {second}, but {why}; leave one of them at its default"
     return [Unused(tuple(f"{cls}.{name}" for name in names), sentence)]
+
+
+_declared: dict[str, frozenset[str]] = {}
+_read_by_chosen: ContextVar[frozenset[str] | None] = ContextVar("read_by_chosen", default=None)
+
+
+def declare_read(part: str, settings: frozenset[str]) -> None:
+    """A part of somebody's own reads these settings, named as "LossConfig.n_step"."""
+    _declared[part] = settings
+
+
+def read_elsewhere(parts: Iterable[str] | None = None) -> frozenset[str]:
+    """What these parts of somebody's own read, or any that has been declared."""
+    found = _declared.values() if parts is None else (_declared.get(x, frozenset()) for x in parts)
+    return frozenset().union(*found)
+
+
+@contextmanager
+def parts_read(settings: frozenset[str]) -> Iterator[None]:
+    """Inside, these settings are read, though nothing that is built in may read them.
+
+    Outside, where it is not known which parts of somebody's own are chosen, all that any of them
+    reads is; so a whole config makes its sections anew inside.
+    """
+    token = _read_by_chosen.set(settings)
+    try:
+        yield
+    finally:
+        _read_by_chosen.reset(token)
 
 
 _unfinished: ContextVar[bool] = ContextVar("unfinished", default=False)

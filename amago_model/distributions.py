@@ -38,20 +38,29 @@ class Categorical:
 
     @classmethod
     def from_logits(
-        cls, logits: Tensor, *, low: float, high: float, legal: Tensor | None = None
+        cls,
+        logits: Tensor,
+        *,
+        low: float,
+        high: float,
+        legal: Tensor | None = None,
+        low_gradient: bool = True,
     ) -> Categorical:
         """Softmax, clipped to [low, high] and renormalised; illegal actions get exactly 0.
 
         logits [..., n]; legal, broadcastable bool (a row without any legal action counts as all
-        legal: it is padding). Gradients pass through the lower clip, or an action that data shows
-        but the policy thinks impossible could never be learned; the upper clip stops them, and so
-        does the renormalising sum.
+        legal: it is padding). Gradients pass through the lower clip (with `low_gradient`), or an
+        action that data shows but the policy thinks impossible could never be learned; the upper
+        clip stops them, and so does the renormalising sum.
         """
         if legal is not None:
             legal = legal | ~legal.any(-1, keepdim=True)
             logits = logits.masked_fill(~legal, -math.inf)
         probs = logits.softmax(-1).clamp(max=high)
-        probs = probs + (low - probs).clamp(min=0.0).detach()
+        if low_gradient:
+            probs = probs + (low - probs).clamp(min=0.0).detach()
+        else:
+            probs = probs.clamp(min=low)
         if legal is not None:
             probs = torch.where(legal, probs, 0.0)
         return cls(probs / probs.detach().sum(-1, keepdim=True))
@@ -82,6 +91,8 @@ class MultiBinary:
 
     logits: Tensor
     """[..., n], of being on."""
+    mean: bool = False
+    """Whether log-probabilities are means over the switches, not sums."""
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Exact ones and zeros from standard normal noise [*K, ..., n]; their gradient is that of
@@ -99,9 +110,10 @@ class MultiBinary:
         return (self.logits > 0).to(self.logits.dtype)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """action [..., n] -> [...], joint over the switches."""
+        """action [..., n] -> [...], joint over the switches, unless `mean`."""
         on, off = F.logsigmoid(self.logits), F.logsigmoid(-self.logits)
-        return (action * on + (1.0 - action) * off).sum(-1)
+        each = action * on + (1.0 - action) * off
+        return each.mean(-1) if self.mean else each.sum(-1)
 
     def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
         """[...], in nats."""
@@ -133,11 +145,14 @@ class OneHots:
         low: float,
         high: float,
         legal: Tensor | None = None,
+        low_gradient: bool = True,
     ) -> OneHots:
         """Each part as in Categorical.from_logits. logits [..., A]; legal, broadcastable bool."""
         masks = [None] * len(nvec) if legal is None else legal.split(nvec, dim=-1)
         parts = [
-            Categorical.from_logits(part, low=low, high=high, legal=mask).probs
+            Categorical.from_logits(
+                part, low=low, high=high, legal=mask, low_gradient=low_gradient
+            ).probs
             for part, mask in zip(logits.split(nvec, dim=-1), masks, strict=True)
         ]
         return cls(torch.cat(parts, dim=-1), nvec)

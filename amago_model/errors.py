@@ -16,9 +16,14 @@ expected, what came, and what to do.
 class AmagoError(Exception):
     """Base of everything this package raises on purpose."""
 
+    exit_status = 1
+    """Of a command that ends by it: 2 where its settings are wrong."""
+
 
 class ConfigError(AmagoError, ValueError):
     """A setting is unknown, has the wrong type, or contradicts another setting."""
+
+    exit_status = 2
 
 
 class UnusedError(ConfigError):

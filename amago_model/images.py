@@ -93,16 +93,20 @@ def shifted(frames: Tensor, shift: Tensor) -> Tensor:
 
 @torch.compiler.disable
 def draw_shifts(
-    b: int, length: int, images: int, *, share: float, most: int, device: torch.device
+    b: int, length: int, images: int, *, config: ImageConfig, device: torch.device
 ) -> Tensor:
-    """[B, L, images, 2] int64 for `shifted`: -most … most, for about `share` of the windows.
+    """[B, L, images, 2] int64 for `shifted`: -augment_shift … augment_shift, for about a share
+    `augment` of the windows, or for all but the first ones that `augment_exact` leaves alone.
 
     Each frame has a shift of its own (Yarats et al. 2021). Takes one number of torch's global
     generator, however many frames there are, and draws time first: padding on the right changes
     neither the frames before it nor what is drawn next, on any device.
     """
     generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
+    share, most = config.augment, config.augment_shift
     chosen = torch.rand(b, generator=generator) < share
+    if config.augment_exact:
+        chosen = torch.arange(b) >= min(math.ceil(b * (1.0 - share)), b - 1)
     shifts = torch.randint(-most, most + 1, (length, b, images, 2), generator=generator)
     shifts = torch.where(chosen[:, None, None], shifts, 0)
     return shifts.transpose(0, 1).to(device, non_blocking=True)

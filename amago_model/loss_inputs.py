@@ -41,8 +41,9 @@ class LossInputs:
     target: Tensor | None = None
     """[N, G], in units of the multiplied reward."""
     value: Tensor | None = None
-    """[C, N, G]: what the critics, as constants, say of the policy's own actions, in deviations
-    from the mean return. Gradient to the actor (if online_weight is above 0)."""
+    """[C, N, G]: what the critics (with lagged_critics: as they were a step ago), as constants, say
+    of the policy's own actions, in deviations from the mean return. Gradient to the actor (if
+    online_weight is above 0)."""
     advantage: Tensor | None = None
     """[N, G] of the data's actions, as the filter sees it."""
     weight: Tensor | None = None
@@ -53,6 +54,4 @@ class LossInputs:
 
         Also where the batch is one part of many: then the parts' means add up to the whole's.
         """
-        tr = self.transitions
-        masks = {"critic": tr.learnable, "climb": tr.climbable, "clone": tr.imitable}
-        return masked_mean(x, masks[over], self.counts.get(over))
+        return masked_mean(x, self.transitions.mask_of(over), self.counts.get(over))

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from amago_model.checked import Unused, refuse, unused
 from amago_model.config import (
     ImageConfig,
     ObsSpace,
     Spaces,
     TimestepEncoderConfig,
-    TokenConfig,
 )
 from amago_model.errors import ConfigError
 
@@ -70,6 +70,13 @@ def kinds_of(
     Raises:
         ConfigError: a setting names a key that is not used, or is for a kind that does not occur.
     """
+    refuse(unused_kinds(config, spaces))
+    kinds, used = _recognised(config, spaces)
+    return {key: kind for key, kind in kinds.items() if (key in used) == (role == "policy")}
+
+
+def _recognised(config: TimestepEncoderConfig, spaces: Spaces) -> tuple[dict[str, Kind], list[str]]:
+    """The kinds of all observations that agent or critics use, and those that the agent uses."""
     usable = spaces.keys("policy")
     _require_known("keys", config.keys, usable, "an observation with the role 'policy'")
     used = sorted(set(config.keys or usable))
@@ -85,22 +92,44 @@ def kinds_of(
         named |= dict.fromkeys(keys, kind)  # type: ignore[arg-type]
     _require_known("hide_keys", config.hide_keys, used, "an observation that the agent uses")
     kinds = {key: named.get(key) or _kind(config, spaces.observations[key]) for key in seen}
+    return kinds, used
+
+
+def unused_kinds(config: TimestepEncoderConfig, spaces: Spaces) -> list[Unused]:
+    """What to say of settings for observations of kinds that do not occur.
+
+    Raises:
+        ConfigError: a setting names a key that is not used.
+    """
+    kinds, _ = _recognised(config, spaces)
+    found: list[Unused] = []
     for name, kind in (("images", "image"), ("tokens", "tokens"), ("goals", "goals")):
         settings = getattr(config, name)
-        if kind not in kinds.values() and settings != type(settings)():
-            raise ConfigError(
-                f"TimestepEncoderConfig.{name}: set, but no observation is of that kind "
-                f"({_listed(kinds)}); name one in {name}.keys or leave {name} at its defaults"
-            )
+        if kind not in kinds.values():
+            why = f"no observation is of that kind ({_listed(kinds)})"
+            instead = f"name one in {name}.keys or "
+            found += unused(why, (settings, settings.setting_names()), instead=instead)
     tokens = [spaces.observations[key] for key, kind in kinds.items() if kind == "tokens"]
     if tokens and all(space.n is not None for space in tokens):
-        for name, default in (("vocabulary", TokenConfig().vocabulary), ("lowest", 0)):
-            if getattr(config.tokens, name) != default:
-                raise ConfigError(
-                    f"TokenConfig.{name}: set, but the space of every token array says which "
-                    f"numbers it holds; leave {name} at {default}"
-                )
-    return {key: kind for key, kind in kinds.items() if (key in used) == (role == "policy")}
+        why = "the space of every token array says which numbers it holds"
+        found += unused(why, (config.tokens, ["vocabulary", "lowest", "nearest"]))
+    vectors = [spaces.observations[key] for key, kind in kinds.items() if kind == "vector"]
+    if all(space.n is None and space.dtype != "uint8" for space in vectors):
+        found += unused(
+            f"no plain numbers are categories or bytes ({_listed(kinds)})",
+            (config, ["raw_numbers"]),
+        )
+    return found
+
+
+def not_one_image(config: TimestepEncoderConfig, spaces: Spaces) -> list[Unused]:
+    """What to say of kind=image, if what the agent sees is anything else than one image."""
+    kinds, used = _recognised(config, spaces)
+    seen = {key: kinds[key] for key in used}
+    if list(seen.values()) == ["image"]:
+        return []
+    why = f"the agent does not see one image and nothing else ({_listed(seen)})"
+    return unused(why, (config, ["kind", "previous_features"]), instead="name it in keys or ")
 
 
 def hint(space: ObsSpace, kind: Kind) -> str:
@@ -116,7 +145,8 @@ def hint(space: ObsSpace, kind: Kind) -> str:
 
 def _kind(config: TimestepEncoderConfig, space: ObsSpace) -> Kind:
     if space.n is not None:
-        return "tokens" if space.features > MOST_ONE_HOTS else "vector"
+        many = space.features > MOST_ONE_HOTS and not config.raw_numbers
+        return "tokens" if many else "vector"
     return (
         "image" if space.dtype == "uint8" and _looks_like_image(config.images, space) else "vector"
     )

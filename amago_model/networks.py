@@ -23,6 +23,7 @@ from amago_model.noise import Noise
 from amago_model.packing import Packing
 from amago_model.privileged import PrivilegedFeatures
 from amago_model.registry import own_part
+from amago_model.row_observations import keys_for_critic, shown
 from amago_model.trajectory_encoders import Hidden
 from amago_model.transitions import Transitions, at, make_transitions, places
 from amago_model.unused import refuse_unused
@@ -60,6 +61,7 @@ class Networks(nn.Module):
             learns_values=config.losses.trains_critic,
         )
         self.critic: CriticEnsemble | None = None
+        self.lagged_critic: CriticEnsemble | None = None
         if not config.losses.trains_critic:
             return
         n_gammas = len(config.losses.gammas)
@@ -72,7 +74,10 @@ class Networks(nn.Module):
             d_state=self.policy.d_state + self.privileged.width,
             sampled=self.sampled,
         )
+        self._critic_keys = keys_for_critic(self.critic, spaces)
         self.target_critic = _frozen_copy(self.critic)
+        if config.losses.lagged_critics:
+            self.lagged_critic = _frozen_copy(self.critic)
         if config.losses.use_target_actor:
             self.target_actor = _frozen_copy(self.policy.actor)
         self.value_norm = PopArt(
@@ -105,6 +110,14 @@ class Networks(nn.Module):
             learned += self.policy.actor.parameters()
         torch._foreach_lerp_(slow, learned, self.config.losses.tau)
 
+    @torch.no_grad()
+    def keep_critics(self) -> None:
+        """With `LossConfig.lagged_critics`, keep the critics as they are for the next update. Call
+        it before each optimiser step."""
+        if self.critic is not None and self.lagged_critic is not None:
+            kept, learned = self.lagged_critic.parameters(), self.critic.parameters()
+            torch._foreach_copy_(list(kept), list(learned))
+
     def _rows(self, batch: Batch, packing: Packing | None = None) -> Tensor:
         return self.policy.rows(
             batch.obs,
@@ -121,8 +134,9 @@ class Networks(nn.Module):
         packing = self.policy.packing(batch.mask)
         return self.policy.states(self._rows(batch, packing), batch.time_idx, packing), packing
 
-    def _privileged(self, batch: Batch) -> Tensor:
-        return self.privileged(batch.obs, batch.row_mask)  # [B, L, P]
+    def _privileged(self, batch: Batch, packing: Packing | None = None) -> Tensor:
+        """[B, L, P], or [1, M, P] by a packing."""
+        return self.privileged(batch.obs, batch.row_mask, packing)
 
     def _encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
         """`padded`: with the transitions that do not exist, everywhere."""
@@ -130,20 +144,21 @@ class Networks(nn.Module):
         state, packing = self._states(batch)
         if packing is not None and place is None:
             state, packing = packing.windows(state), None
-
-        def rows(x: Tensor) -> Tensor:
-            return x if packing is None else packing.rows(x)
-
         legal = self.policy.legal(batch.obs)
         if legal is not None:  # where nothing was recorded, nothing is forbidden
-            legal = rows(legal | ~batch.row_mask.unsqueeze(-1))
+            legal = legal | ~batch.row_mask.unsqueeze(-1)
+            legal = legal if packing is None else packing.rows(legal)
         seen = state
         if self.critic is not None and self.privileged.width:
-            seen = torch.cat((state, rows(self._privileged(batch))), dim=-1)
+            seen = torch.cat((state, self._privileged(batch, packing)), dim=-1)
         noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
         drawn = self._noise.split(at(place, noise.flatten(0, 1)).to(self.gammas.dtype))
         config, spaces = self.config, self.spaces
-        return make_transitions(batch, config, spaces, state, seen, legal, drawn, packing, place)
+        tr = make_transitions(batch, config, spaces, state, seen, legal, drawn, packing, place)
+        tr.actor_t, tr.actor_tp1 = shown(batch, self.policy.actor_keys, place)
+        if self.critic is not None:
+            tr.critic_t, tr.critic_tp1 = shown(batch, self._critic_keys, place)
+        return tr
 
     def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
         """[B, T, width]: all that an update of B windows of T transitions draws (but dropout)."""

@@ -9,7 +9,13 @@ from amago_model.config import Spaces, TimestepEncoderConfig
 from amago_model.embedders import GoalEmbedder, TokenEmbedder
 from amago_model.images import ImageEncoder, draw_shifts
 from amago_model.modalities import kinds_of
-from amago_model.timestep_encoders import InputNorm, observation_features, only_valid
+from amago_model.packing import Packing
+from amago_model.timestep_encoders import (
+    InputNorm,
+    observation_features,
+    only_valid,
+    vector_width,
+)
 
 
 class PrivilegedFeatures(nn.Module):
@@ -21,11 +27,12 @@ class PrivilegedFeatures(nn.Module):
 
     def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
         super().__init__()
-        self.images = config.images
+        self.images, self.raw = config.images, config.raw_numbers
         kinds = kinds_of(config, spaces, role="critic")
+        self.keys = list(kinds)
         vectors = [key for key, kind in kinds.items() if kind == "vector"]
         self.spaces = {key: spaces.observations[key] for key in vectors}
-        plain = sum(space.features for space in self.spaces.values())
+        plain = sum(vector_width(space, raw=self.raw) for space in self.spaces.values())
         if plain:
             self.norm = InputNorm(
                 plain, beta=config.input_norm_beta, init_nu=config.input_norm_init_nu
@@ -39,27 +46,41 @@ class PrivilegedFeatures(nn.Module):
                 self.embedders.append(TokenEmbedder(config.tokens, key, space))
             elif kind == "goals":
                 self.embedders.append(GoalEmbedder(config.goals, key, space))
+        self.n_images = sum(isinstance(part, ImageEncoder) for part in self.embedders)
         self.width = plain + sum(int(part.d_output) for part in self.embedders)  # type: ignore[arg-type]
 
-    def forward(self, obs: dict[str, Tensor], valid: Tensor) -> Tensor:
-        """obs[k] [B, L, *shape], valid [B, L] -> [B, L, P]; zeros where no row was recorded."""
+    def forward(
+        self, obs: dict[str, Tensor], valid: Tensor, packing: Packing | None = None
+    ) -> Tensor:
+        """obs[k] [B, L, *shape], valid [B, L] -> [B, L, P]; zeros where no row was recorded.
+
+        With a packing only the rows that exist are computed: [1, M, P].
+        """
+        shifts = self._shifts(valid)
+        if packing is not None:
+            obs = {key: packing.rows(obs[key]) for key in self.keys}
+            valid = packing.rows(valid)
+            shifts = None if shifts is None else packing.rows(shifts)
         parts = []
         if self.spaces:
-            plain = [observation_features(space, obs[key]) for key, space in self.spaces.items()]
+            plain = [
+                observation_features(space, obs[key], raw=self.raw)
+                for key, space in self.spaces.items()
+            ]
             x = torch.where(valid.unsqueeze(-1), torch.cat(plain, dim=-1), 0.0)
             parts.append(self.norm(x, valid))
+        images = iter(range(self.n_images))
         for embedder in self.embedders:
             x = only_valid(obs[embedder.key], valid)  # type: ignore[index]
             if isinstance(embedder, ImageEncoder):
-                parts.append(embedder(x, self._shift(valid)))
+                index = next(images)
+                parts.append(embedder(x, None if shifts is None else shifts[:, :, index]))
             else:
                 parts.append(embedder(x))
         return torch.where(valid.unsqueeze(-1), torch.cat(parts, dim=-1), 0.0)
 
-    def _shift(self, valid: Tensor) -> Tensor | None:
-        """[B, L, 2], in training and if wanted."""
-        c = self.images
-        if not self.training or not c.augment:
+    def _shifts(self, valid: Tensor) -> Tensor | None:
+        """[B, L, images, 2], in training and if wanted."""
+        if not (self.training and self.images.augment and self.n_images):
             return None
-        most, device = c.augment_shift, valid.device
-        return draw_shifts(*valid.shape, 1, share=c.augment, most=most, device=device)[:, :, 0]
+        return draw_shifts(*valid.shape, self.n_images, config=self.images, device=valid.device)

@@ -18,9 +18,14 @@ What each kind is called with, and what it must offer, is that of the class it r
     loss                f(agent: Agent, seen: LossInputs) -> scalar
     agent               f(config: AgentConfig, spaces)              a subclass of Agent
 
+Actors and critics that have an argument `obs` are shown their row's observations, too: see
+row_observations.py.
+
 Of the settings of the built-in part that it replaces, encoder, actor or critic, yours says with
 `reads` which ones it reads: the others must stay at their defaults. A subclass of Actor,
-CriticEnsemble or TimestepEncoder reads all of them.
+CriticEnsemble or TimestepEncoder reads all of them. What any part, also a filter, a loss or an
+agent, reads of settings elsewhere it names in full, as "losses.filter_beta": while it is chosen
+they may be set, though nothing that is built in reads them.
 
 Parameters that can only be given by keyword and have a number, a string or a bool as default are
 settings of yours:
@@ -37,13 +42,15 @@ Name and settings are saved in the policy file, the code is not: whoever loads i
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
-from amago_model.config import CustomConfig
+from amago_model.checked import declare_read
+from amago_model.config import AgentConfig, CustomConfig
 from amago_model.errors import ConfigError, UnregisteredError
 
 Kind = Literal[
@@ -60,14 +67,17 @@ _reads: dict[tuple[str, str], Collection[str] | Literal["all"]] = {}
 def register(
     kind: Kind, name: str, *, reads: Collection[str] | Literal["all"] = ()
 ) -> Callable[[F], F]:
-    """A decorator. `reads` are settings of the built-in part, such as ("d_output",).
+    """A decorator. `reads` are settings of the built-in part, such as "d_output", and others of the
+    agent in full, such as "losses.filter_beta".
 
-    Raises `ConfigError` for an unknown kind, or a name that is taken.
+    Raises `ConfigError` for an unknown kind, a name that is taken, or a setting that there is not.
     """
     if kind not in _registered:
         raise ConfigError(f"register: unknown kind {kind!r}; kinds are {', '.join(_registered)}")
     if not name:
         raise ConfigError("register: the empty name stands for what is built in; give another")
+    elsewhere = () if reads == "all" else [setting for setting in reads if "." in setting]
+    settings = frozenset(_in_full(setting) for setting in elsewhere)
 
     def decorate(made: F) -> F:
         known = _registered[kind].setdefault(name, made)
@@ -78,9 +88,36 @@ def register(
             )
         _registered[kind][name] = made
         _reads[kind, name] = reads
+        declare_read(f"{kind}.{name}", settings)
         return made
 
     return decorate
+
+
+def _in_full(path: str) -> str:
+    """The name with that of its class: "losses.filter_beta" -> "LossConfig.filter_beta"."""
+    *sections, setting = path.split(".")
+    cls: Any = AgentConfig
+    for section in sections:
+        cls = _known(cls, section, path)
+    _known(cls, setting, path)
+    return f"{cls.__name__}.{setting}"
+
+
+def _known(cls: Any, name: str, path: str) -> Any:
+    """What a config class has by this name: another one, if it is a section."""
+    known = {f.name: f.default_factory for f in dataclasses.fields(cls)}
+    if name in known:
+        found = known[name]
+        return found if dataclasses.is_dataclass(found) else _Setting
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    has = f"the nearest is {near[0]!r}" if near else f"{path.rpartition('.')[0]!r} is no section"
+    raise ConfigError(f"register: reads {path!r}, but there is no {name!r} there; {has}")
+
+
+@dataclasses.dataclass
+class _Setting:
+    """Has nothing inside."""
 
 
 def registered(kind: Kind, name: str) -> Callable[..., Any]:

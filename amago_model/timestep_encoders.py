@@ -6,22 +6,31 @@
     tokens ── embedding, recurrent, linear, norm ─────────────────────────┼── MLP ── norm ── row
     goals ── two linear, norm ────────────────────────────────────────────┘
 
+With kind=image, for one image and nothing else, as published:
+
+    previous reward and action ── symlog, linear, activation ──┐
+    image ── convolutions, linear, activation ─────────────────┴── linear ── norm ── row
+
 Rows are independent of each other: whatever needs the past belongs in trajectory_encoders.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from amago_model.batch import one_hot
+from amago_model.bins import symlog
+from amago_model.checked import refuse
 from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
 from amago_model.config.names import SIMNORM_GROUP
 from amago_model.embedders import GoalEmbedder, TokenEmbedder
 from amago_model.errors import ConfigError
 from amago_model.images import ImageEncoder, draw_shifts
-from amago_model.layers import make_mlp, make_norm
-from amago_model.modalities import hint, kinds_of
+from amago_model.layers import Linear, make_activation, make_mlp, make_norm
+from amago_model.modalities import hint, kinds_of, not_one_image
 from amago_model.moments import RunningMoments
 from amago_model.packing import Packing
 
@@ -46,12 +55,20 @@ class InputNorm(nn.Module):
         return ((x - self.moments.mean) / scale).clamp(-1e4, 1e4)
 
 
-def observation_features(space: ObsSpace, x: Tensor) -> Tensor:
+def vector_width(space: ObsSpace, *, raw: bool) -> int:
+    """How many numbers `observation_features` makes."""
+    return math.prod(space.shape) if raw else space.features
+
+
+def observation_features(space: ObsSpace, x: Tensor, *, raw: bool = False) -> Tensor:
     """[B, L, *shape] in storage dtype -> [B, L, features] float32.
 
-    Categories become one-hot; bytes are divided by 255; anything else is taken as it is.
+    Categories become one-hot; bytes are divided by 255; anything else, or with `raw` everything, is
+    taken as it is.
     """
     rows = x.reshape(*x.shape[:2], -1)
+    if raw:
+        return rows.to(torch.float32)
     if space.n is not None:
         return one_hot(rows, space.n).flatten(2)
     if space.dtype == "uint8":
@@ -86,13 +103,18 @@ class TimestepEncoder(nn.Module):
             for key, kind in kinds.items()
             if kind == "goals"
         )
-        observed = sum(self.spaces[key].features for key in self.vector_keys)
         self.d_previous = 1 + spaces.action.width
+        self.input_norm: InputNorm | None = None
+        self._make_layers(sum(int(part.d_output) for part in self._embedders()))
+
+    def _make_layers(self, embedded: int) -> None:
+        """Of what comes after the embedders, which make so many features."""
+        config, raw = self.config, self.config.raw_numbers
+        observed = sum(vector_width(self.spaces[key], raw=raw) for key in self.vector_keys)
         self.input_norm = _input_norm(
             config, observed + self.d_previous if config.normalize_previous else observed
         )
-        plain = observed + self.d_previous + config.show_reset
-        width = plain + sum(int(part.d_output) for part in self._embedders())
+        width = observed + self.d_previous + config.show_reset + embedded
         self.d_output = _scaled(config, "d_output", "out_norm", width)
         self.mlp = make_mlp(
             width,
@@ -112,10 +134,11 @@ class TimestepEncoder(nn.Module):
         found = {str(part.key): part.describe() for part in self._embedders()}  # type: ignore[operator]
         for key in self.vector_keys:
             space = self.spaces[key]
-            if space.n is not None:
+            if space.n is not None and not self.config.raw_numbers:
                 form = f"{space.features // space.n} x {space.n} categories"
             else:
-                form = f"{space.features} number" + "s" * (space.features > 1)
+                width = vector_width(space, raw=self.config.raw_numbers)
+                form = f"{width} number" + "s" * (width > 1)
             # Who named it a vector needs no hint that it looks like something else.
             advice = "" if key in self.config.vector_keys else hint(space, "vector")
             found[key] = ", ".join(filter(None, (form, advice)))
@@ -132,7 +155,8 @@ class TimestepEncoder(nn.Module):
             previous = torch.cat((torch.zeros_like(previous[..., :hidden]), shown), dim=-1)
         parts = []
         for key in self.vector_keys:
-            part = observation_features(self.spaces[key], obs[key])
+            raw = self.config.raw_numbers
+            part = observation_features(self.spaces[key], obs[key], raw=raw)
             parts.append(torch.zeros_like(part) if key in self.config.hide_keys else part)
         x = torch.cat((*parts, previous), dim=-1)
         return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0.0)
@@ -157,12 +181,7 @@ class TimestepEncoder(nn.Module):
             previous = packing.rows(previous)
             valid = None if valid is None else packing.rows(valid)
             shifts = None if shifts is None else packing.rows(shifts)
-        x = self.plain(obs, previous, valid)
-        if self.input_norm is not None:
-            width = self.input_norm.width
-            whitened = self.input_norm(x[..., :width], valid)
-            left = x[..., width:]
-            x = torch.cat((whitened, left), dim=-1) if left.shape[-1] else whitened
+        x = self._plain_features(self.plain(obs, previous, valid), valid)
         parts = [x]
         for index, image in enumerate(self.images):
             pixels = only_valid(obs[image.key], valid)  # type: ignore[index]
@@ -172,6 +191,14 @@ class TimestepEncoder(nn.Module):
             part = embedder(only_valid(obs[embedder.key], valid))
             parts.append(self._shown(embedder, part))
         return self.out_norm(self.mlp(torch.cat(parts, dim=-1) if len(parts) > 1 else x))
+
+    def _plain_features(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """What becomes of `plain`: whitened, as far as it is to be."""
+        if self.input_norm is None:
+            return x
+        width = self.input_norm.width
+        whitened, left = self.input_norm(x[..., :width], valid), x[..., width:]
+        return torch.cat((whitened, left), dim=-1) if left.shape[-1] else whitened
 
     def _shown(self, embedder: nn.Module, part: Tensor) -> Tensor:
         # Times zero: its parameters still get a gradient, of zero, as processes that share out the
@@ -183,13 +210,34 @@ class TimestepEncoder(nn.Module):
         config = self.config.images
         if not self.training or valid is None or not config.augment:
             return None
-        return draw_shifts(
-            *valid.shape,
-            len(self.images),
-            share=config.augment,
-            most=config.augment_shift,
-            device=valid.device,
+        return draw_shifts(*valid.shape, len(self.images), config=config, device=valid.device)
+
+
+class ImageTimestepEncoder(TimestepEncoder):
+    """One image and the previous step, as published: nothing is whitened, and there is no MLP."""
+
+    def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
+        refuse(not_one_image(config, spaces))
+        super().__init__(config, spaces)
+
+    def _make_layers(self, embedded: int) -> None:
+        c = self.config
+        self.previous = nn.Sequential(
+            Linear(self.d_previous + c.show_reset, c.previous_features),
+            make_activation(c.images.activation),
         )
+        self.d_output = c.d_output
+        self.mlp = nn.Sequential(Linear(c.previous_features + embedded, c.d_output))
+        self.out_norm = make_norm(c.out_norm, c.d_output)
+
+    def _plain_features(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        del valid
+        return self.previous(symlog(x))  # type: ignore[no-any-return]
+
+
+def make_timestep_encoder(config: TimestepEncoderConfig, spaces: Spaces) -> TimestepEncoder:
+    """The encoder that `config.kind` names."""
+    return (ImageTimestepEncoder if config.kind == "image" else TimestepEncoder)(config, spaces)
 
 
 def _input_norm(config: TimestepEncoderConfig, width: int) -> InputNorm | None:
@@ -221,7 +269,7 @@ def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> 
 
 
 def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
-    """[B, L, *shape] with zeros in rows that are not valid."""
+    """[B, L, *shape], or [N, *shape], with zeros in rows that are not valid, [B, L] or [N]."""
     if valid is None:
         return x
-    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), 0)
+    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)), 0)

@@ -6,7 +6,7 @@ may see, A action width, C critics, G discounts, K action samples, W noise of on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,10 @@ from torch import Tensor
 from amago_model.batch import Batch, action_index, encode_action, one_hot
 from amago_model.config import AgentConfig, Spaces
 from amago_model.packing import Packing
+
+Shown = dict[str, dict[str, Tensor]]
+"""What a head is called with beside the state: {"obs": {key: [N, *shape]}} if it asks for it, else
+nothing. See row_observations.py."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,15 @@ class Transitions:
     own_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
     subset_noise: Tensor  # [C, N, G], whose order picks the critics of each target
     place: Tensor | None  # [N] int64, if packed: where each was among B * T
+    actor_t: Shown = field(default_factory=dict)  # what actors see beside the state
+    actor_tp1: Shown = field(default_factory=dict)
+    critic_t: Shown = field(default_factory=dict)  # what critics do
+    critic_tp1: Shown = field(default_factory=dict)
+
+    def mask_of(self, loss: str) -> Tensor:
+        """[N] bool: what a built-in loss, by its name, is a mean over."""
+        masks = {"critic": self.learnable, "climb": self.climbable, "clone": self.imitable}
+        return masks[loss]
 
     def windows(self, x: Tensor) -> Tensor:
         """[N, ...] -> [B, T, ...]; zeros for what was packed away."""
@@ -137,11 +150,11 @@ def make_transitions(
         row = packing.before(place)
     elif place is not None:
         row = place + torch.div(place, batch.mask.shape[1], rounding_mode="floor")
-    before, after = _ends(row, state, state.detach())
+    before, after = ends(row, state, state.detach())
     fields = {"state_t": before, "state_tp1": after, "seen_t": before, "seen_tp1": after}
     if seen is not state:
-        fields["seen_t"], fields["seen_tp1"] = _ends(row, seen, seen.detach())
-    legal_t, legal_tp1 = (None, None) if legal is None else _ends(row, legal, legal)
+        fields["seen_t"], fields["seen_tp1"] = ends(row, seen, seen.detach())
+    legal_t, legal_tp1 = (None, None) if legal is None else ends(row, legal, legal)
     return Transitions(
         **fields,
         shown=shown,
@@ -159,7 +172,7 @@ def make_transitions(
     )
 
 
-def _ends(row: Tensor | None, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+def ends(row: Tensor | None, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Of rows [B, L, ...] or [1, M, ...] those before and after each transition, [N, ...] each.
 
     `row` [N] is the one before; None takes all transitions of [B, L, ...].

@@ -14,12 +14,16 @@ from amago_model.actor import Actor
 from amago_model.checked import Checked, Unused, refuse, setting_default, unused
 from amago_model.config import AgentConfig, Spaces
 from amago_model.critic import CriticEnsemble
+from amago_model.modalities import not_one_image, unused_kinds
 from amago_model.registry import Kind, registered, settings_read
 from amago_model.timestep_encoders import TimestepEncoder
 
 C = TypeVar("C", bound=Checked)
 
-OF_CATEGORIES = ("prob_low", "prob_high")
+OF_SOFTENING = ("prob_low", "prob_high")
+"""What softens the data's actions for critics, beside bounding the policy."""
+OF_CATEGORIES = (*OF_SOFTENING, "prob_low_gradient")
+OF_SWITCHES = ("mean_log_prob",)
 OF_NUMBERS = (
     *("continuous", "beta", "gmm", "std_low", "std_high", "log_prob_clip", "bound_gradient"),
 )
@@ -30,10 +34,16 @@ OF_ENSEMBLES = (
 )
 """What agents read of the critic's settings, whatever the critic is."""
 OF_PRIVILEGED = (
-    *("keys", "vector_keys", "images", "tokens", "goals"),
+    *("keys", "vector_keys", "images", "tokens", "goals", "raw_numbers"),
     *("input_norm_beta", "input_norm_init_nu"),
 )
 """What networks of what only critics see read of the row encoder's settings."""
+OF_WHITENING = ("input_norm_beta", "input_norm_init_nu")
+OF_ANY_ROWS = (
+    *("n_layers", "d_hidden", "auto_scale", "activation", "norm"),
+    *("normalize_inputs", "normalize_previous"),
+)
+"""What the row encoder of kind=image has no use for."""
 
 
 def refuse_unused(config: AgentConfig, spaces: Spaces) -> None:
@@ -54,11 +64,22 @@ def fitting(config: AgentConfig, spaces: Spaces) -> AgentConfig:
 
 def unused_for(config: AgentConfig, spaces: Spaces) -> list[Unused]:
     """What to say of settings that these spaces, or parts of one's own, have no use for."""
+    with config.own_parts_read():
+        return (
+            _unread_of_heads(config, spaces)
+            + _unread_of_rows(config, spaces)
+            + _unread_by_own_parts(config, spaces)
+        )
+
+
+def _unread_of_heads(config: AgentConfig, spaces: Spaces) -> list[Unused]:
+    """What to say of settings that are for other actions."""
     kind = spaces.action.kind
     of_actor: list[str] = []
     if not config.custom.actor:
         of_actor += OF_CATEGORIES if kind not in ("discrete", "multi_discrete") else ()
         of_actor += OF_NUMBERS if kind != "continuous" else ()
+        of_actor += OF_SWITCHES if kind != "multi_binary" else ()
     parts: list[tuple[Checked, list[str]]] = [(config.actor, of_actor)]
     if kind != "discrete":
         parts += (config, ["algorithm"]), (config.critic, ["soften_data_actions"])
@@ -69,7 +90,26 @@ def unused_for(config: AgentConfig, spaces: Spaces) -> list[Unused]:
     elif kind == "discrete" and config.algorithm == "agent":
         why = "critics answer for every discrete action, so none is sampled"
         found += unused(why, samples, instead="set algorithm='multitask' or ")
-    return found + _unread_by_own_parts(config, spaces)
+    return found
+
+
+def _unread_of_rows(config: AgentConfig, spaces: Spaces) -> list[Unused]:
+    """What to say of settings of the row encoder that these observations have no use for."""
+    rows, own = config.timestep_encoder, config.custom.timestep_encoder
+    if own:
+        if not _inherits("timestep_encoder", own, TimestepEncoder):
+            return []  # told by _unread_by_own_parts
+        why = f"custom.timestep_encoder={own!r} takes the place of it"
+        return unused(why, (rows, ["kind", "previous_features"])) + unused_kinds(rows, spaces)
+    found = unused_kinds(rows, spaces)
+    if rows.kind == "image":
+        found += (elsewhere := not_one_image(rows, spaces))
+        privileged = spaces.keys("critic") and config.losses.trains_critic
+        names = OF_ANY_ROWS if privileged else (*OF_ANY_ROWS, *OF_WHITENING)
+        if not elsewhere:
+            instead = "set kind='any' or "
+            found += unused("kind='image' would not use it", (rows, names), instead=instead)
+    return found
 
 
 def _unread_by_own_parts(config: AgentConfig, spaces: Spaces) -> list[Unused]:
@@ -84,7 +124,7 @@ def _unread_by_own_parts(config: AgentConfig, spaces: Spaces) -> list[Unused]:
             OF_PRIVILEGED if privileged else (),
         ),
         "trajectory_encoder": (None, config.trajectory_encoder, ()),
-        "actor": (Actor, config.actor, OF_CATEGORIES if softened else ()),
+        "actor": (Actor, config.actor, OF_SOFTENING if softened else ()),
         "critic": (CriticEnsemble, config.critic, OF_ENSEMBLES),
     }
     found: list[Unused] = []
@@ -92,15 +132,20 @@ def _unread_by_own_parts(config: AgentConfig, spaces: Spaces) -> list[Unused]:
         name = getattr(config.custom, kind)
         if not name:
             continue
-        made, reads = registered(kind, name), settings_read(kind, name)
-        inherits = base is not None and isinstance(made, type) and issubclass(made, base)
-        if inherits or reads == "all":
+        reads = settings_read(kind, name)
+        if (base is not None and _inherits(kind, name, base)) or reads == "all":
             continue
         why = f"custom.{kind}={name!r} does not read it"
         unread = [x for x in section.setting_names() if x not in (*reads, *others)]
         instead = "name it in `reads` where that is registered, or "
         found += unused(why, (section, unread), instead=instead)
     return found
+
+
+def _inherits(kind: Kind, name: str, base: type) -> bool:
+    """Whether what was registered is a subclass of the built-in part, whose settings it reads."""
+    made = registered(kind, name)
+    return isinstance(made, type) and issubclass(made, base)
 
 
 def _without(config: C, names: Collection[str]) -> C:

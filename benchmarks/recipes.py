@@ -28,7 +28,7 @@ import torch
 
 from amago_model import ActionSpace, Batch, ObsSpace, Spaces, fitting, make_agent
 from benchmarks.report import RESULTS, ROOT, provenance, write
-from collector.builtin import FIND_BLOCK_ID, MAZERUNNER_ID
+from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
 from trainer.config import TrainConfig
 from trainer.data.fields import spaces_of
@@ -70,7 +70,7 @@ SPACES: dict[str, Spaces] = {
     "recall": choices(6, 4),
     "tmaze": choices(2, 4),
 }
-ENVIRONMENTS = {"pixels": FIND_BLOCK_ID, "mazerunner": MAZERUNNER_ID}
+ENVIRONMENTS = {"pixels": FIND_BLOCK_ID, "mazerunner": MAZERUNNER_ID, "crafter": CRAFTER_ID}
 """Recipes made for an environment of ours whose observations are more than a vector."""
 
 

@@ -26,6 +26,8 @@ C = TypeVar("C")
 class UsageError(StepwellError, ValueError):
     """The command line or a config file contradicts itself; the message names the flag."""
 
+    exit_status = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
@@ -91,6 +93,9 @@ class CollectConfig(EnvironmentConfig):
     """fifo: the oldest go when the dataset is full; protected: never deleted by the system."""
     create: bool = True
     """Make the dataset if there is none."""
+    infos: tuple[str, ...] = ()
+    """Single numbers of the environment's info to keep beside the observations, for SQL
+    or to say which steps to learn from. A dataset that exists must have a place for them."""
     capacity_trajectories: int = 0
     """Of a dataset made here: how many fifo trajectories it keeps; 0 for all."""
     capacity_steps: int = 0

@@ -21,7 +21,7 @@ from amago_model.acting import ActingPolicy
 from amago_model.errors import AmagoError
 from amago_model.policy_file import load_policy
 from collector.actor import Actor, Authored, Policy, PolicyActor, RandomActor
-from collector.config import EvaluateConfig, parse
+from collector.config import EvaluateConfig, UsageError, parse
 from collector.envs import BrokenEnv, Interface, interface_of, make, parse_pairs
 from collector.policy_source import PolicySource
 from collector.recorder import Episode
@@ -282,7 +282,7 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
         try:
             return config.file.name, load_policy(config.file, device=config.device)
         except OSError as error:
-            raise StepwellError(f"--file {config.file}: {error}") from None
+            raise UsageError(f"--file {config.file}: {error}") from None
     source = PolicySource(client, config.policy, device=config.device)
     source.poll()
     return source.current.author, source.current.policy

@@ -97,7 +97,8 @@ def collect(
 
         # --- act one: environments, the service, who plays, the dataset ----------------------
         envs = [make_env(config) for _ in range(config.envs)]
-        slots = EnvSlots(lambda: make_env(config), envs, interface_for(config, envs[0]))
+        face = interface_for(config, envs[0], config.infos)
+        slots = EnvSlots(lambda: make_env(config), envs, face)
         stack.callback(slots.close)
         client = stack.enter_context(Client(config.url, config.token))
         client.wait_ready(10.0)

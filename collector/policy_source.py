@@ -19,6 +19,7 @@ from amago_model.acting import ActingPolicy
 from amago_model.errors import AmagoError
 from amago_model.policy_file import load_policy
 from collector.actor import ActorError, Authored
+from collector.config import UsageError
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
 
@@ -42,7 +43,7 @@ def parse_reference(reference: str) -> tuple[str, str]:
     """ "run", "run/7" or "run/best" → (run, version or alias; "latest" by default)."""
     run, _, which = reference.partition("/")
     if not run or "/" in which:
-        raise ActorError(f"policy: expected RUN, RUN/VERSION or RUN/ALIAS, got {reference!r}")
+        raise UsageError(f"--policy: expected RUN, RUN/VERSION or RUN/ALIAS, got {reference!r}")
     return run, which or "latest"
 
 

@@ -34,6 +34,7 @@ def record(
     run: str = "",
     env_id: str = "",
     tags: Sequence[str] = (),
+    infos: Sequence[str] = (),
     partition: str = "fifo",
     outbox: str | Path | None = None,
     max_steps: int = MAX_STEPS,
@@ -41,14 +42,15 @@ def record(
     """`env`, wrapped so that its episodes arrive in `dataset`.
 
     `client` defaults to the service of STEPWELL_URL. `policy` says who plays. The outbox lies in
-    stepwell-outbox/DATASET/… unless a directory is given. Raises `InvalidSpace` where the
+    stepwell-outbox/DATASET/… unless a directory is given. `infos` are single numbers of the
+    environment's infos that a dataset made here keeps. Raises `InvalidSpace` where the
     environment does not fit the dataset, `ServiceUnreachable` where there is no service to ask.
     """
     own = client is None
     client = client or Client()
     env_id = env_id or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
     try:
-        face = open_dataset(client, dataset, interface_of(env, env_id))
+        face = open_dataset(client, dataset, interface_of(env, env_id, infos=infos))
         directory = Path(outbox) if outbox else free_lane(Path("stepwell-outbox") / dataset)
         queue = Outbox(directory, client, dataset, face.spec, partition=partition)
     except BaseException:

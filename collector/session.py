@@ -65,9 +65,10 @@ def make_env(config: EnvironmentConfig) -> Env:
     return make(config.env, parse_pairs(config.env_args, "--env-args"))
 
 
-def interface_for(config: EnvironmentConfig, env: Env) -> Interface:
+def interface_for(config: EnvironmentConfig, env: Env, infos: Sequence[str] = ()) -> Interface:
     roles = {key: str(role) for key, role in parse_pairs(config.roles, "--roles").items()}
-    return interface_of(env, config.env, roles=roles, keep_float64=config.keep_float64)
+    wide = config.keep_float64
+    return interface_of(env, config.env, roles=roles, infos=infos, keep_float64=wide)
 
 
 def open_dataset(

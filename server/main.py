@@ -19,6 +19,7 @@ from server.index.db import IndexUnusable, revision, upgrade
 from server.index.tables import REVISION
 from server.settings import Settings
 from server.storage.store import DirectoryInUse, DirectoryLock
+from stepwell._failure import fail
 from stepwell.commands import common
 
 SERVE = """\
@@ -52,11 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings(**options)
     except ValidationError as error:
-        return _fail(_explain(error))
+        return _fail(_explain(error), status=2)
     if not settings.loopback and settings.token is None:
         return _fail(
             f"refusing to listen on {settings.host} without a token: anybody could write. Set"
-            " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32)"
+            " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32)",
+            status=2,
         )
     configure_logging(settings.log_level)
     try:
@@ -141,7 +143,7 @@ def db_main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     if options.data is None:
-        return _fail("say which data directory: --data DIR or STEPWELL_DATA")
+        return _fail("say which data directory: --data DIR or STEPWELL_DATA", status=2)
     path = Path(options.data) / "index.sqlite"
     try:
         if options.command == "current":
@@ -181,9 +183,8 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def _fail(message: str) -> int:
-    print(f"stepwell: {message}", file=sys.stderr)
-    return 1
+def _fail(message: str, *, status: int = 1) -> int:
+    return fail("stepwell", message, status=status)
 
 
 if __name__ == "__main__":

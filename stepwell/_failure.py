@@ -14,12 +14,15 @@ DEBUG = "STEPWELL_DEBUG"
 """Set by `stepwell --debug …`, so that a command and whatever it starts know of it."""
 
 
-def fail(program: str, error: BaseException | str, *, status: int = 1) -> int:
-    """Print `program: error` on stderr, and the traceback if STEPWELL_DEBUG; the exit status."""
+def fail(program: str, error: BaseException | str, *, status: int | None = None) -> int:
+    """Print `program: error` on stderr, and the traceback if STEPWELL_DEBUG; the exit status.
+
+    Unless told, that is the error's own `exit_status`: 2 for wrong words, 1 for any other failure.
+    """
     if isinstance(error, BaseException) and os.environ.get(DEBUG):
         traceback.print_exception(error)
     print(f"{program}: {error}", file=sys.stderr, flush=True)
-    return status
+    return int(getattr(error, "exit_status", 1)) if status is None else status
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepwell._failure import fail
 from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.commands import common
@@ -116,7 +117,9 @@ def _alone(data: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InvalidData(f"another agent uses {data}; give this one another --data") from None
+            raise StepwellError(
+                f"another agent uses {data}; give this one another --data"
+            ) from None
         yield
 
 
@@ -160,4 +163,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except StepwellError as error:
-        sys.exit(f"stepwell agent: {error}")
+        sys.exit(fail("stepwell agent", error))

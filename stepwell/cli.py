@@ -1,7 +1,8 @@
 """`stepwell <command>`: a table of strings. Nothing is imported until a command is chosen.
 
 Each command is a `main(argv) -> int` somewhere; what is not installed is named with the line that
-installs it. An error of ours is one line on stderr and exit status 1; `--debug` shows where.
+installs it. An error of ours is one line on stderr, with exit status 2 where words are wrong, 1
+elsewhere; `--debug` shows where.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def usage() -> str:
     return "\n".join([*lines, "", EXAMPLES.rstrip()])
 
 
-def fail(error: StepwellError | str, *, status: int = 1) -> int:
+def fail(error: StepwellError | str, *, status: int | None = None) -> int:
     return fail_as("stepwell", error, status=status)
 
 

@@ -33,9 +33,14 @@ from typing import Any
 class StepwellError(Exception):
     """Base of every error that Stepwell raises on purpose."""
 
+    exit_status = 1
+    """Of a command that ends by it: 2 where its words are wrong, which no second try mends."""
+
 
 class InvalidData(StepwellError, ValueError):
     """Data refused locally. `expected` and `got` say what was wanted and what came."""
+
+    exit_status = 2  # of what a person gave: what programs make of data is below
 
     def __init__(self, message: str, *, expected: str | None = None, got: str | None = None):
         detail = message
@@ -51,13 +56,19 @@ class InvalidData(StepwellError, ValueError):
 class InvalidTrajectory(InvalidData):
     """A trajectory that breaks one of its rules; nothing half-valid is ever constructed."""
 
+    exit_status = 1
+
 
 class InvalidSpace(InvalidData):
     """A space or an env spec that cannot be."""
 
+    exit_status = 1
+
 
 class CodecError(InvalidData):
     """Bytes that do not decode as trajectories: truncated, foreign, or of an unknown format."""
+
+    exit_status = 1
 
 
 class ServiceError(StepwellError):

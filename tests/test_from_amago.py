@@ -89,6 +89,8 @@ def accept(path: str, value: object) -> None:
     changed = {name: value}
     if path.endswith(".position"):
         changed["max_time"] = 9
+    if path.endswith(".augment_exact"):
+        changed["augment"] = 0.75
     trainer_config.replace(config, changed)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from amago_model.presets import DEVIATIONS, published_v3
+from amago_model.presets import DEVIATIONS
+from collector.config import CollectConfig, EvaluateConfig
 from trainer.config import flatten, to_json
-from trainer.recipes import recipe
+from trainer.recipes import draft
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "parity.md").read_text()
@@ -33,26 +33,60 @@ def test_a_test_that_the_page_names_exists(file: str, function: str) -> None:
         assert function in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
 
 
-def test_the_page_lists_what_the_preset_switches_back_and_reasons_for_the_rest() -> None:
-    """And the values that it gives are those of the preset."""
-    table = re.search(r"^\| deviation .*?(?=^$)", PAGE, re.DOTALL | re.MULTILINE)
+def _rows(head: str) -> list[list[str]]:
+    """The cells of the table whose first line begins so."""
+    table = re.search(rf"^\| {head} .*?(?=^$)", PAGE, re.DOTALL | re.MULTILINE)
     assert table
+    cells = (line.strip("|").split(" | ") for line in table[0].splitlines()[2:])
+    return [[cell.strip() for cell in row] for row in cells]
+
+
+def test_the_recipe_sets_all_that_the_page_lists_to_what_it_says_and_nothing_else() -> None:
+    """Each row that is not said to be outside of the recipe; and the preset is its agent's part."""
     listed = {}
-    for line in table[0].splitlines()[2:]:
-        switch = line.strip("|").split("|")[1].strip()
-        if found := re.fullmatch(r"`(\S+) = (.+)`", switch):
+    for _, switch, where, _ in _rows("deviation"):
+        if not where.startswith("not in the recipe: "):
+            found = re.fullmatch(r"`(\S+) = (.+)`", switch)
+            assert found, switch
             listed[found[1]] = tomllib.loads(f"x = {found[2]}")["x"]
-        else:
-            assert switch.startswith("not offered: ") or "recipe" in switch, switch
-    assert {f"agent.{name}" for name in DEVIATIONS} == set(listed)
-    default = recipe("default").agent
-    default = dataclasses.replace(default, losses=dataclasses.replace(default.losses, filter="exp"))
-    preset = flatten({"agent": to_json(published_v3(default))})
-    assert listed == {path: preset[path] for path in listed}
+    plain, published = (flatten(to_json(draft(name))) for name in ("default", "published_v3"))
+    set_so = {path: value for path, value in published.items() if value != plain[path]}
+    assert set_so.pop("recipe") == "published_v3"
+    assert set_so == listed
+    of_the_agent = {path for path in listed if path.startswith("agent.")}
+    assert {f"agent.{name}" for name in DEVIATIONS} == of_the_agent
+
+
+def test_what_lies_outside_of_the_recipe_can_be_set_all_the_same() -> None:
+    outside = [row for row in _rows("deviation") if row[2].startswith("not in the recipe: ")]
+    assert len(outside) == 2
+    for _, switch, _, _ in outside:
+        for word in re.findall(r"`([^`]+)`", switch):
+            if word.startswith("stepwell "):
+                command, flag = re.fullmatch(r"stepwell (\w+) --(\S+).*", word).groups()  # type: ignore[union-attr]
+                made = {"collect": CollectConfig, "evaluate": EvaluateConfig}[command]
+                own = made(env="E", random=True, **{"dataset": "d"} if command == "collect" else {})
+                assert flag in flatten(to_json(own))
+            else:
+                path, _, value = word.partition(" = ")
+                assert (
+                    flatten(to_json(draft("default")))[path] != tomllib.loads(f"x = {value}")["x"]
+                )
+
+
+def test_what_is_never_switched_back_has_a_reason_and_a_test() -> None:
+    rows = _rows("what stays")
+    assert len(rows) >= 5
+    for what, why, test in rows:
+        assert what and why and re.search(r"`[\w/]*test_\w+\.py::\w+`", test)
+        assert "agent." not in what + why, "what can be set belongs into the first table"
+
+
+HEADS = ("| feature", "| defect", "| deviation", "| what stays")
 
 
 def test_nothing_else_is_said_to_be_a_test() -> None:
     """A row whose last cell names no test promises without proof."""
     for line in PAGE.splitlines():
-        if line.startswith("| ") and not line.startswith(("| feature", "| defect", "| deviation")):
+        if line.startswith("| ") and not line.startswith(HEADS):
             assert re.search(r"`[\w/]*test_\w+\.py", line.rsplit("|", 2)[1]), line

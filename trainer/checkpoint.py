@@ -33,7 +33,7 @@ from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
 from stepwell._files import sync_folder
 from stepwell.failpoints import failpoint
-from trainer.config import TrainerError
+from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
 FORMAT = 1

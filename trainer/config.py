@@ -19,19 +19,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from amago_model.config import AgentConfig
-from stepwell.errors import StepwellError
-
-
-class TrainerError(StepwellError):
-    """Something about this training run is wrong; the message says what to do."""
-
-
-class ElsewhereError(TrainerError):
-    """The run's first process cannot go on, and says itself why."""
-
-
-class SettingError(TrainerError, ValueError):
-    """A setting is unknown, of the wrong type, or contradicts another."""
+from trainer.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +68,16 @@ class DataConfig:
     """Every trajectory (or, with draw=windows, every window) once before any comes again."""
     relabel: tuple[str, ...] = ()
     """Relabelers, applied in this order to every trajectory that is drawn, each NAME or
-    NAME:FIELD=VALUE,FIELD=VALUE. There are hindsight, instructions, mazerunner; docs/relabeling.md
-    has their fields."""
+    NAME:FIELD=VALUE,FIELD=VALUE. There are hindsight, instructions, mazerunner, crafter;
+    docs/relabeling.md has their fields."""
     actor_mask: str = ""
-    """Info of the dataset, one number a row, that says whether the actor may learn from the step
-    leaving that row: it may where the number is above 0. Empty: from all steps."""
+    """Info of the dataset, one number a row, that says whether the actor may learn from a step: it
+    may where the number is above 0. Empty: from all steps."""
     critic_mask: str = ""
     """The same for critics."""
+    mask_row: Literal["arrival", "departure"] = "arrival"
+    """Where these infos speak of a step: beside the observation that came with it, as env.step
+    gives them and collectors keep them; or beside the one it was taken at, as in most files."""
     ramp_updates: int = 0
     """Updates over which the sources' shares move from `share` to `share_end`; 0: they stay."""
     refresh_every: int = 0
@@ -107,6 +98,11 @@ class DataConfig:
         _at_least(self, 0, "ramp_updates", "refresh_every", "wait_for_data")
         if self.cache_gb <= 0:
             raise SettingError(f"data.cache_gb: expected a positive number, got {self.cache_gb}")
+        if self.mask_row != "arrival" and not (self.actor_mask or self.critic_mask):
+            raise SettingError(
+                f"data.mask_row: {self.mask_row!r}, but no info is a mask; name one in "
+                "data.actor_mask or data.critic_mask, or leave it at 'arrival'"
+            )
         if self.epochs and self.draw == "steps":
             raise SettingError(
                 "data.epochs: an epoch counts trajectories or windows; set data.draw to one of "
@@ -131,6 +127,8 @@ class OptimizerConfig:
     """Step size after the warm-up."""
     warmup: int = 500
     """Updates over which the step size rises from nearly 0."""
+    warmup_from_zero: bool = False
+    """As published: it rises from 0 itself, so that the first update changes no weight."""
     decay: Literal["none", "cosine"] = "none"
     """cosine: the step size falls to 0 at the last update, which steadies the last policy."""
     weight_decay: float = 1e-3

@@ -27,7 +27,8 @@ from amago_model.batch import Batch
 from amago_model.compiling import compiled, wants_compiling
 from amago_model.moments import still
 from amago_model.optimizing import clip_gradients, forget_gradients, step_adamw
-from trainer.config import OptimizerConfig, TrainerError
+from trainer.config import OptimizerConfig
+from trainer.errors import SettingError, TrainerError
 
 Metrics = dict[str, Tensor]
 
@@ -60,6 +61,7 @@ class Learner:
     ) -> None:
         self.agent, self.config, self.seed, self.updates = agent, config, seed, updates
         self.accelerator = accelerator
+        self._refuse_parts()
         agent.train()
         if wants_compiling(compiling, accelerator.device):
             graphs = compiling == "graphs"
@@ -84,10 +86,20 @@ class Learner:
         self.parameters = agent.trainable_parameters()
         self.skipped = 0
 
+    def _refuse_parts(self) -> None:
+        exact = self.agent.config.timestep_encoder.images.augment_exact
+        if exact and (self.world > 1 or self.config.accumulate > 1):
+            raise SettingError(
+                "agent.timestep_encoder.images.augment_exact: which windows are left alone depends "
+                f"on the whole batch, but optimizer.accumulate={self.config.accumulate} and "
+                f"{self.world} processes cut it; unset it, or learn from whole batches"
+            )
+
     def learning_rate(self, update: int) -> float:
         """Of update 0, 1, …: a linear warm-up, times a constant or a fall to 0 at the last one."""
         config = self.config
-        rate = config.learning_rate * min(1.0, (update + 1) / max(config.warmup, 1))
+        steps = update if config.warmup_from_zero else update + 1
+        rate = config.learning_rate * min(1.0, steps / max(config.warmup, 1))
         if config.decay == "cosine":
             rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, update / max(self.updates, 1))))
         return rate
@@ -126,6 +138,7 @@ class Learner:
         early = self.agent.config.losses.targets_before_step  # as published; see presets.py
         if early:
             self.agent.update_targets()
+        self.agent.keep_critics()
         step_adamw(self.optimizer)
         forget_gradients(self.parameters)
         if not early:

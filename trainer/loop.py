@@ -183,6 +183,7 @@ def _loop(
 
         # Once in a while, all ranks: numbers. Reading them waits for the device.
         if logging_now:
+            order = loader.view(loaded.step).order
             seen = {**result.metrics, **loaded.metrics}
             values = over_processes(world.numbers({k: float(v) for k, v in seen.items()}))
             values |= {
@@ -194,8 +195,10 @@ def _loop(
                 "data/wait_fraction": clock.wait_fraction(),
                 "data/trajectories": len(loaded.manifest),
                 "data/steps": loaded.manifest.steps,
-                "data/sample_checksum": loader.view(loaded.step).order.checksum(loaded.step),
+                "data/sample_checksum": order.checksum(loaded.step),
             }
+            if len(shares := order.shares(loaded.step)) > 1:
+                values |= {f"data/share_{source}": share for source, share in enumerate(shares)}
             report.log(update, values)
             clock.restart(update)
 

@@ -20,7 +20,8 @@ import psutil
 
 from stepwell._failure import fail
 from stepwell.errors import StepwellError
-from trainer.config import ElsewhereError, TrainConfig, TrainerError
+from trainer.config import TrainConfig
+from trainer.errors import ElsewhereError, TrainerError
 from trainer.options import Resolved, resolve
 
 log = logging.getLogger("trainer")
@@ -52,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.processes > 1 and not launched:
             return launch(config, words)
         return run(resolved, words, quiet=rank != 0)
-    except ElsewhereError:
-        return 1  # process 0 says what it was
+    except ElsewhereError as error:
+        return error.exit_status  # process 0 says what it was
     except (StepwellError, AmagoError) as error:
         return fail("stepwell train", error)
 

@@ -19,6 +19,7 @@ import tyro
 
 from amago_model.checked import unfinished
 from stepwell._failure import mistakes_in_one_line
+from stepwell._plugins import import_plugins
 from trainer.ablations import ABLATIONS
 from trainer.config import (
     SettingError,
@@ -28,7 +29,7 @@ from trainer.config import (
     to_json,
     unknown_setting,
 )
-from trainer.recipes import RECIPES, recipe
+from trainer.recipes import RECIPES, draft
 from trainer.unused import checked
 
 DESCRIPTION = """Train an agent on a dataset of the service; it sees no environment.
@@ -67,7 +68,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
     rest = list(argv)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "default"
     files = _take_all(rest, "--config")
-    config = recipe(name)
+    config = draft(name)
     plain, values = flatten(to_json(TrainConfig())), flatten(to_json(config))
     origins = {
         key: "default" if value == plain.get(key) else f"recipe {name}"
@@ -96,6 +97,8 @@ def resolve(argv: Sequence[str]) -> Resolved:
             default=config,
             args=rest,
         )
+    # Before the checks: a part of somebody's own may read what nothing else does.
+    import_plugins(config.plugin, SettingError)
     config = checked(config, origins)
     values = flatten(to_json(config))
     for key, origin in origins.items():

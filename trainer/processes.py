@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
+from amago_model.config import CustomConfig
 from amago_model.host_memory import keep_freed_memory
 from stepwell.errors import StepwellError
-from trainer.config import ElsewhereError, TrainConfig, TrainerError
+from trainer.config import TrainConfig
+from trainer.errors import ElsewhereError, TrainerError
 
 
 class WorldError(TrainerError):
@@ -30,7 +32,12 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
         keep_freed_memory()
     # The agent's statistics are those of all ranks' batches together, so equal everywhere already:
     # to broadcast them again in every forward pass would cost time, and hide it if they were not.
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp = DistributedDataParallelKwargs(
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+        # An agent of somebody's own may leave weights out of its loss, which has to be looked for.
+        find_unused_parameters=config.agent.custom != CustomConfig(),
+    )
     accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[ddp])
     world = accelerator.num_processes
     if config.processes and world != config.processes:
@@ -78,11 +85,11 @@ class World:
                 value = make()
             except StepwellError as error:
                 trouble = error
-        value, failed = self.share([value, trouble is not None])
+        value, failed = self.share([value, trouble.exit_status if trouble else 0])
         if trouble is not None:
             raise trouble
         if failed:
-            raise ElsewhereError("process 0 failed")
+            raise ElsewhereError(failed)
         return value
 
     def gather(self, value: Any) -> list[Any]:

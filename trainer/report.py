@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 GO, PAUSE, STOP = 0, 1, 2
 PROGRESS_EVERY = 60.0
 """Seconds between lines of progress in the run's log; on the screen there are more."""
+LEARNERS = {"count/imitable": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
+"""By metric that counts the steps it learns from: who, and the setting that leaves steps out."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Report:
         self._newest: dict[str, float] = {}
         self._said = self._noted = 0.0
         self._ended = False
+        self._idle: set[str] = set()
         self._early: list[tuple[str, float]] = []
         self._run_log: RunLog | None = None
         self.note(f"started on {world.host} (processes: {world.size}): {info.command}")
@@ -154,6 +157,7 @@ class Report:
             return
         self._newest = dict(values)
         self.metrics.log(update, values)
+        self._warn_of_idleness(update, values)
         last, now = update == self.config.updates, time.monotonic()
         text = (
             f"update {update}/{self.config.updates}  loss {values.get('loss/total', 0.0):.4g}"
@@ -165,6 +169,17 @@ class Report:
         if now - self._noted > PROGRESS_EVERY or last:
             self._noted = now
             self.note(text)
+
+    def _warn_of_idleness(self, update: int, values: Mapping[str, float]) -> None:
+        for name, (who, setting) in LEARNERS.items():
+            if values.get(name) == 0 and name not in self._idle:
+                self._idle.add(name)
+                mask = getattr(self.config.data, setting)
+                why = f"; data.{setting}={mask}: is this info ever above 0?" if mask else ""
+                log.warning(
+                    "update %d: no step of its batch is one for the %s to learn from%s",
+                    *(update, who, why),
+                )
 
     def publish(self, agent: Agent, update: int, data: Data) -> int:
         if self.client is not None:

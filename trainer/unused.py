@@ -10,14 +10,13 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from amago_model.checked import unfinished
+from amago_model.checked import made_anew, unfinished
 from amago_model.config import Spaces
 from amago_model.errors import UnusedError
 from amago_model.unused import refuse_unused
 from trainer.config import TrainConfig, flatten, replace, to_json
 
 D = TypeVar("D")
-DISCOUNTS = "agent.losses.extra_gammas"
 
 
 def checked(config: TrainConfig, origins: dict[str, str]) -> TrainConfig:
@@ -27,7 +26,7 @@ def checked(config: TrainConfig, origins: dict[str, str]) -> TrainConfig:
     Raises `UnusedError` for what somebody else set and nothing would read, `ConfigError` and
     `SettingError` for other contradictions.
     """
-    return _settled(config, origins, _made_anew)
+    return _settled(config, origins, made_anew)
 
 
 def for_spaces(config: TrainConfig, origins: dict[str, str], spaces: Spaces) -> TrainConfig:
@@ -54,29 +53,15 @@ def _settled(
                 config = replace(config, _nested(changes))
 
 
-def _made_anew(config: D) -> D:
-    """The same, all of its checks made."""
-    values = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))  # type: ignore[arg-type]
-    parts = {name: _made_anew(part) for name, part in values if dataclasses.is_dataclass(part)}
-    return dataclasses.replace(config, **parts)  # type: ignore[type-var]
-
-
 def _falling_away(
     config: TrainConfig, origins: dict[str, str], settings: Iterable[str]
 ) -> dict[str, Any]:
-    """By dotted key, defaults of those of these settings that the recipe set.
-
-    As the default discounts hold those most wanted, they give way to the one that somebody wants.
-    """
+    """By dotted key, defaults of those of these settings that the recipe set."""
     plain, values = flatten(to_json(TrainConfig())), flatten(to_json(config))
     changes: dict[str, Any] = {}
     for path in (path for name in settings for path in _paths(config, name)):
         origin = origins.get(path, "default")
-        if path == DISCOUNTS and not origin.startswith(("file", "command")):
-            gamma = config.agent.losses.gamma
-            changes[path] = [g for g in dict.fromkeys(values[path]) if g != gamma]
-            origins[path] = f"default, without the gamma of {gamma:g}"
-        elif origin.startswith("recipe ") and values[path] != plain[path]:
+        if origin.startswith("recipe ") and values[path] != plain[path]:
             changes[path] = plain[path]
             origins[path] = "default"
     return changes

@@ -17,7 +17,7 @@ from stepwell.client import Client
 from stepwell.errors import StepwellError
 from trainer.config import TrainConfig
 from trainer.data.cache import Cache
-from trainer.data.fields import Field, fields_of
+from trainer.data.fields import Field, fields_for
 from trainer.data.loader import Loader, View
 from trainer.data.order import Order
 from trainer.data.relabel import make_relabelers
@@ -161,9 +161,7 @@ class Data:
         return self._fields_of(self.views[0].manifest)
 
     def _fields_of(self, manifest: Manifest) -> tuple[Field, ...]:
-        data = self.config.data
-        masks = {"actor_mask": data.actor_mask, "critic_mask": data.critic_mask}
-        return fields_of(manifest.spec, relabel=bool(data.relabel), **masks)
+        return fields_for(manifest.spec, self.config.data)
 
     def _drop(self, snapshot: str) -> None:
         if self.leases is not None:

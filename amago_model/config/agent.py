@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from amago_model.checked import Checked, Unused, refuse, unused
+from amago_model.checked import (
+    Checked,
+    Unused,
+    made_anew,
+    parts_read,
+    read_elsewhere,
+    refuse,
+    unused,
+)
 from amago_model.config.encoders import TrajectoryEncoderConfig
 from amago_model.config.heads import ActorConfig, CriticConfig
 from amago_model.config.losses import OF_ADVANTAGES, OF_CRITICS, OF_THE_FILTER, LossConfig
@@ -58,6 +68,11 @@ class CustomConfig(Checked):
                 found[name] = value
         return found
 
+    def parts(self) -> list[str]:
+        """The parts that are chosen, as "filter.mine"."""
+        named = [f"{kind}.{name}" for kind in _PARTS if (name := getattr(self, kind))]
+        return named + [f"loss.{name}" for name in self.losses]
+
     def _check_settings(self) -> None:
         formed = all(re.fullmatch(r"[^=]+\.[^=.]+=.*", setting) for setting in self.settings)
         self.require("settings", formed, "PART.NAME=VALUE each, as in filter.temperature=2.0")
@@ -101,13 +116,26 @@ class AgentConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(self._unused())
+        with self.own_parts_read():
+            if read_elsewhere():
+                self._check_sections()
+            refuse(self._unused())
         if self.actor.continuous == "gmm" and self.losses.online_weight > 0:
             raise ConfigError(
                 "ActorConfig.continuous: samples of 'gmm' have no gradient, so nothing can climb "
                 f"the critic with online_weight={self.losses.online_weight}; set "
                 "losses.online_weight=0 or another distribution"
             )
+
+    def own_parts_read(self) -> AbstractContextManager[None]:
+        """Inside, settings that parts of one's own say they read are not refused as unused."""
+        return parts_read(read_elsewhere(self.custom.parts()))
+
+    def _check_sections(self) -> None:
+        """Again: what a part of one's own reads was let through, whether it is chosen or not."""
+        for name in self.setting_names():
+            if dataclasses.is_dataclass(section := getattr(self, name)):
+                made_anew(section)
 
     def _unused(self) -> list[Unused]:
         """What of one part nothing would read because of another: told all at once."""
@@ -123,7 +151,10 @@ class AgentConfig(Checked):
             why = "behaviour cloning (fake_filter with online_weight=0) has no critic"
             critics = (self.critic, self.critic.setting_names()), (self.custom, ["critic"])
             found += unused(why, (losses, OF_CRITICS), *critics, (self, ["algorithm"]))
+        elif self.critic.kind != "scalar" and not losses.online_weight:
+            why = "nothing climbs, and advantages ask critics that classify as they are"
+            found += unused(why, (losses, ["lagged_critics"]))
         if not losses.offline_weight:
             why = "with offline_weight=0 nothing asks for the probability of a data action"
-            found += unused(why, (self.actor, ["log_prob_clip"]))
+            found += unused(why, (self.actor, ["log_prob_clip", "mean_log_prob"]))
         return found

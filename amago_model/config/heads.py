@@ -91,6 +91,12 @@ class ActorConfig(Checked):
     prob_high: float = 0.99
     """Discrete and multi-discrete: no action (no choice of a part) is more likely than this, before
     renormalising."""
+    prob_low_gradient: bool = True
+    """Discrete and multi-discrete: actions less likely than prob_low have a gradient, as if nothing
+    had been clipped. Published: none, so that no data makes them likelier."""
+    mean_log_prob: bool = False
+    """As published, multi-binary: the log-probability of an action is the mean over its switches,
+    not their sum."""
     std_low: float = math.exp(-5)
     """Continuous, tanh_gaussian: smallest standard deviation before tanh."""
     std_high: float = math.exp(2)
@@ -115,9 +121,11 @@ class ActorConfig(Checked):
             "beta": ("beta",),
             "gmm": ("gmm",),
         }
-        refuse(
-            of_other_choices(self, "kind", kinds) + of_other_choices(self, "continuous", families)
-        )
+        found = of_other_choices(self, "kind", kinds)
+        found += of_other_choices(self, "continuous", families)
+        if self.prob_low == 0:
+            found += unused("prob_low=0 clips nothing from below", (self, ["prob_low_gradient"]))
+        refuse(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +143,9 @@ class BinsConfig(Checked):
     """Space the bins evenly in sign(y) ln(1 + |y|), not in y."""
     sigma: float = 0.75
     """hlgauss: deviation of a label, in bins."""
+    renormalize: bool = False
+    """As published, hlgauss: what of a label lies beyond the support is not given to the bin at
+    that edge; the rest is scaled up to 1, and far outside nothing is left."""
     init_value: float | None = None
     """Return that fresh critics answer, roughly; none leaves it to chance (the middle). One that is
     far from all returns takes many updates to leave: set it where the range is not around 0."""
@@ -198,7 +209,11 @@ class CriticConfig(Checked):
             found += unused("kind='scalar' has no bins", (self, ["bins"]), instead=instead)
         if self.kind == "twohot":
             why, instead = "labels of kind='twohot' have no width", "set kind='hlgauss' or "
-            found += unused(why, (self.bins, ["sigma"]), instead=instead)
+            found += unused(why, (self.bins, ["sigma", "renormalize"]), instead=instead)
+        if self.n_critics_target == 1:
+            why = "n_critics_target=1 draws one critic, which comes back no second time"
+            instead = "raise n_critics_target or "
+            found += unused(why, (self, ["subset_replacement"]), instead=instead)
         refuse(found)
         if not 1 <= self.n_critics_target <= self.n_critics:
             raise ConfigError(

@@ -17,7 +17,7 @@ OF_ADVANTAGES = (*OF_THE_FILTER, "filter_batch_norm", "filter_advantage")
 """Settings of nothing else than the filtering of advantages."""
 OF_CRITICS = (
     *("reward_multiplier", "n_step", "td_lambda", "target_low", "target_high", "critic_weight"),
-    *("n_target_actions", "targets_before_step", "use_target_actor", "tau"),
+    *("n_target_actions", "targets_before_step", "lagged_critics", "use_target_actor", "tau"),
 )
 """Settings of what critics learn, and of slow copies."""
 
@@ -55,8 +55,8 @@ class LossConfig(Checked):
     gamma: float = 0.999
     """Discount of the policy that acts."""
     extra_gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
-    """Further discounts learned in parallel, to shape the state vector; may be empty. None of them
-    is another one or gamma."""
+    """Further discounts learned in parallel, to shape the state vector; may be empty. One that
+    gamma is, too, is learned once, as gamma."""
     reward_multiplier: float = 10.0
     """Rewards are multiplied by this inside the losses (never in what the agent sees)."""
     n_step: int = 1
@@ -102,6 +102,11 @@ class LossConfig(Checked):
     critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
     targets_before_step: bool = False
     """As published: the slow copies move before the optimiser's step, not after it."""
+    lagged_critics: bool = False
+    """As published: climbing, and advantages of critics that do not classify, ask copies of the
+    critics from before the last step, one update old. One more set of critics in memory."""
+    count_epsilon: float = 0.0
+    """Added to the number of terms that each loss is a mean of; published: 1e-5."""
     use_target_actor: bool = True
     """Next actions come from the slowly moving copy of the actor."""
     tau: float = 0.003
@@ -111,12 +116,16 @@ class LossConfig(Checked):
         super().__post_init__()
         for name, values in (("gamma", (self.gamma,)), ("extra_gammas", self.extra_gammas)):
             self.require(name, all(0 <= g < 1 for g in values), "discounts in [0, 1)")
+        once = len(set(self.extra_gammas)) == len(self.extra_gammas)
+        self.require("extra_gammas", once, "each discount once")
         self.require_sizes(n_step=1024, n_target_actions=1024, n_policy_actions=1024)
         for name in ("critic_weight", "online_weight", "offline_weight"):
             value = getattr(self, name)
             self.require(name, math.isfinite(value) and value >= 0, "a finite number, at least 0")
         self.require("tau", 0 < self.tau <= 1, "a number in (0, 1]")
         self.require("reward_multiplier", self.reward_multiplier > 0, "a positive number")
+        epsilon = self.count_epsilon
+        self.require("count_epsilon", 0 <= epsilon < math.inf, "a finite number, at least 0")
         self.require("filter_beta", self.filter_beta > 0, "a positive number")
         self.require("filter_max", self.filter_max > 0, "a positive number")
         self.require("filter_min", 0 <= self.filter_min < self.filter_max, "from 0 to filter_max")
@@ -154,19 +163,12 @@ class LossConfig(Checked):
                 "exp": ("filter_beta", "filter_min", "filter_max"),
             }
             found += of_other_choices(self, "filter", kinds)
-        if twice := sorted({g for g in self.gammas if self.gammas.count(g) > 1}):
-            once = tuple(g for g in dict.fromkeys(self.extra_gammas) if g != self.gamma)
-            sentence = (
-                f"LossConfig.extra_gammas: {self.extra_gammas} beside gamma={self.gamma} learns "
-                f"{', '.join(map(str, twice))} more than once; set extra_gammas={once}"
-            )
-            found.append(Unused(("LossConfig.extra_gammas",), sentence))
         return found
 
     @property
     def gammas(self) -> tuple[float, ...]:
         """All discounts; the last one acts."""
-        return (*self.extra_gammas, self.gamma)
+        return (*(g for g in self.extra_gammas if g != self.gamma), self.gamma)
 
     @property
     def trains_critic(self) -> bool:

@@ -43,6 +43,10 @@ class ImageConfig(Checked):
     augment: float = 0.0
     """Share of the windows whose frames are shifted at random in training (DrQ-v2's augmentation;
     published: 0.75). Never in acting."""
+    augment_exact: bool = False
+    """As published: the first ceil(B (1 - augment)) of a batch's B windows are left alone, and all
+    the others are shifted, instead of each with that probability. What happens to a window then
+    depends on the others: not with optimizer.accumulate above 1, nor on several processes."""
     augment_shift: int = 4
     """Largest shift, in pixels; what comes in from outside repeats the edge."""
 
@@ -53,7 +57,8 @@ class ImageConfig(Checked):
         self.require("augment", 0 <= self.augment <= 1, "a share from 0 to 1")
         if not self.augment:
             why = "augment=0 shifts nothing"
-            refuse(unused(why, (self, ["augment_shift"]), instead="set augment or "))
+            shifts = (self, ["augment_exact", "augment_shift"])
+            refuse(unused(why, shifts, instead="set augment or "))
         self._check_impala()
 
     def _check_impala(self) -> None:
@@ -88,6 +93,8 @@ class TokenConfig(Checked):
     numbers share one embedding, "unknown"."""
     lowest: int = 0
     """The first token number of these arrays. Smaller numbers are read as nothing."""
+    nearest: bool = False
+    """As published: a number outside of the vocabulary is read as the nearest one in it."""
     padding: int | None = None
     """A number that stands for nothing, wherever in a sequence it is."""
     d_embedding: int = 16
@@ -133,6 +140,13 @@ class TimestepEncoderConfig(Checked):
     features by networks of their own; an MLP makes one vector of them all.
     """
 
+    kind: Literal["any", "image"] = "any"
+    """any: what is said above. image, as published, for one image and nothing else: symlog of the
+    previous action and reward, and a small layer of their own, beside the image's features; then
+    one layer in place of the MLP, and nothing is whitened. Whether it suits the observations, and
+    which settings it has no use for, is told where an agent is made."""
+    previous_features: int = 12
+    """kind=image: features made of the previous action and reward."""
     n_layers: int = 2
     """Hidden layers."""
     d_hidden: int = 512
@@ -168,6 +182,9 @@ class TimestepEncoderConfig(Checked):
     """Observation keys to use; empty means every key with the role 'policy'."""
     vector_keys: tuple[str, ...] = ()
     """Observations to take as plain numbers (categories: as one-hots), whatever they look like."""
+    raw_numbers: bool = False
+    """As published: among plain numbers, categories and bytes are the numbers that they are, not
+    one-hots and shares of 255; and no category is embedded unless named in tokens.keys."""
     images: ImageConfig = field(default_factory=ImageConfig)
     """Settings of images."""
     tokens: TokenConfig = field(default_factory=TokenConfig)
@@ -178,6 +195,8 @@ class TimestepEncoderConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_sizes(n_layers=MAX_LAYERS, d_hidden=MAX_WIDTH, d_output=MAX_WIDTH)
+        self.require_sizes(previous_features=MAX_WIDTH)
+        refuse(of_other_choices(self, "kind", {"image": ("previous_features",)}))
         check_norm(self, "norm", d_hidden=self.d_hidden)
         check_norm(self, "out_norm", d_output=self.d_output)
         self._check_whitening()

@@ -53,7 +53,7 @@ ROLES: dict[str, Role] = {
             "compile data.relabel "
             "data.batch data.window data.padding data.draw data.epochs data.refresh_every "
             "data.include_eval data.prefetch data.wait_for_data "
-            "data.actor_mask data.critic_mask".split()
+            "data.actor_mask data.critic_mask data.mask_row".split()
         ),
         sections=("agent.", "optimizer.", "schedule."),
         lists=frozenset(
@@ -72,10 +72,10 @@ ROLES: dict[str, Role] = {
     "collect": Role(
         frozenset(
             f"{_ENVIRONMENT} policy random wait_for_policy episodes steps sample partition create "
-            "capacity_trajectories capacity_steps seed tags max_steps".split()
+            "capacity_trajectories capacity_steps seed tags infos max_steps".split()
         ),
         sections=("epsilon.",),
-        lists=frozenset(["env_args", "roles", "tags"]),
+        lists=frozenset(["env_args", "infos", "roles", "tags"]),
     ),
     "evaluate": Role(
         frozenset(f"{_ENVIRONMENT} policy random episodes seeds sample keep".split()),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepwell.client import Client
 from stepwell.commands import common
-from stepwell.errors import InvalidData
+from stepwell.errors import InvalidData, InvalidSpace
 from stepwell.messages import Capacity, Dataset, PartitionStats
 from stepwell.spaces import EnvSpec, space_to_json
 
@@ -89,6 +89,8 @@ def create_dataset(client: Client, args: argparse.Namespace) -> int:
         raise InvalidData(f"cannot read {args.spec}: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise InvalidData(f"{args.spec} is not JSON: {error}") from None
+    except InvalidSpace as error:
+        raise InvalidData(f"{args.spec}: {error}") from None
     dataset = client.create_dataset(
         args.name,
         spec,

@@ -224,6 +224,46 @@ CASES: dict[str, Case] = {
         "algorithm": "multitask",
         "critic": {"soften_data_actions": True, "kind": "hlgauss", "bins": NARROW},
     },
+    "lagged critics": {"losses": {"lagged_critics": True, "filter": "exp"}},
+    "lagged critics, continuous": {
+        "kind": "continuous",
+        "privileged": True,
+        "losses": {"lagged_critics": True, "filter": "exp", "n_policy_actions": 2},
+    },
+    "lagged critics, classified": {
+        "kind": "continuous",
+        "critic": {"kind": "twohot", "bins": NARROW},
+        "losses": {"lagged_critics": True, "filter": "exp"},
+    },
+    "lagged critics, normalised": {
+        "kind": "continuous",
+        "losses": {"lagged_critics": True, "filter": "exp", "filter_batch_norm": True},
+    },
+    "epsilon": {"masks": True, "losses": {"count_epsilon": 0.3}},
+    "epsilon, classified": {
+        "critic": {"kind": "twohot", "bins": NARROW},
+        "losses": {"count_epsilon": 0.3},
+    },
+    "no gradient below": {
+        "legal": True,
+        "actor": {"prob_low": 0.3, "prob_high": 0.6, "prob_low_gradient": False},
+    },
+    "no gradient below, choices": {
+        "kind": "multi_discrete",
+        "actor": {"prob_low": 0.45, "prob_low_gradient": False},
+        "losses": CLEAR,
+    },
+    "averaged switches": {
+        "kind": "multi_binary",
+        "actor": {"mean_log_prob": True},
+        "losses": CLEAR,
+    },
+    "HL-Gauss, renormalised": {
+        "critic": {
+            "kind": "hlgauss",
+            "bins": BinsConfig(n_bins=7, min_return=-3.0, max_return=4.0, renormalize=True),
+        }
+    },
     "continuous, HL-Gauss": {
         "kind": "continuous",
         "critic": {"kind": "hlgauss", "bins": NARROW},

@@ -308,20 +308,32 @@ class _Loops:
             if moving:
                 for g in self._discounts:
                     self.popart[g].update([y for (_, _, h), y in result.targets.items() if h == g])
+            # As published, regressing critics judge the policy's actions as they were a step ago.
+            judge = agent.lagged_critic if c.lagged_critics and self.scalar else agent.critic
             for i, k, g in every:
                 state, seen = states[i]
                 n_critics = range(agent.config.critic.n_critics)
                 policy = self.policy(own, state[k].detach(), i, k, g)
                 v = [
                     self.value_of(
-                        agent.critic, j, seen[k].detach(), g, policy, self.own_noise[i, k],
-                        constant=True,
+                        judge, j, seen[k].detach(), g, policy, self.own_noise[i, k], constant=True
                     )
                     for j in n_critics
                 ]  # fmt: skip
-                norm_v = [self.normalized(x, g) for x in v]
+                norm_v = climbed = [self.normalized(x, g) for x in v]
+                if c.lagged_critics and not self.scalar:
+                    climbed = [
+                        self.normalized(
+                            self.value_of(
+                                agent.lagged_critic, j, seen[k].detach(), g, policy,
+                                self.own_noise[i, k], constant=True,
+                            ),
+                            g,
+                        )
+                        for j in n_critics
+                    ]  # fmt: skip
                 if self.climbable(i, k):
-                    terms["climb"].append(-min(norm_v, key=plain))
+                    terms["climb"].append(-min(climbed, key=plain))
                 if not self.known(i, k):
                     continue
                 action = self.shown(i, k)
@@ -357,6 +369,10 @@ class _Loops:
             there = weights[name] > 0 and (agent.critic is not None or name == "clone")
             if there:
                 result.terms[name] = sum(parts, NOTHING) / max(len(parts), 1)
+                if c.count_epsilon:  # of each critic's terms, where these are several
+                    each = agent.config.critic.n_critics if name == "critic" else 1
+                    total = sum(parts, NOTHING) * each
+                    result.terms[name] = total / (len(parts) * each + c.count_epsilon)
                 result.loss = result.loss + weights[name] * result.terms[name]
         return result
 

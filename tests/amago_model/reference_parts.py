@@ -109,9 +109,10 @@ def normal_cdf(x: float) -> float:
 
 
 def slow_probabilities(
-    logits: Tensor, low: float, high: float, legal: list[bool] | None
+    logits: Tensor, low: float, high: float, legal: list[bool] | None, low_gradient: bool
 ) -> list[Tensor]:
-    """Softmax over the legal, clipped, renormalised. The upper clip and the sum are constants."""
+    """Softmax over the legal, clipped, renormalised. The upper clip and the sum are constants; so
+    is the lower clip, but for `low_gradient`."""
     ok = [True] * len(logits) if legal is None or not any(legal) else legal
     top = max(plain(x) for x, fine in zip(logits, ok, strict=True) if fine)
     each = [(x - top).exp() if fine else NOTHING for x, fine in zip(logits, ok, strict=True)]
@@ -122,7 +123,7 @@ def slow_probabilities(
         if fine and plain(p) > high:
             p = NOTHING + high
         elif fine and plain(p) < low:
-            p = p + (low - p).detach()
+            p = p + (low - p).detach() if low_gradient else NOTHING + low
         clipped.append(p)
     scale = plain(sum(clipped))
     return [p / scale for p in clipped]
@@ -139,7 +140,11 @@ class SlowPolicy:
             for n in self.parts:
                 of_part = None if legal is None else legal[at : at + n]
                 self.probs += slow_probabilities(
-                    x[at : at + n], self.c.prob_low, self.c.prob_high, of_part
+                    x[at : at + n],
+                    self.c.prob_low,
+                    self.c.prob_high,
+                    of_part,
+                    self.c.prob_low_gradient,
                 )
                 at += n
 
@@ -208,7 +213,8 @@ class SlowPolicy:
         if self.space.kind == "multi_binary":
             p = self.x.sigmoid()
             odds = [p[i] if plain(a) == 1 else 1 - p[i] for i, a in enumerate(action)]
-            return sum((x.log() for x in odds), NOTHING)
+            total = sum((x.log() for x in odds), NOTHING)
+            return total / len(odds) if self.c.mean_log_prob else total
         tiny = torch.finfo(torch.float64).tiny
         return sum(
             (a * p.clamp(min=tiny).log() for a, p in zip(action, self.probs, strict=True)), NOTHING
@@ -245,6 +251,13 @@ def slow_label(agent: Agent, y: float) -> list[float]:
         below = min(int(place), c.n_bins - 2)
         label[below], label[below + 1] = 1 - (place - below), place - below
         return label
+    if c.renormalize:
+        inside = [
+            normal_cdf((at + width / 2 - y) / (c.sigma * width))
+            - normal_cdf((at - width / 2 - y) / (c.sigma * width))
+            for at in centres
+        ]
+        return [mass / max(sum(inside), 1e-8) for mass in inside]
     edges = [(a + b) / 2 for a, b in zip(centres, centres[1:], strict=False)]
     below = [0.0, *(normal_cdf((edge - y) / (c.sigma * width)) for edge in edges), 1.0]
     return [b - a for a, b in zip(below, below[1:], strict=False)]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 # Values that cannot be guessed from the type.
 TRY: dict[str, list[Any]] = {
     "actor.std_high": [1.0],
+    "actor.prob_high": [0.34, 0.5],
     "actor.beta.high": [1.5],
     "actor.gmm.std_high": [0.3, 5.0],
     "actor.residual.norm": ["rms"],
@@ -54,7 +55,7 @@ TRY: dict[str, list[Any]] = {
     "where": ["length > 3"],
     "snapshot": ["s_1"],
     "output": [Path("elsewhere")],
-    "plugin": [("my_module", "another")],
+    "plugin": [("json", "statistics")],
     "data.cache": [Path("columns")],
     "data.relabel": [("hindsight",)],
     "data.actor_mask": ["chosen"],

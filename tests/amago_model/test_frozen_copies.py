@@ -14,7 +14,7 @@ from tests.amago_model.cases import CASES, make
 def test_frozen_copies_have_no_gradient_and_take_no_step(name: str) -> None:
     """For every kind of agent: everything else that is learned has one, and moves."""
     agent, windows = make({**CASES[name], "memory": "gru"})
-    copies = {n: p for n, p in agent.named_parameters() if n.startswith("target_")}
+    copies = {n: p for n, p in agent.named_parameters() if n.startswith(("target_", "lagged_"))}
     assert bool(copies) == (agent.critic is not None)
     learned = agent.trainable_parameters()
     assert not {id(p) for p in copies.values()} & {id(p) for p in learned}

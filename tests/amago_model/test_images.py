@@ -190,7 +190,8 @@ def test_a_shift_is_a_crop_of_the_padded_image() -> None:
 
 
 def test_shifts_are_drawn_per_frame_for_a_share_of_the_windows() -> None:
-    shifts = draw_shifts(400, 20, 2, share=0.75, most=3, device=torch.device("cpu"))
+    config = ImageConfig(augment=0.75, augment_shift=3)
+    shifts = draw_shifts(400, 20, 2, config=config, device=torch.device("cpu"))
     assert shifts.shape == (400, 20, 2, 2)
     moved = shifts.flatten(1).any(1)
     assert 0.68 < moved.float().mean() < 0.82
@@ -200,11 +201,25 @@ def test_shifts_are_drawn_per_frame_for_a_share_of_the_windows() -> None:
     assert not torch.equal(shifts[moved][:, 0], shifts[moved][:, 1])
 
 
+@pytest.mark.parametrize(
+    ("windows", "share", "left"),
+    [(24, 0.75, 6), (10, 0.75, 3), (5, 1.0, 0), (4, 0.1, 3), (1, 0.5, 0)],
+)
+def test_as_published_an_exact_number_of_first_windows_is_left_alone(
+    windows: int, share: float, left: int
+) -> None:
+    """ceil(B (1 - p)) of them, and never all."""
+    config = ImageConfig(augment=share, augment_exact=True)
+    shifts = draw_shifts(windows, 30, 1, config=config, device=torch.device("cpu"))
+    assert shifts.flatten(1).any(1).tolist() == [False] * left + [True] * (windows - left)
+
+
 def test_longer_windows_change_neither_earlier_shifts_nor_later_draws() -> None:
     drawn = []
     for length in (5, 9):
         torch.manual_seed(3)
-        shifts = draw_shifts(4, length, 2, share=1.0, most=4, device=torch.device("cpu"))
+        config = ImageConfig(augment=1.0)
+        shifts = draw_shifts(4, length, 2, config=config, device=torch.device("cpu"))
         drawn.append((shifts[:, :5], torch.randn(8)))
     assert torch.equal(drawn[0][0], drawn[1][0])
     assert torch.equal(drawn[0][1], drawn[1][1])

@@ -26,6 +26,7 @@ from amago_model import (
 from amago_model.embedders import GoalEmbedder, TokenEmbedder
 from amago_model.images import ImageEncoder
 from amago_model.moments import still
+from amago_model.packing import pack
 
 SEEN = {"observation": ObsSpace(shape=(3,), dtype="float32")}
 HIDDEN = {
@@ -105,10 +106,25 @@ def test_rows_that_were_not_recorded_are_not_read(agent, make_batch) -> None:
     for garbage in (0.0, torch.nan):
         torch.manual_seed(2)
         twin = copy.deepcopy(agent)
-        loss, _ = twin(with_hidden(make_batch(SPACES, lengths=(3, 0, 2)), garbage))
+        loss, _ = twin(with_hidden(make_batch(SPACES, lengths=(3, 2, 0)), garbage))
         loss.backward()
         results.append([loss, *(p.grad for p in twin.privileged.parameters())])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_rows_of_padding_are_not_computed(agent, make_batch) -> None:
+    batch = with_hidden(make_batch(SPACES, lengths=(3, 2, 0)))
+    packing = pack(batch.mask)
+    assert packing is not None
+    whole = agent.eval().privileged(batch.obs, batch.row_mask)
+    rows: list[int] = []
+    for embedder in agent.privileged.embedders:
+        embedder.register_forward_pre_hook(lambda _, x: rows.append(x[0].shape[:2].numel()))
+    packed = agent.privileged(batch.obs, batch.row_mask, packing)
+    torch.testing.assert_close(packed, packing.rows(whole))
+    rows.clear()
+    agent(batch)
+    assert rows == [7, 7, 7, 7]
 
 
 def test_parts_make_the_update_of_the_whole(agent, make_batch) -> None:

@@ -1,60 +1,136 @@
 """The preset published_v3: each deviation, switched back, is AMAGO's formula, and ours when off.
 
 That both are what they should be in a whole update is test_slow_reference.py's matter (its cases
-"softened", "with replacement" and "raw advantage"); here the two stand side by side, by hand.
+"softened", "with replacement", "raw advantage", "lagged critics", "epsilon", "no gradient below",
+"averaged switches" and "renormalised"); here the two stand side by side, by hand. What an update
+and an optimiser's step make of it is in tests/trainer/test_learner.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from amago_model import Agent, AgentConfig, LossConfig, fitting, published_v3
+from amago_model import (
+    ActionSpace,
+    ActorConfig,
+    Agent,
+    AgentConfig,
+    Batch,
+    BinsConfig,
+    ConfigError,
+    CriticConfig,
+    LossConfig,
+    ObsSpace,
+    Spaces,
+    TimestepEncoderConfig,
+    UnusedError,
+    fitting,
+    make_agent,
+    multitask,
+    published_v3,
+)
+from amago_model.actor import make_distribution
+from amago_model.bins import Bins
+from amago_model.config import ImageConfig, TokenConfig
+from amago_model.embedders import TokenEmbedder
 from amago_model.losses import ensemble_subset
 from amago_model.presets import DEVIATIONS
-from tests.amago_model.cases import CASES, batch_of, make
+from amago_model.privileged import PrivilegedFeatures
+from amago_model.timestep_encoders import ImageTimestepEncoder, TimestepEncoder
+from tests.amago_model.cases import CASES, MEMORIES, batch_of, make
 from tests.amago_model.reference import slow_update
+from tests.amago_model.settings import changed, leaves, value_at
+
+FLOAT64 = torch.float64
 
 
 def both(kind: str = "discrete", **losses: object) -> tuple[Agent, Agent]:
     """Ours and the published one, alike in everything else, statistics standing still."""
     ours, _ = make({"kind": kind, "losses": losses})
     theirs = Agent(fitting(published_v3(ours.config), ours.spaces), ours.spaces).double()
-    theirs.load_state_dict(ours.state_dict())
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    theirs.keep_critics()
     return ours.eval(), theirs.eval()
 
 
-def test_the_preset_switches_back_exactly_what_it_lists() -> None:
-    plain = AgentConfig(losses=LossConfig(filter="exp"))
-    changed = {
-        f"{part}.{f.name}"
-        for part in ("critic", "losses")
-        for f in dataclasses.fields(getattr(plain, part))
-        if getattr(getattr(plain, part), f.name)
-        != getattr(getattr(published_v3(plain), part), f.name)
-    }
-    assert changed == set(DEVIATIONS)
-    assert AgentConfig.from_dict(published_v3().to_dict()) == published_v3()
+# ------------------------------------------------------------------------------------- the preset
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"losses": LossConfig(filter="exp")},
+        {"critic": CriticConfig(kind="hlgauss")},
+        {"timestep_encoder": TimestepEncoderConfig(images=ImageConfig(augment=0.75))},
+        {"losses": LossConfig(fake_filter=True, online_weight=0.0)},
+        {"actor": ActorConfig(prob_low=0.0)},
+    ],
+)
+def test_the_preset_switches_back_what_it_lists_and_the_config_has_a_use_for(
+    parts: dict[str, Any],
+) -> None:
+    """Nothing else; and whatever it leaves would be refused."""
+    plain = AgentConfig(**parts)
+    published = published_v3(plain)
+    assert AgentConfig.from_dict(published.to_dict()) == published
+    for name in leaves(plain):
+        value = value_at(published, name)
+        if value == value_at(plain, name):
+            if name in DEVIATIONS:
+                with pytest.raises(UnusedError):
+                    changed(published, name, DEVIATIONS[name].published)
+        else:
+            assert value == DEVIATIONS[name].published
+
+
+def test_between_them_configs_have_a_use_for_every_deviation() -> None:
+    plain = AgentConfig(
+        losses=LossConfig(filter="exp"),
+        critic=CriticConfig(kind="hlgauss"),
+        timestep_encoder=TimestepEncoderConfig(images=ImageConfig(augment=0.75)),
+    )
+    published = published_v3(plain)
+    for name, deviation in DEVIATIONS.items():
+        assert value_at(plain, name) != value_at(published, name) == deviation.published, name
 
 
 def test_what_has_no_use_for_a_deviation_is_left_alone() -> None:
     cloning = AgentConfig(losses=LossConfig(fake_filter=True, online_weight=0.0))
-    assert published_v3(cloning) == cloning
+    assert published_v3(cloning).critic == cloning.critic
+    assert not published_v3(cloning).losses.lagged_critics
     unfiltered = published_v3(AgentConfig(losses=LossConfig(fake_filter=True)))
     assert unfiltered.losses.filter_advantage == "normalized"
     assert unfiltered.critic.subset_replacement and unfiltered.losses.targets_before_step
+    # Advantages of critics that classify never were of old ones, and here nothing climbs.
+    assert not published_v3(multitask()).losses.lagged_critics
 
 
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "multi_binary"])
 def test_its_update_equals_the_slow_loops_with_its_formulas(kind: str) -> None:
-    _, theirs = both(kind, filter="exp")
+    _, theirs = both(kind, filter="exp", filter_threshold=0.0)
     batch = batch_of(theirs.spaces, [4, 2, 0, 3], 4)
     noise = theirs.draw_noise(*batch.mask.shape)
     expected, _ = slow_update(theirs, batch, noise.double())
     loss, _ = theirs(dataclasses.replace(batch, noise=noise))
     torch.testing.assert_close(loss, expected.loss, rtol=1e-9, atol=1e-10)
+
+
+def test_every_case_that_it_can_take_is_accepted() -> None:
+    for case in CASES.values():
+        agent, _ = make(case)
+        config = fitting(published_v3(agent.config), agent.spaces)
+        assert make_agent(config, agent.spaces).config == config
+        assert config.losses.count_epsilon == 1e-5
+
+
+# --------------------------------------------------------------------------- filters and critics
 
 
 def test_the_filter_sees_raw_outputs_or_deviations_of_the_return() -> None:
@@ -72,6 +148,50 @@ def test_the_filter_sees_raw_outputs_or_deviations_of_the_return() -> None:
     torch.testing.assert_close(mine.advantage, (mine.q - mine.v) * scale)
     torch.testing.assert_close(mine.weight, (0.5 * mine.advantage).exp())
     torch.testing.assert_close(published.weight, (0.5 * published.advantage).exp())
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_policies_are_judged_by_critics_as_they_are_or_as_they_were(kind: str) -> None:
+    """Published: the data's action by the critics, the policy's own by copies one step old. So an
+    agent with the old critics for its own says the same of the latter."""
+    ours, theirs = both(kind, filter="exp")
+    batch = batch_of(ours.spaces, [5, 5], 5)
+
+    def ask(agent: Agent):  # type: ignore[no-untyped-def]
+        torch.manual_seed(1)
+        return agent.get_values(batch)
+
+    before = ask(theirs)
+    torch.testing.assert_close(before.v, ask(ours).v)
+    with torch.no_grad():  # a step
+        for agent in (ours, theirs):
+            for p in agent.critic.parameters():
+                p += 0.1
+    now, mine = ask(theirs), ask(ours)
+    torch.testing.assert_close(now.v, before.v)
+    assert not torch.allclose(now.q, before.q)
+    if kind == "continuous":  # else critics of `theirs` see softened actions
+        torch.testing.assert_close(now.q, mine.q)
+    assert not torch.allclose(mine.v, before.v)
+    theirs.keep_critics()
+    torch.testing.assert_close(ask(theirs).v, mine.v)
+
+
+def test_climbing_follows_the_old_critics() -> None:
+    """The gradient of an actor with a step's lag is that of one whose critics are the old ones."""
+    ours, theirs = both("continuous", filter_threshold=1e9)  # nothing is cloned
+    with torch.no_grad():
+        for p in theirs.critic.parameters():
+            p += 0.1
+    batch = batch_of(ours.spaces, [5, 5], 5)
+    batch = dataclasses.replace(batch, noise=ours.draw_noise(2, 5))
+    gradients = []
+    for agent in (ours, theirs):
+        agent(batch)[0].backward()
+        gradients.append([p.grad for p in agent.policy.actor.parameters()])
+    for mine, lagged in zip(*gradients, strict=True):
+        torch.testing.assert_close(lagged, mine, rtol=1e-4, atol=1e-8)  # but for the 1e-5
+        assert mine.any()
 
 
 def test_critics_see_the_action_taken_or_a_softened_one() -> None:
@@ -113,12 +233,258 @@ def test_exponential_weights_are_bounded_or_not(
     torch.testing.assert_close(weight, (50.0 * advantage).exp().clamp(*bounds), rtol=1e-9, atol=0)
 
 
-def test_every_case_that_it_can_take_is_accepted() -> None:
-    for case in CASES.values():
-        config = make(case)[0].config
-        assert (published_v3(config) == config) == (not config.losses.trains_critic or _is(config))
+@pytest.mark.parametrize("sigma", [0.5, 0.75, 2.0])
+def test_labels_keep_what_lies_outside_at_the_edge_or_lose_it(sigma: float) -> None:
+    """Both are the Gaussian's mass in each bin, but for what lies beyond the outermost bins: ours
+    is in these; published, the rest is divided by its sum, unless that is below 1e-8."""
+    config = BinsConfig(n_bins=9, min_return=-4.0, max_return=4.0, symlog=False, sigma=sigma)
+    ours = Bins(config, gaussian=True).double()
+    theirs = Bins(dataclasses.replace(config, renormalize=True), gaussian=True).double()
+    for y in (-20.0, -4.6, -4.0, 0.3, 3.9, 5.0, 40.0):
+        below = [0.5 * (1 + math.erf((e / 2 - y) / sigma / 2**0.5)) for e in range(-9, 10, 2)]
+        mass = [b - a for a, b in zip(below, below[1:], strict=False)]
+        published = [m / max(sum(mass), 1e-8) for m in mass]
+        kept = [mass[0] + below[0], *mass[1:-1], mass[-1] + 1 - below[-1]]
+        at = torch.tensor(y, dtype=FLOAT64)
+        for bins, expected in ((theirs, published), (ours, kept)):
+            wanted = torch.tensor(expected, dtype=FLOAT64)
+            torch.testing.assert_close(bins.label(at), wanted, rtol=1e-6, atol=1e-9)
+    assert float(theirs.label(torch.tensor(40.0).double()).sum()) < 1e-9
 
 
-def _is(config: AgentConfig) -> bool:
-    """Whether a config is the published one already."""
-    return config.critic.subset_replacement and config.losses.targets_before_step
+# ------------------------------------------------------------------------------------ the losses
+
+
+@pytest.mark.parametrize("kind", ["scalar", "twohot"])
+def test_losses_are_sums_over_the_count_or_over_a_little_more(kind: str) -> None:
+    """Published: the sum over all discounts (and critics) of what is there, by its number + 1e-5;
+    here with an epsilon that shows."""
+    case = {"critic": {"kind": kind} if kind == "scalar" else CASES["discrete, two-hot"]["critic"]}
+    ours, _ = make(case)
+    losses = dataclasses.replace(ours.config.losses, count_epsilon=0.3)
+    theirs = Agent(dataclasses.replace(ours.config, losses=losses), ours.spaces).double()
+    theirs.load_state_dict(ours.state_dict())
+    batch = batch_of(ours.spaces, [5, 3], 5, masks=True)
+    batch = dataclasses.replace(batch, noise=ours.draw_noise(2, 5))
+    counts = {k: int(n) for k, n in Agent.loss_counts(batch).items()}
+    assert all(counts.values())
+    mine, published = (agent.eval()(batch)[1] for agent in (ours, theirs))
+    for name, terms in (("critic", 2 * 3), ("climb", 2), ("clone", 2)):
+        n = counts[name] * terms
+        torch.testing.assert_close(published[f"loss/{name}"], mine[f"loss/{name}"] * n / (n + 0.3))
+
+
+# --------------------------------------------------------------------------------------- actions
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_unlikely_actions_have_a_gradient_or_none(published: bool) -> None:
+    """Published: softmax, torch's own clamp, and a sum that is a constant."""
+    config = ActorConfig(prob_low=0.1, prob_high=0.6, prob_low_gradient=not published)
+    logits = torch.tensor([[0.0, 3.0, 1.0, -4.0]], dtype=FLOAT64, requires_grad=True)
+    unlikely = torch.tensor([3])
+    space = ActionSpace(kind="discrete", n=4)
+    got = make_distribution(config, space, logits, None)
+    p = logits.softmax(-1).clamp(0.1, 0.6)
+    p = p / p.detach().sum(-1, keepdim=True)
+    torch.testing.assert_close(got.probs, p)
+    (gradient,) = torch.autograd.grad(got.log_prob(unlikely).sum(), logits, retain_graph=True)
+    (clamped,) = torch.autograd.grad(p[0, 3].log(), logits)
+    assert not clamped.any()
+    assert torch.equal(gradient, clamped) == published
+    assert published or gradient[0, 3] > 0 > gradient[0, 1]
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_switches_have_the_mean_or_the_sum_of_their_log_probs(published: bool) -> None:
+    config = ActorConfig(mean_log_prob=published)
+    logits = torch.randn(6, 4, dtype=FLOAT64)
+    space = ActionSpace(kind="multi_binary", n=4)
+    action = (torch.rand(6, 4) < 0.5).double()
+    each = torch.distributions.Bernoulli(logits=logits).log_prob(action)
+    got = make_distribution(config, space, logits, None).log_prob(action)
+    torch.testing.assert_close(got, each.mean(-1) if published else each.sum(-1))
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_numbers_that_are_no_tokens_are_the_nearest_or_unknown(published: bool) -> None:
+    """-128 to 128: what is beyond is read as one of these two, or as nothing and as unknown."""
+    config = TokenConfig(lowest=-128, vocabulary=257, nearest=published)
+    made = TokenEmbedder(config, "words", ObsSpace(shape=(3,), dtype="int64"))
+    x = torch.tensor([[[-500, 4, 9000], [-128, 4, 128]]])
+    outside, nearest = made(x)[0]
+    assert torch.equal(outside, nearest) == published
+    (gradient,) = torch.autograd.grad(made(x)[..., 0].sum(), [made.embedding.weight])
+    assert bool(gradient[-1].any()) != published, "the last row is for the unknown"
+
+
+def test_categories_and_bytes_are_numbers_or_one_hots_and_shares() -> None:
+    spaces = Spaces(
+        observations={
+            "a": ObsSpace(shape=(2,), dtype="int64", n=4),
+            "b": ObsSpace(shape=(2,), dtype="uint8"),
+            "c": ObsSpace(shape=(), dtype="int64", n=500),
+        },
+        action=ActionSpace(kind="discrete", n=3),
+    )
+    obs = {
+        "a": torch.tensor([[[3, 1]]]),
+        "b": torch.tensor([[[255, 51]]], dtype=torch.uint8),
+        "c": torch.tensor([[400]]),
+    }
+    ours = TimestepEncoder(TimestepEncoderConfig(), spaces)
+    theirs = TimestepEncoder(TimestepEncoderConfig(raw_numbers=True), spaces)
+    previous, valid = torch.zeros(1, 1, 4), torch.ones(1, 1, dtype=torch.bool)
+    x = theirs.plain(obs, previous, valid)
+    assert x[0, 0, :5].tolist() == [3.0, 1.0, 255.0, 51.0, 400.0]
+    assert not len(theirs.tokens) and theirs.input_norm.width == 5 + 4
+    assert theirs.describe() == ["a: 2 numbers", "b: 2 numbers", "c: 1 number"]
+    x = ours.plain(obs, previous, valid)
+    assert x[0, 0, :10].tolist() == [0, 0, 0, 1, 0, 1, 0, 0, 1.0, pytest.approx(0.2)]
+    assert [part.key for part in ours.tokens] == ["c"]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_so_are_those_that_only_critics_see(raw: bool) -> None:
+    spaces = Spaces(
+        observations={
+            "a": ObsSpace(shape=(), dtype="int64", n=4, role="critic"),
+            "b": ObsSpace(shape=(1,), dtype="float32"),
+        },
+        action=ActionSpace(kind="discrete", n=3),
+    )
+    config = TimestepEncoderConfig(raw_numbers=raw)
+    seen = PrivilegedFeatures(config, spaces).eval()
+    assert seen.width == (1 if raw else 4)
+    x = seen({"a": torch.tensor([[2]])}, torch.ones(1, 1, dtype=torch.bool))[0, 0]
+    expected = [2.0] if raw else [0.0, 0.0, 1.0, 0.0]
+    torch.testing.assert_close(x, torch.tensor(expected), rtol=1e-4, atol=0)
+
+
+EYE = {"eye": ObsSpace(shape=(84, 84, 4), dtype="uint8")}
+DISCRETE = ActionSpace(kind="discrete", n=6)
+
+
+def image_agent(obs: dict[str, ObsSpace], **rows: Any) -> AgentConfig:
+    spaces = Spaces(observations=obs, action=DISCRETE)
+    plain = AgentConfig(timestep_encoder=TimestepEncoderConfig(**rows))
+    return fitting(published_v3(plain), spaces)
+
+
+def test_one_image_has_the_published_encoder_and_no_parameter_more() -> None:
+    """Convolutions, a layer to 256, one of 12 for the previous step, one to 256, and a norm."""
+    config = image_agent(EYE).timestep_encoder
+    assert config.kind == "image" and not config.raw_numbers
+    made = ImageTimestepEncoder(config, Spaces(observations=EYE, action=DISCRETE))
+    image = 77_984 + 3136 * 256 + 256  # test_images.py
+    expected = image + (1 + 6) * 12 + 12 + (256 + 12) * 256 + 256 + 2 * 256
+    assert sum(p.numel() for p in made.parameters()) == expected
+    assert not list(made.buffers()), "nothing is whitened"
+
+
+def test_its_rows_are_the_published_formula() -> None:
+    """By plain functions: x / 128 - 1, symlog of the previous step, one activation over both."""
+    spaces = Spaces(observations=EYE, action=DISCRETE)
+    rows = ImageTimestepEncoder(TimestepEncoderConfig(kind="image"), spaces)
+    pixels = torch.randint(0, 256, (2, 3, 84, 84, 4), dtype=torch.uint8)
+    previous = torch.randn(2, 3, 7) * 5
+    x = (pixels.float() / 128 - 1).flatten(0, 1).permute(0, 3, 1, 2)
+    convolutions = [m for m in rows.images[0].convolutions if isinstance(m, torch.nn.Conv2d)]
+    for convolution, stride in zip(convolutions, (4, 2, 1), strict=True):
+        x = F.leaky_relu(F.conv2d(x, convolution.weight, convolution.bias, stride))
+    seen = linear(rows.images[0].linear, x.flatten(1))
+    before = previous.flatten(0, 1)
+    done = linear(rows.previous[0], before.sign() * (1 + before.abs()).log())
+    joined = F.leaky_relu(torch.cat((done, seen), dim=-1))
+    out = F.layer_norm(linear(rows.mlp[0], joined), (256,), *rows.out_norm.parameters())
+    valid = torch.ones(2, 3, dtype=torch.bool)
+    got = rows({"eye": pixels}, previous, valid)
+    torch.testing.assert_close(got.flatten(0, 1), out, rtol=1e-4, atol=1e-5)
+
+
+def test_its_rows_one_by_one_and_packed_are_those_of_the_window() -> None:
+    """As acting sees them, and as a batch with padding does; shifts happen in training alone."""
+    rows = {"images": ImageConfig(augment=0.75, d_output=8), "d_output": 8}
+    small = {"eye": ObsSpace(shape=(36, 36, 3), dtype="uint8")}
+    config = dataclasses.replace(
+        image_agent(small, **rows), trajectory_encoder=MEMORIES["gru"], losses=LossConfig(gamma=0.9)
+    )
+    assert config.timestep_encoder.kind == "image"
+    agent = make_agent(config, Spaces(observations=small, action=DISCRETE))
+    b, t = 3, 4
+    mask = torch.arange(t) < torch.tensor([4, 1, 2])[:, None]
+    batch = Batch(
+        obs={"eye": torch.randint(0, 256, (b, t + 1, 36, 36, 3), dtype=torch.uint8)},
+        prev_action=torch.randint(0, 6, (b, t + 1)),
+        prev_reward=torch.randn(b, t + 1),
+        time_idx=torch.arange(t + 1).expand(b, -1),
+        terminated=torch.zeros_like(mask),
+        truncated=torch.zeros_like(mask),
+        next_obs_valid=mask,
+        mask=mask,
+        action_known=mask,
+    )
+    agent(batch)[0].backward()
+    for name, p in agent.policy.timestep_encoder.named_parameters():
+        assert p.grad is not None and p.grad.any(), name
+    policy = agent.eval().policy
+    packing = policy.packing(mask)
+    assert packing is not None
+    inputs = (batch.prev_action, batch.prev_reward, batch.time_idx)
+    with torch.no_grad():
+        whole = policy.rows(batch.obs, *inputs, valid=batch.row_mask)
+        packed = policy.rows(batch.obs, *inputs, valid=batch.row_mask, packing=packing)
+        exists = batch.row_mask
+        unpacked = packing.windows(packed)[exists]
+        torch.testing.assert_close(unpacked, whole[exists], rtol=1e-4, atol=1e-5)
+        for now in (slice(0, 1), slice(2, 3)):
+            row = policy.rows({"eye": batch.obs["eye"][:, now]}, *(x[:, now] for x in inputs))
+            torch.testing.assert_close(row[:1], whole[:1, now], rtol=1e-4, atol=1e-5)
+
+
+def linear(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    return x @ layer.weight.T + layer.bias
+
+
+def test_it_can_hide_the_reward_or_all_of_the_previous_step() -> None:
+    spaces = Spaces(observations=EYE, action=DISCRETE)
+    pixels = torch.zeros(1, 1, 84, 84, 4, dtype=torch.uint8)
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    for hidden, tells in (({"hide_previous": True}, []), ({"hide_reward": True}, [3])):
+        rows = ImageTimestepEncoder(TimestepEncoderConfig(kind="image", **hidden), spaces)
+        plain = rows({"eye": pixels}, torch.zeros(1, 1, 7), valid)
+        for place in (0, 3):
+            previous = torch.zeros(1, 1, 7)
+            previous[..., place] = 1.0
+            assert torch.equal(rows({"eye": pixels}, previous, valid), plain) == (
+                place not in tells
+            )
+
+
+@pytest.mark.parametrize(
+    ("obs", "settings", "what"),
+    [
+        (EYE | {"speed": ObsSpace(shape=(1,), dtype="float32")}, {}, "kind: set, but the agent"),
+        ({"speed": ObsSpace(shape=(1,), dtype="float32")}, {}, r"kind: .*\(speed: vector\)"),
+        (EYE, {"d_hidden": 7, "norm": "layer"}, "d_hidden, TimestepEncoderConfig.norm: set, but k"),
+        (EYE, {"input_norm_beta": 0.1}, "input_norm_beta: set, but kind='image'"),
+    ],
+)
+def test_what_does_not_suit_the_image_encoder_is_refused(
+    obs: dict[str, ObsSpace], settings: dict[str, Any], what: str
+) -> None:
+    rows = TimestepEncoderConfig(kind="image", **settings)
+    spaces = Spaces(observations=obs, action=DISCRETE)
+    with pytest.raises(ConfigError, match=what):
+        make_agent(AgentConfig(timestep_encoder=rows), spaces)
+    fits = fitting(AgentConfig(timestep_encoder=rows), spaces).timestep_encoder
+    assert (fits.kind == "image") == (obs is EYE)
+
+
+def test_beside_other_observations_the_keys_may_choose_the_image() -> None:
+    obs = EYE | {"speed": ObsSpace(shape=(1,), dtype="float32")}
+    assert image_agent(obs).timestep_encoder.kind == "any"
+    assert image_agent(obs, keys=("eye",)).timestep_encoder.kind == "image"

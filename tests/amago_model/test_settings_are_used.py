@@ -33,18 +33,18 @@ from amago_model import (
     TransformerConfig,
     make_agent,
 )
-from amago_model.config import GoalConfig, ImageConfig
+from amago_model.config import GoalConfig, ImageConfig, TokenConfig
 from amago_model.errors import AmagoError
 from tests.amago_model.settings import changed, leaves, others, value_at
 
 PLAIN = {"observation": ObsSpace(shape=(3,), dtype="float32")}
+IMAGE = {"image": ObsSpace(shape=(8, 8, 5), dtype="uint8")}
 ANYTHING = {
     "goals": ObsSpace(shape=(2, 2), dtype="float32"),
-    "image": ObsSpace(shape=(8, 8, 5), dtype="uint8"),
     "map": ObsSpace(shape=(5, 5), dtype="float32"),
     "letters": ObsSpace(shape=(4,), dtype="int64"),
     "words": ObsSpace(shape=(2,), dtype="int64", n=200),
-} | PLAIN
+} | (PLAIN | IMAGE)
 ACTIONS = {
     "discrete": ActionSpace(kind="discrete", n=3),
     "continuous": ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
@@ -59,6 +59,11 @@ BASE = AgentConfig(
     critic=CriticConfig(n_critics=3, d_hidden=8, n_layers=1),
     losses=LossConfig(gamma=0.9, extra_gammas=(0.5,), reward_multiplier=2.0),
 )
+# Such that some actions are less likely than that.
+ODDS: dict[str, dict[str, Any]] = {
+    "discrete": {"prob_low": 0.33},
+    "multi_discrete": {"prob_low": 0.49},
+}
 HEADS = ("actor.", "critic.", "losses.", "algorithm")
 
 
@@ -73,7 +78,7 @@ class Scenario:
 
     @property
     def spaces(self) -> Spaces:
-        obs = PLAIN if self.obs == "plain" else ANYTHING
+        obs = {"plain": PLAIN, "anything": ANYTHING, "image": IMAGE}[self.obs]
         return Spaces(observations=obs, action=ACTIONS[self.action])
 
 
@@ -83,13 +88,15 @@ def heads(
     tried: tuple[str, ...] = HEADS,
     **parts: dict[str, Any],
 ) -> Scenario:
+    parts["actor"] = ODDS.get(action, {}) | parts.get("actor", {})
     new = {name: replace(getattr(BASE, name), **changes) for name, changes in parts.items()}
     return Scenario(replace(BASE, algorithm=algorithm, **new), action, tried)  # type: ignore[arg-type]
 
 
 def cloning(action: str) -> Scenario:
     losses = LossConfig(fake_filter=True, online_weight=0.0, extra_gammas=(0.5,))
-    config = replace(BASE, critic=CriticConfig(), losses=losses)
+    actor = replace(BASE.actor, **ODDS.get(action, {}))
+    config = replace(BASE, critic=CriticConfig(), losses=losses, actor=actor)
     return Scenario(config, action)
 
 
@@ -158,12 +165,22 @@ SCENARIOS = {
         "anything",
         images=ImageConfig(d_output=8),
         goals=GoalConfig(keys=("goals",), d_output=8),
-        tokens=replace(TimestepEncoderConfig().tokens, keys=("letters",), d_hidden=8, d_output=8),
+        tokens=TokenConfig(keys=("letters",), d_hidden=8, d_output=8),
+    ),
+    "one image": Scenario(
+        replace(
+            BASE,
+            timestep_encoder=TimestepEncoderConfig(
+                kind="image", d_output=6, images=ImageConfig(d_output=8, augment=0.8)
+            ),
+        ),
+        tried=("timestep_encoder.",),
+        obs="image",
     ),
     "impala": rows(
         "anything",
         "timestep_encoder.images.",
-        images=ImageConfig(d_output=8, kind="impala", block_depths=(4,), augment=1.0),
+        images=ImageConfig(d_output=8, kind="impala", block_depths=(4,), augment=0.8),
     ),
 }
 
@@ -195,6 +212,8 @@ def _batch(spaces: Spaces) -> Batch:
         else:
             top = space.n or (256 if space.dtype == "uint8" else 8)
             obs[key] = torch.randint(0, top, shape).to(getattr(torch, space.dtype))
+            if space.n is None and space.dtype == "int64":
+                obs[key][:, ::3] += 300  # more than the vocabulary has
     mask = torch.arange(t) < torch.tensor([8, 4, 6])[:, None]
     tops = {"discrete": (3,), "multi_binary": (2, 2), "multi_discrete": (2, 3)}
     if top := tops.get(spaces.action.kind):

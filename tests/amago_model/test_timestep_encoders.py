@@ -135,10 +135,13 @@ def test_names_go_before_looks(spaces: Spaces) -> None:
         ({"vector_keys": ("nose",)}, "vector_keys: 'nose' is not"),
         (
             {"keys": ("type",), "images": ImageConfig(d_output=3)},
-            r"images: set, but no .*\(type: v",
+            r"ImageConfig.d_output: set, but no .*\(type: v",
         ),
-        ({"keys": ("type",), "tokens": TokenConfig(d_hidden=3)}, "tokens: set, but no"),
-        ({"goals": GoalConfig(d_output=3)}, "goals: set, but no"),
+        (
+            {"keys": ("type",), "tokens": TokenConfig(d_hidden=3)},
+            "TokenConfig.d_hidden: set, but no",
+        ),
+        ({"goals": GoalConfig(d_output=3)}, "GoalConfig.d_output: set, but no"),
         ({"tokens": TokenConfig(vocabulary=9)}, "vocabulary: set, but the space of every"),
         ({"tokens": TokenConfig(lowest=-1)}, "lowest: set, but the space of every"),
         ({"tokens": TokenConfig(keys=("type",))}, "'type' holds float32, tokens are whole"),

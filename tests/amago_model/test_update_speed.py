@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,13 +14,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amago_model import (
     Agent,
+    AgentConfig,
     ConfigError,
     FeedForwardConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
     compiling,
     critic,
+    fitting,
     host_memory,
+    published_v3,
 )
 from amago_model.layers import make_mlp
 from benchmarks.flops import update_flops
@@ -362,13 +366,17 @@ def test_compiled_batches_have_few_lengths(
     assert lengths == [8, 12, 12]
 
 
+@pytest.mark.parametrize("preset", [None, published_v3])
 # The compiler's own, of any autograd.Function.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_the_whole_update_is_one_graph_for_a_compiler(make_spaces, make_config, make_batch) -> None:
+def test_the_whole_update_is_one_graph_for_a_compiler(
+    make_spaces, make_config, make_batch, preset: Callable[..., AgentConfig] | None
+) -> None:
     """Traced, differentiated ahead of time and run without generating code, which takes minutes."""
     compile_, counters = torch.compile, torch._dynamo.utils.counters
-    plain = Agent(make_config(), make_spaces("continuous"))
+    config, spaces = make_config(), make_spaces("continuous")
+    plain = Agent(config if preset is None else fitting(preset(config), spaces), spaces)
     traced, batch = copy.deepcopy(plain), make_batch(plain.spaces)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "compile_obstacle", lambda _: None)

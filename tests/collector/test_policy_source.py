@@ -11,6 +11,7 @@ from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
 from amago_model.policy_file import save_policy
 from collector.actor import ActorError
+from collector.config import UsageError
 from collector.envs import agent_spaces, interface_of, make
 from collector.policy_source import PolicySource, parse_reference
 from stepwell.client import PolicyBytes
@@ -58,7 +59,7 @@ def test_references() -> None:
     assert parse_reference("demo/7") == ("demo", "7")
     assert parse_reference("demo/best") == ("demo", "best")
     for wrong in ("", "/7", "a/b/c"):
-        with pytest.raises(ActorError, match="RUN/VERSION"):
+        with pytest.raises(UsageError, match="RUN/VERSION"):
             parse_reference(wrong)
 
 

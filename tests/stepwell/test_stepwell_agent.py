@@ -210,8 +210,14 @@ def test_the_collector_and_the_evaluator_read_their_words_too():
     ("asked", "loaded"),
     [({}, ("envs", "my.parts")), ({"plugin": "my.parts"}, ("my.parts",)), ({"plugin": ""}, ())],
 )
-def test_every_role_loads_the_operators_plugins_or_chooses_among_them(asked, loaded):
+def test_every_role_loads_the_operators_plugins_or_chooses_among_them(
+    asked, loaded, monkeypatch, tmp_path
+):
     """What a trainer registers, a collector of its policy needs as well."""
+    (tmp_path / "my").mkdir()
+    for module in ("envs.py", "my/__init__.py", "my/parts.py"):
+        (tmp_path / module).touch()
+    monkeypatch.syspath_prepend(tmp_path)
     plugins = ("envs", "my.parts")
     parts = {"agent.custom.filter": "soft", "data.relabel": "mine:a=1 mine:a=2", **asked}
     (line,) = words("train", "offline", {"dataset": "d", **parts}, plugins=plugins)

@@ -120,6 +120,57 @@ def test_an_error_is_one_line_and_debug_shows_where(run, capsys, monkeypatch):
     assert status == 1 and "Traceback" in err and "NotFound" in err
 
 
+NOWHERE = "http://127.0.0.1:9"
+TRAIN = ["train", "offline", "--dataset", "d"]
+PLAYED = ["--dataset", "d", "--url", NOWHERE, "--random"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "ofline"],
+        ["train", "offline"],
+        [*TRAIN, "--data.batch", "0"],
+        [*TRAIN, "--data.batsh", "3"],
+        [*TRAIN, "--agent.losses.tau", "7"],
+        [*TRAIN, "--agent.losses.filter-beta", "2"],
+        [*TRAIN, "--config", "no-such-file.toml"],
+        [*TRAIN, "--plugin", "no_such_module"],
+        ["collect", "--env", "Pendulum-v1", "--dataset", "d"],
+        ["collect", "--env", "NoSuchEnvironment-v0", *PLAYED],
+        ["collect", "--env", "Pendulum-v1", *PLAYED, "--envs", "0"],
+        ["collect", "--env", "Pendulum-v1", *PLAYED, "--device", "abacus"],
+        ["evaluate", "--env", "Pendulum-v1", "--policy", "a", "--random"],
+        ["evaluate", "--env", "Pendulum-v1", "--file", "no-such-file", "--url", NOWHERE],
+        ["serve", "--data", "d", "--port", "99999"],
+        ["serve", "--data", "d", "--host", "0.0.0.0"],
+        ["demo", "--dataset", "no-such-file"],
+        ["agent", "--capacity", "0"],
+        ["import", "f.hdf5"],
+        ["datasets", "create", "d", "--spec", "no-such-file"],
+        ["datasets", "list", "--url", "nonsense"],
+        ["runs", "delete", "r", "--url", NOWHERE],
+        ["sql", "--csv", "--json", "select 1"],
+        ["db", "current"],
+        ["fsck"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_words_are_one_line_and_status_2(words, capsys, monkeypatch, tmp_path):
+    """Whatever of them is wrong: a flag, a setting, what they name. Nothing is begun."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("STEPWELL_DATA", "STEPWELL_TOKEN", "STEPWELL_URL"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        status = cli.main(words)
+    except SystemExit as left:
+        status = left.code
+    err = capsys.readouterr().err
+    assert status == 2, err
+    assert err and "Traceback" not in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_no_service_is_one_line_with_the_cure(run):
     status, _, err = run("datasets", "list", url="http://127.0.0.1:9")
     assert status == 1 and "stepwell serve" in err and err.count("\n") == 1
@@ -164,7 +215,7 @@ def test_datasets(run, ask, dataset, name, tmp_path):
     assert (changed["capacity"]["steps"], changed["capacity"]["trajectories"]) == (50, None)
 
     status, _, err = run("datasets", "delete", f"{name}-2")
-    assert status == 1 and "--yes" in err
+    assert status == 2 and "--yes" in err
     assert run("datasets", "delete", f"{name}-2", "--yes")[0] == 0
     assert run("datasets", "show", f"{name}-2")[0] == 1
 
@@ -175,7 +226,7 @@ def test_a_bad_spec_file_is_one_line(run, name, tmp_path, content):
     if content is not None:
         path.write_text(content)
     status, _, err = run("datasets", "create", name, "--spec", str(path))
-    assert status == 1 and err.count("\n") == 1
+    assert status == 2 and err.count("\n") == 1
 
 
 def test_trajectories(run, ask, dataset, name):
@@ -224,7 +275,7 @@ def test_sql_shows_nested_and_missing_values(run, dataset, name):
 def test_sql_refuses_in_one_line(run):
     status, _, err = run("sql", "drop table trajectories")
     assert status == 1 and err.startswith("stepwell: 422") and "Traceback" not in err
-    assert run("sql", "  ")[0] == 1
+    assert run("sql", "  ")[0] == 2
 
 
 def test_text_of_strangers_cannot_paint_the_terminal(run, client, name):
@@ -252,7 +303,7 @@ def test_import_uploads_and_reports(run, ask, name, tmp_path):
     (tmp_path / "y.npz").write_bytes(b"not a zip")
     status, out, err = run("import", str(tmp_path / "y.npz"), "--dataset", f"{name}-2")
     assert status == 1 and "failed" in err and err.count("\n") == 1
-    assert run("import", str(tmp_path / "z.npz"), "--dataset", name)[0] == 1
+    assert run("import", str(tmp_path / "z.npz"), "--dataset", name)[0] == 2
     with pytest.raises(SystemExit):
         run(*argv, "--option", "nonsense")
 
@@ -285,7 +336,7 @@ def test_runs(run, ask, client):
     assert ask("runs", "metrics", name)["a"]["values"] == [0.5, 1.0]
     assert run("runs", "log", name)[1] == "hello\\x1b[2J\n"
     assert "no policies" in run("runs", "policies", name)[1]
-    assert run("runs", "delete", name)[0] == 1
+    assert run("runs", "delete", name)[0] == 2
     assert run("runs", "delete", name, "--yes")[0] == 0
 
 

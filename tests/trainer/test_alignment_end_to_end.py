@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -32,28 +33,41 @@ PIECE = 10
 START = 2  # the actions' first number
 
 
+KINDS = ("piece", "terminated", "truncated", "short", "not good")
+
+
 def chosen(episode: int, t: int) -> int:
     return START + (3 * episode + t) % 5
 
 
+def good(episode: int, t: int) -> bool:
+    """Whether there is something to learn from a step."""
+    return (episode + t * t) % 3 > 0
+
+
 class Shifted(FakeEnv):
-    """FakeEnv whose actions count from START."""
+    """FakeEnv whose actions count from START, and whose steps say whether they are good."""
 
     def __init__(self) -> None:
         super().__init__(LENGTHS)
         self.action_space = gymnasium.spaces.Discrete(5, start=START)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        said = good(int(reward) // 1000, int(reward) % 1000)
+        return obs, reward, terminated, truncated, {**info, "good": said}
 
 
 def play(client, name: str, folder, kind: str) -> None:
     """EPISODES episodes, in pieces of at most PIECE steps, by the collector's own parts."""
     if kind == "envs":
         envs = [Shifted(), Shifted()]
-        face = interface_of(envs[0], "Fake-v0")
+        face = interface_of(envs[0], "Fake-v0", infos=("good",))
         slots = EnvSlots(Shifted, envs, face)
     else:
         mode = gymnasium.vector.AutoresetMode[kind]
         vector = gymnasium.vector.SyncVectorEnv([Shifted, Shifted], autoreset_mode=mode)
-        face = interface_of(vector, "Fake-v0")
+        face = interface_of(vector, "Fake-v0", infos=("good",))
         slots = VectorSlots(vector, face)
     client.create_dataset(name, face.spec)
     outbox = Outbox(folder / "outbox", client, name, face.spec)
@@ -100,6 +114,8 @@ def check(batch, kind: str) -> Counter:
             assert bool(batch.truncated[i, step]) == (ends and episode % 2 == 1)
             assert bool(batch.next_obs_valid[i, step]) or (ends and kind == "SAME_STEP")
             assert bool(batch.action_known[i, step])
+            assert bool(batch.actor_mask[i, step]) == good(episode, first + step)
+            seen["not good"] += not good(episode, first + step)
             seen["terminated" if episode % 2 == 0 else "truncated"] += ends
         rest = slice(n, None)
         for flag in ("terminated", "truncated", "next_obs_valid", "action_known"):
@@ -110,7 +126,8 @@ def check(batch, kind: str) -> Counter:
 
 @pytest.mark.parametrize("kind", ["envs", "DISABLED", "NEXT_STEP", "SAME_STEP"])
 def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind):
-    """Each way of resetting, each padded mode, a mixture: obs, previous step, endings, time."""
+    """Each way of resetting, each padded mode, a mixture: obs, previous step, endings, time,
+    and which steps to learn from."""
     play(client, name, tmp_path, kind)
     sources = tuple(
         SourceConfig(
@@ -120,7 +137,8 @@ def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind
         for condition, share in (("length < 5", 0.25), ("length >= 5", 0.75))
     )
     manifest = load(client, take(client, TrainConfig(sources=sources), "test"), tmp_path)
-    fields, cache = fields_of(manifest.spec), Cache(tmp_path / "cache", 1e9, client)
+    fields = fields_of(manifest.spec, actor_mask="good")
+    cache = Cache(tmp_path / "cache", 1e9, client)
     assert cache.ensure(manifest, fields) == {}
     seen: Counter = Counter()
     for padding in ("none", "both", "left", "right", "center"):
@@ -131,4 +149,4 @@ def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind
                 loaded = next(loader)
                 seen += check(loaded.batch, kind)
                 assert int((loaded.windows.component == 0).sum()) == 4
-    assert all(seen[what] > 5 for what in ("piece", "terminated", "truncated", "short")), seen
+    assert all(seen[what] > 5 for what in KINDS), seen

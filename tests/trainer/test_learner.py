@@ -12,11 +12,12 @@ import torch
 from accelerate import Accelerator
 
 from amago_model import Agent, FeedForwardConfig, TrajectoryEncoderConfig
+from amago_model.config import ImageConfig
 from collector.builtin.recall import Recall
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.testing import make_spec
 from trainer import checkpoint as checkpoints
-from trainer.config import DataConfig, TrainConfig
+from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
 from trainer.data.loader import Loader, View
@@ -80,14 +81,31 @@ def test_slow_copies_move_after_the_step_or_as_published_before_it(fake, tmp_pat
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
     config = pendulum_stitch()
-    losses = dataclasses.replace(config.agent.losses, tau=1.0, targets_before_step=early)
+    losses = dataclasses.replace(
+        config.agent.losses, tau=1.0, targets_before_step=early, lagged_critics=True
+    )
     agent = dataclasses.replace(config.agent, losses=losses)
     learner = learner_of(dataclasses.replace(config, agent=agent), service.spec)
+    learner.update(0, batch)  # before it, copies are the weights anyway
     before = learner.agent.critic.weights[0].detach().clone()
-    learner.update(0, batch)
+    learner.update(1, batch)
     after = learner.agent.critic.weights[0].detach()
     assert not torch.equal(before, after)
     assert torch.equal(learner.agent.target_critic.weights[0], before if early else after)
+    # Those that climbing asks are always from before the step.
+    assert torch.equal(learner.agent.lagged_critic.weights[0], before)
+
+
+def test_an_exact_share_of_shifted_windows_is_that_of_a_whole_batch():
+    """In parts others would be left alone: so it is refused, by name."""
+    config = pendulum_stitch()
+    images = ImageConfig(augment=0.5, augment_exact=True)
+    rows = replace(config.agent.timestep_encoder, images=images)
+    config = replace(config, agent=replace(config.agent, timestep_encoder=rows))
+    spec = EnvSpec.of({"eye": Box((16, 16, 3), "uint8", 0, 255)}, Discrete(3))
+    assert learner_of(config, spec).world == 1
+    with pytest.raises(SettingError, match=r"augment_exact: .* optimizer\.accumulate=2"):
+        learner_of(config, spec, accumulate=2)
 
 
 def test_the_gradient_norm_that_is_shown_is_the_one_before_clipping(fake, tmp_path):
@@ -178,6 +196,11 @@ def test_the_step_size_warms_up_and_falls():
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == pytest.approx(rates[9])
     assert rates[99] < 0.001 and rates[50] == pytest.approx(0.5)
+    published = learner_of(
+        pendulum_stitch(), make_spec(), warmup=10, warmup_from_zero=True, decay="none"
+    )
+    rates = [published.learning_rate(u) for u in range(20)]
+    assert rates == pytest.approx([1e-3 * min(1.0, u / 10) for u in range(20)])
     steady = learner_of(pendulum_stitch(), make_spec(), warmup=0, decay="none")
     assert steady.learning_rate(0) == steady.learning_rate(10**6) == 1e-3
 
@@ -206,7 +229,10 @@ def test_a_checkpoint_brings_everything_back(fake, tmp_path):
     """Weights, slow copies, statistics and the optimiser's memory: training goes on bit-equal."""
     service = fake(None, LENGTHS)
     loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
-    learner = learner_of(pendulum_stitch(), service.spec)
+    config = pendulum_stitch()
+    losses = replace(config.agent.losses, lagged_critics=True, targets_before_step=True)
+    config = replace(config, agent=replace(config.agent, losses=losses))
+    learner = learner_of(config, service.spec)
     for step in range(3):
         learner.update(step, loader.load(step).batch)
     state = {"views": [], "config": {}}
@@ -214,7 +240,7 @@ def test_a_checkpoint_brings_everything_back(fake, tmp_path):
     found = checkpoints.newest(tmp_path / "c")
     assert found is not None and found.path == path and found.state["update"] == 3
     torch.manual_seed(99)
-    other = learner_of(replace(pendulum_stitch(), seed=0), service.spec)
+    other = learner_of(replace(config, seed=0), service.spec)
     with torch.no_grad():
         for parameter in other.parameters:
             parameter.mul_(2.0)

@@ -17,11 +17,12 @@ from tests.amago_model.cases import CASES, make
 from trainer.config import DataConfig, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of, spaces_of
+from trainer.data.fields import fields_for, fields_of, spaces_of
 from trainer.data.loader import Loaded, Loader, View
 from trainer.data.order import Order
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.snapshot import DataError, load, take
+from trainer.errors import SettingError
 
 SPEC = EnvSpec.of(
     Box((2,)),
@@ -82,8 +83,7 @@ def service(fake):
 def batches(service, folder: Path, n: int = 12, **options) -> list[Loaded]:
     config = DataConfig(**{"batch": 4, "window": 6, "padding": "both", **options})
     manifest = load(service, take(service, TrainConfig(dataset="fake"), "test"), folder / "told")
-    masks = {"actor_mask": config.actor_mask, "critic_mask": config.critic_mask}
-    fields = fields_of(SPEC, relabel=bool(config.relabel), **masks)
+    fields = fields_for(SPEC, config)
     cache = Cache(folder / "cache", 1e9, service)
     cache.ensure(manifest, fields)
     views = [View(0, manifest, Order(manifest, config, 0))]
@@ -95,7 +95,7 @@ def batches(service, folder: Path, n: int = 12, **options) -> list[Loaded]:
 
 
 def expected(service, loaded: Loaded, allowed) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    """[B, T]: `allowed` of a trajectory's row, wherever there is a transition; read one by one."""
+    """[B, T]: `allowed` of a trajectory's step, wherever there is one; read one by one."""
     by_id = {t.id: t for t in service.trajectories()}
     mask = torch.zeros_like(loaded.batch.mask)
     for i, name in enumerate(loaded.ids):
@@ -106,12 +106,16 @@ def expected(service, loaded: Loaded, allowed) -> torch.Tensor:  # type: ignore[
 
 
 @pytest.mark.parametrize("relabel", [(), ("test_cut",)])
-def test_infos_say_what_actor_and_critics_may_learn_from(service, tmp_path, relabel) -> None:
+@pytest.mark.parametrize(("row", "later"), [("arrival", 1), ("departure", 0)])
+def test_infos_say_what_actor_and_critics_may_learn_from(
+    service, tmp_path, relabel, row, later
+) -> None:
     """With windows cut from what was recorded, and from relabeled episodes."""
-    seen = batches(service, tmp_path, actor_mask="by_hand", critic_mask="trust", relabel=relabel)
+    masks = {"actor_mask": "by_hand", "critic_mask": "trust", "mask_row": row}
+    seen = batches(service, tmp_path, relabel=relabel, **masks)
     for loaded in seen:
-        by_hand = expected(service, loaded, lambda t, row: t.infos["by_hand"][row])
-        trusted = expected(service, loaded, lambda t, row: t.infos["trust"][row] > 0)
+        by_hand = expected(service, loaded, lambda t, step: t.infos["by_hand"][step + later])
+        trusted = expected(service, loaded, lambda t, step: t.infos["trust"][step + later] > 0)
         assert torch.equal(loaded.batch.actor_mask, by_hand)
         assert torch.equal(loaded.batch.critic_mask & loaded.batch.mask, trusted)
     some = torch.cat([loaded.batch.actor_mask[loaded.batch.mask] for loaded in seen])
@@ -145,9 +149,14 @@ def test_a_relabeled_mask_takes_the_place_of_the_recorded_one(service, tmp_path)
         both = expected(
             service,
             loaded,
-            lambda t, row: row % 2 == 1 if len(t) % 2 else t.infos["by_hand"][row],
+            lambda t, row: row % 2 == 1 if len(t) % 2 else t.infos["by_hand"][row + 1],
         )
         assert torch.equal(loaded.batch.actor_mask, both)
+
+
+def test_a_row_for_masks_that_nobody_named_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"data\.mask_row: 'departure'.*data\.actor_mask"):
+        DataConfig(mask_row="departure")
 
 
 def test_streams_for_any_learner_have_them(service, tmp_path) -> None:

@@ -37,7 +37,7 @@ def test_every_recipe_builds_an_agent(name):
     # A recipe that says how images or lists are read is for data that has some.
     rows = config.agent.timestep_encoder
     extra = {"image": Box((16, 16, 3), "uint8", 0, 255)} if rows.images != ImageConfig() else {}
-    extra |= {key: Box((3, 2), "int16", -1, 10) for key in rows.vector_keys}
+    extra |= {key: Box((3, 2), "int16", -1, 10) for key in (*rows.vector_keys, *rows.tokens.keys)}
     for action in (Box((1,), low=-1.0, high=1.0), Discrete(4)):
         spec = EnvSpec.of({"observation": Box((3,))} | extra, action)
         spaces, origins = spaces_of(spec), dict(resolve([name]).origins)

@@ -122,6 +122,7 @@ def test_shares_move_in_a_straight_line_and_then_stay():
     assert (counts >= np.floor(wanted - 1e-9)).all() and (counts <= np.ceil(wanted + 1e-9)).all()
     assert np.abs((counts - wanted).mean(axis=0)).max() < 0.05
     assert counts[0].tolist() == [12, 8, 0] and counts[-1].tolist() == [2, 8, 10]
+    assert [order.shares(s) for s in steps] == (counts / b).tolist()
     of = np.asarray([manifest.component[order.batch(s).trajectory] for s in steps])
     assert (of == np.asarray([order.batch(s).component for s in steps])).all()
 

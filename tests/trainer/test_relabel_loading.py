@@ -299,6 +299,8 @@ def test_a_relabeler_that_breaks_its_promise_is_named(service, tmp_path, how, er
         ("mazerunner:full=0.5", "mazerunner:full: 0.5 would not be used; set strategy"),
         ("mazerunner:rarity_power=2", "rarity_power: 2.0 would not be used; set rarity"),
         ("instructions:strategy=none,rarity=rows", "rarity: 'rows' would not be used"),
+        ("crafter:strategy=none,rarity=rows", "rarity: 'rows' would not be used"),
+        ("crafter:strategy=none,rarity_power=2", "rarity_power: 2.0 would not be used"),
         ("instructions:rarity=rows,weights_equal=0.9", "four chances that sum to 1"),
         ("instructions:_rarity=1", "no such parameter"),
         ("instructions:steps_after=-1", "steps_after: expected 0 or more"),

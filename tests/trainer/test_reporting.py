@@ -7,13 +7,17 @@ import logging
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from amago_model import Agent, load_policy
+from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.errors import Conflict, ServiceUnreachable, from_problem
-from stepwell.testing import make_spec
+from stepwell.testing import make_spec, make_trajectory
 from trainer.data.fields import spaces_of
+from trainer.loop import RunInfo, train
 from trainer.metrics import Heartbeat, MetricLog
+from trainer.options import resolve
 from trainer.publish import Publisher
 from trainer.recipes import behaviour_cloning
 from trainer.run_log import RunLog, Warnings
@@ -42,6 +46,50 @@ def test_metrics_have_no_gap_after_an_outage(service, tmp_path):
     assert log.close(10.0) and log.unsent == 0
     assert [service.metrics["loss", step] for step in range(300)] == [s / 2 for s in range(300)]
     assert service.metrics["bad", 0] is None
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+def test_a_run_shows_how_its_mixture_moves(fake, tmp_path, sources):
+    """From nothing of the first source to half, in windows of the batch; one source has none."""
+    config = tmp_path / "mixture.toml"
+    ramp = "share = 0.0\nshare_end = 0.5\n", "share = 1.0\nshare_end = 0.5\n"
+    text = "data.ramp_updates = 4\n" if sources == 2 else ""
+    for share in ramp if sources == 2 else ("share = 1.0\n",):
+        text += f'[[sources]]\nselect = "fake"\n{share}'
+    config.write_text(text)
+    service = fake(None, [[5, 6], [7, 8]])
+    words = ["offline", f"--config={config}", "--updates=6", "--data.batch=8", "--data.window=4"]
+    words += ["--schedule.log-every=1", "--schedule.farewell=5", "--device=cpu", "--run=mixed"]
+    words += [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"]
+    resolved = resolve(words)
+    train(resolved.config, service, RunInfo(origins=resolved.origins), lambda _: None)
+    shown = {key: value for key, value in service.metrics.items() if "share" in key[0]}
+    if sources == 1:
+        assert shown == {}
+        return
+    first = [shown["data/share_0", step] for step in range(1, 7)]
+    assert first == [0.0, 0.125, 0.25, 0.375, 0.5, 0.5]
+    assert [shown["data/share_1", step] for step in range(1, 7)] == [1 - share for share in first]
+
+
+def test_a_learner_without_anything_to_learn_from_is_told_once(fake, tmp_path, caplog):
+    """An info that is never above 0, because nobody reports it say, would go unnoticed."""
+    spec = EnvSpec.of(Box((2,)), Discrete(3), infos={"by_hand": Box(())})
+    service = fake(spec)
+    found = [make_trajectory(spec, length=5, seed=seed) for seed in range(3)]
+    nobody = {"by_hand": np.full(6, np.nan, np.float32)}
+    plays = [{"obs": t.obs, "actions": t.actions, "rewards": t.rewards} for t in found]
+    service.add_shard(
+        [Trajectory.of(**play, terminated=True, infos=nobody, spec=spec) for play in plays]
+    )
+    words = ["behaviour_cloning", "--dataset=fake", "--updates=4", "--data.batch=2", "--run=idle"]
+    words += ["--schedule.log-every=1", "--schedule.farewell=5", "--device=cpu"]
+    words += ["--data.actor-mask=by_hand", f"--output={tmp_path}", f"--data.cache={tmp_path / 'c'}"]
+    resolved = resolve(words)
+    with caplog.at_level(logging.WARNING, "trainer"):
+        train(resolved.config, service, RunInfo(origins=resolved.origins), lambda _: None)
+    told = [x.message for x in caplog.records if "learn from" in x.message]
+    assert len(told) == 1 and "actor" in told[0] and "data.actor_mask=by_hand" in told[0]
 
 
 def test_what_was_not_sent_is_sent_by_the_next_life(service, tmp_path):

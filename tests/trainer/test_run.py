@@ -207,7 +207,7 @@ def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path)
     run = Run(service, tmp_path, dataset, "nowhere", "--output", str(tmp_path / "file"))
     run.words = run.words[:-4] + run.words[-2:]  # the later --output goes
     output, _ = (process := run.start()).communicate(timeout=60)
-    assert process.returncode == 1 and "stepwell train: output: " in output
+    assert process.returncode == 2 and "stepwell train: output: " in output
     assert "Traceback" not in output
 
 

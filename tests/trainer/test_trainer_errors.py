@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer import launcher, main
-from trainer.config import ElsewhereError
+from trainer.errors import ElsewhereError
 from trainer.processes import World
 
 
@@ -25,11 +25,11 @@ def plain(monkeypatch):
     ],
 )
 def test_a_mistake_is_one_line_and_debug_shows_where(words, says, capsys, monkeypatch):
-    assert main.main(words) == 1
+    assert main.main(words) == 2
     err = capsys.readouterr().err
     assert err.startswith("stepwell train: ") and says in err and err.count("\n") == 1
     monkeypatch.setenv("STEPWELL_DEBUG", "1")
-    assert main.main(words) == 1
+    assert main.main(words) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -62,8 +62,9 @@ def test_what_fails_on_the_first_process_ends_the_others(monkeypatch):
     """`once` gives its answer to all ranks, or its error to the first and another to the rest."""
     world = World.__new__(World)
     world.size, world.rank, world.is_main = 2, 1, False
-    monkeypatch.setattr(world, "share", lambda value: ["answer", False])
+    monkeypatch.setattr(world, "share", lambda value: ["answer", 0])
     assert world.once(lambda: "not asked") == "answer"
-    monkeypatch.setattr(world, "share", lambda value: [None, True])
-    with pytest.raises(ElsewhereError):
+    monkeypatch.setattr(world, "share", lambda value: [None, 2])
+    with pytest.raises(ElsewhereError) as failed:
         world.once(lambda: "not asked")
+    assert failed.value.exit_status == 2

@@ -13,10 +13,21 @@ import torch
 PROGRAM = """
 import dataclasses, os, sys
 import torch
-from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
+from amago_model import ActionSpace, Agent, Batch, CustomConfig, ObsSpace, Spaces
+from amago_model import make_agent, register
 from trainer.learner import Learner
 from trainer.processes import make_accelerator
 from trainer.recipes import pendulum_stitch
+
+
+@register("agent", "forgetful")
+class Forgetful(Agent):
+    "No loss reaches the critics."
+
+    def terms(self, seen):
+        terms = super().terms(seen)
+        del terms["critic"]
+        return terms
 
 
 def shortened(batch, t):
@@ -27,11 +38,14 @@ def shortened(batch, t):
     return dataclasses.replace(batch, **cut, obs={k: v[:, : t + 1] for k, v in batch.obs.items()})
 
 
-def learn(parts):
+def learn(parts, own=""):
     config = pendulum_stitch()
-    losses = dataclasses.replace(config.agent.losses, filter="exp", filter_batch_norm=True)
+    losses = dataclasses.replace(
+        config.agent.losses, filter="exp", filter_batch_norm=True, lagged_critics=True
+    )
     critic = dataclasses.replace(config.agent.critic, n_critics=3, n_critics_target=2)
-    agent = dataclasses.replace(config.agent, losses=losses, critic=critic)
+    custom = CustomConfig(agent=own)
+    agent = dataclasses.replace(config.agent, losses=losses, critic=critic, custom=custom)
     config = dataclasses.replace(config, agent=agent, device="cpu")
     accelerator = make_accelerator(config)
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -79,7 +93,8 @@ def learn(parts):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
-    torch.save({str(parts): learn(parts) for parts in (1, 3)}, f"{sys.argv[1]}/{rank}.pt")
+    saved = {f"{own} {parts}": learn(parts, own) for own in ("", "forgetful") for parts in (1, 3)}
+    torch.save(saved, f"{sys.argv[1]}/{rank}.pt")
 """
 
 
@@ -104,14 +119,15 @@ def test_processes_and_parts_update_as_one(tmp_path: Path) -> None:
     try:
         here: dict = {"__name__": "one_process"}
         exec(PROGRAM, here)
-        whole = here["learn"](1)
+        expected = {own: here["learn"](1, own) for own in ("", "forgetful")}
         assert [process.wait(timeout=120) for process in started] == [0, 0]
     finally:
         for process in started:
             process.kill()
     left, right = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    for parts in ("1", "3"):
-        assert whole.keys() == left[parts].keys()
+    for case in left:
+        whole = expected[case.partition(" ")[0]]
+        assert whole.keys() == left[case].keys()
         for name, value in whole.items():
-            assert torch.equal(left[parts][name], right[parts][name]), name
-            torch.testing.assert_close(left[parts][name], value, rtol=1e-7, atol=1e-9, msg=name)
+            assert torch.equal(left[case][name], right[case][name]), name
+            torch.testing.assert_close(left[case][name], value, rtol=1e-7, atol=1e-9, msg=name)

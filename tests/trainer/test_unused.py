@@ -7,11 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from amago_model import TrajectoryEncoderConfig, UnusedError, register, registry
+from amago_model import (
+    TrajectoryEncoderConfig,
+    UnusedError,
+    published_v3,
+    register,
+    registry,
+)
+from amago_model import checked as amago_checked
 from amago_model.policy_file import load_policy
 from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
-from stepwell import Box, Discrete, EnvSpec
+from stepwell import Box, Discrete, EnvSpec, MultiBinary
+from trainer import checkpoint
 from trainer.config import TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
 from trainer.loop import RunInfo, train
@@ -19,6 +28,7 @@ from trainer.options import resolve
 from trainer.unused import for_spaces
 
 LOSSES, ACTOR, ROWS = "agent.losses", "agent.actor", "agent.timestep_encoder"
+CRITIC = "agent.critic"
 CLONING = [f"--{LOSSES}.fake-filter", f"--{LOSSES}.online-weight", "0"]
 
 
@@ -35,6 +45,7 @@ CLONING = [f"--{LOSSES}.fake-filter", f"--{LOSSES}.online-weight", "0"]
         (["ablation_lambda_returns", f"--{LOSSES}.n-step", "3"], [f"{LOSSES}.td_lambda"]),
         (["published_v3", f"--{LOSSES}.fake-filter"], [f"{LOSSES}.filter_advantage"]),
         (["published_v3", f"--{LOSSES}.offline-weight", "0"], [f"{LOSSES}.filter_advantage"]),
+        (["published_v3", f"--{CRITIC}.n-critics-target", "1"], [f"{CRITIC}.subset_replacement"]),
         (["ablation_no_filter", f"--{LOSSES}.offline-weight", "0"], [f"{LOSSES}.fake_filter"]),
         (["offline", f"--{ROWS}.hide-reward"], [f"{ROWS}.hide_previous"]),
         (["pixels", f"--{ROWS}.hide-reward"], [f"{ROWS}.hide_previous"]),
@@ -65,8 +76,10 @@ def test_one_flag_does_though_the_recipe_set_what_it_leaves_no_use_for(
             "td_lambda=0.9 beside n_step=5",
         ),
         (["offline", f"--{LOSSES}.filter-beta", "2"], "filter_beta: set, but filter='binary'"),
-        (["offline", f"--{LOSSES}.extra-gammas", "0.9", "0.99"], "0.99 more than once"),
-        (["offline", f"--{LOSSES}.extra-gammas", "0.9", "0.9"], "0.9 more than once"),
+        (
+            ["published_v3", f"--{CRITIC}.n-critics-target=1", f"--{CRITIC}.subset-replacement"],
+            "subset_replacement: set, but n_critics_target=1",
+        ),
     ],
 )
 def test_what_a_person_set_is_refused_though_a_recipe_may_have_set_it(
@@ -76,23 +89,38 @@ def test_what_a_person_set_is_refused_though_a_recipe_may_have_set_it(
         resolve(words)
 
 
-def test_the_default_discounts_make_room_for_the_one_that_is_wanted() -> None:
-    resolved = resolve(["default", f"--{LOSSES}.gamma", "0.99"])
-    assert resolved.config.agent.losses.gammas == (0.1, 0.9, 0.95, 0.97, 0.995, 0.99)
-    assert "without" in resolved.origins[f"{LOSSES}.extra_gammas"]
+@pytest.mark.parametrize(
+    ("words", "gammas"),
+    [
+        (["default", f"--{LOSSES}.gamma", "0.99"], (0.1, 0.9, 0.95, 0.97, 0.995, 0.99)),
+        (["ablation_many_discounts", f"--{LOSSES}.gamma", "0.9"], (0.1, 0.95, 0.9)),
+        (["offline", f"--{LOSSES}.extra-gammas", "0.9", "0.99"], (0.9, 0.99)),
+    ],
+)
+def test_discounts_make_room_for_the_one_that_acts(words: list[str], gammas: tuple) -> None:
+    assert resolve(words).config.agent.losses.gammas == gammas
 
 
 # --- the data decide, too ---------------------------------------------------------------------
 
 ACTIONS = {"continuous": Box((1,), low=-1.0, high=1.0), "discrete": Discrete(4)}
-SPECS = {kind: EnvSpec.of(Box((3,)), action) for kind, action in ACTIONS.items()}
+SPECS = {kind: EnvSpec.of(Box((3,)), action) for kind, action in ACTIONS.items()} | {
+    "an image": EnvSpec.of({"eye": Box((16, 16, 3), "uint8", 0, 255)}, Discrete(4)),
+    "categories and switches": EnvSpec.of({"room": Discrete(4)}, MultiBinary(2)),
+}
+IMAGE, NUMBERS, NEAREST = f"{ROWS}.kind", f"{ROWS}.raw_numbers", f"{ROWS}.tokens.nearest"
+SOFTENED = f"{CRITIC}.soften_data_actions"
+FLOOR, SWITCHES = f"{ACTOR}.prob_low_gradient", f"{ACTOR}.mean_log_prob"
+FLAT = f"{ACTOR}.bound_gradient"
 
 
 @pytest.mark.parametrize(
     ("recipe", "kind", "dropped"),
     [
-        ("published_v3", "continuous", {"agent.critic.soften_data_actions"}),
-        ("published_v3", "discrete", set()),
+        ("published_v3", "continuous", {IMAGE, NUMBERS, NEAREST, SOFTENED, FLOOR, SWITCHES}),
+        ("published_v3", "discrete", {IMAGE, NUMBERS, NEAREST, SWITCHES, FLAT}),
+        ("published_v3", "an image", {NUMBERS, NEAREST, SWITCHES, FLAT}),
+        ("published_v3", "categories and switches", {IMAGE, NEAREST, SOFTENED, FLOOR, FLAT}),
         ("multitask", "continuous", {"agent.algorithm"}),
         ("multitask", "discrete", set()),
         ("lunarlander_continuous", "discrete", {f"{ACTOR}.std_low", f"{ACTOR}.std_high"}),
@@ -106,6 +134,48 @@ def test_what_a_recipe_set_for_other_actions_falls_away(
     now = flatten(to_json(for_spaces(resolved.config, origins, spaces_of(SPECS[kind]))))
     assert {key for key in now if now[key] != before[key]} == dropped
     assert all(origins[key] == "default" for key in dropped)
+
+
+def test_what_a_recipe_would_set_is_there_if_a_flag_makes_use_of_it() -> None:
+    """So published_v3 with another filter, critic or with augmentation is as published, too."""
+    words = [f"--{LOSSES}.filter=exp", f"--{CRITIC}.kind=hlgauss"]
+    words += [f"--{ROWS}.images.augment", "0.75"]
+    config = resolve(["published_v3", *words]).config.agent
+    assert (config.losses.filter_min, config.losses.filter_max) == (1e-7, 1e30)
+    assert config.critic.bins.renormalize and config.timestep_encoder.images.augment_exact
+    assert not resolve(["default", words[1]]).config.agent.critic.bins.renormalize
+    plain = resolve(["published_v3"]).config.agent
+    assert plain == published_v3(), "and else it falls away"
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_published_v3_learns_from_any_data_and_is_taken_up_again(
+    fake: Callable, tmp_path: Path, kind: str
+) -> None:
+    """With all its deviations: the policy file keeps them, a second life goes on as the first."""
+    service = fake(SPECS[kind], lengths=[[5, 6], [7]])
+    words = ["--agent.trajectory-encoder.kind", "gru", f"--{LOSSES}.filter=exp"]
+    words += ["--data.batch=2", "--data.window=4", "--device=cpu", "--dataset=fake"]
+    words += [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"]
+    words += ["--schedule.farewell=0.1"]
+    if kind == "an image":
+        words += [f"--{ROWS}.images.augment=0.75", f"--{ROWS}.images.kind=impala"]
+    states = []
+    for run, lives in (("once", (3,)), ("twice", (2, 3))):
+        for updates in lives:
+            resolved = resolve(["published_v3", *words, f"--run={run}", f"--updates={updates}"])
+            train(resolved.config, service, RunInfo(origins=resolved.origins), lambda _: None)
+        found = checkpoint.newest(tmp_path / run / "checkpoints")
+        assert found is not None and found.state["update"] == 3
+        states.append(found.agent)
+    once, twice = states
+    assert any(name.startswith("lagged_critic.") for name in once)
+    assert once.keys() == twice.keys()
+    assert all(torch.equal(once[name], twice[name]) for name in once)
+    kept = load_policy(service.policies[3]).config
+    assert kept.losses.lagged_critics and kept.losses.filter_min == 1e-7
+    assert (kept.timestep_encoder.kind == "image") == (kind == "an image")
+    assert kept.timestep_encoder.raw_numbers == (kind == "categories and switches")
 
 
 def test_what_a_person_set_for_other_actions_is_refused() -> None:
@@ -127,6 +197,24 @@ def test_a_part_of_one_s_own_takes_the_place_of_what_the_recipe_set(monkeypatch)
     set_so = resolve([*words, "--agent.trajectory-encoder.feedforward.d-model", "7"])
     with pytest.raises(UnusedError, match="TrajectoryEncoderConfig.feedforward: set, but custom"):
         for_spaces(set_so.config, set_so.origins, spaces)
+
+
+def test_what_a_plugin_says_it_reads_may_be_set(monkeypatch, tmp_path: Path) -> None:
+    """The module that a command line names is asked before anything is refused."""
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
+    monkeypatch.setattr(amago_checked, "_declared", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reading_losses.py").write_text(
+        "from amago_model import register\n\n"
+        "@register('loss', 'warm', reads=['losses.filter_beta'])\n"
+        "def warm(agent, seen):\n"
+        "    return agent.config.losses.filter_beta * seen.advantage.mean()\n"
+    )
+    words = ["offline", f"--{LOSSES}.filter-beta", "3", "--plugin", "reading_losses"]
+    resolved = resolve([*words, "--agent.custom.losses", "warm"])
+    assert resolved.config.agent.losses.filter_beta == 3.0
+    with pytest.raises(UnusedError, match="filter_beta: set, but filter='binary'"):
+        resolve(words)
 
 
 def test_a_run_records_the_agent_that_it_trained(fake: Callable, tmp_path: Path) -> None:

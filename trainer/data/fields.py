@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.schema import ACTION_KNOWN, REWARD, column_names
+from trainer.config import DataConfig
 from trainer.data.snapshot import DataError
 
 MOST_CATEGORIES = 1 << 16
@@ -35,6 +37,8 @@ class Field:
     """What stands for NULL: one number, or one for each element."""
     hidden: bool = False
     """Only relabelers read it."""
+    arrives: bool = False
+    """What belongs to a step stands in the row that the step arrives at, not the one it leaves."""
 
     @property
     def size(self) -> int:
@@ -47,10 +51,16 @@ class Field:
 
 
 def fields_of(
-    spec: EnvSpec, *, relabel: bool = False, actor_mask: str = "", critic_mask: str = ""
+    spec: EnvSpec,
+    *,
+    relabel: bool = False,
+    actor_mask: str = "",
+    critic_mask: str = "",
+    mask_row: Literal["arrival", "departure"] = "arrival",
 ) -> tuple[Field, ...]:
     """What to keep of a dataset: observations that somebody looks at, action and reward; with
-    `relabel` also what only relabelers look at; and the infos that are loss masks, by their key.
+    `relabel` also what only relabelers look at; and the infos that are loss masks, by their key,
+    each step's in the row that `mask_row` says.
 
     Raises `DataError` for what an agent cannot learn from.
     """
@@ -84,17 +94,28 @@ def fields_of(
     if spec.action_known:
         fields.append(Field("action_known", ACTION_KNOWN, "bool", ()))
     fields += [
-        _loss_mask(spec, name, key)
+        _loss_mask(spec, name, key, arrives=mask_row == "arrival")
         for name, key in (("actor_mask", actor_mask), ("critic_mask", critic_mask))
         if key
     ]
     return tuple(fields)
 
 
-def _loss_mask(spec: EnvSpec, name: str, key: str) -> Field:
+def fields_for(spec: EnvSpec, data: DataConfig) -> tuple[Field, ...]:
+    """`fields_of` as a run's settings want them."""
+    return fields_of(
+        spec,
+        relabel=bool(data.relabel),
+        actor_mask=data.actor_mask,
+        critic_mask=data.critic_mask,
+        mask_row=data.mask_row,
+    )
+
+
+def _loss_mask(spec: EnvSpec, name: str, key: str, *, arrives: bool) -> Field:
     for column, known, space in column_names(spec)["info"]:
         if known == key and space.shape == ():
-            return Field(name, column, space.dtype, ())
+            return Field(name, column, space.dtype, (), arrives=arrives)
     single = sorted(known for known, space in spec.infos.items() if space.shape == ())
     raise DataError(
         f"data.{name}: expected an info of the dataset with one number a row, got {key!r}; it has "

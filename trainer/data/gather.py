@@ -55,7 +55,7 @@ class Columns:
         lowest, highest = min(filter(None, begins)), max(ends)
         begin = np.asarray(begins, np.int64)[manifest.shard] - lowest
         # + 1: a column begins with one row of "nothing", which only a shift of -1 reaches.
-        at = (manifest.row_start + 1 + first_row(field)) * field.row_bytes
+        at = (manifest.row_start + 1 + field.arrives + first_row(field)) * field.row_bytes
         self._begin = begin + at
         """Per trajectory: place of the first byte of a window that starts at its row 0."""
         self._end = np.asarray(ends, np.int64)[manifest.shard] - lowest
@@ -73,10 +73,10 @@ class Columns:
 
     def whole(self, trajectory: int) -> Column:
         """All rows of a trajectory (a row of the manifest), read-only and not copied: T+1 of an
-        observation, T of what leaves a row."""
+        observation, T of what belongs to a step."""
         manifest, column = self._manifest, self._mapped[self._manifest.shard[trajectory]]
         assert column is not None
-        begin = int(manifest.row_start[trajectory]) + 1
+        begin = int(manifest.row_start[trajectory]) + 1 + self.field.arrives
         return column[begin : begin + int(manifest.length[trajectory]) + 1 + first_row(self.field)]
 
     def fresh(self, place: Place) -> NDArray[np.generic]:

@@ -130,6 +130,12 @@ class Order:
         samples = zlib.crc32(np.stack([whole.trajectory, whole.start, whole.length]).tobytes())
         return zlib.crc32("\n".join(self.config.relabel).encode(), samples)
 
+    def shares(self, step: int) -> list[float]:
+        """Of the whole batch of a step, what came from each component."""
+        whole = self.samples(step * self.config.batch, self.config.batch)
+        counts = np.bincount(whole.component, minlength=len(self.members))
+        return [float(share) for share in counts / self.config.batch]
+
     def samples(self, first: int, count: int) -> Windows:
         """Samples first … first + count - 1."""
         words = philox(self.key, first, count)

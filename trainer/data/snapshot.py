@@ -29,7 +29,8 @@ from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import BadRequest, Gone, NotFound, ServiceError, StepwellError
 from stepwell.failpoints import failpoint
-from trainer.config import TrainConfig, TrainerError
+from trainer.config import TrainConfig
+from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 120.0

@@ -13,7 +13,7 @@ from amago_model.batch import LOSS_MASKS, Batch
 from stepwell.client import Client
 from trainer.config import DataConfig, SourceConfig, TrainConfig, default_cache
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of
+from trainer.data.fields import fields_for
 from trainer.data.loader import Loader, View
 from trainer.data.order import Order
 from trainer.data.snapshot import LeaseKeeper, load, take
@@ -33,6 +33,7 @@ def stream(
     relabel: Sequence[str] = (),
     actor_mask: str = "",
     critic_mask: str = "",
+    mask_row: Literal["arrival", "departure"] = "arrival",
     batches: int | None = None,
     start: int = 0,
     client: Client | None = None,
@@ -49,7 +50,7 @@ def stream(
         select: SELECT id[, weight] FROM trajectories WHERE …
         numpy: give dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
         seed, start: the same ones give the same batches again; `start` skips that many.
-        padding, draw, relabel, actor_mask, critic_mask: see trainer.config.DataConfig.
+        padding, draw, relabel, actor_mask, critic_mask, mask_row: see trainer.config.DataConfig.
         client: of the service (default: STEPWELL_URL). `cache`: folder of this node's columns.
 
     A batch lies in memory that is used again once the next one is asked for: copy what you keep.
@@ -63,6 +64,7 @@ def stream(
         relabel=tuple(relabel),
         actor_mask=actor_mask,
         critic_mask=critic_mask,
+        mask_row=mask_row,
         cache=cache or default_cache(),
     )
     config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
@@ -74,8 +76,7 @@ def stream(
         leases.hold(snapshot)
         with TemporaryDirectory() as folder:
             manifest = load(own, snapshot, Path(folder))
-        masks = {"actor_mask": actor_mask, "critic_mask": critic_mask}
-        fields = fields_of(manifest.spec, relabel=bool(relabel), **masks)
+        fields = fields_for(manifest.spec, data)
         columns = Cache(data.cache, data.cache_gb * 1e9, own)
         manifest = manifest.without(list(columns.ensure(manifest, fields)))
         views = [View(0, manifest, Order(manifest, data, seed))]

@@ -47,7 +47,7 @@ def test_the_token_is_never_shown(tmp_path: Path) -> None:
 def test_another_address_than_loopback_needs_a_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--data", str(tmp_path / "d"), "--host", "0.0.0.0"]) == 1
+    assert main(["--data", str(tmp_path / "d"), "--host", "0.0.0.0"]) == 2
     assert "STEPWELL_TOKEN" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()
 
@@ -56,7 +56,7 @@ def test_bad_options_are_one_line_naming_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STEPWELL_DATA", raising=False)
-    assert main(["--port", "99999"]) == 1
+    assert main(["--port", "99999"]) == 2
     error = capsys.readouterr().err
     assert "--data or STEPWELL_DATA" in error and "--port" in error
     assert error.count("\n") == 1
