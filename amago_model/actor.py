@@ -49,15 +49,21 @@ class Actor(nn.Module):
 
     def forward(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """state [..., D], legal [..., n] bool -> a distribution of batch shape [..., G]."""
-        x = self.mlp(state)
-        x = x.view(*x.shape[:-1], self.n_gammas, x.shape[-1] // self.n_gammas)
-        every = None if legal is None else legal.unsqueeze(-2)
-        return make_distribution(self.config, self.action, x, every)
+        return self.distribution(self.parameters_of(state), legal)
 
     def acting(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """As forward, but only the last discount, which acts: batch shape [...]."""
-        x = self.mlp(state).unflatten(-1, (self.n_gammas, -1))[..., -1, :]
+        x = self.parameters_of(state)[..., -1, :]
         return make_distribution(self.config, self.action, x, legal)
+
+    def parameters_of(self, state: Tensor) -> Tensor:
+        """state [..., D] -> what makes its distributions, [..., G, n_parameters]."""
+        return self.mlp(state).unflatten(-1, (self.n_gammas, -1))  # type: ignore[no-any-return]
+
+    def distribution(self, x: Tensor, legal: Tensor | None = None) -> Distribution:
+        """What parameters_of says, and legal [..., n] bool -> a distribution of shape [..., G]."""
+        every = None if legal is None else legal.unsqueeze(-2)
+        return make_distribution(self.config, self.action, x, every)
 
 
 class _Block(nn.Module):

@@ -77,7 +77,7 @@ def _held(
     if not torch.is_grad_enabled():
         return value
     inside = rising(_Inward.apply(x, low, high))
-    return inside + (value - inside).detach()
+    return value + (inside - inside.detach())
 
 
 def _within(x: Tensor, low: float, high: float) -> bool:

@@ -7,7 +7,6 @@ state only what cloning says.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,7 @@ def can_ask_once(actor: nn.Module) -> bool:
 
 
 def ask_once(
-    actor: nn.Module, state: Tensor, legal: Tensor | None
+    actor: Actor, state: Tensor, legal: Tensor | None
 ) -> tuple[Distribution, Distribution]:
     """actor(state [N, D], legal [N, A]), twice the same: its gradient reaches the actor's weights
     from both, and the state from the second alone.
@@ -35,50 +34,31 @@ def ask_once(
     Where dropout is drawn, it is drawn once. See `can_ask_once`; no gradients of gradients.
     """
     weights = [p for p in actor.parameters() if p.requires_grad]
-    made: list[Distribution] = []
-
-    def run(x: Tensor) -> list[Tensor]:
-        made.append(actor(x, legal))
-        return _tensors(made[0])
-
-    parts = _OnePass.apply(run, state, *weights)
-    half = len(parts) // 2
-    return _replaced(made[0], parts[:half]), _replaced(made[0], parts[half:])
+    first, second = _OnePass.apply(actor.parameters_of, state, *weights)
+    # Made twice, which is cheap: bounds ask what a loss wants, and must hear each by itself.
+    return actor.distribution(first, legal), actor.distribution(second, legal)
 
 
 class _OnePass(torch.autograd.Function):
+    """run(state), twice the same."""
+
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[[Tensor], list[Tensor]], state: Tensor, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, run: Callable[[Tensor], Tensor], state: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             leaf = state.detach().requires_grad_()
             ctx.state = leaf.view_as(leaf)  # hooks of torch's own counters take no leaf
-            ctx.parts, ctx.weights = run(ctx.state), weights
-        return tuple(x.detach() for x in (*ctx.parts, *ctx.parts))
+            ctx.made, ctx.weights = run(ctx.state), weights
+        return ctx.made.detach(), ctx.made.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        half = len(ctx.parts)
-        first, second = grads[:half], grads[half:]
-        both = [a + b for a, b in zip(first, second, strict=True)]
+        first, second = grads
         options: dict[str, Any] = {"allow_unused": True, "retain_graph": True}
-        of_weights = torch.autograd.grad(ctx.parts, ctx.weights, both, **options)
+        of_weights = torch.autograd.grad(ctx.made, ctx.weights, first + second, **options)
         of_state = None
         if ctx.needs_input_grad[1]:
-            (of_state,) = torch.autograd.grad(ctx.parts, ctx.state, second, **options)
+            (of_state,) = torch.autograd.grad(ctx.made, ctx.state, second, **options)
         return None, of_state, *of_weights
-
-
-def _names(policy: Distribution) -> list[str]:
-    names = [field.name for field in dataclasses.fields(policy)]
-    return [name for name in names if isinstance(getattr(policy, name), Tensor)]
-
-
-def _tensors(policy: Distribution) -> list[Tensor]:
-    return [getattr(policy, name) for name in _names(policy)]
-
-
-def _replaced(policy: Distribution, tensors: tuple[Tensor, ...]) -> Distribution:
-    return dataclasses.replace(policy, **dict(zip(_names(policy), tensors, strict=True)))

@@ -76,8 +76,7 @@ def register(
         raise ConfigError(f"register: unknown kind {kind!r}; kinds are {', '.join(_registered)}")
     if not name:
         raise ConfigError("register: the empty name stands for what is built in; give another")
-    elsewhere = () if reads == "all" else [setting for setting in reads if "." in setting]
-    settings = frozenset(_in_full(setting) for setting in elsewhere)
+    settings = frozenset[str]() if reads == "all" else _named_in_full(kind, reads)
 
     def decorate(made: F) -> F:
         known = _registered[kind].setdefault(name, made)
@@ -94,14 +93,29 @@ def register(
     return decorate
 
 
-def _in_full(path: str) -> str:
-    """The name with that of its class: "losses.filter_beta" -> "LossConfig.filter_beta"."""
+def _named_in_full(kind: Kind, reads: Collection[str]) -> frozenset[str]:
+    """What these names say of the agent's other settings; those of the part itself are checked."""
+    if isinstance(reads, str):
+        raise ConfigError(f'register: reads={reads!r}; give "all", or a tuple: reads=({reads!r},)')
+    elsewhere = [setting for setting in reads if "." in setting]
+    for setting in (setting for setting in reads if "." not in setting):
+        _in_full(f"{kind}.{setting}")
+    return frozenset[str]().union(*map(_in_full, elsewhere))
+
+
+def _in_full(path: str) -> set[str]:
+    """The names with those of their classes: "losses.filter_beta" -> "LossConfig.filter_beta", and
+    "critic.bins.sigma" -> "BinsConfig.sigma" with "CriticConfig.bins", which it is in."""
     *sections, setting = path.split(".")
     cls: Any = AgentConfig
-    for section in sections:
-        cls = _known(cls, section, path)
+    names = set()
+    for depth, section in enumerate(sections):
+        inner = _known(cls, section, path)
+        if depth:
+            names.add(f"{cls.__name__}.{section}")
+        cls = inner
     _known(cls, setting, path)
-    return f"{cls.__name__}.{setting}"
+    return names | {f"{cls.__name__}.{setting}"}
 
 
 def _known(cls: Any, name: str, path: str) -> Any:

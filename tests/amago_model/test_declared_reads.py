@@ -106,8 +106,23 @@ def test_what_the_actions_have_no_use_for_may_be_read_too(make_spaces) -> None:
         ("lossses.tau", "no 'lossses' there; the nearest is 'losses'"),
         ("losses.tau.more", "no 'more' there; 'losses.tau' is no section"),
         ("critic.bins.sigmas", "no 'sigmas' there; the nearest is 'sigma'"),
+        ("d_hiden", "no 'd_hiden' there; the nearest is 'd_hidden'"),
     ],
 )
 def test_a_setting_that_there_is_not_is_refused_by_name(path: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        register("loss", "mistaken", reads=(path,))
+        register("actor", "mistaken", reads=(path,))
+
+
+def test_a_word_alone_is_no_list_of_settings() -> None:
+    with pytest.raises(ConfigError, match="'losses.filter_beta',"):
+        register("loss", "mistaken", reads="losses.filter_beta")
+    with pytest.raises(ConfigError, match="no 'loss' there; the nearest is 'losses'"):
+        register("loss", "mistaken", reads=("filter_beta",))
+
+
+def test_what_is_read_inside_a_section_makes_the_section_read() -> None:
+    critic = CriticConfig(bins=BinsConfig(sigma=0.5))
+    assert AgentConfig(critic=critic, custom=own(filter="wide")).critic == critic
+    with pytest.raises(UnusedError, match="bins"):
+        AgentConfig(critic=critic, custom=own(filter="bent"))

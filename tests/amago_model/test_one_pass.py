@@ -34,11 +34,16 @@ def _losses(climber, cloner):  # type: ignore[no-untyped-def]
     ],
 )
 @pytest.mark.parametrize("used", ["both", "climb", "clone"])
+@pytest.mark.parametrize("far", [False, True], ids=["", "out of bounds"])
 def test_gradients_are_those_of_two_passes(
-    make_spaces, kind: str, config: ActorConfig, used: str
+    make_spaces, kind: str, config: ActorConfig, used: str, far: bool
 ) -> None:
+    """Also where bounds let only those through that lead back: by each loss for itself."""
     space = make_spaces(kind).action
+    torch.manual_seed(0)
     actor = Actor(config, space, d_state=D, n_gammas=G).double()
+    if far:
+        torch.nn.init.normal_([*actor.parameters()][-1], std=8.0)
     state = torch.randn(N, D, dtype=torch.float64, requires_grad=True)
     legal = None
     if kind == "discrete":
@@ -66,13 +71,13 @@ def test_an_update_that_climbs_and_clones_asks_the_actor_once(
 ) -> None:
     agent = Agent(make_config(), make_spaces("continuous"))
     asked = []
-    plain = Actor.forward
+    plain = Actor.parameters_of
 
-    def forward(actor, state, legal=None):  # type: ignore[no-untyped-def]
+    def parameters_of(actor, state):  # type: ignore[no-untyped-def]
         asked.append("target" if actor is agent.target_actor else "own")
-        return plain(actor, state, legal)
+        return plain(actor, state)
 
-    monkeypatch.setattr(Actor, "forward", forward)
+    monkeypatch.setattr(Actor, "parameters_of", parameters_of)
     agent(make_batch(agent.spaces))[0].backward()
     assert sorted(asked) == ["own", "target"]
 
