@@ -98,11 +98,11 @@ def offline() -> TrainConfig:
 
 
 def lunarlander_continuous() -> TrainConfig:
-    """The demo's second dataset: 259 to 281 over six training seeds, where the data's mean is 26.
+    """The demo's second dataset: 251 to 281 over ten training seeds, where the data's mean is 26.
 
-    With one-step targets one seed in three ended below 100: values crawl back through 300 steps
-    too slowly. Five-step targets carry them, and a policy that cannot become a spike (std of .1 or
-    more in normalised actions) keeps cloning from overfitting the noise.
+    Five-step targets carry values back through 300 steps; one-step ones end lower, and differ more
+    from seed to seed (docs/method.md). A policy that cannot become a spike (std of .1 or more in
+    normalised actions) is kept from overfitting the noise.
     """
     base = _memory_free(gamma=0.99, reward_multiplier=0.02)
     agent = replace(
