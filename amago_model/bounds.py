@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SOFTPLUS_EDGE = -4.0
-"""Below it softplus has less than 0.018 of its slope, and of its values."""
+"""Below it softplus and its slope, which is 1 at most, are less than 0.02."""
 TANH_EDGE = 3.0
 """Beyond it tanh has less than a hundredth of its slope, and half a hundredth of its way left."""
 

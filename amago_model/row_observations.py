@@ -21,7 +21,7 @@ from amago_model.batch import Batch
 from amago_model.config import Spaces
 from amago_model.errors import ConfigError
 from amago_model.timestep_encoders import only_valid
-from amago_model.transitions import Shown, ends
+from amago_model.transitions import Shown, ends, row_before
 
 
 def keys_for_actor(actor: nn.Module, spaces: Spaces) -> list[str]:
@@ -54,8 +54,7 @@ def shown(batch: Batch, keys: list[str], place: torch.Tensor | None) -> tuple[Sh
     """
     if not keys:
         return {}, {}
-    t = batch.mask.shape[1]
-    row = None if place is None else place + torch.div(place, t, rounding_mode="floor")
+    row = row_before(place, batch)
     valid = ends(row, batch.row_mask, batch.row_mask)
     both = {key: ends(row, batch.obs[key], batch.obs[key]) for key in keys}
     before, after = ({key: only_valid(x[i], valid[i]) for key, x in both.items()} for i in (0, 1))

@@ -145,11 +145,10 @@ def make_transitions(
     else:
         action = at(place, encode_action(space, batch.action).flatten(0, 1)).to(whole)
         shown = action = torch.where(known.unsqueeze(-1), action, 0.0)
-    row = place
     if place is not None and packing is not None:
         row = packing.before(place)
-    elif place is not None:
-        row = place + torch.div(place, batch.mask.shape[1], rounding_mode="floor")
+    else:
+        row = row_before(place, batch)
     before, after = ends(row, state, state.detach())
     fields = {"state_t": before, "state_tp1": after, "seen_t": before, "seen_tp1": after}
     if seen is not state:
@@ -170,6 +169,13 @@ def make_transitions(
         place=place,
         **noise,
     )
+
+
+def row_before(place: Tensor | None, batch: Batch) -> Tensor | None:
+    """Where the row before each transition wanted is among B * L; None for all of them."""
+    if place is None:
+        return None
+    return place + torch.div(place, batch.mask.shape[1], rounding_mode="floor")
 
 
 def ends(row: Tensor | None, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
