@@ -2,17 +2,21 @@
 
 spec = make_spec(observation=17, action=6)
 trajectory = make_trajectory(spec, length=100, seed=1, env="Hopper-v5")
+wait_until(lambda: client.dataset("d").unsealed == 0, what="everything sealed")
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
 from stepwell.trajectory import Trajectory
+
+T = TypeVar("T")
 
 
 def make_spec(
@@ -134,3 +138,24 @@ def assert_same(got: Trajectory, wanted: Trajectory) -> None:
             assert (array.dtype, array.shape) == (other.dtype, other.shape), f"{what}[{key}]"
             assert array.tobytes() == other.tobytes(), f"{what}[{key}] differs"
     assert got.digest == wanted.digest, "digests differ"
+
+
+def wait_until(
+    condition: Callable[[], T], seconds: float = 60.0, *, what: str = "", pause: float = 0.02
+) -> T:
+    """Ask again and again; the first true answer. Fails after `seconds`, naming `what`.
+
+    For what another thread or process will do. `seconds` only ends a test that has failed already:
+    it is generous, so that a busy machine fails no test. What raises is not asked again.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        # The clock is read first: the last question is asked after the time is over, not before.
+        over = time.monotonic() >= deadline
+        answer = condition()
+        if answer:
+            return answer
+        if over:
+            name = what or getattr(condition, "__name__", "it")
+            raise AssertionError(f"{name}: not within {seconds:g} s, the last answer is {answer!r}")
+        time.sleep(pause)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from server.storage.shards import (
 from stepwell.codec import HEADER_KEY, from_batch, to_batch
 from stepwell.schema import arrow_schema
 from stepwell.spaces import Box, EnvSpec
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -167,10 +166,3 @@ def test_stopping_seals_what_is_acknowledged(start: Callable[..., Any]) -> None:
     live = start()
     assert live.info(sent)["state"] == "sealed"
     assert live.service.store.names("segments") == []
-
-
-def wait_until(done: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

@@ -1,0 +1,44 @@
+"""Helpers for tests: what waits for another thread waits for the event, not for a while."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from stepwell.testing import wait_until
+
+
+def test_the_first_true_answer_comes_back() -> None:
+    answers = iter([None, 0, "here"])
+    assert wait_until(lambda: next(answers), pause=0.0) == "here"
+
+
+def test_it_hears_of_another_thread() -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.wait()
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.set()
+    assert wait_until(done.is_set)
+    thread.join()
+
+
+def test_what_never_happens_is_named_with_its_last_answer() -> None:
+    with pytest.raises(AssertionError, match=r"the queue: not within 0 s, the last answer is ''"):
+        wait_until(lambda: "", 0.0, what="the queue")
+
+
+def test_it_is_asked_once_more_when_the_time_is_over() -> None:
+    """A machine that slept through the whole time must not fail what has happened meanwhile."""
+    answers = iter([False, True])
+    assert wait_until(lambda: next(answers), 0.05, pause=0.2)
+
+
+def test_an_error_of_the_condition_is_not_swallowed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        wait_until(lambda: 1 // 0)
