@@ -7,10 +7,10 @@ export OMP_NUM_THREADS ?= 1
 # Files of tests at once; 0 runs them one after another in one process.
 JOBS ?= 2
 
-.PHONY: demo test lint format types imports unit faults bench serve dash clean help
+.PHONY: demo test lint format types imports unit faults mutants bench serve dash clean help
 
 help:
-	@sed -n '1p' Makefile; echo "also: lint format types imports unit faults bench serve dash clean"
+	@sed -n '1p' Makefile; echo "also: lint format types imports unit faults mutants bench serve dash clean"
 
 # torch first: its pin in constraints.txt takes the build that pip finds for this machine, and the
 # rest then installs nothing more of it.
@@ -45,6 +45,11 @@ unit: $(BIN)/.installed
 # Fifty kills of the live service instead of a dozen.
 faults: $(BIN)/.installed
 	STEPWELL_KILLS=50 $(BIN)/python -m pytest tests/faults $(ARGS)
+
+# Small defects, one at a time: do the tests notice? Hours; ARGS='--help' says how to ask for less.
+mutants: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
+	$(BIN)/python -m benchmarks.mutants $(ARGS)
 
 # The gate of the demo: three training seeds on both datasets, written to benchmarks/results/.
 bench: $(BIN)/.installed
