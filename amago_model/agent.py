@@ -28,7 +28,6 @@ from amago_model.moments import (
     settle_in_turn,
     still,
 )
-from amago_model.one_pass import ask_once, can_ask_once
 from amago_model.registry import own_part
 from amago_model.transitions import Transitions, loss_masks
 from amago_model.update_metrics import actor_metrics, critic_metrics
@@ -46,10 +45,10 @@ class Agent(Judging):
         y      = multiplied reward + g * (not terminated) * q'                     or n steps of it
         popart takes in y, then y~ = (y - mean) / sigma
         L_critic  = mean over C (w critic(s[t], a[t]) + b - y~)^2                  trains s too
-        a_pi   ~ actor(s[t] without gradient)                  K_a samples, or all probabilities
-        v      = mean over a_pi of the critics, as constants   the same pass serves both uses below
+        a_pi   ~ actor(s[t])                                   K_a samples, or all probabilities
+        v      = mean over a_pi of the critics                 they and their copy of s[t] constant
         A      = w mean over C (critic(s[t], a[t]) - v)        in deviations of the return
-        L_climb   = - (w min over C of v + b)                  gradient through a_pi into the actor
+        L_climb   = - (w min over C of v + b)                  through a_pi into the actor and s
         L_clone   = - f(A) log actor(a[t] | s[t])              gradient into the actor and s
         loss   = critic_weight L_critic + online_weight L_climb + offline_weight L_clone
 
@@ -60,7 +59,8 @@ class Agent(Judging):
     may forbid either learner any transition (Batch.actor_mask, critic_mask). Truncation
     bootstraps, termination does not. With fake_filter and online_weight 0 this is behaviour
     cloning and there is no critic at all. Settings that make formulas those that were published
-    are in presets.py; with lagged_critics v asks critics from before the last step.
+    are in presets.py; with lagged_critics v asks critics from before the last step, with
+    dpg_detach_state the actor behind a_pi takes s[t] as a constant, too.
     """
 
     def forward(
@@ -140,14 +140,14 @@ class Agent(Judging):
     def _look(self, batch: Batch, counts: dict[str, float] | None) -> LossInputs:
         """What the terms of this batch are made of; statistics take it in."""
         tr = self._encode(batch)
-        climber, policy = self._policies(tr)
-        seen = LossInputs(tr, self._counts(tr, counts), policy, climber)
+        policy, dpg_policy = self._policies(tr)
+        seen = LossInputs(tr, self._counts(tr, counts), policy)
         if self.critic is not None:
             seen.target = self._target(batch, tr)
             if self.training:
                 self.value_norm.update(seen.target, tr.learnable)
-            seen.answers, v = self._values(tr, climber)
-            seen.value = self.normalized(self._climbed(tr, climber, v))
+            seen.answers, v = self._values(tr, dpg_policy)
+            seen.value = self.normalized(self._climbed(tr, dpg_policy, v))
             seen.q = self.critic.scalar(seen.answers)
             seen.advantage = self._advantage(seen.q.detach(), v.detach())
         if self.config.losses.offline_weight > 0:
@@ -235,19 +235,13 @@ class Agent(Judging):
         return counts
 
     def _policies(self, tr: Transitions) -> tuple[Distribution, Distribution]:
-        """The actor's policy twice: climbing takes the state as a constant, cloning trains it."""
-        c, actor = self.config.losses, self.policy.actor
-        if c.online_weight == 0:
-            policy = actor(tr.state_t, tr.legal_t, **tr.actor_t)
+        """The actor's policy, and that whose actions DPG asks the critics about: the same, but for
+        `LossConfig.dpg_detach_state`."""
+        actor = self.policy.actor
+        policy = actor(tr.state_t, tr.legal_t, **tr.actor_t)
+        if not self.config.losses.dpg_detach_state:
             return policy, policy
-        if c.offline_weight == 0:
-            policy = actor(tr.state_t.detach(), tr.legal_t, **tr.actor_t)
-            return policy, policy
-        if can_ask_once(actor):
-            return ask_once(actor, tr.state_t, tr.legal_t)
-        states = tr.state_t.detach(), tr.state_t
-        climber, policy = (actor(state, tr.legal_t, **tr.actor_t) for state in states)
-        return climber, policy
+        return policy, actor(tr.state_t.detach(), tr.legal_t, **tr.actor_t)
 
     def _advantage(self, q_sa: Tensor, v: Tensor) -> Tensor:
         """[C, N, G] each -> [N, G]: what the filter sees."""

@@ -3,7 +3,8 @@
 softplus and tanh are flat far outside, and so have no gradient there: whatever a few bad updates
 have pushed far enough stays for good, a policy frozen as a uniform distribution or a spike. So the
 gradient far outside can be that of the nearest place where the function still rises, if it leads
-back inside, and nothing if it leads further out.
+back inside, and nothing if it leads further out. Of losses that share one pass of the actor their
+sum decides, so that descending it is descending it from the bound.
 """
 
 from __future__ import annotations

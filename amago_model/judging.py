@@ -44,8 +44,9 @@ class Judging(Networks):
     def _values(self, tr: Transitions, policy: Distribution | None = None) -> tuple[Tensor, Tensor]:
         """Critics on the data's actions, [C, N, G, 1 or bins], and on the policy's own, [C, N, G].
 
-        The first has gradients to critics and states; the second sees both as constants, and has
-        gradients to the actor (if anything climbs them). `policy` is the actor's, if at hand.
+        The first has gradients to critics and states. To the second both are constants: its
+        gradient goes through the actions alone, to all that `policy` was made of (if online_weight
+        is above 0). `policy` is the actor's, if at hand.
         """
         c = self.config.losses
         assert self.critic is not None

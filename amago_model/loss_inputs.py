@@ -28,8 +28,6 @@ class LossInputs:
     """By loss, what `mean` divides by instead of this batch's own number of transitions."""
     policy: Distribution
     """The actor before each transition, [N, G, …]. Gradient to the actor and the states."""
-    climber: Distribution
-    """The same with the states as constants. Gradient to the actor."""
     log_prob: Tensor | None = None
     """[N, G] of the data's actions under `policy`; None with offline_weight=0."""
     answers: Tensor | None = None
@@ -42,8 +40,8 @@ class LossInputs:
     """[N, G], in units of the multiplied reward."""
     value: Tensor | None = None
     """[C, N, G]: what the critics (with lagged_critics: as they were a step ago), as constants, say
-    of the policy's own actions, in deviations from the mean return. Gradient to the actor (if
-    online_weight is above 0)."""
+    of the policy's own actions, in deviations from the mean return. Gradient, through these, to the
+    actor and the states (if online_weight is above 0; with dpg_detach_state to the actor)."""
     advantage: Tensor | None = None
     """[N, G] of the data's actions, as the filter sees it."""
     weight: Tensor | None = None

@@ -5,13 +5,15 @@
 The real trainer, in this process, against a real service that holds generated data; then 30 greedy
 episodes on the seeds that the demo uses. A base and its ablations see the same samples in the same
 order. Seeds go round by round, and the result is written after each run, so what was stopped is
-still a result; --keep goes on from it. Writes benchmarks/results/ablations.json; with --write-docs
-only the last column of the table in docs/method.md, from that file.
+still a result; --keep goes on from it, and measures again what was measured of another formula of
+DPG. Writes benchmarks/results/ablations.json; with --write-docs only the last column of the tables
+in docs/method.md, from that file.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import signal
@@ -65,6 +67,18 @@ Row = dict[str, Any]
 
 def base_of(name: str) -> str:
     return ABLATIONS[name].base if name in ABLATIONS else name
+
+
+@functools.cache
+def detaches(name: str) -> bool:
+    """Whether DPG takes states as constants in a recipe; so it did in all, once."""
+    return recipe(name).agent.losses.dpg_detach_state
+
+
+def as_recipe(row: Row) -> bool:
+    """Whether a run or a line of the summary was measured as its recipe has it now."""
+    now = detaches(row["recipe"])
+    return bool(row.get("dpg_detach_state", now) == now)
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[bytes], Client]:
@@ -137,6 +151,7 @@ def measure(client: Client, folder: Path, name: str, seed: int, updates: int | N
         "low": score.ci_low,
         "high": score.ci_high,
         "updates": config.updates,
+        "dpg_detach_state": config.agent.losses.dpg_detach_state,
         "train_seconds": round(trained, 1),
         "commit": provenance()["commit"],
     }
@@ -146,15 +161,17 @@ def summary(rows: list[Row]) -> list[Row]:
     """One line for each recipe: means per seed, and the paired difference to the base."""
     scores: dict[str, dict[int, float]] = {}
     updates = {row["recipe"]: row["updates"] for row in rows}
+    stale = {row["recipe"] for row in rows if not as_recipe(row)}
     for row in rows:
         scores.setdefault(row["recipe"], {})[row["seed"]] = row["mean"]
     lines = []
     for name, by_seed in scores.items():
-        of_base = scores.get(base_of(name), {})
+        base = base_of(name)
+        of_base = scores.get(base, {}) if (name in stale) == (base in stale) else {}
         paired = [by_seed[seed] - of_base[seed] for seed in by_seed if seed in of_base]
         line: Row = {
             "recipe": name,
-            "base": base_of(name),
+            "base": base,
             "changes": dict(ABLATIONS[name].changes) if name in ABLATIONS else {},
             "mean_per_seed": {str(seed): by_seed[seed] for seed in sorted(by_seed)},
             "updates": updates[name],
@@ -162,6 +179,8 @@ def summary(rows: list[Row]) -> list[Row]:
             "lowest": min(by_seed.values()),
             "highest": max(by_seed.values()),
         }
+        if name in stale:
+            line["dpg_detach_state"] = not detaches(name)
         if name in ABLATIONS and paired:
             line["mean_difference_to_base"] = statistics.mean(paired)
         lines.append(line)
@@ -188,7 +207,7 @@ def stored() -> dict[str, Any]:
 
 
 def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[Row]) -> None:
-    done = {(row["recipe"], row["seed"]) for row in rows}
+    done = {(row["recipe"], row["seed"]) for row in rows if as_recipe(row)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         process, client = serve(folder)
@@ -199,7 +218,9 @@ def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[
                 for seed in seeds:
                     for name in names:
                         if (name, seed) not in done:
-                            rows.append(measure(client, folder, name, seed, updates))
+                            row = measure(client, folder, name, seed, updates)
+                            rows[:] = [r for r in rows if (r["recipe"], r["seed"]) != (name, seed)]
+                            rows.append(row)
                             store(rows)
                             print(json.dumps(rows[-1]), flush=True)
         finally:
@@ -212,13 +233,14 @@ def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[
 
 def cell(line: Row | None, updates: int) -> str:
     """What the table says of one recipe: mean over seeds, the range of their means, and where it
-    was not measured as the recipe has it (3 seeds, so many updates)."""
+    was not measured as the recipe has it (3 seeds, so many updates, DPG training the encoders)."""
     if line is None:
         return "not measured"
     digits = 0 if abs(line["highest"] - line["lowest"]) > 20 or abs(line["mean"]) > 100 else 2
     mean, low, high = (f"{line[key]:.{digits}f}" for key in ("mean", "lowest", "highest"))
     text, n = f"{mean} ({low} … {high})", len(line["mean_per_seed"])
     text += "" if n == 3 else f", {n} seed{'s' * (n > 1)}"
+    text += "" if as_recipe(line) else ", DPG detached"
     return text + (f", {line['updates']} updates" if line["updates"] != updates else "")
 
 

@@ -61,15 +61,14 @@ def update_matmuls(
         rows: the same of rows, for what works on each by itself in the encoders; default
             B x (T + 1). Attention is counted over whole windows.
         plain: nothing is compiled and this is a CPU. Then target critics answer only where they
-            were drawn, a climbed critic gets a gradient only where it is the lowest, and one pass
-            of the actor serves climbing and cloning.
+            were drawn, and a climbed critic gets a gradient only where it is the lowest.
 
     Raises:
         ValueError: a part whose matmuls are not known here.
     """
     n = windows * window if transitions is None else transitions
     found = _encoders(config, spaces, windows, window + 1, rows or windows * (window + 1))
-    found += _actor(config, spaces, n, plain)
+    found += _actor(config, spaces, n)
     if config.losses.trains_critic:
         found += _critics(config, spaces, n, plain)
     return [x for x in found if x.times]
@@ -111,7 +110,7 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: i
     return found + [_linear("memory", rows, a, b, passes=3) for a, b in pairs]
 
 
-def _actor(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul]:
+def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     a, loss = c.actor, c.losses
     if a.kind != "mlp" or a.continuous == "gmm":
         raise ValueError("only the plain actor without mixtures is counted")
@@ -123,14 +122,12 @@ def _actor(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul]:
     found: list[Matmul] = []
     if loss.trains_critic:
         found += [_linear("target actor", n, i, o, passes=1) for i, o in pairs]
-    once = plain and loss.offline_weight > 0  # then all but gradients of inputs is shared
-    if loss.online_weight > 0:
+    learns = loss.offline_weight > 0 or not loss.dpg_detach_state
+    found += [_linear("actor", n, i, o, passes=3 if learns else 1) for i, o in pairs]
+    if loss.dpg_detach_state:
         found += [
-            _linear("actor that climbs", n, i, o, passes=(0 if once else 2) + (k > 0))
-            for k, (i, o) in enumerate(pairs)
+            _linear("actor of DPG", n, i, o, passes=2 + (k > 0)) for k, (i, o) in enumerate(pairs)
         ]
-    if loss.offline_weight > 0:
-        found += [_linear("actor that clones", n, i, o, passes=3) for i, o in pairs]
     return found
 
 

@@ -124,9 +124,12 @@ class Baseline:
         prediction = self.norm.normalized_value(q_sa)
         goal = self.norm.normalize(target)
         loss = c.losses.critic_weight * losses.critic_loss(prediction, goal, tr.learnable, None)
+        policy = own = self._actor(tr.state_t)
         with torch.set_grad_enabled(c.losses.online_weight > 0):
             state = tr.state_t.detach()
-            v = self._value(self.climbed, state, self._actor(state), tr.own_noise)
+            if c.losses.dpg_detach_state:
+                own = self._actor(state)
+            v = self._value(self.climbed, state, own, tr.own_noise)
             value = self.norm.normalized_value(v)
         if c.losses.online_weight > 0:
             climb = losses.climbing_loss(value, tr.exists, None)
@@ -134,7 +137,7 @@ class Baseline:
         if c.losses.offline_weight > 0:
             advantage = (prediction.detach() - value.detach()).mean(0)
             weight = losses.advantage_weight(advantage, c.losses)
-            log_prob = data_log_prob(self._actor(tr.state_t), tr.action)
+            log_prob = data_log_prob(policy, tr.action)
             clone = losses.cloning_loss(log_prob, weight, tr.imitable, None)
             loss = loss + c.losses.offline_weight * clone
         return loss

@@ -52,6 +52,12 @@ ABLATIONS: dict[str, Ablation] = {
             about="The actor only imitates what the filter leaves; targets are means over critics.",
         ),
         Ablation(
+            name="ablation_dpg_detached",
+            base="pendulum_stitch",
+            changes={f"{LOSSES}.dpg_detach_state": True},
+            about="DPG trains the actor alone, not the encoders.",
+        ),
+        Ablation(
             name="ablation_no_cloning",
             base="pendulum_stitch",
             changes={f"{LOSSES}.offline_weight": 0.0},
@@ -214,6 +220,25 @@ ABLATIONS: dict[str, Ablation] = {
             base="lunarlander_continuous",
             changes={f"{LOSSES}.n_step": 1},
             about="Targets bootstrap after one step.",
+        ),
+        Ablation(
+            name="ablation_dpg_detached_lunarlander",
+            base="lunarlander_continuous",
+            changes={f"{LOSSES}.dpg_detach_state": True},
+            about="DPG trains the actor alone, not the encoders.",
+        ),
+        # --- the update, on the T-Maze, whose recipe does without DPG -----------------------------
+        Ablation(
+            name="ablation_tmaze_dpg",
+            base="tmaze",
+            changes={f"{LOSSES}.online_weight": 0.3},
+            about="The actor climbs the critic, too, and the memory learns from it.",
+        ),
+        Ablation(
+            name="ablation_tmaze_dpg_detached",
+            base="tmaze",
+            changes={f"{LOSSES}.online_weight": 0.3, f"{LOSSES}.dpg_detach_state": True},
+            about="The same, but the memory does not learn from DPG.",
         ),
         # --- the memory, on the T-Maze ------------------------------------------------------------
         Ablation(

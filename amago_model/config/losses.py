@@ -102,6 +102,9 @@ class LossConfig(Checked):
     critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
     targets_before_step: bool = False
     """As published: the slow copies move before the optimiser's step, not after it."""
+    dpg_detach_state: bool = False
+    """DPG trains the actor alone: the state that it acts on is a constant. Off, as published, the
+    gradient goes on through the actor into the encoders. Critics always see a constant there."""
     lagged_critics: bool = False
     """As published: climbing, and advantages of critics that do not classify, ask copies of the
     critics from before the last step, one update old. One more set of critics in memory."""
@@ -153,6 +156,9 @@ class LossConfig(Checked):
 
     def _unused(self) -> list[Unused]:
         found = either_or(self, "td_lambda", "n_step", "they are two ways of doing the same")
+        if self.online_weight == 0:
+            why = "with online_weight=0 there is no DPG"
+            found += unused(why, (self, ["dpg_detach_state"]), instead="raise online_weight or ")
         if self.offline_weight == 0:
             why = "with offline_weight=0 no action of the data is imitated"
             found += unused(why, (self, ["fake_filter"]), instead="raise offline_weight or ")

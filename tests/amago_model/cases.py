@@ -182,6 +182,18 @@ CASES: dict[str, Case] = {
     "cloning alone": {"losses": {"fake_filter": True, "online_weight": 0.0}},
     "climbing alone": {"losses": {"offline_weight": 0.0}},
     "continuous": {"kind": "continuous"},
+    "DPG detached": {"losses": {"dpg_detach_state": True}},
+    "DPG detached, alone": {
+        "kind": "continuous",
+        "privileged": True,
+        "losses": {"dpg_detach_state": True, "offline_weight": 0.0},
+    },
+    "DPG detached, choices": {
+        "kind": "multi_discrete",
+        "masks": True,
+        "losses": {"dpg_detach_state": True} | CLEAR,
+    },
+    "privileged critics, continuous": {"kind": "continuous", "privileged": True},
     "loss masks": {"masks": True, "losses": {"n_step": 3}},
     "loss masks, continuous": {
         "kind": "continuous",
@@ -220,6 +232,10 @@ CASES: dict[str, Case] = {
         "losses": {"n_policy_actions": 3, "online_weight": 0.0} | CLEAR,
     },
     "multitask, climbing": {"algorithm": "multitask", "legal": True, "losses": CLEAR},
+    "multitask, DPG detached": {
+        "algorithm": "multitask",
+        "losses": {"dpg_detach_state": True} | CLEAR,
+    },
     "multitask, softened": {
         "algorithm": "multitask",
         "critic": {"soften_data_actions": True, "kind": "hlgauss", "bins": NARROW},
@@ -229,6 +245,10 @@ CASES: dict[str, Case] = {
         "kind": "continuous",
         "privileged": True,
         "losses": {"lagged_critics": True, "filter": "exp", "n_policy_actions": 2},
+    },
+    "lagged critics, DPG detached": {
+        "kind": "continuous",
+        "losses": {"lagged_critics": True, "dpg_detach_state": True},
     },
     "lagged critics, classified": {
         "kind": "continuous",

@@ -313,7 +313,9 @@ class _Loops:
             for i, k, g in every:
                 state, seen = states[i]
                 n_critics = range(agent.config.critic.n_critics)
-                policy = self.policy(own, state[k].detach(), i, k, g)
+                # The critics' copy of the state is a constant; the actor's only if it is told so.
+                acts_on = state[k].detach() if c.dpg_detach_state else state[k]
+                policy = self.policy(own, acts_on, i, k, g)
                 v = [
                     self.value_of(
                         judge, j, seen[k].detach(), g, policy, self.own_noise[i, k], constant=True

@@ -124,20 +124,6 @@ def test_legal_actions_reach_the_targets_and_the_policy() -> None:
 # ------------------------------------------------------------------------- gradients and the copies
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_climbing_trains_the_actor_alone(make_spaces, make_config, make_batch, kind: str) -> None:
-    losses = {"offline_weight": 0.0, "critic_weight": 1e-30}
-    agent = Agent(make_config(losses=losses), make_spaces(kind))
-    loss, _ = agent(make_batch(agent.spaces))
-    loss.backward()
-    moved = {
-        n.split(".")[1]
-        for n, p in agent.named_parameters()
-        if p.grad is not None and p.grad.abs().max() > 1e-12
-    }
-    assert moved == {"actor"}
-
-
 def test_behaviour_cloning_builds_no_critic(make_spaces, make_config, make_batch) -> None:
     losses = {"fake_filter": True, "online_weight": 0.0, "offline_weight": 1.0}
     agent = Agent(make_config(losses=losses), make_spaces())

@@ -13,6 +13,7 @@ from amago_model import ActorConfig
 from amago_model.actor import make_distribution
 from amago_model.bounds import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
 from amago_model.config import ActionSpace, BetaConfig, GMMConfig
+from tests.amago_model.cases import make
 
 NUMBERS = st.lists(st.floats(-60, 60), min_size=1, max_size=6)
 ACTION = ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,))
@@ -108,3 +109,50 @@ def test_a_frozen_policy_learns_again(
     moved = abs(x[-1].item() - frozen[-1]) > 10
     assert moved is bound_gradient
     assert (loss().item() < 0.4) is bound_gradient  # a uniform distribution has 0.69
+
+
+@pytest.mark.parametrize(("dpg", "cloning"), [(-3.0, 1.0), (3.0, -1.0), (1.0, 1.0), (-1.0, -1.0)])
+@pytest.mark.parametrize("at", [-20.0, -1.0, 2.0, 20.0])
+def test_two_losses_meet_a_bound_as_their_sum_does(at: float, dpg: float, cloning: float) -> None:
+    """One pass of the actor serves both: what leads further out is what their sum wants, so that
+    descending it is descending the sum from the bound."""
+    sum_of_both = dpg + cloning
+    for bound, edges, options in (
+        (bounded_exp, (-TANH_EDGE, TANH_EDGE), {"low": 0.1, "high": 2.0}),
+        (bounded_softplus, (SOFTPLUS_EDGE, math.log(math.expm1(4.9))), {"low": 0.1, "high": 5.0}),
+    ):
+        x = torch.tensor([at], dtype=torch.float64, requires_grad=True)
+        y = bound(x, gradient=True, **options)
+        (dpg * y + cloning * y).sum().backward()
+        near = torch.tensor([min(max(at, edges[0]), edges[1])], dtype=torch.float64)
+        _, slope = gradient_of(bound, near.tolist(), 1.0, gradient=True, **options)
+        outward = (at < edges[0] and sum_of_both > 0) or (at > edges[1] and sum_of_both < 0)
+        torch.testing.assert_close(x.grad, 0.0 * slope if outward else sum_of_both * slope)
+
+
+@pytest.mark.parametrize("bound_gradient", [True, False])
+@pytest.mark.parametrize("deviation", [-20.0, 20.0], ids=["spike", "wide"])
+def test_an_agent_frozen_far_out_learns_again_by_dpg_and_cloning(
+    deviation: float, bound_gradient: bool
+) -> None:
+    """Through whole updates: the data's deviations are between the bounds, and cloning wants them.
+    As published nothing brings them back."""
+    torch.manual_seed(0)
+    agent, windows = make(
+        {
+            "kind": "continuous",
+            "actor": {"bound_gradient": bound_gradient},
+            "losses": {"online_weight": 0.1, "offline_weight": 1.0, "fake_filter": True},
+        }
+    )
+    last = agent.policy.actor.mlp[-1]
+    spread = torch.tensor([False, True]).repeat_interleave(2).repeat(len(agent.gammas))
+    with torch.no_grad():
+        last.weight[spread], last.bias[spread] = 0.0, deviation
+    batch = windows([4, 4, 4], 4)
+    (gradient,) = torch.autograd.grad(agent(batch)[0], last.bias)
+    towards = gradient[spread] * math.copysign(1.0, deviation)
+    if bound_gradient:
+        assert bool((towards > 0).all())
+    else:
+        assert float(towards.abs().max()) < 1e-12

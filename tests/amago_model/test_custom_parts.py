@@ -230,7 +230,8 @@ def test_an_agent_that_leaves_a_term_out_learns_as_if_it_did_not_exist(name: str
     torch.testing.assert_close(_gradients(lazy, batch), _gradients(never, batch))
     climbing, resting = _gradients(agent, batch), _gradients(lazy, batch)
     moved = {n for n, g in climbing.items() if not torch.allclose(g, resting[n])}
-    assert moved and all(n.startswith("policy.actor.") for n in moved)
+    # DPG trains the actor and, through it, the encoders.
+    assert moved == {n for n in climbing if n.startswith("policy.")}
     assert "loss/climb" not in lazy(batch)[1]
 
 
