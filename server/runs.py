@@ -38,8 +38,9 @@ LOG_LIMIT = 1_000_000
 MAX_POINTS = 10_000
 """Most points of one series in one answer."""
 
-ALIVE_SECONDS = 120.0
-"""A running run not heard of for so long is no longer called alive: killed, or cut off."""
+ALIVE_SECONDS = 45.0
+"""A running run not heard of for so long is no longer called alive: killed, or cut off. As of
+workers: both report every few seconds."""
 
 _POLICIES = (
     sa.select(sa.func.count())
@@ -50,8 +51,9 @@ _POLICIES = (
 )
 # The log can be a megabyte: it has its own route and is not read for a list.
 _COLUMNS = [c for c in runs.c if c.name != "log"]
+_BRIEF = [c for c in _COLUMNS if c.name != "config"]
 
-# Keys of a run and each key's newest value, by jumping through the primary key instead of reading
+# Keys of a run and each key's newest point, by jumping through the primary key instead of reading
 # every point: a run of a million points costs as much as one of a thousand.
 _LATEST = sa.text(
     """
@@ -61,9 +63,10 @@ _LATEST = sa.text(
         SELECT (SELECT min(m.key) FROM metrics m WHERE m.run_pk = :run AND m.key > keys.key)
         FROM keys WHERE keys.key IS NOT NULL
     )
-    SELECT key, (SELECT m.value FROM metrics m
-                 WHERE m.run_pk = :run AND m.key = keys.key ORDER BY m.step DESC LIMIT 1) AS value
-    FROM keys WHERE key IS NOT NULL
+    SELECT m.key, m.step, m.value FROM keys JOIN metrics m
+    ON m.run_pk = :run AND m.key = keys.key
+    AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = :run AND n.key = keys.key)
+    WHERE keys.key IS NOT NULL
     """
 )
 
@@ -71,7 +74,7 @@ _LATEST = sa.text(
 # max(), SQLite takes the other columns from the row that has it.
 _EXTREMES = """
     SELECT step, time, {aggregate}(value) AS value FROM metrics
-    WHERE run_pk = :run AND key = :key
+    WHERE run_pk = :run AND key = :key AND step >= :first
     GROUP BY (step - :first) / ((:last - :first) / :buckets + 1)
 """
 _EXTREME_QUERIES = (
@@ -171,26 +174,48 @@ def page(
     status: str | None = None,
     tag: str | None = None,
     parent: str | None = None,
+    search: str | None = None,
+    alive: bool | None = None,
+    since: float | None = None,
+    brief: bool = False,
     limit: int = 100,
     before: int | None = None,
 ) -> RunPage:
-    """Newest first. `before` is the cursor that the page before gave as `next`."""
-    query = sa.select(*_COLUMNS, _POLICIES).order_by(runs.c.pk.desc()).limit(limit + 1)
-    if kind is not None:
-        query = query.where(runs.c.kind == kind)
-    if status is not None:
-        query = query.where(runs.c.status == status)
-    if parent is not None:
-        query = query.where(runs.c.parent == parent)
+    """Newest first. `before` is the cursor that the page before gave as `next`; `total` counts all
+    that match, on whichever page. `brief` leaves out what is long: config and metrics."""
+    wanted: list[sa.ColumnElement[bool]] = []
+    for column, value in (("kind", kind), ("status", status), ("parent", parent)):
+        if value is not None:
+            wanted.append(runs.c[column] == value)
+    each = sa.func.json_each(runs.c.tags).table_valued("value")
     if tag is not None:
-        each = sa.func.json_each(runs.c.tags).table_valued("value")
-        query = query.where(sa.exists().select_from(each).where(each.c.value == tag))
+        wanted.append(sa.exists().select_from(each).where(each.c.value == tag))
+    if search:
+        tagged = sa.exists().select_from(each).where(_contains(each.c.value, search))
+        wanted.append(sa.or_(_contains(runs.c.name, search), tagged))
+    if alive is not None:
+        # As `_run` says it, so that the count and the rows agree.
+        heard = sa.and_(
+            runs.c.status == "running", runs.c.heartbeat_at > time.time() - ALIVE_SECONDS
+        )
+        wanted.append(heard if alive else sa.not_(heard))
+    if since is not None:
+        wanted.append(runs.c.heartbeat_at >= since)
+    query = sa.select(*(_BRIEF if brief else _COLUMNS), _POLICIES).where(*wanted)
+    query = query.order_by(runs.c.pk.desc()).limit(limit + 1)
     if before is not None:
         query = query.where(runs.c.pk < before)
     with db.read() as c:
+        total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
         rows = c.execute(query).mappings().all()
-        items = [_run(c, row) for row in rows[:limit]]
-    return RunPage(items=items, next=str(rows[limit - 1]["pk"]) if len(rows) > limit else None)
+        items = [_run(c, row, brief=brief) for row in rows[:limit]]
+    following = str(rows[limit - 1]["pk"]) if len(rows) > limit else None
+    return RunPage(items=items, next=following, total=total)
+
+
+def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:
+    """Whether `text` is in it, in whatever case; % and _ mean themselves."""
+    return sa.func.instr(sa.func.lower(column), sa.func.lower(text)) > 0
 
 
 def patch(db: Database, name: str, body: PatchRun) -> Run:
@@ -244,13 +269,14 @@ def _read(c: Connection, name: str) -> Run:
     return _run(c, row)
 
 
-def _run(c: Connection, row: RowMapping) -> Run:
-    newest = c.execute(_LATEST, {"run": row["pk"]}).all()
+def _run(c: Connection, row: RowMapping, *, brief: bool = False) -> Run:
+    newest = [] if brief else c.execute(_LATEST, {"run": row["pk"]}).all()
     return Run(
         **{k: row[k] for k in Run.model_fields if k in row and k not in _JSON},
-        **{k: json.loads(row[k]) for k in _JSON},
-        alive=row["status"] == "running" and time.time() - row["heartbeat_at"] < ALIVE_SECONDS,
-        latest={key: value for key, value in newest if value is not None},
+        **{k: json.loads(row[k]) for k in _JSON if k in row},
+        alive=row["status"] == "running" and row["heartbeat_at"] > time.time() - ALIVE_SECONDS,
+        latest={key: value for key, _, value in newest if value is not None},
+        latest_steps={key: step for key, step, _ in newest},
     )
 
 
@@ -289,23 +315,40 @@ def add_metrics(db: Database, name: str, body: PostMetrics) -> MetricsAccepted:
 
 
 def series(
-    db: Database, name: str, *, keys: Sequence[str] | None = None, points: int = 500
+    db: Database,
+    name: str,
+    *,
+    keys: Sequence[str] | None = None,
+    after: Sequence[int] | None = None,
+    points: int = 500,
 ) -> MetricSeries:
     """Each key's points in order of step, at most `points` of them.
 
     Where there are more, steps are cut into equal buckets and the lowest and the highest point of
     each are kept, with the first and the last of all: spikes survive, which averages would hide.
+    `after`: of each key only what lies beyond this step; who looks again reads only what is new.
     """
+    if after is not None and (keys is None or len(after) != len(keys)):
+        raise ProblemError(
+            422,
+            "validation_error",
+            "after: one step for each of keys",
+            expected=f"{len(keys or ())} steps",
+            got=f"{len(after)}",
+        )
     with db.read() as c:
         pk = find(c, name)
         if keys is None:
-            keys = [key for key, _ in c.execute(_LATEST, {"run": pk})]
-        found = [_series(c, pk, key, points) for key in dict.fromkeys(keys)]
+            keys = [key for key, _, _ in c.execute(_LATEST, {"run": pk})]
+        beyond = dict(zip(keys, after, strict=True)) if after is not None else {}
+        found = [_series(c, pk, key, beyond.get(key), points) for key in dict.fromkeys(keys)]
     return MetricSeries(run=name, series=[s for s in found if s.total])
 
 
-def _series(c: Connection, pk: int, key: str, points: int) -> Series:
+def _series(c: Connection, pk: int, key: str, after: int | None, points: int) -> Series:
     where = sa.and_(metrics.c.run_pk == pk, metrics.c.key == key)
+    if after is not None:
+        where = sa.and_(where, metrics.c.step > after)
     total, first, last = c.execute(
         sa.select(sa.func.count(), sa.func.min(metrics.c.step), sa.func.max(metrics.c.step)).where(
             where

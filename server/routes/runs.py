@@ -41,12 +41,30 @@ def list_runs(
     status: RunStatus | None = None,
     tag: str | None = None,
     parent: str | None = None,
+    search: Annotated[str | None, Query(max_length=200)] = None,
+    alive: bool | None = None,
+    since: float | None = None,
+    brief: bool = False,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> RunPage:
-    """Newest first."""
+    """Newest first, and how many match in all.
+
+    `search`: text in the name or a tag. `alive=false&status=running`: silent ones. `since`: heard
+    of at that Unix time or later. `brief`: without config and newest metrics.
+    """
     return runs.page(
-        service.db, kind=kind, status=status, tag=tag, parent=parent, limit=limit, before=cursor
+        service.db,
+        kind=kind,
+        status=status,
+        tag=tag,
+        parent=parent,
+        search=search,
+        alive=alive,
+        since=since,
+        brief=brief,
+        limit=limit,
+        before=cursor,
     )
 
 
@@ -78,11 +96,16 @@ def get_metrics(
     service: ServiceDep,
     name: str,
     keys: str | None = None,
+    after: Annotated[str | None, Query(pattern=r"^-?\d{1,18}(,-?\d{1,18})*$")] = None,
     points: Annotated[int, Query(ge=2, le=runs.MAX_POINTS)] = 500,
 ) -> MetricSeries:
-    """Series of `keys` (comma-separated; all without), down-sampled to `points` each."""
+    """Series of `keys` (comma-separated; all without), down-sampled to `points` each.
+
+    `after`: a step for each key (comma-separated); only points beyond it come.
+    """
     wanted = None if keys is None else [key for key in keys.split(",") if key]
-    return runs.series(service.db, name, keys=wanted, points=points)
+    steps = None if after is None else [int(step) for step in after.split(",")]
+    return runs.series(service.db, name, keys=wanted, after=steps, points=points)
 
 
 @router.get("/{name}/log", response_class=PlainTextResponse)

@@ -13,7 +13,7 @@ from stepwell import messages
 from stepwell._client.snapshots import etag_of
 from stepwell._client.transport import Transport, request, segment
 from stepwell.errors import CodecError, InvalidData
-from stepwell.messages import Evaluation, MetricPoint, Policy, Run, Series
+from stepwell.messages import Evaluation, MetricPoint, Policy, Run, RunPage, Series
 
 MAX_METADATA = 16 * 1024
 MAX_POINTS = 10_000
@@ -49,6 +49,39 @@ class Runs(Transport):
         pages = self.pages(messages.RunPage, "/v1/runs", {"kind": kind, "status": status})
         return [run for page in pages for run in page.items]
 
+    def runs_page(
+        self,
+        *,
+        kind: str | None = None,
+        status: str | None = None,
+        tag: str | None = None,
+        parent: str | None = None,
+        search: str | None = None,
+        alive: bool | None = None,
+        since: float | None = None,
+        brief: bool = False,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """One page of the runs that match, newest first, and how many match in all.
+
+        `search`: text in the name or a tag. `since`: heard of at that Unix time or later. `brief`:
+        without config and newest metrics. `cursor`: `next` of the page before.
+        """
+        params = {
+            "kind": kind,
+            "status": status,
+            "tag": tag,
+            "parent": parent,
+            "search": search or None,
+            "alive": alive,
+            "since": since,
+            "brief": brief or None,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self.ask(RunPage, "GET", "/v1/runs", params=params)
+
     def patch_run(self, name: str, **fields: Any) -> Run:
         """Change or only keep alive (no fields: a heartbeat); `fields` of PatchRun."""
         body = request(messages.PatchRun, **fields)
@@ -75,14 +108,26 @@ class Runs(Transport):
         return stored
 
     def metrics(
-        self, run: str, keys: Sequence[str] | None = None, points: int = 500
+        self,
+        run: str,
+        keys: Sequence[str] | None = None,
+        points: int = 500,
+        *,
+        after: Sequence[int] | None = None,
     ) -> dict[str, Series]:
-        """Series by key, each down-sampled to about `points`; all keys unless some are named."""
+        """Series by key, each down-sampled to about `points`; all keys unless some are named.
+
+        `after`: a step for each of `keys`; only points beyond it come.
+        """
         answer = self.ask(
             messages.MetricSeries,
             "GET",
             f"{_run(run)}/metrics",
-            params={"keys": ",".join(keys) if keys is not None else None, "points": points},
+            params={
+                "keys": ",".join(keys) if keys is not None else None,
+                "after": ",".join(map(str, after)) if after is not None else None,
+                "points": points,
+            },
         )
         return {series.key: series for series in answer.series}
 

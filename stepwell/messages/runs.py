@@ -73,14 +73,18 @@ class Run(Response):
     finished_at: float | None = None
     policies: int = 0
     latest: dict[str, float] = {}
-    """Newest value of every metric."""
+    """Newest value of every metric, where it is finite."""
+    latest_steps: dict[str, int] = {}
+    """Step of the newest point of every metric: who has it need not read the curve again."""
     alive: bool = True
-    """Its status is running, and it was heard of within the last minutes."""
+    """Its status is running, and it was heard of within the last 45 seconds."""
 
 
 class RunPage(Response):
     items: list[Run]
     next: str | None = None
+    total: int = 0
+    """Runs that match, on all pages together."""
 
 
 class MetricPoint(Request):
@@ -105,7 +109,7 @@ class Series(Response):
     times: list[float]
     values: list[float | None]
     total: int
-    """Points stored; fewer come when down-sampled."""
+    """Points stored (beyond `after`, where one was given); fewer come when down-sampled."""
 
 
 class MetricSeries(Response):

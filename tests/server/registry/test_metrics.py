@@ -90,6 +90,35 @@ def test_only_the_keys_asked_for_come(app: TestClient, run: str) -> None:
     assert set(series(app, run, keys="a/x,b,ghost")) == {"a/x", "b"}
 
 
+def test_only_what_lies_beyond_a_step_comes(app: TestClient, run: str) -> None:
+    """Who looks every few seconds reads what is new, and each key may stand somewhere else."""
+    app.post(f"{run}/metrics", json=points("a", {step: float(step) for step in range(1000)}))
+    app.post(f"{run}/metrics", json=points("b", {0: 0.0, 500: None}))
+    got = series(app, run, keys="a,b", after="997,-1")
+    assert (got["a"]["steps"], got["a"]["values"]) == ([998, 999], [998.0, 999.0])
+    assert (got["b"]["steps"], got["a"]["total"]) == ([0, 500], 2)
+    assert series(app, run, keys="a,b", after="999,500") == {}
+    few = series(app, run, keys="a", after="99", points=10)["a"]
+    assert (few["steps"][0], few["steps"][-1], few["total"]) == (100, 999, 900)
+    assert len(few["steps"]) <= 10
+
+
+@pytest.mark.parametrize("after", ["1", "1,2,3", "x,y", "1,,2", "9" * 30 + ",1"])
+def test_steps_that_do_not_match_the_keys_are_refused(
+    app: TestClient, run: str, after: str
+) -> None:
+    answer = app.get(f"{run}/metrics", params={"keys": "a,b", "after": after})
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
+
+
+def test_a_run_says_where_each_of_its_metrics_stands(app: TestClient, run: str) -> None:
+    """Also one whose newest value is not finite: a curve that diverged is still a curve."""
+    app.post(f"{run}/metrics", json=points("loss", {1: 0.5, 9: None}))
+    app.post(f"{run}/metrics", json=points("grad", {3: 0.5}))
+    got = app.get(run).json()
+    assert (got["latest_steps"], got["latest"]) == ({"loss": 9, "grad": 3}, {"grad": 0.5})
+
+
 def test_metrics_of_an_unknown_run_are_refused(app: TestClient) -> None:
     assert app.post("/v1/runs/ghost/metrics", json=points("x", {1: 1.0})).status_code == 404
     assert app.get("/v1/runs/ghost/metrics").status_code == 404

@@ -117,6 +117,74 @@ def test_lists_are_newest_first_filtered_and_paged_without_gaps(app: TestClient)
     assert [r["name"] for r in found] == ["r2"]
 
 
+def test_a_page_counts_all_that_match_whatever_page_it_is(app: TestClient) -> None:
+    """Whoever shows a part of a list can say how much it leaves out."""
+    for i in range(7):
+        app.post("/v1/runs", json={"name": f"r{i}", "kind": "train", "tags": [f"T{i % 3}"]})
+    first = app.get("/v1/runs", params={"limit": 3}).json()
+    last = app.get("/v1/runs", params={"limit": 3, "cursor": first["next"]}).json()
+    assert (first["total"], last["total"]) == (7, 7)
+    assert app.get("/v1/runs", params={"tag": "T0", "limit": 1}).json()["total"] == 3
+    assert app.get("/v1/runs", params={"kind": "eval"}).json()["total"] == 0
+
+
+def test_search_finds_names_and_tags_in_any_case_and_no_wildcards(app: TestClient) -> None:
+    for name, tags in (("Alpha-1", []), ("beta_2", ["Keep"]), ("beta-3", ["ümlaut"])):
+        app.post("/v1/runs", json={"name": name, "kind": "train", "tags": tags})
+
+    def names(text: str) -> list[str]:
+        page = app.get("/v1/runs", params={"search": text}).json()
+        assert page["total"] == len(page["items"])
+        return [run["name"] for run in page["items"]]
+
+    assert names("ALPHA") == ["Alpha-1"]
+    assert names("keep") == ["beta_2"]
+    assert names("üml") == ["beta-3"]
+    assert names("_") == ["beta_2"]
+    assert names("%") == []
+    assert names("") == ["beta-3", "beta_2", "Alpha-1"]
+
+
+def test_silent_runs_are_found_and_counted(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running run that nobody hears of is what somebody must look at, however many there are."""
+    for name in ("a", "b", "c", "done"):
+        make(app, name)
+    app.patch("/v1/runs/done", json={"status": "finished"})
+
+    def found(**params: str) -> tuple[int, list[str]]:
+        page = app.get("/v1/runs", params={"limit": 2, **params}).json()
+        return page["total"], [run["name"] for run in page["items"]]
+
+    assert found(status="running", alive="true") == (3, ["c", "b"])
+    assert found(status="running", alive="false") == (0, [])
+    assert found(alive="false") == (1, ["done"])
+    monkeypatch.setattr(runs, "ALIVE_SECONDS", 0.0)
+    assert found(status="running", alive="false") == (3, ["c", "b"])
+    assert found(status="running", alive="true") == (0, [])
+
+
+def test_since_counts_what_was_heard_of_then_or_later(app: TestClient) -> None:
+    moment = make(app, "a")["heartbeat_at"]
+    for since, total in ((moment, 1), (moment + 1.0, 0)):
+        assert app.get("/v1/runs", params={"since": since}).json()["total"] == total
+
+
+def test_a_brief_list_leaves_out_what_is_long(app: TestClient) -> None:
+    make(app, "a", config={"x": 1})
+    point = {"key": "loss", "step": 1, "value": 1.0, "time": 0.0}
+    app.post("/v1/runs/a/metrics", json={"points": [point]})
+    (brief,) = app.get("/v1/runs", params={"brief": "true"}).json()["items"]
+    (whole,) = app.get("/v1/runs").json()["items"]
+    assert (whole["config"], whole["latest"]) == ({"x": 1}, {"loss": 1.0})
+    long = ("config", "latest", "latest_steps")
+    assert [brief.get(key, {}) for key in long] == [{}, {}, {}]
+    assert {k: v for k, v in whole.items() if k not in long} == {
+        k: v for k, v in brief.items() if k not in long
+    }
+
+
 def test_deleting_a_run_takes_its_metrics_along(app: TestClient) -> None:
     """A new run under the old name must not inherit the old curve."""
     make(app, "a")
