@@ -61,6 +61,7 @@ GROUPS = {
     "losses": Group(
         ("amago_model/losses.py", "amago_model/returns.py", "amago_model/value_norm.py"),
         (
+            "tests/amago_model/test_loss_formulas.py",
             "tests/amago_model/test_value_and_returns.py",
             "tests/amago_model/test_value_heads.py",
             "tests/amago_model/test_slow_reference.py",

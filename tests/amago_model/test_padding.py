@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amago_model import Agent, Batch
+from amago_model import Agent, Batch, make_agent
 from tests.amago_model.cases import CASES, MEMORIES, make
 
 
@@ -75,6 +75,28 @@ def test_padding_changes_no_loss_metric_statistic_or_gradient(
             dirty[key], value, rtol=1e-9, atol=1e-11, msg=lambda text, k=key: f"{k}: {text}"
         )
         assert bool(value.isfinite().all()), key
+
+
+@pytest.mark.parametrize("hidden", [{}, {"hide_previous": True}, {"hide_reward": True}], ids=str)
+def test_padding_enters_no_whitening_whatever_is_hidden(hidden: dict[str, bool]) -> None:
+    """Where a padded row is told by its numbers, it is not, once some of them are hidden."""
+    torch.manual_seed(0)
+    agent, windows = make(CASES["continuous"])
+    rows = dataclasses.replace(agent.config.timestep_encoder, **hidden)
+    agent = make_agent(
+        dataclasses.replace(agent.config, timestep_encoder=rows), agent.spaces
+    ).double()
+    batch = windows([4, 1, 0, 3], 4)
+    for x in batch.obs.values():
+        x[~batch.row_mask] = 4.0
+    moments = agent.policy.timestep_encoder.input_norm.moments
+    step = moments.beta / (1 - (1 - moments.beta) ** 2)
+    seen = batch.obs["observation"][batch.row_mask].double()
+    agent(longer(batch, 3))
+    torch.testing.assert_close(moments.mean[:2], step * seen.mean(0))
+    if hidden:
+        told = slice(2, None) if "hide_previous" in hidden else slice(2, 3)
+        assert not moments.mean[told].any()
 
 
 @pytest.mark.parametrize("n_windows", [1, 3, 5, 8])

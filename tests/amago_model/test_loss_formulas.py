@@ -1,0 +1,449 @@
+"""Every function of losses.py, returns.py and value_norm.py by hand, in float64, at its edges.
+
+What an update makes of them is in test_slow_reference.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from amago_model import Batch, LeakyFilterConfig, LossConfig
+from amago_model import losses as f
+from amago_model.returns import critic_targets, lambda_returns, n_step_returns
+from amago_model.value_norm import PopArt
+
+NAN, INF = math.nan, math.inf
+
+
+def t(*numbers: Any, grad: bool = False) -> Tensor:
+    """t(1, 2) is [1, 2]; t([1, 2]) is [[1, 2]]."""
+    return torch.tensor(numbers, dtype=torch.float64, requires_grad=grad)
+
+
+def exactly(got: Tensor, *expected: Any) -> None:
+    """Values and shape, up to rounding."""
+    torch.testing.assert_close(got.detach(), t(*expected), rtol=1e-12, atol=1e-12)
+
+
+def number(got: Tensor) -> float:
+    assert got.shape == ()
+    return float(got.detach())
+
+
+# ------------------------------------------------------------------ which critics, and what of them
+
+
+def test_critics_are_the_largest_of_their_noise_each_once() -> None:
+    noise = t([0.1, 3.0], [0.3, -1.0], [0.2, 2.0])
+    indices = f.subset_indices(3, 2, noise)
+    assert indices is not None and indices.tolist() == [[1, 0], [2, 2]]
+    one = f.subset_indices(3, 1, noise)
+    assert one is not None and one.tolist() == [[1, 0]]
+
+
+def test_all_critics_need_no_drawing() -> None:
+    assert f.subset_indices(3, 3, torch.full((3, 2), NAN)) is None
+    assert f.subset_indices(1, 1, torch.full((1, 2), NAN)) is None
+
+
+def test_with_replacement_noise_is_cut_into_as_many_ranges_as_there_are_critics() -> None:
+    third = float(torch.special.ndtri(t(1 / 3))[0])
+    noise = t([-40.0, third - 1e-6, third + 1e-6], [-third - 1e-6, -third + 1e-6, 40.0], [NAN] * 3)
+    indices = f.subset_indices(3, 2, noise, replacement=True)
+    assert indices is not None and indices.tolist() == [[0, 0, 1], [1, 2, 2]]
+    # As many as there are, but drawn all the same: two entries rest on one critic twice.
+    both = f.subset_indices(2, 2, t([-1.0, 1.0], [-1.0, -1.0]), replacement=True)
+    assert both is not None and both.tolist() == [[0, 1], [0, 0]]
+
+
+def test_a_subset_has_its_minimum_or_mean() -> None:
+    q = t([1.0, 20.0], [5.0, 10.0], [3.0, 60.0])
+    indices = torch.tensor([[1, 0], [2, 2]])
+    exactly(f.over_subset(q, indices, minimum=True), 3.0, 20.0)
+    exactly(f.over_subset(q, indices, minimum=False), 4.0, 40.0)
+    exactly(f.over_subset(q, None, minimum=True), 1.0, 10.0)
+    exactly(f.over_subset(q, None, minimum=False), 3.0, 30.0)
+
+
+def test_an_ensemble_s_subset_is_drawn_and_then_reduced() -> None:
+    q, noise = t([1.0, 20.0], [5.0, 10.0], [3.0, 60.0]), t([0.1, 3.0], [0.3, -1.0], [0.2, 2.0])
+    exactly(f.ensemble_subset(q, 2, minimum=True, noise=noise), 3.0, 20.0)
+    exactly(f.ensemble_subset(q, 2, minimum=False, noise=noise), 4.0, 40.0)
+    exactly(f.ensemble_subset(q, 3, minimum=True, noise=noise), 1.0, 10.0)
+    low = t([-40.0, 40.0], [-40.0, 40.0], [-40.0, 40.0])
+    exactly(f.ensemble_subset(q, 2, minimum=True, noise=low, replacement=True), 1.0, 60.0)
+
+
+# ---------------------------------------------------------------------------------- critics' losses
+
+MASK = torch.tensor([True, False, True])
+
+
+def test_the_critic_loss_is_the_mean_squared_error_of_what_the_mask_leaves() -> None:
+    prediction = torch.tensor(
+        [[[1.0, 2.0], [NAN, INF], [0.0, 0.0]], [[3.0, 2.0], [9.0, 9.0], [0.0, -4.0]]],
+        dtype=torch.float64,
+    )  # [C 2, N 3, G 2]
+    target = t([0.0, 2.0], [NAN, 0.0], [1.0, 0.0])
+    errors = (1 + 0 + 1 + 0) + (9 + 0 + 1 + 16)
+    assert number(f.critic_loss(prediction, target, MASK, None)) == pytest.approx(errors / 8)
+    # Of a batch that is a part of one with 5 rows.
+    assert number(f.critic_loss(prediction, target, MASK, t(5.0)[0])) == pytest.approx(errors / 20)
+    assert number(f.critic_loss(prediction, target, torch.zeros(3).bool(), None)) == 0.0
+
+
+def test_the_critic_loss_trains_the_prediction_and_not_the_target() -> None:
+    prediction, target = torch.ones(1, 3, 1).double().requires_grad_(), t([0.0], [0.0], [3.0])
+    target.requires_grad_()
+    f.critic_loss(prediction, target, MASK, None).backward()
+    assert target.grad is None
+    exactly(prediction.grad, [[1.0], [0.0], [-2.0]])
+
+
+def test_the_classification_loss_is_the_cross_entropy_of_what_the_mask_leaves() -> None:
+    third, label = math.log(3.0), t([[0.25, 0.75]], [[NAN, 0.0]], [[1.0, 0.0]])  # [N 3, G 1, 2]
+    logits = torch.tensor(
+        [
+            [[[0.0, third]], [[INF, NAN]], [[0.0, 0.0]]],
+            [[[0.0, 0.0]], [[0.0, 0.0]], [[third, 0.0]]],
+        ],
+        dtype=torch.float64,
+        requires_grad=True,
+    )
+    a = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) + math.log(2.0)
+    b = math.log(2.0) - math.log(0.75)
+    label.requires_grad_()
+    loss = f.classification_loss(logits, label, MASK, None)
+    assert number(loss) == pytest.approx((a + b) / 4)
+    loss.backward()
+    assert label.grad is None and logits.grad is not None
+    exactly(logits.grad[1, 0], [(0.5 - 0.25) / 4, (0.5 - 0.75) / 4])
+    with torch.no_grad():
+        of_many = f.classification_loss(logits, label, MASK, t(8.0)[0])
+    assert number(of_many) == pytest.approx((a + b) / 16)
+
+
+# ------------------------------------------------------------------------------------------ filters
+
+
+def test_the_binary_filter_leaves_out_what_is_no_better_than_the_threshold() -> None:
+    advantage = t(-1.0, 0.0, 1e-9, 0.5, 0.5 + 1e-9)
+    got = f.binary_filter(advantage, 0.0)
+    assert got.dtype == torch.float64 and got.tolist() == [0, 0, 1, 1, 1]
+    assert f.binary_filter(advantage, 0.5).tolist() == [0, 0, 0, 0, 1]
+    assert f.binary_filter(advantage.float(), 0.0).dtype == torch.float32
+
+
+def test_the_exponential_filter_is_bounded_on_both_sides() -> None:
+    advantage = t(-50.0, -0.5, 0.0, 0.5, 50.0)
+    exactly(
+        f.exp_filter(advantage, 2.0, 20.0), math.exp(-100), math.exp(-1), 1.0, math.exp(1), 20.0
+    )
+    exactly(f.exp_filter(advantage, 1.0, 1.2, smallest=0.7), 0.7, 0.7, 1.0, 1.2, 1.2)
+
+
+LEAKY = {"threshold": 0.5, "beta": 2.0, "slope": 0.1, "at_zero": 0.2}
+
+
+def test_the_leaky_filter_bends_at_the_threshold_and_has_its_value_at_zero() -> None:
+    advantage, bounds = (
+        t(-2.0, 0.0, 0.5, 0.5 + 1e-9, 2.5, 100.0),
+        {"smallest": 0.15, "largest": 3.0},
+    )
+    plain = f.leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=False)
+    # 0.2 + 0.1 a / 2 up to 0.5, then 0.225 + (a - 0.5) / 2.
+    exactly(plain, 0.15, 0.2, 0.225, 0.225 + 5e-10, 1.225, 3.0)
+    stepped = f.leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=True)
+    exactly(stepped, 0.15, 0.2, 0.225, 1.225 + 5e-10, 2.225, 4.0)
+
+
+def test_a_config_chooses_its_filter_with_all_of_its_settings() -> None:
+    advantage = t(-3.0, 0.3, 0.7, 9.0)
+    binary = LossConfig(filter_threshold=0.5)
+    exactly(f.advantage_weight(advantage, binary), 0.0, 0.0, 1.0, 1.0)
+    exponential = LossConfig(filter="exp", filter_beta=0.5, filter_min=0.9, filter_max=2.0)
+    expected = (0.9, math.exp(0.15), math.exp(0.35), 2.0)
+    exactly(f.advantage_weight(advantage, exponential), *expected)
+    leaky = LeakyFilterConfig(**LEAKY, smallest=0.1, largest=3.0, add_step=False)
+    got = f.advantage_weight(advantage, LossConfig(filter="leaky_relu", leaky_filter=leaky))
+    exactly(got, 0.1, 0.215, 0.325, 3.0)
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1_of_each_discount() -> None:
+    advantage, mean, variance = t([1.0, 10.0], [5.0, 30.0]), t(3.0, 10.0), t(4.0, 0.0)
+    # A deviation of 0 is taken for 1e-5.
+    small = 2 / math.sqrt(4 + 1e-10)
+    got = f.normalized_advantage(advantage, mean, variance)
+    exactly(got, [-small, 0.0], [small, 2e6])
+
+
+# ------------------------------------------------------------------------------- targets, the actor
+
+
+def test_targets_are_clipped_where_there_is_a_bound() -> None:
+    y = t(-3.0, 0.5, 3.0)
+    assert f.clipped_target(y, None, None) is y
+    exactly(f.clipped_target(y, -1.0, None), -1.0, 0.5, 3.0)
+    exactly(f.clipped_target(y, None, 1.0), -3.0, 0.5, 1.0)
+    exactly(f.clipped_target(y, -1.0, 1.0), -1.0, 0.5, 1.0)
+    exactly(f.clipped_target(y, 0.0, None), 0.0, 0.5, 3.0)
+
+
+def test_cloning_raises_the_probability_of_what_the_filter_leaves() -> None:
+    log_prob = t([-1.0, -2.0], [NAN, -INF], [-3.0, 0.5], grad=True)
+    weight = t([2.0, 0.0], [9.0, 1.0], [1.0, 4.0], grad=True)
+    loss = f.cloning_loss(log_prob, weight, MASK, None)
+    assert number(loss) == pytest.approx(-(-2.0 + 0.0 - 3.0 + 2.0) / 4)
+    loss.backward()
+    assert weight.grad is None
+    exactly(log_prob.grad, [-0.5, 0.0], [0.0, 0.0], [-0.25, -1.0])
+    assert number(f.cloning_loss(log_prob, None, MASK, None)) == pytest.approx(5.5 / 4)
+    assert number(f.cloning_loss(log_prob, None, MASK, t(11.0)[0])) == pytest.approx(5.5 / 22)
+
+
+def test_climbing_raises_the_lowest_critic_s_value() -> None:
+    value = torch.tensor([[[1.0], [NAN], [4.0]], [[2.0], [0.0], [-8.0]]], dtype=torch.float64)
+    value.requires_grad_()
+    loss = f.climbing_loss(value, MASK, None)
+    assert number(loss) == pytest.approx(3.5)
+    loss.backward()
+    assert value.grad is not None
+    exactly(value.grad[:, [0, 2]], [[-0.5], [0.0]], [[0.0], [-0.5]])
+    assert number(f.climbing_loss(value, MASK, t(7.0)[0])) == pytest.approx(1.0)
+
+
+# ------------------------------------------------------------------------------------------ returns
+
+R, Q, HALF = t([1.0, 2.0, 4.0, 8.0]), t([[10.0], [20.0], [30.0], [40.0]]), t(0.5)
+NEVER, ALWAYS = torch.zeros(1, 4).bool(), torch.ones(1, 4).bool()
+
+
+def at(*places: int) -> Tensor:
+    mask = NEVER.clone()
+    mask[0, list(places)] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (1, (6.0, 12.0, 19.0, 28.0)),
+        (2, (1 + 6.0, 2 + 9.5, 4 + 14.0, 28.0)),
+        (3, (1 + 5.75, 2 + 9.0, 18.0, 28.0)),
+        (4, (1 + 5.5, 11.0, 18.0, 28.0)),
+        (5, (6.5, 11.0, 18.0, 28.0)),
+        (1024, (6.5, 11.0, 18.0, 28.0)),
+    ],
+)
+def test_n_step_returns_of_one_window(n: int, expected: tuple[float, ...]) -> None:
+    exactly(n_step_returns(R, NEVER, ALWAYS, Q, HALF, n)[0, :, 0], *expected)
+
+
+def test_n_step_returns_stop_at_an_end_and_before_what_is_not_usable() -> None:
+    ended = n_step_returns(R, at(1), ALWAYS, Q, HALF, 3)[0, :, 0]
+    exactly(ended, 1 + 1.0, 2.0, 18.0, 28.0)
+    # Transition 2 may not be used: what leads to it bootstraps from where 1 arrives.
+    gap = n_step_returns(R, NEVER, ~at(2), Q, HALF, 3)[0, :, 0]
+    exactly(gap[[0, 1, 3]], 1 + 0.5 * 12.0, 12.0, 28.0)
+
+
+def test_returns_of_each_discount_are_its_own() -> None:
+    two = Q.expand(-1, -1, 2) * t(1.0, 10.0)
+    got = n_step_returns(R, NEVER, ALWAYS, two, t(0.5, 0.0), 2)
+    exactly(got[0, :, 0], 7.0, 11.5, 18.0, 28.0)
+    exactly(got[0, :, 1], 1.0, 2.0, 4.0, 8.0)
+
+
+def test_lambda_returns_of_one_window() -> None:
+    """y[t] = r[t] + (3/4 q[t] + 1/4 y[t+1]) / 2, from the last one back."""
+    y3 = 28.0
+    y2 = 4 + (0.75 * 30 + 0.25 * y3) / 2
+    y1 = 2 + (0.75 * 20 + 0.25 * y2) / 2
+    y0 = 1 + (0.75 * 10 + 0.25 * y1) / 2
+    exactly(lambda_returns(R, NEVER, ALWAYS, Q, HALF, 0.25)[0, :, 0], y0, y1, y2, y3)
+    exactly(lambda_returns(R, NEVER, ALWAYS, Q, HALF, 0.0)[0, :, 0], 6.0, 12.0, 19.0, 28.0)
+    exactly(lambda_returns(R, NEVER, ALWAYS, Q, HALF, 1.0)[0, :, 0], 6.5, 11.0, 18.0, 28.0)
+
+
+def test_lambda_returns_stop_at_an_end_and_before_what_is_not_usable() -> None:
+    ended = lambda_returns(R, at(1, 3), ALWAYS, Q, HALF, 0.25)[0, :, 0]
+    y2 = 4 + (0.75 * 30 + 0.25 * 8) / 2
+    exactly(ended, 1 + (0.75 * 10 + 0.25 * 2) / 2, 2.0, y2, 8.0)
+    gap = lambda_returns(R, NEVER, ~at(2), Q, HALF, 0.25)[0, :, 0]
+    exactly(gap[[0, 1, 3]], 1 + (0.75 * 10 + 0.25 * 12) / 2, 12.0, 28.0)
+    # A gap may hold anything.
+    wild = torch.where(at(2), NAN, R)
+    exactly(lambda_returns(wild, NEVER, ~at(2), Q, HALF, 0.25)[0, :2, 0], *gap[:2].tolist())
+
+
+def test_windows_of_one_transition() -> None:
+    one = R[:, :1], at(0)[:, :1], ALWAYS[:, :1], Q[:, :1], HALF
+    exactly(lambda_returns(*one, 0.9), [[1.0]])
+    exactly(n_step_returns(*one, 3), [[1.0]])
+    going_on = R[:, :1], NEVER[:, :1], ALWAYS[:, :1], Q[:, :1], HALF
+    exactly(lambda_returns(*going_on, 0.9), [[6.0]])
+    exactly(n_step_returns(*going_on, 3), [[6.0]])
+
+
+def window(**changes: Any) -> Batch:
+    """R in a window of 4 transitions, all there and known."""
+    rows = torch.zeros(1, 5)
+    plain = Batch(
+        obs={},
+        prev_action=rows,
+        prev_reward=torch.cat((torch.zeros(1, 1).double(), R), 1),
+        time_idx=torch.arange(5)[None],
+        terminated=NEVER,
+        truncated=NEVER,
+        next_obs_valid=ALWAYS,
+        mask=ALWAYS,
+        action_known=ALWAYS,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def targets(batch: Batch, **losses: Any) -> Tensor:
+    config = LossConfig(**{"reward_multiplier": 10.0, "n_step": 4} | losses)
+    return critic_targets(batch, 10.0 * Q, HALF, config)[0, :, 0]
+
+
+def test_targets_are_in_units_of_the_multiplied_reward() -> None:
+    exactly(targets(window()), 65.0, 110.0, 180.0, 280.0)
+    exactly(targets(window(), n_step=1), 60.0, 120.0, 190.0, 280.0)
+    exactly(targets(window(), n_step=1, td_lambda=1.0), 65.0, 110.0, 180.0, 280.0)
+    exactly(targets(window(), n_step=1, td_lambda=0.0), 60.0, 120.0, 190.0, 280.0)
+
+
+def test_target_bounds_are_in_units_of_the_reward() -> None:
+    exactly(targets(window(), target_low=12.0), 120.0, 120.0, 180.0, 280.0)
+    exactly(targets(window(), target_high=12.0), 65.0, 110.0, 120.0, 120.0)
+    exactly(targets(window(), target_low=7.0, target_high=12.0), 70.0, 110.0, 120.0, 120.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"n_step": 1, "td_lambda": 1.0}])
+def test_targets_use_what_exists_and_either_ends_or_arrives(how: dict[str, Any]) -> None:
+    # Where transition 2 arrives was not recorded: 1 bootstraps before it.
+    unseen = targets(window(next_obs_valid=~at(2)), **how)
+    exactly(unseen[[0, 1, 3]], 10 + 60.0, 120.0, 280.0)
+    # But where it ends the task, nothing has to be seen.
+    ended = targets(window(next_obs_valid=~at(2), terminated=at(2)), **how)
+    exactly(ended, 10 + 20.0, 20 + 20.0, 40.0, 280.0)
+    # Padding is no transition, whatever it says, and no reward.
+    padded = targets(window(mask=~at(2, 3), terminated=at(2, 3)), **how)
+    exactly(padded[:2], 10 + 60.0, 120.0)
+    wild = torch.where(torch.tensor([[False, False, False, True, True]]), NAN, window().prev_reward)
+    got = targets(window(mask=~at(2, 3), prev_reward=wild), **how)
+    assert bool(got.isfinite().all())
+    exactly(got[:2], 10 + 60.0, 120.0)
+
+
+# ------------------------------------------------------------------------------------------- PopArt
+
+
+def popart(mean: float, variance: float, *, enabled: bool = True) -> PopArt:
+    norm = PopArt(1, beta=0.5, init_nu=1.0, enabled=enabled).double()
+    norm.moments.mean.fill_(mean)
+    norm.moments.variance.fill_(variance)
+    return norm
+
+
+def test_a_fresh_normaliser_has_its_settings_and_changes_no_output() -> None:
+    norm = PopArt(3, beta=0.25, init_nu=49.0, enabled=True).double()
+    exactly(norm.mean, 0.0, 0.0, 0.0)
+    exactly(norm.sigma, 7.0, 7.0, 7.0)
+    exactly(norm.w, 1.0, 1.0, 1.0)
+    exactly(norm.b, 0.0, 0.0, 0.0)
+    assert set(norm.state_dict()) == {
+        "moments.mean",
+        "moments.variance",
+        "moments.updates",
+        "w",
+        "b",
+    }
+    x = t([1.0, -2.0, 3.0])
+    exactly(norm.normalized_value(x), *x.tolist())
+    norm.update(t([1.0, 1.0, 1.0]), torch.ones(1).bool())
+    exactly(norm.mean, *[0.25 / (1 - 0.75**2)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("variance", "sigma"),
+    [
+        (0.0, 0.01),
+        (1e-9, 0.01),
+        (0.999e-4, 0.01),
+        (1.21e-4, 0.011),
+        (1.0, 1.0),
+        (0.81e8, 0.9e4),
+        (1.1e8, 1e4),
+        (1e30, 1e4),
+    ],
+)
+def test_sigma_stays_within_its_floor_and_its_ceiling(variance: float, sigma: float) -> None:
+    norm = popart(5.0, variance)
+    exactly(norm.sigma, sigma)
+    exactly(norm.normalize(t(5.0 + 3 * sigma)), 3.0)
+    exactly(norm.value(t(3.0)), 5.0 + 3 * sigma)
+    exactly(norm.normalized_difference(t(2 * sigma), raw=False), 2.0)
+
+
+def test_returns_that_never_vary_meet_the_floor_and_no_value_moves() -> None:
+    """Their variance goes to 0. Without a floor, w would grow without end."""
+    norm, x = PopArt(1, beta=0.3, init_nu=1.0, enabled=True).double(), t([-1.0], [0.0], [2.0])
+    before = norm.value(x)
+    for _ in range(200):
+        norm.update(torch.full((4, 1), 7.0).double(), torch.ones(4).bool())
+    assert float(norm.moments.variance) < 1e-20
+    exactly(norm.sigma, 0.01)
+    exactly(norm.mean, 7.0)
+    exactly(norm.w, 100.0)  # sigma began at 1
+    exactly(norm.b, -700.0)
+    torch.testing.assert_close(norm.value(x), before, rtol=0, atol=1e-9)
+    exactly(norm.normalize(t([7.0], [7.01])), [0.0], [1.0])
+
+
+def test_an_update_by_hand() -> None:
+    """From mean 1 and deviation 2, a batch of 7 and 11 with a step of 2/3."""
+    norm = popart(1.0, 4.0)
+    norm.w.fill_(3.0)
+    norm.b.fill_(0.5)
+    before = norm.value(t(0.0, 1.0))
+    norm.update(t([7.0], [NAN], [11.0]), MASK)
+    step = 0.5 / (1 - 0.5**2)
+    mean = 1 + step * 8
+    second = (4 + 1) + step * ((49 + 121) / 2 - 5)
+    sigma = math.sqrt(second - mean**2)
+    exactly(norm.mean, mean)
+    exactly(norm.sigma, sigma)
+    exactly(norm.w, 3.0 * 2.0 / sigma)
+    exactly(norm.b, (2.0 * 0.5 + 1.0 - mean) / sigma)
+    torch.testing.assert_close(norm.value(t(0.0, 1.0)), before)
+
+
+def test_what_it_makes_of_returns_outputs_and_differences() -> None:
+    norm = popart(10.0, 4.0)
+    norm.w.fill_(3.0)
+    norm.b.fill_(0.5)
+    exactly(norm.normalize(t(16.0)), 3.0)
+    exactly(norm.normalized_value(t(2.0)), 6.5)
+    exactly(norm.value(t(2.0)), 23.0)
+    exactly(norm.normalized_difference(t(2.0), raw=True), 6.0)
+    exactly(norm.normalized_difference(t(2.0), raw=False), 1.0)
+
+
+def test_switched_off_it_changes_nothing_and_takes_nothing_in() -> None:
+    norm, x = popart(10.0, 4.0, enabled=False), t(2.0)
+    norm.w.fill_(3.0)
+    norm.update(t([7.0]), torch.ones(1).bool())
+    exactly(norm.mean, 10.0)
+    exactly(norm.w, 3.0)
+    for made in (norm.normalize, norm.normalized_value, norm.value):
+        assert made(x) is x
+    for raw in (True, False):
+        assert norm.normalized_difference(x, raw=raw) is x
