@@ -80,16 +80,18 @@ class Settings(BaseSettings):
     """A retry of an evicted trajectory is recognised for so long."""
 
     # SQL
-    sql_workers: int = 2
-    """Child processes that run queries."""
-    sql_queue: int = 8
-    """Queries that may wait; beyond, 429."""
-    sql_memory: int = 512 * MIB
-    """Memory of one query."""
+    sql_workers: int = Field(default=2, ge=0)
+    """Child processes that run callers' queries; one more runs the service's own (snapshots)."""
+    sql_queue: int = Field(default=8, ge=1)
+    """Queries that may wait for a worker; beyond, 429."""
+    sql_per_caller: int = Field(default=4, ge=1)
+    """Queries that one caller may have running and waiting; beyond, 429."""
+    sql_memory: int = 1 * GIB
+    """Memory of all SQL workers together, and of their answers until they are delivered."""
     sql_max_timeout: float = 60.0
     """Longest deadline a request may ask for."""
-    sql_max_bytes: int = 256 * MIB
-    """Largest result."""
+    sql_max_bytes: int = 64 * MIB
+    """Largest result, which a sixteenth of sql_memory may make smaller."""
 
     # imports
     import_memory: int = 4 * GIB
