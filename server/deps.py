@@ -44,7 +44,9 @@ class Service:
             upgrade(settings.index_file)
             self.db = Database(settings.index_file)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
-            self.snapshots = Snapshots(self.db, self.store, self.ingest.flush, lambda: self.sql)
+            self.snapshots = Snapshots(
+                self.db, self.store, self.ingest.flush, lambda: self.sql, lambda: self.mirror
+            )
             self.inspector = Inspector(self.db, self.store)
             self.keeper = Keeper(settings, self.db, self.store, self.ingest, self.inspector)
             self.mirror: Mirror = mirror.build(self)

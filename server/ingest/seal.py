@@ -246,10 +246,11 @@ class Sealer:
             insert_shard(connection, shard, mark)
         # Evicted before they were ever sealed: nothing of them remains but the id.
         t = trajectories.c
-        gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.evicted_at, sa.literal(mark)).where(
+        now = sa.literal(self._db.uptime())
+        gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, now, sa.literal(mark)).where(
             t.segment_pk == segment.pk, t.state == "evicted"
         )
-        names = ["id", "dataset_pk", "seq", "digest", "evicted_at", "mark"]
+        names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "mark"]
         connection.execute(sa.insert(tombstones).from_select(names, gone))
         connection.execute(
             sa.delete(trajectories).where(t.segment_pk == segment.pk, t.state == "evicted")

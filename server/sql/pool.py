@@ -17,7 +17,6 @@ ahead of need, because a Python process with DuckDB takes a third of a second to
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 import weakref
@@ -28,18 +27,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import structlog
+from numpy.typing import NDArray
 
 from server.index.mirror import Mirror, MirrorState
+from server.index.surface import TABLES
 from server.problems import ProblemError
 from server.sql.catalog import catalog
 from server.sql.child import START_SECONDS, Fat, Late, Worker
 from server.sql.turns import Turns
 from stepwell.messages import Column
 
-Form = Literal["json", "arrow", "selection"]
+Form = Literal["json", "arrow"]
 GRACE = 0.2
 """Seconds between a query's deadline and the SIGKILL of the process that did not notice."""
 MAX_SELECTION = 50_000_000
@@ -47,6 +49,9 @@ OWN = "the service"
 """The caller of the service's own queries."""
 BASE_MEMORY = 112 << 20
 """What a worker holds before its first query: Python, DuckDB and Arrow."""
+_PLACE = {"id", "shard", "traj_idx", "_file", "_pk"}
+_SELECTABLE = sorted({name for name, _ in TABLES["trajectories"]} - _PLACE)
+"""Columns by which a selection may look at one row at a time. Not where it lies: that moves."""
 
 log = structlog.get_logger("stepwell.sql")
 
@@ -86,6 +91,19 @@ class Memory:
                 f" own: at least {least // (1 << 20) + 1} MiB, or fewer STEPWELL_SQL_WORKERS"
             )
         return cls(BASE_MEMORY + unit, BASE_MEMORY + 2 * unit, answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What a snapshot's selection names."""
+
+    rows: NDArray[np.int64]
+    """Each trajectory's `pk`, ascending; of changes, its number among them."""
+    weights: NDArray[np.float64] | None
+    reads: tuple[str, ...] | None
+    """The columns it reads, where it looks at one row at a time: else None."""
+    state: MirrorState | None
+    """What it was asked of."""
 
 
 class SqlPool:
@@ -159,7 +177,6 @@ class SqlPool:
         timeout: float = 5.0,
         form: Form = "json",
         user: str = "",
-        only: str | None = None,
         came: float | None = None,
     ) -> Result:
         """Run one SELECT for `user`, who came at that time of the monotonic clock.
@@ -171,8 +188,7 @@ class SqlPool:
         _check_json(sql, params)
         with self._turn(user):
             deadline = self._deadline(time.monotonic() if came is None else came, seconds)
-            text = f"{sql} trajectories" if form == "selection" else sql
-            state = self._state(text, dataset, deadline)
+            state = self._state(sql, dataset, deadline)
             request = {
                 "sql": sql,
                 "params": params,
@@ -180,7 +196,6 @@ class SqlPool:
                 "max_bytes": self._max_bytes,
                 "form": form,
                 "dataset": dataset,
-                "only": only,
             }
             began = time.monotonic()
             header, payload = self._ask(user, request, state, deadline)
@@ -192,15 +207,7 @@ class SqlPool:
                 code=header.get("code", "ok"),
             )
         if not header["ok"]:
-            if header["code"] == "query_timeout":
-                raise _timeout(seconds)
-            raise ProblemError(
-                422,
-                header["code"],
-                header["detail"],
-                expected=header.get("expected") or None,
-                got=header.get("got") or None,
-            )
+            raise _refused(header, seconds)
         result = Result(
             [Column(**column) for column in header["columns"]],
             header["rows"],
@@ -211,50 +218,64 @@ class SqlPool:
         weakref.finalize(result, self._release, user, len(payload))
         return result
 
-    def select_ids(
+    def select_rows(
         self, select: str, dataset: str | None = None, *, timeout: float = 60.0
-    ) -> list[tuple[str, float | None]]:
-        """The trajectories that a selection names, in its order, with their weights if it has any.
+    ) -> Selected:
+        """The trajectories that a selection names, by their `pk`, with weights if it has any.
 
         `select` yields the column `id` and, if wanted, `weight` (finite, > 0). With `dataset`, it
         sees only that dataset's trajectories, and bare `steps` is that dataset's. Raises
         `ProblemError` 422 `sql_error` for wrong columns, unknown ids, repeats and bad weights.
         """
-        result = self.query(
-            select,
-            dataset=dataset,
-            only=dataset,
-            limit=MAX_SELECTION,
-            timeout=timeout,
-            form="selection",
-            user=OWN,
-        )
-        if result.truncated:
-            raise ProblemError(422, "sql_error", "the selection is too large for one snapshot")
-        table = pa.ipc.open_stream(result.payload).read_all()
-        ids: list[str | None] = table.column("id").to_pylist()
-        weights: list[float | None] = table.column("weight").to_pylist()
-        known: list[bool] = table.column("known").to_pylist()
-        if unknown := [i for i, k in zip(ids, known, strict=True) if not k]:
-            raise _bad_selection(
-                f"{len(unknown)} selected ids are not living trajectories"
-                + (f" of dataset {dataset}" if dataset else ""),
-                "ids of the table trajectories",
-                str(unknown[0]),
-            )
-        if len(set(ids)) != len(ids):
-            twice = next(i for i, n in Counter(ids).items() if n > 1)
-            raise _bad_selection(
-                "a trajectory is selected twice", "each id once (SELECT DISTINCT)", str(twice)
-            )
-        weighted = any(column.name.lower() == "weight" for column in result.columns) and any(
-            weight is not None for weight in weights
-        )
-        if weighted:
-            for weight in weights:
-                if weight is None or not math.isfinite(weight) or weight <= 0:
-                    raise _bad_selection("a bad weight", "finite numbers > 0", str(weight))
-        return [(str(i), w) for i, w in zip(ids, weights, strict=True)]
+        _check_json(select, None)
+        with self._turn(OWN):
+            deadline = self._deadline(time.monotonic(), timeout)
+            state = self._state(f"{select} trajectories", dataset, deadline)
+            return self._select(select, dataset, state, deadline, timeout)
+
+    def select_among(
+        self, select: str, rows: pa.Table, dataset: str | None = None, *, timeout: float = 60.0
+    ) -> Selected:
+        """The same of these rows alone; `rows` has an `id`, their number, and what is read of them.
+
+        Only for a selection whose `reads` is not None.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        body = sink.getvalue().to_pybytes()
+        with self._turn(OWN):
+            deadline = self._deadline(time.monotonic(), timeout)
+            return self._select(select, dataset, None, deadline, timeout, body)
+
+    def _select(
+        self,
+        select: str,
+        dataset: str | None,
+        state: MirrorState | None,
+        deadline: float,
+        seconds: float,
+        rows: bytes = b"",
+    ) -> Selected:
+        request = {
+            "sql": select,
+            "form": "rows",
+            "limit": MAX_SELECTION,
+            "max_bytes": 24 * MAX_SELECTION,
+            "dataset": dataset,
+            "only": dataset,
+            "known": _SELECTABLE,
+        }
+        header, payload = self._ask(OWN, request, state, deadline, rows)
+        try:
+            if not header["ok"]:
+                raise _refused(header, seconds)
+            if header["truncated"]:
+                raise ProblemError(422, "sql_error", "the selection is too large for one snapshot")
+            return _selected(header, payload, state, dataset)
+        finally:
+            if header["ok"]:
+                self._release(OWN, len(payload))
 
     @contextlib.contextmanager
     def _turn(self, user: str) -> Iterator[None]:
@@ -302,7 +323,12 @@ class SqlPool:
             ) from None
 
     def _ask(
-        self, user: str, request: dict[str, Any], state: MirrorState, deadline: float
+        self,
+        user: str,
+        request: dict[str, Any],
+        state: MirrorState | None,
+        deadline: float,
+        rows: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
         """What a worker answers. The answer's bytes are held for the user: see `_release`."""
         turns = self._turns(user)
@@ -319,11 +345,13 @@ class SqlPool:
         header: dict[str, Any] | None = None
         kept = False
         try:
-            if worker.catalog_version != state.version:
+            if state is not None and worker.catalog_version != state.version:
                 request = {**request, "catalog": catalog(state)}
             seconds = max(0.0, deadline - time.monotonic())
-            header, payload = worker.ask({**request, "seconds": seconds}, deadline + GRACE, room)
-            worker.catalog_version = state.version
+            request = {**request, "seconds": seconds}
+            header, payload = worker.ask(request, deadline + GRACE, room, rows)
+            if state is not None:
+                worker.catalog_version = state.version
             kept = bool(header["ok"])
             return header, payload
         except Late:
@@ -474,6 +502,51 @@ def _timeout(seconds: float) -> ProblemError:
 
 def _failure(code: str, detail: str) -> dict[str, Any]:
     return {"ok": False, "code": code, "detail": detail}
+
+
+def _refused(header: dict[str, Any], seconds: float) -> ProblemError:
+    if header["code"] == "query_timeout":
+        return _timeout(seconds)
+    return ProblemError(
+        422,
+        header["code"],
+        header["detail"],
+        expected=header.get("expected") or None,
+        got=header.get("got") or None,
+    )
+
+
+def _selected(
+    header: dict[str, Any], payload: bytearray, state: MirrorState | None, dataset: str | None
+) -> Selected:
+    """A worker's answer, checked: everything it names is there, once, and weighs something."""
+    table = pa.ipc.open_stream(payload).read_all()
+    names = table.column_names
+    if "unknown" in names and (unknown := table.num_rows - table["unknown"].null_count):
+        raise _bad_selection(
+            f"{unknown} selected ids are not living trajectories"
+            + (f" of dataset {dataset}" if dataset else ""),
+            "ids of the table trajectories",
+            table["unknown"].drop_null()[0].as_py(),
+        )
+    rows = np.array(table["row"].to_numpy(), np.int64)
+    order = None if bool((np.diff(rows) > 0).all()) else np.argsort(rows, kind="stable")
+    rows = rows if order is None else rows[order]
+    if twice := int((np.diff(rows) == 0).sum()):
+        raise _bad_selection(
+            "a trajectory is selected twice",
+            "each id once (SELECT DISTINCT)",
+            f"{twice} repeats among {len(rows)} rows",
+        )
+    reads = None if header["reads"] is None else tuple(header["reads"])
+    if "weight" not in names or table["weight"].null_count == len(rows):
+        return Selected(rows, None, reads, state)
+    values = np.array(table["weight"].to_numpy(), np.float64)
+    values = values if order is None else values[order]
+    bad = ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        raise _bad_selection("a bad weight", "finite numbers > 0", str(values[bad][0]))
+    return Selected(rows, values, reads, state)
 
 
 def _bad_selection(detail: str, expected: str, got: str) -> ProblemError:

@@ -5,7 +5,8 @@ one request after another over stdin and stdout, each in a fresh in-memory DuckD
 files it was given and nothing else, and that is closed after one query.
 
     frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
-    request   {sql, params, limit, max_bytes, seconds, form: json|arrow, dataset, catalog?}
+    request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?}
+              form rows: a snapshot's selection (selecting.py); of the payload's rows, if any
     answer    {ok: true, columns, rows, truncated, elapsed_ms} + JSON rows, or an Arrow stream
               {ok: false, code, detail, expected, got}
 
@@ -74,11 +75,11 @@ def main(argv: list[str]) -> int:
     connection = _connect(memory)
     _limit_data(_memory(statm)[1] + room)
     while (frame := read_frame(stdin)) is not None:
-        request, _ = frame
+        request, rows = frame
         catalog = request.get("catalog") or catalog
         request["max_bytes"] = min(int(request["max_bytes"]), room // 2)
         signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]) + ORPHAN_SECONDS)
-        header, payload = _answer(request, catalog, parser, connection)
+        header, payload = _answer(request, rows, catalog, parser, connection)
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(stdout, header, payload)
         del payload
@@ -134,7 +135,7 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
 
 
 def _answer(
-    request: dict[str, Any], catalog: dict[str, Any], parser: Any, connection: Any
+    request: dict[str, Any], rows: bytes, catalog: dict[str, Any], parser: Any, connection: Any
 ) -> tuple[dict[str, Any], Payload]:
     import duckdb
 
@@ -146,6 +147,8 @@ def _answer(
     timer.start()
     try:
         allowed = check(request["sql"], parser)
+        if request["form"] == "rows":
+            return _select(request, rows, allowed, catalog, parser, connection, began)
         _make_tables(connection, allowed.tables, catalog, request)
         header, payload = _run(connection, allowed, request, began)
         header["elapsed_ms"] = (time.perf_counter() - began) * 1e3
@@ -221,7 +224,7 @@ def _make_tables(
         for name, entry in catalog["datasets"].items()
         if name in schemas or (bare and dataset in (None, name))
     }
-    if chosen or request["form"] == "selection":
+    if chosen or request["form"] == "rows":
         tables["trajectories"] = catalog["tables"]["trajectories"]
     files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
     connection.execute(f"SET allowed_paths = [{', '.join(map(_text, files))}]")
@@ -303,8 +306,6 @@ def _run(
     limit, params = int(request["limit"]), request.get("params")
     text: str = allowed.wrapped(limit + 1)
     relation = connection.sql(text, params=params or None)
-    if request["form"] == "selection":
-        relation = connection.sql(_selection(text, relation.columns), params=params or None)
     columns = [
         {"name": name, "type": str(kind)}
         for name, kind in zip(relation.columns, relation.types, strict=True)
@@ -318,23 +319,26 @@ def _run(
     return {"ok": True, "columns": columns, "rows": rows, "truncated": cut}, payload
 
 
-def _selection(text: str, columns: list[str]) -> str:
-    """id, weight and whether there is such a trajectory, for each row of a selection."""
-    names = [name.lower() for name in columns]
-    if names not in (["id"], ["id", "weight"], ["weight", "id"]):
-        from server.sql.guard import NotAllowed
+def _select(
+    request: dict[str, Any],
+    rows: bytes,
+    allowed: Any,
+    catalog: dict[str, Any],
+    parser: Any,
+    connection: Any,
+    began: float,
+) -> tuple[dict[str, Any], Payload]:
+    """A snapshot's selection; see selecting.py."""
+    from server.sql import selecting
 
-        raise NotAllowed(
-            "a selection has the wrong columns",
-            expected="SELECT id FROM trajectories …, or SELECT id, weight FROM trajectories …",
-            got=", ".join(columns),
-        )
-    weight = "CAST(s.weight AS DOUBLE)" if "weight" in names else "CAST(NULL AS DOUBLE)"
-    return (
-        f"SELECT CAST(s.id AS VARCHAR) AS id, {weight} AS weight, t.id IS NOT NULL AS known"
-        f" FROM (SELECT *, row_number() OVER () AS place FROM ({text})) AS s"
-        " LEFT JOIN trajectories AS t ON t.id = CAST(s.id AS VARCHAR) ORDER BY s.place"
-    )
+    columns = selecting.columns_of(allowed.text, parser, frozenset(request["known"]))
+    if not rows:
+        _make_tables(connection, allowed.tables, catalog, request)
+    limit, most = int(request["limit"]), int(request["max_bytes"])
+    relation = selecting.relation_of(request, rows, allowed.wrapped(limit + 1), columns, connection)
+    payload, count, cut = _arrow(relation, limit, most, began, at_once=65_536)
+    reads = None if columns is None else sorted(columns)
+    return {"ok": True, "rows": count, "truncated": cut, "reads": reads}, payload
 
 
 def _json(
@@ -372,12 +376,12 @@ def _time_as_text(number: int, name: str, kind: str) -> str:
 
 
 def _arrow(
-    relation: Any, limit: int, max_bytes: int, began: float
+    relation: Any, limit: int, max_bytes: int, began: float, at_once: int = _BATCH
 ) -> tuple[ArrowStream, int, bool]:
     """An Arrow IPC stream of rows, as many as fit; its schema's metadata tells of the query."""
     import pyarrow as pa
 
-    reader = relation.to_arrow_reader(_BATCH)
+    reader = relation.to_arrow_reader(at_once)
     batches: list[Any] = []
     rows = size = 0
     cut = False

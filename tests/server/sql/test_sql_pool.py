@@ -309,7 +309,7 @@ def test_snapshots_do_not_wait_for_callers(make_world: Callable[..., Any]) -> No
     idle(world)
     assert len(world.service.sql._all) == 1, "the own one is started when first needed"
     with running(world, "somebody"):
-        assert world.service.sql.select_ids("select id from trajectories") == []
+        assert world.service.sql.select_rows("select id from trajectories").rows.size == 0
         assert len(world.service.sql._all) == 2
 
 
@@ -317,7 +317,7 @@ def test_without_workers_there_are_none(make_world: Callable[..., Any]) -> None:
     world = make_world(sql_workers=0)
     assert failed(world, "select 1", timeout=0.1).status == 429
     with pytest.raises(ProblemError):
-        world.service.sql.select_ids("select id from trajectories", timeout=0.1)
+        world.service.sql.select_rows("select id from trajectories", timeout=0.1)
     assert not world.service.sql._all
 
 
