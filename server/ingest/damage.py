@@ -91,9 +91,7 @@ class Inspector:
                 continue
             with self._db.write() as connection:
                 connection.execute(
-                    sa.update(shards)
-                    .where(s.id == shard_id)
-                    .values(state="live", retired_uptime=None)
+                    sa.update(shards).where(s.id == shard_id).values(state="live", retired_at=None)
                 )
             log.info("a shard was restored", shard=shard_id)
 
