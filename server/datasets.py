@@ -152,7 +152,7 @@ def delete(db: Database, ingest: Ingest, name: str, who: str) -> None:
             .values(
                 dataset_pk=None,
                 state=sa.case((shards.c.state == "live", "retired"), else_=shards.c.state),
-                retired_at=sa.func.coalesce(shards.c.retired_at, time.time()),
+                retired_uptime=sa.func.coalesce(shards.c.retired_uptime, db.uptime()),
             )
         )
         connection.execute(sa.delete(datasets).where(d.pk == pk))

@@ -13,7 +13,6 @@ from fastapi import Depends, Request
 
 from server import auth, jobs
 from server.auth import TokenBook
-from server.bodies import Budget
 from server.imports import importer
 from server.imports.importer import Imports
 from server.index import mirror
@@ -37,7 +36,6 @@ class Service:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.telemetry = Telemetry()
-        self.bodies = Budget(settings.body_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
         try:
             self.store = Store(settings.data)
@@ -46,7 +44,9 @@ class Service:
             upgrade(settings.index_file)
             self.db = Database(settings.index_file)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
-            self.snapshots = Snapshots(self.db, self.store, self.ingest.flush, lambda: self.sql)
+            self.snapshots = Snapshots(
+                self.db, self.store, self.ingest.flush, lambda: self.sql, lambda: self.mirror
+            )
             self.inspector = Inspector(self.db, self.store)
             self.keeper = Keeper(settings, self.db, self.store, self.ingest, self.inspector)
             self.mirror: Mirror = mirror.build(self)

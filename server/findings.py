@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server import manifest_files
 from server.index.db import Database
 from server.index.tables import (
+    counters,
     datasets,
     leases,
     partition_stats,
@@ -26,9 +27,8 @@ from server.index.tables import (
     trajectories,
 )
 from server.index.triggers import TRIGGERS
-from server.ingest.rows import bucket_of, chunks
+from server.ingest.rows import bucket_of
 from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
-from server.selection import read_table
 from server.storage.shards import ShardDamaged, read_batches, read_footer
 from server.storage.store import Store
 from server.upkeep.sweep import orphans
@@ -248,49 +248,28 @@ def _compare_digest(batch: Any, header: dict[str, Any], spec: EnvSpec, digest: s
 
 def snapshot_findings(c: Connection, store: Store, report: Report) -> Iterator[Finding]:
     """Every leased snapshot must be whole; an expired one may have lost what was evicted."""
-    rows = c.execute(sa.select(snapshots.c.pk, snapshots.c.id, snapshots.c.file)).all()
+    rows = c.execute(sa.select(snapshots)).mappings().all()
     report.checked["snapshots"] = len(rows)
-    live = set(
-        c.execute(sa.select(shards.c.id).where(shards.c.state.in_(("live", "retired")))).scalars()
-    )
-    now = time.time()
+    uptime = c.execute(sa.select(counters.c.value).where(counters.c.name == "uptime")).scalar_one()
     for row in rows:
-        where = f"snapshots/{row.file}"
+        where = f"snapshots/{row['file']}"
         try:
-            table = read_table(store.path("snapshots", row.file))
+            blocks = manifest_files.load(store, c, row)
         except (OSError, ValueError) as error:
             yield Finding(where, f"cannot be read ({error})", "make the snapshot anew")
             continue
-        lost = [
-            identity
-            for identity, shard in zip(
-                table.column("id").to_pylist(), table.column("shard").to_pylist(), strict=True
-            )
-            if shard not in live
-        ]
-        if not lost:
-            continue
-        there: set[str] = set()
-        for some in chunks(lost):
-            t = trajectories.c
-            there |= set(
-                c.execute(
-                    sa.select(t.id)
-                    .join(shards, shards.c.pk == t.shard_pk)
-                    .where(t.id.in_(some), shards.c.state.in_(("live", "retired")))
-                ).scalars()
-            )
-        leased = c.execute(
-            sa.select(sa.func.max(leases.c.expires_at)).where(leases.c.snapshot_pk == row.pk)
-        ).scalar()
-        missing = len(set(lost) - there)
+        _, missing = manifest_files.relocated(c, blocks)
         if missing:
-            held = leased is not None and leased > now
+            longest = c.execute(
+                sa.select(sa.func.max(leases.c.expires_uptime)).where(
+                    leases.c.snapshot_pk == row["pk"]
+                )
+            ).scalar()
             yield Finding(
                 where,
-                f"{missing} trajectories of {row.id} are gone",
+                f"{missing} trajectories of {row['id']} are gone",
                 "make the snapshot anew",
-                note=not held,
+                note=longest is None or longest <= uptime / 1e3,
             )
 
 

@@ -61,7 +61,7 @@ def bad_number(loaded: Loaded) -> tuple[str, str] | None:
         bad = known.unsqueeze(-1) & ~(rows.abs() < LARGEST)  # also where it is NaN
         if bool(bad.any()):
             window, row, element = bad.nonzero()[0].tolist()
-            trajectory = str(loaded.manifest.ids[loaded.windows.trajectory[window]])
+            trajectory = loaded.manifest.names([loaded.windows.trajectory[window]])[0]
             step = int(loaded.windows.start[window]) + row + shift
             value = float(rows[window, row, element])
             return f"{what} is {value:g} at step {step} of trajectory {trajectory}", trajectory

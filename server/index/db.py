@@ -3,6 +3,13 @@
     with db.read() as c:  …      a consistent view; never blocks, never blocked
     with db.write() as c: …      BEGIN IMMEDIATE behind one lock; commits at the end, or not at all
 
+    db.uptime()             seconds that services have run on this index, all their lives together
+
+Uptime is monotonic time, summed up and kept in the index: leases, graces and tombstones count it,
+because the wall clock may jump. It stands still while no service runs, and what a crash forgets of
+it (a few seconds) makes a lease longer, never shorter. CLOCK_MONOTONIC, not CLOCK_BOOTTIME: while
+the machine is suspended nobody can renew a lease, so that time does not count.
+
 pysqlite opens transactions when it sees fit, which would make both promises hollow: so its own
 handling is switched off (`isolation_level = None`) and BEGIN is said here.
 """
@@ -11,6 +18,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +39,28 @@ class IndexUnusable(RuntimeError):
     """The index cannot be used; the message says what to do."""
 
 
+SAVE_UPTIME_EVERY = 1.0
+"""Seconds; it goes along with a transaction that is written anyway."""
+
+
+class Clock:
+    """The time. A test hands in another one, whose wall clock jumps."""
+
+    def wall(self) -> float:
+        """For people, and for nothing that waits: Unix seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds since whenever; never backwards, and not while the machine is suspended."""
+        return time.monotonic()
+
+
 class Database:
     """One per process; complete when constructed: the file exists and has this code's schema."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, clock: Clock | None = None):
         self.path = path
+        self.clock = Clock() if clock is None else clock
         self.engine = connect(path)
         self._lock = threading.Lock()
         self._writer: int | None = None
@@ -45,6 +70,11 @@ class Database:
             raise IndexUnusable(
                 f"the index is at revision {found}, this program needs {REVISION}; run {UPGRADE}"
             )
+        with self.read() as connection:
+            value = sa.select(counters.c.value).where(counters.c.name == "uptime")
+            self._uptime_before = float(connection.execute(value).scalar_one()) / 1e3
+        self._began = self.clock.monotonic()
+        self.saved_uptime = self._uptime_before
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -63,8 +93,26 @@ class Database:
                 connection = connection.execution_options(stepwell_write=True)
                 with connection.begin():
                     yield connection
+                    if self.uptime() - self.saved_uptime >= SAVE_UPTIME_EVERY:
+                        self._save_uptime(connection)
             finally:
                 self._writer = None
+
+    def uptime(self) -> float:
+        """Seconds that count for leases and graces: see above."""
+        return self._uptime_before + self.clock.monotonic() - self._began
+
+    def save_uptime(self) -> None:
+        """Once in a while, and at the end, where nothing else is written."""
+        with self.write() as connection:
+            self._save_uptime(connection)
+
+    def _save_uptime(self, connection: Connection) -> None:
+        now = self.uptime()
+        connection.execute(
+            sa.update(counters).where(counters.c.name == "uptime").values(value=int(now * 1e3))
+        )
+        self.saved_uptime = now
 
     def close(self) -> None:
         self.engine.dispose()

@@ -1,7 +1,8 @@
 """The index as Parquet files that the SQL worker can read: it must not open the live SQLite.
 
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
-                   newer `mark` than the last look (tables.py), so a query pays for what changed
+                   newer `mark` than the last look (tables.py), so a query pays for what changed;
+                   beside each piece lies what a manifest says of its rows (places.py)
     metrics        in pieces of a few runs each; looked at when one of them was heard of, rewritten
                    when a piece's counts and sums changed
     all others     small; rewritten when their rows changed
@@ -27,8 +28,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from server.index.surface import METRIC_SUMS, METRICS, SMALL, TABLES, TRAJECTORIES
+from server.index.places import NEEDED, places_of
+from server.index.surface import (
+    METRIC_SUMS,
+    METRICS,
+    SMALL,
+    TABLES,
+    TRAJECTORIES,
+    TRAJECTORY_SQL,
+)
 
 PIECE = 8192
 RUNS_PER_PIECE = 8
@@ -59,6 +69,24 @@ class MirrorState:
     """Dataset → its EnvSpec as JSON."""
     shards: dict[str, list[str]]
     """Dataset → its living shards."""
+    mark: int = -1
+    epoch: int = -1
+    """What `trajectories` and the places have seen of the index's counters."""
+    places: dict[int, str] = field(default_factory=dict)
+    """Number of a piece (pk / PIECE) → file of its places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Trajectories whose `mark` is newer than some earlier one's."""
+
+    mark: int
+    places: pa.RecordBatch
+    """Of those that are alive."""
+    columns: pa.Table
+    """Of the same rows: `id`, which is the row's number here, and columns of `trajectories`."""
+    dead: dict[str, NDArray[np.int64]]
+    """Dataset → seqs of those that are not."""
 
 
 @dataclass(slots=True)
@@ -68,6 +96,7 @@ class _Piece:
     stamp: Any
     seqs: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Dataset → least and greatest seq in this piece of `trajectories`."""
+    places: str | None = None
 
 
 @dataclass(slots=True)
@@ -91,10 +120,10 @@ class Mirror:
             old.unlink()
         self._directory = directory
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(
-            f"file:{index_file}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
-        )
-        self._db.execute("PRAGMA busy_timeout = 30000")
+        self._db = _open(index_file)
+        # What changed is read beside a mirror that is being filled, and does not wait for it.
+        self._changes_lock = threading.Lock()
+        self._changes_db = _open(index_file)
         self._content = _Content(pieces={name: {} for name in TABLES})
         self._garbage: list[tuple[float, str]] = []
         self._written = 0
@@ -120,7 +149,45 @@ class Mirror:
                 },
                 dict(content.specs),
                 dict(content.shards),
+                content.mark,
+                content.epoch,
+                {
+                    number: piece.places
+                    for number, piece in content.pieces["trajectories"].items()
+                    if piece.places is not None
+                },
             )
+
+    def read_places(self, path: str) -> pa.RecordBatch:
+        """A file of `MirrorState.places`, mapped. Raises OSError when it is gone (KEEP_SECONDS)."""
+        with pa.memory_map(str(self._directory.parent / path)) as source:
+            return pa.ipc.open_file(source).get_batch(0)
+
+    def count_changes(self, mark: int, epoch: int) -> int | None:
+        """How many trajectories have a newer mark; None when rows vanished in bulk meanwhile."""
+        with self._changes_lock:
+            db = self._changes_db
+            found = dict(db.execute("SELECT name, value FROM counters"))
+            if int(found.get("epoch", 0)) != epoch:
+                return None
+            sql = "SELECT count(*) FROM trajectories WHERE mark > ?"
+            return int(db.execute(sql, (mark,)).fetchone()[0])
+
+    def changes(self, mark: int, epoch: int, columns: Iterable[str]) -> Changes | None:
+        """All that changed since, at one moment; None when rows vanished in bulk meanwhile.
+
+        `columns` are names of `trajectories`, those of the SQL surface.
+        """
+        with self._changes_lock:
+            db = self._changes_db
+            db.execute("BEGIN")
+            try:
+                found = dict(db.execute("SELECT name, value FROM counters"))
+                if int(found.get("epoch", 0)) != epoch:
+                    return None
+                return _changes(db, mark, int(found.get("mark", 0)), list(columns))
+            finally:
+                db.execute("ROLLBACK")
 
     def start(self) -> None:
         """Fill it ahead of the first query: a million trajectories take ten seconds."""
@@ -132,8 +199,9 @@ class Mirror:
             self.state()
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, self._changes_lock:
             self._db.close()
+            self._changes_db.close()
 
     def _refresh(self, wanted: set[str]) -> None:
         content = self._content
@@ -245,15 +313,24 @@ class Mirror:
         """Replace one piece by these rows."""
         pieces = self._content.pieces[table]
         old = pieces.pop(number, None)
-        if old is not None and old.path is not None:
-            self._garbage.append((time.monotonic(), old.path))
-        path = None
+        if old is not None:
+            for gone in (old.path, old.places):
+                if gone is not None:
+                    self._garbage.append((time.monotonic(), gone))
+        piece = pieces[number] = _Piece(None, stamp)
         if rows:
             self._written += 1
-            name = f"{table}_{number}_{self._written}.parquet"
-            _write(self._directory / name, TABLES[table], rows)
-            path = f"{self._directory.name}/{name}"
-        pieces[number] = _Piece(path, stamp, _seqs(rows) if table == "trajectories" else {})
+            name = f"{table}_{number}_{self._written}"
+            folder, columns = self._directory.name, TABLES[table]
+            values = dict(zip([n for n, _ in columns], zip(*rows, strict=True), strict=False))
+            _write(self._directory / f"{name}.parquet", columns, values)
+            piece.path = f"{folder}/{name}.parquet"
+            if table == "trajectories":
+                piece.seqs = _seqs(rows)
+                places = places_of(values, values["_pk"], [row[-1] for row in rows])
+                name = f"places_{number}_{self._written}.arrow"
+                _write_arrow(self._directory / name, places)
+                piece.places = f"{folder}/{name}"
         self._content.pieces[table] = dict(sorted(pieces.items()))
         self._content.version += 1
 
@@ -273,11 +350,8 @@ def _seqs(rows: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _write(path: Path, columns: list[tuple[str, str]], rows: list[tuple[Any, ...]]) -> None:
-    arrays = [
-        pa.array(_convert(kind, values), type=_ARROW[kind])
-        for (_, kind), values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
+def _write(path: Path, columns: list[tuple[str, str]], values: dict[str, tuple[Any, ...]]) -> None:
+    arrays = [pa.array(_convert(kind, values[name]), type=_ARROW[kind]) for name, kind in columns]
     table = pa.Table.from_arrays(arrays, names=[name for name, _ in columns])
     unique = {"id", "digest", "episode_id", "notes", "config", "spec", "error", "returns"}
     repeated = [n for n, kind in columns if kind == "VARCHAR" and n not in unique]
@@ -287,6 +361,59 @@ def _write(path: Path, columns: list[tuple[str, str]], rows: list[tuple[Any, ...
     )
     os.chmod(unfinished, 0o644)
     os.rename(unfinished, path)
+
+
+def _write_arrow(path: Path, batch: pa.RecordBatch) -> None:
+    unfinished = path.with_suffix(".tmp")
+    with pa.ipc.new_file(str(unfinished), batch.schema) as writer:
+        writer.write_batch(batch)
+    os.rename(unfinished, path)
+
+
+def _open(index_file: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"file:{index_file}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
+    )
+    db.execute("PRAGMA busy_timeout = 30000")
+    return db
+
+
+def _changes(db: sqlite3.Connection, since: int, mark: int, columns: list[str]) -> Changes:
+    """Inside a transaction: rows by their mark, without a join (names come from small tables)."""
+    names = dict(db.execute("SELECT pk, name FROM datasets"))
+    dead: dict[str, list[int]] = {}
+    for table, where in (("trajectories", " AND state = 'evicted'"), ("tombstones", "")):
+        for pk, seq in db.execute(
+            f"SELECT dataset_pk, seq FROM {table} WHERE mark > ?{where}", (since,)
+        ):
+            dead.setdefault(names[pk], []).append(seq)
+    plain = list(dict.fromkeys((*NEEDED, *columns)))
+    plain = [name for name in plain if name not in ("dataset", "shard")]
+    short = {} if "digest" in columns else {"digest": "substr(t.digest, 1, 16)"}
+    asked = ", ".join(short.get(name, TRAJECTORY_SQL[name]) for name in plain)
+    rows = db.execute(
+        f"SELECT t.dataset_pk, t.shard_pk, t.row_start, {asked} FROM trajectories AS t"
+        " INDEXED BY ix_trajectories_mark WHERE t.mark > ? AND t.state <> 'evicted'",
+        (since,),
+    ).fetchall()
+    found = list(zip(*rows, strict=True)) if rows else [()] * (3 + len(plain))
+    values: dict[str, Any] = dict(zip(plain, found[3:], strict=True))
+    shards = {pk: None for pk in set(found[1])}
+    for pk in shards.keys() - {None}:
+        shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
+    values["dataset"] = [names[pk] for pk in found[0]]
+    values["shard"] = [shards[pk] for pk in found[1]]
+    number = range(len(rows))
+    kinds = dict(TABLES["trajectories"])
+    arrays = {
+        name: pa.array(_convert(kinds[name], values[name]), _ARROW[kinds[name]]) for name in columns
+    }
+    return Changes(
+        mark,
+        places_of(values, number, found[2]),
+        pa.table({"id": pa.array(number, pa.int64()), **arrays}),
+        {name: np.asarray(seqs, np.int64) for name, seqs in dead.items()},
+    )
 
 
 def _convert(kind: str, values: Iterable[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ TABLES: dict[str, list[tuple[str, str]]] = {
         *(("flags", "VARCHAR[]"), ("notes", "VARCHAR"), ("source", "VARCHAR")),
         *(("digest", "VARCHAR"), ("bytes", "BIGINT"), ("started_at", "DOUBLE")),
         *(("created_at", "DOUBLE"), ("shard", "VARCHAR"), ("traj_idx", "INTEGER")),
-        *(("metrics", "MAP(VARCHAR, DOUBLE)"), ("_file", "VARCHAR")),
+        *(("metrics", "MAP(VARCHAR, DOUBLE)"), ("_file", "VARCHAR"), ("_pk", "BIGINT")),
     ],
     "datasets": [
         *(("name", "VARCHAR"), ("env", "VARCHAR"), ("description", "VARCHAR")),
@@ -60,16 +60,22 @@ TABLES: dict[str, list[tuple[str, str]]] = {
 }
 """The tables of the SQL surface: (column, DuckDB type). Names with an underscore are not shown."""
 
-TRAJECTORIES = """
-    SELECT t.id, t.seq, d.name, t.partition, t.state, t.env, t.length, t."return", t.terminated,
-        t.truncated, t.final_obs_valid, t.success, t.purpose, t.policy, t.run, t.collector, t.seed,
-        t.episode_id, t.first_step, t.tags, t.flags, t.notes, t.source, t.digest, t.bytes,
-        t.started_at, t.created_at, s.id, t.traj_idx, t.metrics,
-        'shards/' || s.partition || '/' || s.id || '.parquet'
+_ELSEWHERE = {
+    "dataset": "d.name",
+    "shard": "s.id",
+    "return": 't."return"',
+    "_file": "'shards/' || s.partition || '/' || s.id || '.parquet'",
+    "_pk": "t.pk",
+}
+TRAJECTORY_SQL = {name: _ELSEWHERE.get(name, f"t.{name}") for name, _ in TABLES["trajectories"]}
+"""Each column of `trajectories` as an expression over the index."""
+TRAJECTORIES = f"""
+    SELECT {", ".join(TRAJECTORY_SQL.values())}, t.row_start
     FROM trajectories AS t JOIN datasets AS d ON d.pk = t.dataset_pk
     LEFT JOIN shards AS s ON s.pk = t.shard_pk
     WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted' ORDER BY t.pk
 """
+"""The columns of TABLES, then row_start, which only manifests need."""
 METRICS = """
     SELECT r.name, m.key, m.step, m.time, m.value 
     FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk

@@ -7,12 +7,14 @@
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
-          ├─< policies ─< policy_aliases          counters  (mark, epoch)
+          ├─< policies ─< policy_aliases          counters  (mark, epoch, uptime)
           └─< evaluations
 
 What is drawn without lines (workers, launches, tokens, jobs, audit) is in work_tables.py.
 
-Times are Unix seconds. JSON columns hold text. `pk` is ours, `id` and `name` are the world's.
+Times (`_at`) are Unix seconds and for people. What something waits for is counted in the service's
+uptime (`_uptime`, seconds; db.py): no jump of the wall clock shortens it. JSON columns hold text.
+`pk` is ours, `id` and `name` are the world's.
 Every change of a trajectory stamps it with the next `mark`, so that the SQL mirror can follow by
 `mark > last`; a removal of rows in bulk raises `epoch`, which tells it to start afresh. What the
 index refuses by itself stands in triggers.py.
@@ -40,7 +42,7 @@ from sqlalchemy import (
 from server.index import work_tables  # noqa: F401 - of the same metadata
 from server.index.metadata import metadata as metadata  # complete once this module is loaded
 
-REVISION = "0003"
+REVISION = "0004"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 # --- data -------------------------------------------------------------------------------------
@@ -48,7 +50,7 @@ REVISION = "0003"
 counters = Table(
     "counters",
     metadata,
-    Column("name", String(32), primary_key=True),  # "mark", "epoch"
+    Column("name", String(32), primary_key=True),  # "mark", "epoch", "uptime" (ms)
     Column("value", BigInteger, nullable=False),
 )
 
@@ -111,7 +113,7 @@ shards = Table(
     Column("seq_min", BigInteger, nullable=False),
     Column("seq_max", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("retired_at", Float),
+    Column("retired_uptime", Float),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint(
         "state IN ('live', 'retired', 'deleting', 'deleted', 'quarantined')", name="state"
@@ -214,7 +216,7 @@ tombstones = Table(
     Column("dataset_pk", ForeignKey("datasets.pk"), nullable=False, index=True),
     Column("seq", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
-    Column("evicted_at", Float, nullable=False, index=True),
+    Column("evicted_uptime", Float, nullable=False, index=True),  # when it became a tombstone
     Column("mark", BigInteger, nullable=False, index=True),
 )
 
@@ -235,6 +237,11 @@ snapshots = Table(
     Column("added", BigInteger),
     Column("removed", BigInteger),
     Column("created_at", Float, nullable=False),
+    Column("created_uptime", Float, nullable=False, server_default="0"),
+    # `file` holds the changes since this snapshot; NULL: it holds everything (manifest_files.py)
+    Column("base_pk", Integer, index=True),
+    Column("depth", Integer, nullable=False, server_default="0"),  # files before this one …
+    Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … but the first: rows
 )
 
 snapshot_shards = Table(
@@ -250,7 +257,7 @@ leases = Table(
     metadata,
     Column("snapshot_pk", ForeignKey("snapshots.pk"), nullable=False),
     Column("holder", Text, nullable=False),
-    Column("expires_at", Float, nullable=False, index=True),
+    Column("expires_uptime", Float, nullable=False, index=True),
     PrimaryKeyConstraint("snapshot_pk", "holder"),
 )
 

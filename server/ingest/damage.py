@@ -91,7 +91,9 @@ class Inspector:
                 continue
             with self._db.write() as connection:
                 connection.execute(
-                    sa.update(shards).where(s.id == shard_id).values(state="live", retired_at=None)
+                    sa.update(shards)
+                    .where(s.id == shard_id)
+                    .values(state="live", retired_uptime=None)
                 )
             log.info("a shard was restored", shard=shard_id)
 

@@ -4,8 +4,7 @@
     record    length u32 | crc32 u32 | head length u32 | 0 u32 | head JSON (padded to 8) | body
               length counts from the third word on; crc32 covers the same bytes
     heads     {"spec": {…}, "dataset": name}                     once per dataset and segment
-              {"entry": {…}, "dataset": name}  body = one Arrow record batch, without schema,
-                                               as it was received where that is as we write it
+              {"entry": {…}, "dataset": name}  body = one Arrow record batch, without schema
 
 A record counts once it is fsynced and its index row committed, in this order. What a crash leaves
 beyond that at the tail is torn (cut off) or whole (its index row is written at the next start).
@@ -63,20 +62,7 @@ class Record:
         return pa.ipc.read_record_batch(self.body, schema)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A record on its way to the disk. The body is a view of what was received, not a copy."""
-
-    head: bytes
-    body: memoryview
-    padding: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.head) + len(self.body) + len(self.padding)
-
-
-def encode_record(head: dict[str, Any], body: memoryview | pa.Buffer | bytes = b"") -> Encoded:
+def encode_record(head: dict[str, Any], body: pa.Buffer | bytes = b"") -> bytes:
     text = orjson.dumps(head)
     text += b" " * (-len(text) % 8)
     view = memoryview(body)
@@ -85,12 +71,11 @@ def encode_record(head: dict[str, Any], body: memoryview | pa.Buffer | bytes = b
     for part in (text, view, padding):
         crc = zlib.crc32(part, crc)
     length = 8 + len(text) + len(view) + len(padding)
-    return Encoded(_WORDS.pack(length, crc, len(text), 0) + text, view, padding)
+    return b"".join((_WORDS.pack(length, crc, len(text), 0), text, view, padding))
 
 
-def encode_entry(dataset: str, entry: Entry, message: memoryview | pa.Buffer) -> Encoded:
-    """`message`: the rows as one Arrow message, that is RecordBatch.serialize()."""
-    return encode_record({"dataset": dataset, "entry": entry.to_json()}, message)
+def encode_entry(dataset: str, entry: Entry, batch: pa.RecordBatch) -> bytes:
+    return encode_record({"dataset": dataset, "entry": entry.to_json()}, batch.serialize())
 
 
 @dataclass(slots=True)
@@ -120,7 +105,7 @@ class Spool:
         self._start = 0
         """Where the latest `append` began."""
 
-    def append(self, groups: list[tuple[str, EnvSpec, list[Encoded]]]) -> list[int]:
+    def append(self, groups: list[tuple[str, EnvSpec, list[bytes]]]) -> list[int]:
         """Write all records of (dataset, spec, records), one fsync; returns their offsets.
 
         Raises OSError: then nothing of it counts, and the segment takes no more.
@@ -129,7 +114,7 @@ class Spool:
         file = segment.file
         assert file is not None
         self._start = file.size
-        all_records: list[Encoded] = []
+        parts: list[bytes] = []
         offsets: list[int] = []
         position = self._start
         described: set[str] = set()
@@ -137,15 +122,15 @@ class Spool:
             if dataset not in segment.described and dataset not in described:
                 described.add(dataset)
                 record = encode_record({"dataset": dataset, "spec": spec.to_json()})
-                all_records.append(record)
-                position += record.size
+                parts.append(record)
+                position += len(record)
             for record in records:
                 offsets.append(position)
-                all_records.append(record)
-                position += record.size
+                parts.append(record)
+                position += len(record)
         failpoint("append.before_write")
         try:
-            file.append(*(part for r in all_records for part in (r.head, r.body, r.padding)))
+            file.append(b"".join(parts))
             failpoint("append.after_write")
             file.sync()
         except OSError:

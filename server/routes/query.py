@@ -2,40 +2,82 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+
 import orjson
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
 
 from server.deps import ServiceDep
 from server.sql.catalog import describe
+from server.sql.pool import Result
 from stepwell.messages import ARROW, Query, QueryResult, QuerySchema
 
 router = APIRouter(prefix="/v1/query", tags=["sql"])
+_PIECE = 256 << 10
+_REFUSALS = 8
+"""Threads beyond those that queries may hold, to say 429 in."""
 
 
 @router.post("", response_model=QueryResult)
-def run_query(body: Query, request: Request, service: ServiceDep) -> Response:
+async def run_query(body: Query, request: Request, service: ServiceDep) -> Response:
     """Run one SELECT. JSON by default, an Arrow IPC stream when `Accept` names it."""
+    came = time.monotonic()
     arrow = ARROW in request.headers.get("accept", "")
-    principal = getattr(request.state, "principal", None)
-    result = service.sql.query(
+    ask = partial(
+        service.sql.query,
         body.sql,
         body.params,
         dataset=body.dataset,
         limit=body.limit,
         timeout=body.timeout,
         form="arrow" if arrow else "json",
-        user=principal.who if principal is not None else "",
+        user=_caller(request),
+        came=came,
     )
-    if arrow:
-        return Response(result.payload, media_type=ARROW)
-    # The worker wrote the rows as JSON; they pass through as they are.
-    head = orjson.dumps([column.model_dump() for column in result.columns])
-    tail = orjson.dumps({"truncated": result.truncated, "elapsed_ms": round(result.elapsed_ms, 3)})
-    content = b'{"columns":' + head + b',"rows":' + result.payload + b"," + tail[1:]
-    return Response(content, media_type="application/json")
+    # Threads of its own: queries that wait must not keep anybody else from one, nor others them.
+    state = request.app.state
+    if not hasattr(state, "sql_threads"):
+        state.sql_threads = CapacityLimiter(service.sql.most_at_once + _REFUSALS)
+    result = await to_thread.run_sync(ask, limiter=state.sql_threads)
+    return _respond(result, arrow)
 
 
 @router.get("/schema")
 def query_schema(service: ServiceDep) -> QuerySchema:
     """The tables and columns that SQL sees."""
     return describe(service.mirror.state("steps").specs)
+
+
+def _caller(request: Request) -> str:
+    """Who shares: a token, or an address where many may have the same token or none."""
+    principal = getattr(request.state, "principal", None)
+    who = "local" if principal is None else str(principal.who)
+    if who in ("local", "operator"):
+        return f"{who}@{request.client.host if request.client else ''}"
+    return who
+
+
+def _respond(result: Result, arrow: bool) -> Response:
+    """The answer as the worker wrote it: it is held once, and only until it is sent."""
+    head = tail = b""
+    if not arrow:
+        columns = orjson.dumps([column.model_dump() for column in result.columns])
+        told = {"truncated": result.truncated, "elapsed_ms": round(result.elapsed_ms, 3)}
+        head, tail = b'{"columns":' + columns + b',"rows":', b"," + orjson.dumps(told)[1:]
+    return StreamingResponse(
+        _pieces(head, result, tail),
+        media_type=ARROW if arrow else "application/json",
+        headers={"Content-Length": str(len(head) + len(result.payload) + len(tail))},
+    )
+
+
+async def _pieces(head: bytes, result: Result, tail: bytes) -> AsyncIterator[bytes]:
+    payload = memoryview(result.payload)
+    yield head
+    for place in range(0, len(payload), _PIECE):
+        yield bytes(payload[place : place + _PIECE])
+    yield tail

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from server.deps import ServiceDep
+from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW, CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
 
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
@@ -16,7 +20,10 @@ router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
 
 @router.post("", status_code=201)
 def create_snapshot(service: ServiceDep, body: CreateSnapshot) -> Snapshot:
-    """Freeze a selection; comes with a first lease of 120 s for `holder`."""
+    """Freeze a selection; comes with a first lease of 120 s for `holder`.
+
+    With `since`, and nothing else selected than there: that snapshot again.
+    """
     return service.snapshots.create(body)
 
 
@@ -39,22 +46,49 @@ def get_snapshot(service: ServiceDep, snapshot_id: str) -> Snapshot:
     "/{snapshot_id}/manifest",
     responses={200: {"content": {ARROW: {}, "application/json": {}}}},
 )
-def get_manifest(service: ServiceDep, snapshot_id: str, request: Request) -> Response:
-    """One row per trajectory: where it lies. Arrow; JSON if asked for."""
-    table = service.snapshots.manifest(snapshot_id)
+def get_manifest(
+    service: ServiceDep, snapshot_id: str, request: Request, since: str | None = None
+) -> Response:
+    """One row per trajectory: where it lies. Arrow; JSON if asked for.
+
+    `since`, an earlier snapshot: only the blocks of rows that differ (docs/http.md).
+    """
+    table = service.snapshots.manifest(snapshot_id, since)
     if "application/json" in request.headers.get("accept", ""):
-        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-        columns = [{"name": f.name, "type": str(f.type)} for f in table.schema]
-        rows = [list(row) for row in zip(*(c.to_pylist() for c in table.columns), strict=True)]
-        body = {**metadata, "shares": orjson.loads(metadata["shares"])}
-        return Response(
-            orjson.dumps({**body, "columns": columns, "rows": rows}),
-            media_type="application/json",
-        )
-    sink = pa.BufferOutputStream()
+        return Response(orjson.dumps(_as_json(table)), media_type="application/json")
+    return StreamingResponse(_stream(table), media_type=ARROW)
+
+
+def _stream(table: pa.Table) -> Iterator[bytes]:
+    """An Arrow stream, a block at a time."""
+    sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return Response(memoryview(sink.getvalue()), media_type=ARROW)
+        for batch in table.to_batches():
+            writer.write_batch(batch)
+            yield sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+    yield sink.getvalue()
+
+
+def _as_json(table: pa.Table) -> dict[str, Any]:
+    metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+    metadata |= {
+        name: orjson.loads(metadata[name]) for name in ("shares", "gone") if name in metadata
+    }
+    columns = [
+        {"name": f.name, "type": "string" if _is_name(f.type) else str(f.type)}
+        for f in table.schema
+    ]
+    values = [
+        id_texts(id_bytes(column)) if field.name == "id" else column.to_pylist()
+        for field, column in zip(table.schema, table.columns, strict=True)
+    ]
+    return {**metadata, "columns": columns, "rows": list(zip(*values, strict=True))}
+
+
+def _is_name(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 @router.put("/{snapshot_id}/lease")

@@ -69,7 +69,7 @@ def check(sql: str, parser: duckdb.DuckDBPyConnection) -> Allowed:
     again: list[Any] = list(parser.extract_statements(f"SELECT * FROM (\n{text}\n) AS q LIMIT 1"))
     if len(again) != 1 or again[0].type != duckdb.StatementType.SELECT:
         raise NotAllowed("only a plain SELECT can be run", got="several statements in one")
-    return Allowed(text, frozenset(_tables(_tree(text, parser))))
+    return Allowed(text, frozenset(_tables(tree_of(text, parser))))
 
 
 def _without_semicolon(sql: str) -> str:
@@ -80,7 +80,8 @@ def _without_semicolon(sql: str) -> str:
     return sql
 
 
-def _tree(text: str, parser: duckdb.DuckDBPyConnection) -> Any:
+def tree_of(text: str, parser: duckdb.DuckDBPyConnection) -> Any:
+    """DuckDB's syntax tree of one SELECT. Raises `NotAllowed` where there is none."""
     row = parser.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     document: Any = json.loads(row[0]) if row else {"error": True}
     if document.get("error") or len(document.get("statements", [])) != 1:

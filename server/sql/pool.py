@@ -1,8 +1,15 @@
-"""The parent's side of SQL: a few confined worker processes, each query killed at its deadline.
+"""The parent's side of SQL: few confined worker processes, and limits that hold whatever is asked.
 
-    query → a free worker (or 429) → the worker interrupts itself at the deadline
-                                   → half a second later, or when it grows too fat: SIGKILL, respawn
+    query → its turn (turns.py), or 429 → a worker → the worker interrupts itself at the deadline
+                                                   → GRACE later: SIGKILL, another takes its place
 
+    deadline   from the moment the query is here: waiting counts, and so does bringing the tables up
+               to date. The answer leaves GRACE after it at the latest.
+    memory     one bound for everything: each worker has its share, which the kernel holds it to
+               (worker.py), and so have the answers in this process until they are delivered
+    CPU        workers are niced, and niced more when a query goes on (child.py)
+
+The service's own queries (snapshots) have a worker to themselves, started when first needed.
 Nothing of a query runs in this process; what comes back is a frame of bytes. Workers are started
 ahead of need, because a Python process with DuckDB takes a third of a second to be ready.
 """
@@ -10,46 +17,93 @@ ahead of need, because a Python process with DuckDB takes a third of a second to
 from __future__ import annotations
 
 import contextlib
-import math
-import queue
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import structlog
+from numpy.typing import NDArray
 
 from server.index.mirror import Mirror, MirrorState
+from server.index.surface import TABLES
 from server.problems import ProblemError
 from server.sql.catalog import catalog
 from server.sql.child import START_SECONDS, Fat, Late, Worker
+from server.sql.turns import Turns
 from stepwell.messages import Column
 
-Form = Literal["json", "arrow", "selection"]
-GRACE = 0.5
+Form = Literal["json", "arrow"]
+GRACE = 0.2
 """Seconds between a query's deadline and the SIGKILL of the process that did not notice."""
 MAX_SELECTION = 50_000_000
-_FAT = 768 << 20
-"""A worker that holds more than this after its query is replaced."""
+OWN = "the service"
+"""The caller of the service's own queries."""
+BASE_MEMORY = 112 << 20
+"""What a worker holds before its first query: Python, DuckDB and Arrow."""
+_PLACE = {"id", "shard", "traj_idx", "_file", "_pk"}
+_SELECTABLE = sorted({name for name, _ in TABLES["trajectories"]} - _PLACE)
+"""Columns by which a selection may look at one row at a time. Not where it lies: that moves."""
 
 log = structlog.get_logger("stepwell.sql")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Result:
-    """The answer to a query, as the worker wrote it."""
+    """The answer to a query, as the worker wrote it. Its bytes count while this object lives."""
 
     columns: list[Column]
     rows: int
     truncated: bool
     elapsed_ms: float
-    payload: bytes
+    payload: bytearray
     """A JSON list of rows, or an Arrow IPC stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How one bound is divided. Its parts never sum to more."""
+
+    caller: int
+    """Resident memory of a worker for callers."""
+    own: int
+    """Of the service's own worker: selections for snapshots are large."""
+    answers: int
+    """Answers in this process, from the worker's pipe until the client has them."""
+
+    @classmethod
+    def of(cls, total: int, workers: int) -> Memory:
+        """Raises ValueError where too little is left for queries."""
+        answers = total // 8
+        unit = (total - answers - (workers + 1) * BASE_MEMORY) // (workers + 2)
+        if workers and unit < 16 << 20:
+            least = ((workers + 1) * BASE_MEMORY + (workers + 2) * (16 << 20)) * 8 // 7
+            raise ValueError(
+                f"STEPWELL_SQL_MEMORY={total} is too little for {workers} workers and the service's"
+                f" own: at least {least // (1 << 20) + 1} MiB, or fewer STEPWELL_SQL_WORKERS"
+            )
+        return cls(BASE_MEMORY + unit, BASE_MEMORY + 2 * unit, answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What a snapshot's selection names."""
+
+    rows: NDArray[np.int64]
+    """Each trajectory's `pk`, ascending; of changes, its number among them."""
+    weights: NDArray[np.float64] | None
+    reads: tuple[str, ...] | None
+    """The columns it reads, where it looks at one row at a time: else None."""
+    state: MirrorState | None
+    """What it was asked of."""
 
 
 class SqlPool:
@@ -62,37 +116,50 @@ class SqlPool:
         *,
         workers: int = 2,
         waiting: int = 8,
-        per_user: int = 4,
-        memory: int = 512 << 20,
+        per_caller: int = 4,
+        memory: int = 1 << 30,
         max_timeout: float = 60.0,
-        max_bytes: int = 256 << 20,
+        max_bytes: int = 64 << 20,
     ):
         self._data = data.resolve()
         self._mirror = mirror
         self._workers = workers
-        self._waiting = waiting
-        self._per_user = per_user
-        self._memory = memory
+        self.memory = Memory.of(memory, workers)
         self._max_timeout = max_timeout
-        self._max_bytes = max_bytes
-        self._idle: queue.Queue[Worker] = queue.Queue()
+        self._max_bytes = min(max_bytes, self.memory.answers // 2)
+        self.most_at_once = workers + waiting
+        """Queries of callers that are admitted at one time."""
+        self._callers = Turns[Worker](
+            running=max(1, workers - 1), waiting=waiting, per_caller=per_caller
+        )
+        self._own = Turns[Worker](running=1, waiting=waiting, per_caller=waiting + 1)
+        self._own_started = False
         self._all: set[Worker] = set()
+        self._held: Counter[str] = Counter()
+        """Bytes of answers in this process, by caller."""
         self._lock = threading.Lock()
-        self._active: Counter[str] = Counter()
+        self._warm = threading.Event()
+        """Set when the first worker was ready."""
+        self._tables = ThreadPoolExecutor(workers + 2 * waiting + 2, "sql-tables")
         self._closed = False
 
     def start(self) -> None:
         """Begin to start workers; queries that come meanwhile wait for the first."""
         for _ in range(self._workers):
-            self._spawn()
+            self._spawn(self._callers)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             workers = list(self._all)
             self._all.clear()
+        self._callers.close()
+        self._own.close()
         for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.wait()
+        self._tables.shutdown(wait=False, cancel_futures=True)
 
     @property
     def confinement(self) -> dict[str, bool]:
@@ -110,27 +177,28 @@ class SqlPool:
         timeout: float = 5.0,
         form: Form = "json",
         user: str = "",
-        only: str | None = None,
+        came: float | None = None,
     ) -> Result:
-        """Run one SELECT. Raises `ProblemError`: 422 sql_error, sql_not_allowed, query_timeout;
-        404 for an unknown dataset; 429 too_many_queries."""
+        """Run one SELECT for `user`, who came at that time of the monotonic clock.
+
+        Raises `ProblemError`: 422 sql_error, sql_not_allowed, query_timeout; 404 for an unknown
+        dataset; 429 too_many_queries; 503 while the service stops.
+        """
         seconds = min(timeout, self._max_timeout)
         _check_json(sql, params)
         with self._turn(user):
-            state = self._mirror.state(f"{sql} trajectories" if form == "selection" else sql)
-            self._known(dataset, state)
+            deadline = self._deadline(time.monotonic() if came is None else came, seconds)
+            state = self._state(sql, dataset, deadline)
             request = {
                 "sql": sql,
                 "params": params,
                 "limit": limit,
                 "max_bytes": self._max_bytes,
-                "seconds": seconds,
                 "form": form,
                 "dataset": dataset,
-                "only": only,
             }
             began = time.monotonic()
-            header, payload = self._ask(request, state, seconds)
+            header, payload = self._ask(user, request, state, deadline)
             log.info(
                 "query",
                 user=user,
@@ -139,174 +207,276 @@ class SqlPool:
                 code=header.get("code", "ok"),
             )
         if not header["ok"]:
-            raise ProblemError(
-                422,
-                header["code"],
-                header["detail"],
-                expected=header.get("expected") or None,
-                got=header.get("got") or None,
-            )
-        return Result(
+            raise _refused(header, seconds)
+        result = Result(
             [Column(**column) for column in header["columns"]],
             header["rows"],
             header["truncated"],
             header["elapsed_ms"],
             payload,
         )
+        weakref.finalize(result, self._release, user, len(payload))
+        return result
 
-    def select_ids(
+    def select_rows(
         self, select: str, dataset: str | None = None, *, timeout: float = 60.0
-    ) -> list[tuple[str, float | None]]:
-        """The trajectories that a selection names, in its order, with their weights if it has any.
+    ) -> Selected:
+        """The trajectories that a selection names, by their `pk`, with weights if it has any.
 
         `select` yields the column `id` and, if wanted, `weight` (finite, > 0). With `dataset`, it
         sees only that dataset's trajectories, and bare `steps` is that dataset's. Raises
         `ProblemError` 422 `sql_error` for wrong columns, unknown ids, repeats and bad weights.
         """
-        result = self.query(
-            select,
-            dataset=dataset,
-            only=dataset,
-            limit=MAX_SELECTION,
-            timeout=timeout,
-            form="selection",
-            user="snapshots",
-        )
-        if result.truncated:
-            raise ProblemError(422, "sql_error", "the selection is too large for one snapshot")
-        table = pa.ipc.open_stream(result.payload).read_all()
-        ids: list[str | None] = table.column("id").to_pylist()
-        weights: list[float | None] = table.column("weight").to_pylist()
-        known: list[bool] = table.column("known").to_pylist()
-        if unknown := [i for i, k in zip(ids, known, strict=True) if not k]:
-            raise _bad_selection(
-                f"{len(unknown)} selected ids are not living trajectories"
-                + (f" of dataset {dataset}" if dataset else ""),
-                "ids of the table trajectories",
-                str(unknown[0]),
-            )
-        if len(set(ids)) != len(ids):
-            twice = next(i for i, n in Counter(ids).items() if n > 1)
-            raise _bad_selection(
-                "a trajectory is selected twice", "each id once (SELECT DISTINCT)", str(twice)
-            )
-        weighted = any(column.name.lower() == "weight" for column in result.columns) and any(
-            weight is not None for weight in weights
-        )
-        if weighted:
-            for weight in weights:
-                if weight is None or not math.isfinite(weight) or weight <= 0:
-                    raise _bad_selection("a bad weight", "finite numbers > 0", str(weight))
-        return [(str(i), w) for i, w in zip(ids, weights, strict=True)]
+        _check_json(select, None)
+        with self._turn(OWN):
+            deadline = self._deadline(time.monotonic(), timeout)
+            state = self._state(f"{select} trajectories", dataset, deadline)
+            return self._select(select, dataset, state, deadline, timeout)
 
-    def _known(self, dataset: str | None, state: MirrorState) -> None:
-        if dataset is None or dataset in state.specs:
-            return
-        # The specs are refreshed only for queries that look at steps: ask again, with those.
-        if dataset not in self._mirror.state("steps").specs:
-            raise ProblemError(404, "not_found", f"there is no dataset {dataset!r}")
+    def select_among(
+        self, select: str, rows: pa.Table, dataset: str | None = None, *, timeout: float = 60.0
+    ) -> Selected:
+        """The same of these rows alone; `rows` has an `id`, their number, and what is read of them.
+
+        Only for a selection whose `reads` is not None.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        body = sink.getvalue().to_pybytes()
+        with self._turn(OWN):
+            deadline = self._deadline(time.monotonic(), timeout)
+            return self._select(select, dataset, None, deadline, timeout, body)
+
+    def _select(
+        self,
+        select: str,
+        dataset: str | None,
+        state: MirrorState | None,
+        deadline: float,
+        seconds: float,
+        rows: bytes = b"",
+    ) -> Selected:
+        request = {
+            "sql": select,
+            "form": "rows",
+            "limit": MAX_SELECTION,
+            "max_bytes": 24 * MAX_SELECTION,
+            "dataset": dataset,
+            "only": dataset,
+            "known": _SELECTABLE,
+        }
+        header, payload = self._ask(OWN, request, state, deadline, rows)
+        try:
+            if not header["ok"]:
+                raise _refused(header, seconds)
+            if header["truncated"]:
+                raise ProblemError(422, "sql_error", "the selection is too large for one snapshot")
+            return _selected(header, payload, state, dataset)
+        finally:
+            if header["ok"]:
+                self._release(OWN, len(payload))
 
     @contextlib.contextmanager
     def _turn(self, user: str) -> Iterator[None]:
-        with self._lock:
-            total = sum(self._active.values())
-            if total >= self._workers + self._waiting or self._active[user] >= self._per_user:
-                raise ProblemError(
-                    429,
-                    "too_many_queries",
-                    "too many queries at once; try again in a moment",
-                    expected=f"at most {self._per_user} of one caller,"
-                    f" {self._workers + self._waiting} of all",
-                    headers={"retry-after": "1"},
-                )
-            self._active[user] += 1
+        """From admission to the end of the query."""
+        turns = self._turns(user)
+        turns.enter(user)
         try:
             yield
         finally:
-            with self._lock:
-                self._active[user] -= 1
-                if not self._active[user]:
-                    del self._active[user]
+            turns.leave(user)
+
+    def _turns(self, user: str) -> Turns[Worker]:
+        return self._own if user == OWN else self._callers
+
+    def _deadline(self, came: float, seconds: float) -> float:
+        """Counted from when the query came, or from when the service has its first worker."""
+        if self._workers and not self._warm.is_set():
+            self._warm.wait(START_SECONDS / 2)
+            came = time.monotonic()
+        return came + seconds
+
+    def _state(self, text: str, dataset: str | None, deadline: float) -> MirrorState:
+        """The tables as they are now, by the deadline; 404 for an unknown dataset."""
+        state = self._refreshed(text, deadline)
+        if dataset is not None and dataset not in state.specs:
+            # The specs are refreshed only for queries that look at steps: ask again, with those.
+            if dataset not in self._refreshed("steps", deadline).specs:
+                raise ProblemError(404, "not_found", f"there is no dataset {dataset!r}")
+        return state
+
+    def _refreshed(self, text: str, deadline: float) -> MirrorState:
+        try:
+            asked = self._tables.submit(self._mirror.state, text)
+        except RuntimeError:
+            raise ProblemError(503, "shutting_down", "the service is stopping") from None
+        try:
+            return asked.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            asked.cancel()
+            raise ProblemError(
+                422,
+                "query_timeout",
+                "the tables were not up to date by the query's deadline; try again, or give it"
+                " more time",
+            ) from None
 
     def _ask(
-        self, request: dict[str, Any], state: MirrorState, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        worker = self._take(seconds)
+        self,
+        user: str,
+        request: dict[str, Any],
+        state: MirrorState | None,
+        deadline: float,
+        rows: bytes = b"",
+    ) -> tuple[dict[str, Any], bytearray]:
+        """What a worker answers. The answer's bytes are held for the user: see `_release`."""
+        turns = self._turns(user)
+        if turns is self._own:
+            self._start_own()
+        worker = self._take(turns, user, deadline)
+        held = 0
+
+        def room(size: int) -> None:
+            nonlocal held
+            self._hold(user, size)
+            held = size
+
         header: dict[str, Any] | None = None
+        kept = False
         try:
-            if worker.catalog_version != state.version:
+            if state is not None and worker.catalog_version != state.version:
                 request = {**request, "catalog": catalog(state)}
-            header, payload = worker.ask(
-                request, seconds + GRACE, self._memory + 2 * self._max_bytes + (256 << 20)
-            )
-            worker.catalog_version = state.version
+            seconds = max(0.0, deadline - time.monotonic())
+            request = {**request, "seconds": seconds}
+            header, payload = worker.ask(request, deadline + GRACE, room, rows)
+            if state is not None:
+                worker.catalog_version = state.version
+            kept = bool(header["ok"])
             return header, payload
         except Late:
-            return _failure(
-                "query_timeout",
-                f"killed after {seconds:g} s; ask for less, or give a longer timeout",
-            ), b""
+            return _failure("query_timeout", ""), bytearray()
         except Fat:
-            return _failure("sql_error", "the query needed more memory than it may have"), b""
+            return _failure("sql_error", "the query needed more memory than it may have"), _NONE
         except (EOFError, OSError):
-            return _failure("sql_error", "the query ended its process (memory, most often)"), b""
+            return _failure("sql_error", "the query ended its process (memory, most often)"), _NONE
+        except ProblemError:
+            header = {}  # the answer was refused, the worker is as good as before
+            raise
         finally:
-            self._give(worker, reusable=header is not None and worker.resident() < _FAT)
+            if not kept:
+                self._release(user, held)
+            if header is not None and worker.reusable():
+                turns.give(user, worker)
+            else:
+                self._replace(worker, turns)
+                turns.give(user, None)
 
-    def _take(self, seconds: float) -> Worker:
-        """A worker that is alive; the dead ones that turn up are replaced."""
-        deadline = time.monotonic() + max(seconds, START_SECONDS / 2)
-        while True:
-            try:
-                worker = self._idle.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
+    def _hold(self, user: str, size: int) -> None:
+        """Count an answer's bytes, or raise 429: others that were not yet delivered take the room.
+
+        A caller has half of it; all callers together leave a quarter to the service itself.
+        """
+        most = self.memory.answers
+        with self._lock:
+            total = sum(self._held.values())
+            callers = total - self._held[OWN]
+            own = user == OWN
+            if (
+                total + size > most
+                or (not own and callers + size > most * 3 // 4)
+                or (not own and self._held[user] + size > most // 2)
+            ):
                 raise ProblemError(
                     429,
                     "too_many_queries",
-                    "no SQL worker became free in time",
-                    headers={"retry-after": "2"},
-                ) from None
+                    "there is no room for the answer while earlier ones are being delivered; read"
+                    " those, ask for less, or try again in a moment",
+                    expected=f"answers of at most {most // 2} bytes, all of a caller together",
+                    got=f"{size} bytes, beside {total} on their way",
+                    headers={"Retry-After": "2"},
+                )
+            self._held[user] += size
+
+    def _release(self, user: str, size: int) -> None:
+        with self._lock:
+            self._held[user] -= size
+            if self._held[user] <= 0:
+                del self._held[user]
+
+    def _take(self, turns: Turns[Worker], user: str, deadline: float) -> Worker:
+        """A worker that is alive; the dead ones that turn up are replaced."""
+        while True:
+            worker = turns.take(user, deadline)
             if worker.alive():
                 return worker
-            self._give(worker, reusable=False)
+            self._replace(worker, turns)
+            turns.give(user, None)
 
-    def _give(self, worker: Worker, *, reusable: bool) -> None:
+    def _start_own(self) -> None:
         with self._lock:
-            keep = reusable and not self._closed
-            if not keep:
-                self._all.discard(worker)
-        if keep:
-            self._idle.put(worker)
-            return
+            if self._own_started or not self._workers:
+                return
+            self._own_started = True
+        self._spawn(self._own)
+
+    def _replace(self, worker: Worker, turns: Turns[Worker]) -> None:
+        with self._lock:
+            self._all.discard(worker)
         worker.kill()
-        self._spawn()
+        self._spawn(turns, worker)
 
-    def _spawn(self) -> None:
-        threading.Thread(target=self._start_worker, name="sql-start", daemon=True).start()
+    def _spawn(self, turns: Turns[Worker], instead_of: Worker | None = None) -> None:
+        threading.Thread(
+            target=self._start_worker, args=(turns, instead_of), name="sql-start", daemon=True
+        ).start()
 
-    def _start_worker(self) -> None:
-        for attempt in range(5):
+    def _start_worker(self, turns: Turns[Worker], instead_of: Worker | None) -> None:
+        """Until one is ready. One that replaces another is niced from the start: whoever has his
+        queries killed one after another must not keep the machine busy with that."""
+        if instead_of is not None:
+            instead_of.wait()  # its memory is in use until then
+        wait = 0.2
+        while True:
             with self._lock:
                 if self._closed:
                     return
-                worker = Worker(self._data, self._memory)
-                self._all.add(worker)
             try:
-                worker.wait_ready()
-                self._idle.put(worker)
-                return
-            except (Late, EOFError, OSError) as error:
-                with self._lock:
-                    self._all.discard(worker)
-                worker.kill()
-                if self._stopped():
+                if self._started(turns, nice=instead_of is not None):
                     return
-                log.error("a SQL worker did not start", attempt=attempt, error=repr(error))
-                time.sleep(min(0.2 * 2**attempt, 2.0))
+            except Exception as error:
+                log.error("a SQL worker did not start", error=repr(error), again_in=wait)
+            time.sleep(wait)
+            wait = min(2 * wait, 10.0)
 
-    def _stopped(self) -> bool:
+    def _started(self, turns: Turns[Worker], *, nice: bool) -> bool:
+        share = self.memory.own if turns is self._own else self.memory.caller
+        worker = Worker(self._data, share, nice=nice)
         with self._lock:
-            return self._closed
+            closed = self._closed
+            if not closed:
+                self._all.add(worker)
+        try:
+            if closed:
+                return True
+            worker.wait_ready()
+        except BaseException:
+            with self._lock:
+                self._all.discard(worker)
+                stopping = self._closed
+            if stopping:  # close() has killed it
+                return True
+            raise
+        finally:
+            if closed or worker not in self._all:
+                worker.kill()
+                worker.wait()
+        self._warm.set()
+        turns.put(worker)
+        return True
+
+
+_NONE = bytearray()
 
 
 def _check_json(sql: str, params: Any) -> None:
@@ -322,8 +492,61 @@ def _check_json(sql: str, params: Any) -> None:
         ) from None
 
 
+def _timeout(seconds: float) -> ProblemError:
+    return ProblemError(
+        422,
+        "query_timeout",
+        f"stopped after {seconds:g} s, waiting included; ask for less, or give a longer timeout",
+    )
+
+
 def _failure(code: str, detail: str) -> dict[str, Any]:
     return {"ok": False, "code": code, "detail": detail}
+
+
+def _refused(header: dict[str, Any], seconds: float) -> ProblemError:
+    if header["code"] == "query_timeout":
+        return _timeout(seconds)
+    return ProblemError(
+        422,
+        header["code"],
+        header["detail"],
+        expected=header.get("expected") or None,
+        got=header.get("got") or None,
+    )
+
+
+def _selected(
+    header: dict[str, Any], payload: bytearray, state: MirrorState | None, dataset: str | None
+) -> Selected:
+    """A worker's answer, checked: everything it names is there, once, and weighs something."""
+    table = pa.ipc.open_stream(payload).read_all()
+    names = table.column_names
+    if "unknown" in names and (unknown := table.num_rows - table["unknown"].null_count):
+        raise _bad_selection(
+            f"{unknown} selected ids are not living trajectories"
+            + (f" of dataset {dataset}" if dataset else ""),
+            "ids of the table trajectories",
+            table["unknown"].drop_null()[0].as_py(),
+        )
+    rows = np.array(table["row"].to_numpy(), np.int64)
+    order = None if bool((np.diff(rows) > 0).all()) else np.argsort(rows, kind="stable")
+    rows = rows if order is None else rows[order]
+    if twice := int((np.diff(rows) == 0).sum()):
+        raise _bad_selection(
+            "a trajectory is selected twice",
+            "each id once (SELECT DISTINCT)",
+            f"{twice} repeats among {len(rows)} rows",
+        )
+    reads = None if header["reads"] is None else tuple(header["reads"])
+    if "weight" not in names or table["weight"].null_count == len(rows):
+        return Selected(rows, None, reads, state)
+    values = np.array(table["weight"].to_numpy(), np.float64)
+    values = values if order is None else values[order]
+    bad = ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        raise _bad_selection("a bad weight", "finite numbers > 0", str(values[bad][0]))
+    return Selected(rows, values, reads, state)
 
 
 def _bad_selection(detail: str, expected: str, got: str) -> ProblemError:
@@ -338,6 +561,7 @@ def build(service: Any) -> SqlPool:
         service.mirror,
         workers=settings.sql_workers,
         waiting=settings.sql_queue,
+        per_caller=settings.sql_per_caller,
         memory=settings.sql_memory,
         max_timeout=settings.sql_max_timeout,
         max_bytes=settings.sql_max_bytes,

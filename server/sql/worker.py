@@ -5,7 +5,8 @@ one request after another over stdin and stdout, each in a fresh in-memory DuckD
 files it was given and nothing else, and that is closed after one query.
 
     frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
-    request   {sql, params, limit, max_bytes, seconds, form: json|arrow, dataset, catalog?}
+    request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?}
+              form rows: a snapshot's selection (selecting.py); of the payload's rows, if any
     answer    {ok: true, columns, rows, truncated, elapsed_ms} + JSON rows, or an Arrow stream
               {ok: false, code, detail, expected, got}
 
@@ -20,29 +21,39 @@ import decimal
 import json
 import math
 import os
+import resource
+import signal
 import struct
 import sys
 import threading
 import time
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from server.sql.confine import confine, libraries
 
-MEMORY_MARGIN = 3
-"""Address space granted, as a multiple of DuckDB's own memory limit (and 2 GiB at least)."""
+ADDRESS_SPACE = 3 << 30
+"""Besides the worker's share: libraries and stacks are mapped, and hardly used."""
+ORPHAN_SECONDS = 2.0
+"""A query ends so long after its deadline even when nobody is left to kill this process."""
+THREADS: dict[str, Any] = {"threads": 1, "async_threads": 1}
+"""Few, so that queries leave the machine to those who write and train; and each costs memory."""
+_CONNECTION = 8 << 20
+"""What a DuckDB connection adds before its first query."""
 _BATCH = 2048
 
 
 def main(argv: list[str]) -> int:
-    data, memory = argv[0], int(argv[1])
+    """`argv`: the data directory, and how much memory this process may hold in all."""
+    data, share = argv[0], int(argv[1])
     os.chdir(data)
+    statm = open("/proc/self/statm", "rb", buffering=0) if sys.platform == "linux" else None
     layers = confine(
         [
             *libraries(),
             *(os.path.join(data, folder) for folder in ("shards", "mirror")),
             *("/proc/self/cgroup", "/sys/fs/cgroup"),  # DuckDB aborts without its memory limits
         ],
-        address_space=max(3 << 30, MEMORY_MARGIN * memory),
+        address_space=ADDRESS_SPACE + share,
         cpu_seconds=3600,
     )
     stdin = sys.stdin.buffer
@@ -53,20 +64,48 @@ def main(argv: list[str]) -> int:
     import duckdb
     import pyarrow  # noqa: F401 - loaded now, so that no query pays for it
 
-    parser = duckdb.connect(":memory:", config={"threads": 1})
+    parser = duckdb.connect(":memory:", config=THREADS)
     parser.execute("SELECT json_serialize_sql('SELECT 1')")
+    room = share - _memory(statm)[0] - _CONNECTION
+    # DuckDB keeps to its limit in tables and sorts, not in every function: that is the kernel's.
+    memory = room * 7 // 10
     write_frame(stdout, {"ok": True, "confined": layers})
     catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
     # Made ahead of need, like the process itself: half of what a small query costs.
     connection = _connect(memory)
+    _limit_data(_memory(statm)[1] + room)
     while (frame := read_frame(stdin)) is not None:
-        request, _ = frame
+        request, rows = frame
         catalog = request.get("catalog") or catalog
-        header, payload = _answer(request, catalog, parser, connection)
+        request["max_bytes"] = min(int(request["max_bytes"]), room // 2)
+        signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]) + ORPHAN_SECONDS)
+        header, payload = _answer(request, rows, catalog, parser, connection)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(stdout, header, payload)
+        del payload
         connection.close()
         connection = _connect(memory)
     return 0
+
+
+def _memory(statm: Any) -> tuple[int, int]:
+    """Bytes of this process that are resident, and of its private writable mappings."""
+    if statm is None:
+        return 96 << 20, 0
+    statm.seek(0)
+    fields = statm.read().split()
+    page = resource.getpagesize()
+    return int(fields[1]) * page, int(fields[5]) * page
+
+
+def _limit_data(most: int) -> None:
+    """The kernel refuses what goes beyond, so no query holds more, whatever it calls."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+Payload: TypeAlias = "bytes | memoryview | ArrowStream"
 
 
 def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
@@ -78,10 +117,12 @@ def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     return header, _exactly(source, int(header.get("bytes", 0)))
 
 
-def write_frame(sink: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+def write_frame(sink: BinaryIO, header: dict[str, Any], payload: Payload = b"") -> None:
     raw = json.dumps({**header, "bytes": len(payload)}).encode()
     sink.write(struct.pack(">I", len(raw)) + raw)
-    if len(payload):
+    if isinstance(payload, ArrowStream):
+        payload.write_to(sink)
+    elif len(payload):
         sink.write(payload)
     sink.flush()
 
@@ -94,8 +135,8 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
 
 
 def _answer(
-    request: dict[str, Any], catalog: dict[str, Any], parser: Any, connection: Any
-) -> tuple[dict[str, Any], bytes | memoryview]:
+    request: dict[str, Any], rows: bytes, catalog: dict[str, Any], parser: Any, connection: Any
+) -> tuple[dict[str, Any], Payload]:
     import duckdb
 
     from server.sql.guard import NotAllowed, check
@@ -106,6 +147,8 @@ def _answer(
     timer.start()
     try:
         allowed = check(request["sql"], parser)
+        if request["form"] == "rows":
+            return _select(request, rows, allowed, catalog, parser, connection, began)
         _make_tables(connection, allowed.tables, catalog, request)
         header, payload = _run(connection, allowed, request, began)
         header["elapsed_ms"] = (time.perf_counter() - began) * 1e3
@@ -115,10 +158,11 @@ def _answer(
     except duckdb.PermissionException as error:
         return _refusal("sql_not_allowed", _clean(error)), b""
     except duckdb.InterruptException:
-        seconds = float(request["seconds"])
-        advice = "ask for less, or give a longer timeout"
-        return _refusal("query_timeout", f"stopped after {seconds:g} s; {advice}"), b""
-    except (duckdb.Error, RuntimeError, OverflowError, ValueError, RecursionError) as error:
+        return _refusal("query_timeout", "stopped at its deadline"), b""
+    except (duckdb.Error, RuntimeError, OverflowError, ValueError, OSError) as error:
+        # OSError is what a stream of Arrow makes of DuckDB's own errors.
+        if "INTERRUPT" in str(error):
+            return _refusal("query_timeout", "stopped at its deadline"), b""
         code = "sql_not_allowed" if "data-modifying" in str(error) else "sql_error"
         return _refusal(code, _clean(error)), b""
     except MemoryError:
@@ -139,8 +183,8 @@ def _clean(error: BaseException) -> str:
 def _connect(memory: int) -> Any:
     import duckdb
 
-    # Said at birth: it would start a thread for every core first.
-    connection = duckdb.connect(":memory:", config={"threads": 2})
+    # Said at birth: it would start threads for every core first.
+    connection = duckdb.connect(":memory:", config=THREADS)
     for setting in (
         f"memory_limit = '{memory // (1 << 20)}MiB'",
         "temp_directory = ''",  # before external access goes: it would stay writable
@@ -180,7 +224,7 @@ def _make_tables(
         for name, entry in catalog["datasets"].items()
         if name in schemas or (bare and dataset in (None, name))
     }
-    if chosen or request["form"] == "selection":
+    if chosen or request["form"] == "rows":
         tables["trajectories"] = catalog["tables"]["trajectories"]
     files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
     connection.execute(f"SET allowed_paths = [{', '.join(map(_text, files))}]")
@@ -258,18 +302,16 @@ def _text(text: str) -> str:
 
 def _run(
     connection: Any, allowed: Any, request: dict[str, Any], began: float
-) -> tuple[dict[str, Any], bytes | memoryview]:
+) -> tuple[dict[str, Any], Payload]:
     limit, params = int(request["limit"]), request.get("params")
     text: str = allowed.wrapped(limit + 1)
     relation = connection.sql(text, params=params or None)
-    if request["form"] == "selection":
-        relation = connection.sql(_selection(text, relation.columns), params=params or None)
     columns = [
         {"name": name, "type": str(kind)}
         for name, kind in zip(relation.columns, relation.types, strict=True)
     ]
     most = int(request["max_bytes"])
-    payload: bytes | memoryview
+    payload: Payload
     if request["form"] == "json":
         payload, rows, cut = _json(connection, text, relation, request)
     else:
@@ -277,28 +319,31 @@ def _run(
     return {"ok": True, "columns": columns, "rows": rows, "truncated": cut}, payload
 
 
-def _selection(text: str, columns: list[str]) -> str:
-    """id, weight and whether there is such a trajectory, for each row of a selection."""
-    names = [name.lower() for name in columns]
-    if names not in (["id"], ["id", "weight"], ["weight", "id"]):
-        from server.sql.guard import NotAllowed
+def _select(
+    request: dict[str, Any],
+    rows: bytes,
+    allowed: Any,
+    catalog: dict[str, Any],
+    parser: Any,
+    connection: Any,
+    began: float,
+) -> tuple[dict[str, Any], Payload]:
+    """A snapshot's selection; see selecting.py."""
+    from server.sql import selecting
 
-        raise NotAllowed(
-            "a selection has the wrong columns",
-            expected="SELECT id FROM trajectories …, or SELECT id, weight FROM trajectories …",
-            got=", ".join(columns),
-        )
-    weight = "CAST(s.weight AS DOUBLE)" if "weight" in names else "CAST(NULL AS DOUBLE)"
-    return (
-        f"SELECT CAST(s.id AS VARCHAR) AS id, {weight} AS weight, t.id IS NOT NULL AS known"
-        f" FROM (SELECT *, row_number() OVER () AS place FROM ({text})) AS s"
-        " LEFT JOIN trajectories AS t ON t.id = CAST(s.id AS VARCHAR) ORDER BY s.place"
-    )
+    columns = selecting.columns_of(allowed.text, parser, frozenset(request["known"]))
+    if not rows:
+        _make_tables(connection, allowed.tables, catalog, request)
+    limit, most = int(request["limit"]), int(request["max_bytes"])
+    relation = selecting.relation_of(request, rows, allowed.wrapped(limit + 1), columns, connection)
+    payload, count, cut = _arrow(relation, limit, most, began, at_once=65_536)
+    reads = None if columns is None else sorted(columns)
+    return {"ok": True, "rows": count, "truncated": cut, "reads": reads}, payload
 
 
 def _json(
     connection: Any, text: str, relation: Any, request: dict[str, Any]
-) -> tuple[bytes, int, bool]:
+) -> tuple[memoryview, int, bool]:
     """A JSON list of rows, as many as fit."""
     limit, max_bytes = int(request["limit"]), int(request["max_bytes"])
     names, kinds = relation.columns, [str(kind) for kind in relation.types]
@@ -309,17 +354,20 @@ def _json(
         )
         text += f" AS q({', '.join(f'c{i}' for i in range(len(kinds)))})"
     connection.execute(text, request.get("params") or None)
-    parts: list[bytes] = []
-    size, cut = 0, False
+    text_of = bytearray(b"[")
+    rows, cut = 0, False
     while not cut and (batch := connection.fetchmany(_BATCH)):
         for row in batch:
             raw = json.dumps([_plain(value) for value in row], allow_nan=False).encode()
-            size += len(raw) + 1
-            if len(parts) == limit or size > max_bytes:
+            if rows == limit or len(text_of) + len(raw) + 1 > max_bytes:
                 cut = True
                 break
-            parts.append(raw)
-    return b"[" + b",".join(parts) + b"]", len(parts), cut
+            if rows:
+                text_of += b","
+            text_of += raw
+            rows += 1
+    text_of += b"]"
+    return memoryview(text_of), rows, cut
 
 
 def _time_as_text(number: int, name: str, kind: str) -> str:
@@ -327,11 +375,13 @@ def _time_as_text(number: int, name: str, kind: str) -> str:
     return f"{value} AS {_name(name)}"
 
 
-def _arrow(relation: Any, limit: int, max_bytes: int, began: float) -> tuple[memoryview, int, bool]:
+def _arrow(
+    relation: Any, limit: int, max_bytes: int, began: float, at_once: int = _BATCH
+) -> tuple[ArrowStream, int, bool]:
     """An Arrow IPC stream of rows, as many as fit; its schema's metadata tells of the query."""
     import pyarrow as pa
 
-    reader = relation.to_arrow_reader(65_536)
+    reader = relation.to_arrow_reader(at_once)
     batches: list[Any] = []
     rows = size = 0
     cut = False
@@ -350,10 +400,28 @@ def _arrow(relation: Any, limit: int, max_bytes: int, began: float) -> tuple[mem
     for place, kind in enumerate(relation.types):
         if str(kind) == "HUGEINT":
             table = table.set_column(place, table.column_names[place], _narrowed(table[place]))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema.with_metadata(told)) as writer:
-        writer.write_table(table.replace_schema_metadata(told))
-    return memoryview(sink.getvalue()), rows, cut
+    return ArrowStream(table.replace_schema_metadata(told)), rows, cut
+
+
+class ArrowStream:
+    """A table as an IPC stream, made while it is written: an answer is held once."""
+
+    def __init__(self, table: Any):
+        import pyarrow as pa
+
+        self._table = table
+        size = pa.MockOutputStream()
+        self.write_to(size)
+        self._size = int(size.size())
+
+    def __len__(self) -> int:
+        return self._size
+
+    def write_to(self, sink: Any) -> None:
+        import pyarrow as pa
+
+        with pa.ipc.new_stream(sink, self._table.schema) as writer:
+            writer.write_table(self._table)
 
 
 def _narrowed(column: Any) -> Any:

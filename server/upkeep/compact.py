@@ -60,9 +60,9 @@ def compact(
         try:
             # While this is held, neither sealing nor a dataset's end moves anything.
             with ingest.sealer.lock:
-                _rewrite(settings, db, store, ingest, group, now)
+                _rewrite(settings, db, store, ingest, group)
         except ShardDamaged as error:
-            log.info("a shard cannot be read", error=str(error))  # what it is, is said below
+            log.error("a shard cannot be read", error=str(error))
             for shard in group:
                 inspector.suspect(shard.id)
             continue
@@ -85,7 +85,8 @@ def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shar
         rows = connection.execute(
             sa.select(s.pk, s.id, datasets.c.name, s.partition, s.bytes, s.rows)
             .join(datasets, datasets.c.pk == s.dataset_pk)
-            .where(s.state == "live", s.created_at <= now - settings.compact_after)
+            # One from the future, after a clock was put back, is old enough.
+            .where(s.state == "live", ~s.created_at.between(now - settings.compact_after, now))
             .order_by(datasets.c.name, s.partition, s.seq_min)
         ).all()
     found = [_Shard(*row, living=row.rows - dead.get(row.pk, 0)) for row in rows]
@@ -112,7 +113,6 @@ def _rewrite(
     store: Store,
     ingest: Ingest,
     group: Sequence[_Shard],
-    now: float,
 ) -> None:
     dataset = ingest.registry.get(group[0].dataset)
     t = trajectories.c
@@ -139,7 +139,7 @@ def _rewrite(
         connection.execute(
             sa.update(shards)
             .where(shards.c.pk.in_(pks), shards.c.state == "live")
-            .values(state="retired", retired_at=now)
+            .values(state="retired", retired_uptime=db.uptime())
         )
         failpoint("compact.before_commit")
     failpoint("compact.after_commit")

@@ -16,11 +16,13 @@ from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store
 from server.upkeep.compact import compact
-from server.upkeep.retain import finish, retain
-from server.upkeep.sweep import sweep
+from server.upkeep.retain import finish, retain, waiting
+from server.upkeep.sweep import Sweeper
 
 log = structlog.get_logger("stepwell.upkeep")
 SWEEP_EVERY = 600.0
+SAVE_UPTIME_EVERY = 10.0
+"""Seconds of uptime that a crash may forget, while anything waits for it to pass."""
 
 
 class Keeper:
@@ -38,13 +40,13 @@ class Keeper:
         self._ingest, self._inspector = ingest, inspector
         self.trouble = ""
         """What is wrong with the index, for /readyz."""
-        self._said = ""
         self._stop = threading.Event()
         self._swept = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
         # Nothing else runs yet, so whatever nobody knows is left over from a crash.
         finish(db, store)
-        sweep(db, store, older_than=0.0)
+        self._sweeper = Sweeper(db, store)
+        self._sweeper.round(older_than=0.0)
 
     def start(self) -> None:
         if self._settings.upkeep_interval > 0:
@@ -59,26 +61,12 @@ class Keeper:
         self._look_at_index()
         while not self._stop.wait(self._settings.upkeep_interval):
             try:
-                self.round(time.time())
+                self.round()
             except Exception as error:
-                self._say(error)
-            else:
-                self._said = ""
-
-    def _say(self, error: Exception) -> None:
-        """Once, not at every round: what fails for want of room fails again in five seconds."""
-        if str(error) == self._said:
-            return
-        self._said = str(error)
-        if disk_problem(error, "") is None:
-            log.error(
-                "upkeep failed by a defect and is tried again; please report it with these lines",
-                exc_info=error,
-            )
-        else:
-            log.error(
-                "upkeep failed and is tried again: make room on the disk", error=str(error)[:300]
-            )
+                if disk_problem(error, "") is None:
+                    log.error("upkeep failed", exc_info=error)
+                else:
+                    log.error("upkeep failed: the disk refuses", error=str(error)[:300])
 
     def _look_at_index(self) -> None:
         """SQLite notices a damaged page when it reads it, which may be in a year: look now."""
@@ -89,15 +77,19 @@ class Keeper:
             found = str(error.orig)
         if found != "ok":
             self.trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[:300]
-            log.error("the index is damaged: stop the service, run stepwell fsck", found=found)
+            log.error("the index is damaged", found=found)
 
-    def round(self, now: float) -> None:
-        """Everything that is due at `now`."""
+    def round(self) -> None:
+        """Everything that is due now."""
         if self._ingest.committer.trouble is not None:
             with contextlib.suppress(ProblemError):
                 self._ingest.committer.check_disk()
+        now = self._db.uptime()
+        if now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and waiting(self._db):
+            self._db.save_uptime()
         retain(self._settings, self._db, self._store, now)
-        compact(self._settings, self._db, self._store, self._ingest, self._inspector, now)
+        wall = self._db.clock.wall()
+        compact(self._settings, self._db, self._store, self._ingest, self._inspector, wall)
         if time.monotonic() - self._swept >= SWEEP_EVERY:
             self._swept = time.monotonic()
-            sweep(self._db, self._store, self._settings.orphan_age)
+            self._sweeper.round(self._settings.orphan_age)

@@ -2,6 +2,8 @@
 
 live ── nothing alive in it ──▶ retired ── no unexpired lease, grace passed ──▶ deleting
      ──▶ unlink ──▶ deleted; its trajectories become tombstones (a late retry is recognised)
+
+All waiting is counted in the service's uptime (index/db.py): the wall clock may jump.
 """
 
 from __future__ import annotations
@@ -29,13 +31,23 @@ KEEP_LEASES = 86_400.0
 
 
 def retain(settings: Settings, db: Database, store: Store, now: float) -> int:
-    """One round; returns how many shard files were deleted."""
+    """One round at uptime `now`; returns how many shard files were deleted."""
     _retire(db, now)
     _doom(db, now, settings.shard_grace)
     count = finish(db, store)
     _forget(db, now, settings.tombstone_days * 86_400.0)
     _forget_snapshots(db, store, now - settings.snapshot_days * 86_400.0)
     return count
+
+
+def waiting(db: Database) -> bool:
+    """Whether anything here waits for uptime to pass within a day: leases, and retired shards."""
+    with db.read() as connection:
+        found = sa.or_(
+            sa.exists(leases.select().where(leases.c.expires_uptime > db.uptime())),
+            sa.exists(shards.select().where(shards.c.state == "retired")),
+        )
+        return bool(connection.execute(sa.select(found)).scalar())
 
 
 def finish(db: Database, store: Store) -> int:
@@ -50,7 +62,7 @@ def finish(db: Database, store: Store) -> int:
         store.delete(f"shards/{partition}", f"{shard_id}.parquet")
         failpoint("delete.after_unlink")
         with db.write() as connection:
-            _bury(connection, pk)
+            _bury(connection, pk, db.uptime())
         log.info("shard deleted", shard=shard_id)
     return len(doomed)
 
@@ -65,7 +77,9 @@ def _retire(db: Database, now: float) -> None:
         if not connection.execute(sa.select(sa.exists(shards.select().where(empty)))).scalar():
             return
     with db.write() as connection:
-        connection.execute(sa.update(shards).where(empty).values(state="retired", retired_at=now))
+        connection.execute(
+            sa.update(shards).where(empty).values(state="retired", retired_uptime=now)
+        )
 
 
 def _doom(db: Database, now: float, grace: float) -> None:
@@ -74,9 +88,9 @@ def _doom(db: Database, now: float, grace: float) -> None:
     leased = (
         sa.exists()
         .where(held.shard_pk == s.pk, leases.c.snapshot_pk == held.snapshot_pk)
-        .where(leases.c.expires_at > now)
+        .where(leases.c.expires_uptime > now)
     )
-    due = sa.and_(s.state == "retired", s.retired_at <= now - grace, ~leased)
+    due = sa.and_(s.state == "retired", s.retired_uptime <= now - grace, ~leased)
     with db.read() as connection:
         if not connection.execute(sa.select(sa.exists(shards.select().where(due)))).scalar():
             return
@@ -84,19 +98,19 @@ def _doom(db: Database, now: float, grace: float) -> None:
         connection.execute(sa.update(shards).where(due).values(state="deleting"))
 
 
-def _bury(connection: Connection, pk: int) -> None:
+def _bury(connection: Connection, pk: int, now: float) -> None:
     t = trajectories.c
-    names = ["id", "dataset_pk", "seq", "digest", "evicted_at", "mark"]
+    names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "mark"]
     mark = sa.literal(next_mark(connection))
-    gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.evicted_at, mark)
+    gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, sa.literal(now), mark)
     connection.execute(sa.insert(tombstones).from_select(names, gone.where(t.shard_pk == pk)))
     connection.execute(sa.delete(trajectories).where(t.shard_pk == pk))
     connection.execute(sa.update(shards).where(shards.c.pk == pk).values(state="deleted"))
 
 
 def _forget(db: Database, now: float, tombstone_age: float) -> None:
-    old_tombstones = tombstones.c.evicted_at < now - tombstone_age
-    old_leases = leases.c.expires_at < now - KEEP_LEASES
+    old_tombstones = tombstones.c.evicted_uptime < now - tombstone_age
+    old_leases = leases.c.expires_uptime < now - KEEP_LEASES
     with db.read() as connection:
         some = connection.execute(
             sa.select(
@@ -116,13 +130,14 @@ def _forget_snapshots(db: Database, store: Store, before: float) -> None:
     """A growing run makes one every few minutes; nobody comes back to those it did not keep.
 
     Kept: what anybody leased lately (leases stay KEEP_LEASES beyond their end), and what a run
-    names, since it can be replayed from there. Rows of shards long deleted go when no snapshot
-    refers to them any more.
+    names, since it can be replayed from there, and what other manifests build on. Rows of shards
+    long deleted go when no snapshot refers to them any more.
     """
-    n = snapshots.c
+    n, built_on = snapshots.c, snapshots.alias()
     named = sa.func.json_each(runs.c.snapshots).table_valued("value")
     old = sa.and_(
-        n.created_at < before,
+        n.created_uptime < before,
+        n.pk.not_in(sa.select(built_on.c.base_pk).where(built_on.c.base_pk.is_not(None))),
         ~sa.exists().where(leases.c.snapshot_pk == n.pk),
         n.id.not_in(sa.select(named.c.value).select_from(runs.join(named, sa.true()))),
     )
@@ -139,7 +154,7 @@ def _forget_snapshots(db: Database, store: Store, before: float) -> None:
         connection.execute(
             sa.delete(shards).where(
                 s.state == "deleted",
-                s.retired_at < before,
+                s.retired_uptime < before,
                 ~sa.exists().where(snapshot_shards.c.shard_pk == s.pk),
             )
         )

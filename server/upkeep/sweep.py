@@ -7,7 +7,6 @@ was lost: it is never swept, fsck names it, and `fsck --rebuild` takes it in.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class Orphan:
     """Written by an import that has not committed: the importer's own start removes it."""
 
 
-def orphans(db: Database, store: Store, older_than: float = 0.0) -> list[Orphan]:
+def orphans(db: Database, store: Store) -> list[Orphan]:
     """What a sweep would remove, and what it would not dare to."""
     # Files first, index second: what is put and committed in between is then known, not orphaned.
     files = {folder: store.names(folder) for folder in ("shards/fifo", "shards/protected")}
@@ -51,32 +50,42 @@ def orphans(db: Database, store: Store, older_than: float = 0.0) -> list[Orphan]
     for folder, names in files.items():
         for name in names:
             path = store.path(folder, name)
-            if (folder, name) in there or _age(path) < older_than:
+            if (folder, name) in there:
+                continue
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
                 continue
             if name.removesuffix(".parquet") in importing:
-                found.append(Orphan(folder, name, path.stat().st_size, True, importing=True))
+                found.append(Orphan(folder, name, size, True, importing=True))
                 continue
             removable = not folder.startswith("shards/") or _all_known(db, path)
-            found.append(Orphan(folder, name, path.stat().st_size, removable))
+            found.append(Orphan(folder, name, size, removable))
     return found
 
 
-def sweep(db: Database, store: Store, older_than: float) -> int:
-    """Remove orphans that may go; returns how many."""
-    count = 0
-    for orphan in orphans(db, store, older_than):
-        if orphan.removable and not orphan.importing:
-            store.delete(orphan.folder, orphan.name)
-            log.info("orphan removed", folder=orphan.folder, name=orphan.name)
-            count += 1
-    return count
+class Sweeper:
+    """Removes orphans that may go, once they have been orphans for long enough.
 
+    How long is counted here, from when one was first met: a file's own time is of a wall clock that
+    may jump, and a file of this moment, which its transaction has not named yet, must not look old.
+    """
 
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return -1.0
+    def __init__(self, db: Database, store: Store):
+        self._db, self._store = db, store
+        self._met: dict[tuple[str, str], float] = {}
+
+    def round(self, older_than: float) -> int:
+        """Returns how many were removed. With 0.0, all: only while nothing else runs."""
+        now, count = self._db.clock.monotonic(), 0
+        found = [o for o in orphans(self._db, self._store) if o.removable and not o.importing]
+        self._met = {(o.folder, o.name): self._met.get((o.folder, o.name), now) for o in found}
+        for orphan in found:
+            if now - self._met[orphan.folder, orphan.name] >= older_than:
+                self._store.delete(orphan.folder, orphan.name)
+                log.info("orphan removed", folder=orphan.folder, name=orphan.name)
+                count += 1
+        return count
 
 
 def _all_known(db: Database, path: Path) -> bool:

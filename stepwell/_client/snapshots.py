@@ -38,8 +38,12 @@ class Snapshots(Transport):
         """Freeze a selection of everything acknowledged so far, and lease it for 120 s to `holder`.
 
         Either `dataset` (and `where`, a SQL condition over `trajectories`), or `sources`, a mixture
-        like [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …]. `since` counts
-        what came and went after an earlier snapshot.
+        like [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …].
+
+        `since`, an earlier snapshot's id, makes a refresh: the service looks at what changed since
+        then, and `added` and `removed` count it. When nothing did, the answer is that snapshot
+        itself (same `id`), leased to `holder` anew. `manifest(new.id, since=old.id)` then brings
+        only the rows that differ.
         """
         body = request(
             messages.CreateSnapshot,
@@ -67,14 +71,23 @@ class Snapshots(Transport):
         pages = self.pages(messages.SnapshotPage, "/v1/snapshots")
         return [snapshot for page in pages for snapshot in page.items]
 
-    def manifest(self, snapshot_id: str) -> Any:
+    def manifest(self, snapshot_id: str, *, since: str | None = None) -> Any:
         """pyarrow.Table, one row per selected trajectory, in an order that never changes.
 
-        id, dataset, seq, component, weight, shard, traj_idx, row_start (row in the shard),
-        length (T), first_step, return, terminated, truncated, final_obs_valid, env. Schema metadata
-        carries the snapshot's id and digest and the components' shares. Raises `Gone`.
+        id (16 bytes; `stepwell.manifest.id_texts` writes them out), dataset, seq, component,
+        weight, shard, traj_idx, row_start (row in the shard), length (T), first_step, return,
+        terminated, truncated, final_obs_valid, env, content. Schema metadata carries the snapshot's
+        id and digest and the components' shares. Raises `Gone`.
+
+        With `since`, another snapshot's id: what differs, for `stepwell.manifest.apply(table of
+        that snapshot, changes)`.
         """
-        response = self.call("GET", f"{_snapshot(snapshot_id)}/manifest", accept=ARROW)
+        response = self.call(
+            "GET",
+            f"{_snapshot(snapshot_id)}/manifest",
+            params=None if since is None else {"since": since},
+            accept=ARROW,
+        )
         return read_table(response.content, f"the manifest of {snapshot_id}")
 
     def lease(self, snapshot_id: str, holder: str = "", ttl: float = 120.0) -> messages.Lease:

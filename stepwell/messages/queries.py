@@ -65,7 +65,8 @@ class CreateSnapshot(Request):
     dataset: Name | None = None
     where: Annotated[str, StringConstraints(max_length=20_000)] | None = None
     since: str | None = None
-    """Id of an earlier snapshot; `added` and `removed` are counted from it."""
+    """Id of an earlier snapshot; `added` and `removed` are counted from it. Nothing new: it is
+    the answer itself, and no other is made."""
     include_eval: bool = False
     holder: Text = ""
     """Who asks; becomes the holder of the first lease."""
@@ -106,4 +107,7 @@ class PutLease(Request):
 class Lease(Response):
     snapshot: str
     holder: str
+    ttl: float
+    """Seconds from now, of the service's running time: no jump of a clock shortens them."""
     expires_at: float
+    """When that is about, for people."""

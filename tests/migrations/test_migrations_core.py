@@ -62,7 +62,7 @@ def test_the_migrated_schema_is_the_one_in_tables(tmp_path: Path) -> None:
             "ck_trajectories_state",
             "ck_trajectories_purpose",
         }
-        assert c.execute(sa.select(counters.c.name)).scalars().all() == ["epoch", "mark"]
+        assert c.execute(sa.select(counters.c.name)).scalars().all() == ["epoch", "mark", "uptime"]
     engine.dispose()
 
 
@@ -74,7 +74,7 @@ def test_down_to_nothing_and_up_again(tmp_path: Path) -> None:
     assert upgrade(path) == REVISION
     db = Database(path)
     with db.write() as c:
-        assert c.execute(sa.select(sa.func.count()).select_from(counters)).scalar() == 2
+        assert c.execute(sa.select(sa.func.count()).select_from(counters)).scalar() == 3
     db.close()
 
 

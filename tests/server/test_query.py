@@ -32,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 def ask(client: TestClient, sql: str, **fields: Any) -> Any:
-    return client.post("/v1/query", json={"sql": sql, **fields})
+    return client.post("/v1/query", json={"sql": sql, "timeout": 60, **fields})
 
 
 def test_json(client: TestClient) -> None:
@@ -73,13 +73,13 @@ def test_sums_of_integers_are_integers(client: TestClient) -> None:
 
 def test_a_slow_query_answers_like_a_quick_one(client: TestClient) -> None:
     """DuckDB draws a progress bar after two seconds; none of it may get into the answer."""
-    size, elapsed = 300_000, 0.0
-    while elapsed < 2500:  # on this machine, whatever it is
+    size, elapsed = 20_000, 0.0
+    while elapsed < 2500:  # on this machine, whatever it is and however busy
         product = f"from range({size}) a, range(1500) b where (a.range * b.range) % 7 = 1"
         answer = ask(client, f"select count(*) {product}", timeout=60)
         assert answer.status_code == 200, answer.text
         assert answer.json()["rows"][0][0] > 0
-        elapsed, size = answer.json()["elapsed_ms"], size * 3
+        elapsed, size = answer.json()["elapsed_ms"], size * 2
 
 
 def test_parameters_by_place_and_by_name(client: TestClient) -> None:
@@ -99,7 +99,7 @@ def test_parameters_by_place_and_by_name(client: TestClient) -> None:
         ({"sql": "drop table trajectories"}, "sql_not_allowed"),
         ({"sql": "select nope from trajectories"}, "sql_error"),
         (
-            {"sql": "select count(*) from range(100000000000) a, range(99999)", "timeout": 0.2},
+            {"sql": "select count(*) from range(100000000000) a, range(99999)", "timeout": 2},
             "query_timeout",
         ),
         ({"sql": ""}, "validation_error"),

@@ -114,7 +114,7 @@ def test_batches_equal_the_slow_reading(fake, tmp_path, spec, padding):
             b.check(spaces_of(spec))
             assert b.mask.shape[1] == int(loaded.windows.length.max())
             for i in range(16):
-                trajectory = by_id[loaded.manifest.ids[loaded.windows.trajectory[i]]]
+                trajectory = by_id[loaded.manifest.names([loaded.windows.trajectory[i]])[0]]
                 start, n = int(loaded.windows.start[i]), int(loaded.windows.length[i])
                 seen.add((trajectory.id, start == 0, n == len(trajectory)))
                 want = reference(trajectory, start, n, b.prev_reward.shape[1], spec)

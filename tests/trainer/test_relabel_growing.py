@@ -95,7 +95,7 @@ def test_a_snapshot_added_on_the_way_is_relabeled_by_what_it_holds_from_its_firs
         loader.add_view(View(start, new, Order(new, CONFIG, 3)))
         seen += [next(loader) for _ in range(start + 6 - 3)]
     assert [paid(loaded) for loaded in seen] == [{4}] * start + [{6}] * 6
-    added = set(new.ids[len(old) :].tolist())
+    added = set(new.names(np.arange(len(old), len(new))))
     assert added & {name.split("@")[0] for loaded in seen[start:] for name in loaded.ids}
     with closing(loader_of(service, tmp_path, (0, old), (start, new))) as known:
         assert all(same(next(known), loaded) for loaded in seen)

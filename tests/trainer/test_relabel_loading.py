@@ -154,7 +154,7 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
             assert rows == int(loaded.windows.length.max()) + 1
             for i in range(8):
                 k, which = 8 * step + i, int(recorded.trajectory[i])
-                t = by_id[manifest.ids[which]]
+                t = by_id[manifest.names([which])[0]]
                 e = Episode(
                     obs=t.obs,
                     action=t.actions["action"],

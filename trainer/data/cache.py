@@ -183,7 +183,7 @@ class Cache:
             starts[which[inside] + 1] - starts[which[inside]] == manifest.length[rows][inside] + 1
         )
         if not bool(fits.all()):
-            bad = manifest.ids[rows[~fits]][:3]
+            bad = manifest.names(rows[~fits][:3])
             raise ShardUnreadable(
                 f"shard {shard} does not hold the trajectories that the manifest says, "
                 f"among them {', '.join(map(str, bad))}"

@@ -58,7 +58,7 @@ class Loaded:
     @property
     def ids(self) -> list[str]:
         """Trajectory id @ first row of each window: names a sample for people."""
-        ids = self.manifest.ids[self.windows.trajectory]
+        ids = self.manifest.names(self.windows.trajectory)
         return [f"{i}@{s}" for i, s in zip(ids, self.windows.start.tolist(), strict=True)]
 
 

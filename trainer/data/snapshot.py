@@ -1,6 +1,6 @@
 """A frozen selection, and the promise that it stays readable: all a trainer reads of a dataset.
 
-A manifest is one row per trajectory, as arrays:
+A manifest is one row per trajectory, as arrays (no Python object per row):
 
     component  shard  traj_idx  row_start  length  first_step  terminated truncated final_obs_valid
     0          2      17        3417       200     0           F          T         T
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stepwell import EnvSpec
+from stepwell import EnvSpec, manifest
 from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import BadRequest, Gone, NotFound, ServiceError, StepwellError
@@ -34,6 +34,9 @@ from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 120.0
+LONGEST_CHAIN = 32
+"""Kept manifests that hold only what changed, one upon another."""
+_SPEC = b"trainer.spec"
 
 Ints = NDArray[np.int64]
 
@@ -52,7 +55,8 @@ class Manifest:
     spec: EnvSpec
     shares: tuple[float, ...]
     """Share of each component of the mixture, if these do not move; they sum to 1."""
-    ids: NDArray[np.object_]
+    ids: NDArray[np.void]
+    """Each trajectory's UUID, 16 bytes; `names` writes them out."""
     shards: tuple[str, ...]
     """Names of all shards; the column `shard` indexes them."""
     component: NDArray[np.int16]
@@ -68,6 +72,10 @@ class Manifest:
 
     def __len__(self) -> int:
         return len(self.length)
+
+    def names(self, rows: Ints | Sequence[int]) -> list[str]:
+        """The ids of some trajectories, for people and for SQL."""
+        return manifest.id_texts(self.ids[np.asarray(rows)])
 
     @property
     def steps(self) -> int:
@@ -106,9 +114,8 @@ def from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
     metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
     if not table.num_rows:
         raise DataError("the snapshot selects no trajectory; look with: stepwell sql")
-    shards, shard = np.unique(
-        np.asarray(table["shard"].to_pylist(), dtype=np.str_), return_inverse=True
-    )
+    column_of_shards = _encoded(table["shard"])
+    shards = [str(name) for name in column_of_shards.dictionary.to_pylist()]
     shares = json.loads(_metadata(metadata, "shares"))
 
     def column(name: str, dtype: Any) -> NDArray[Any]:
@@ -119,11 +126,11 @@ def from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
         digest=_metadata(metadata, "digest"),
         spec=spec,
         shares=tuple(float(share) / sum(shares) for share in shares),
-        ids=np.asarray(table["id"].to_pylist(), dtype=object),
-        shards=tuple(str(name) for name in shards),
+        ids=manifest.id_bytes(table["id"]),
+        shards=tuple(shards),
         component=column("component", np.int16),
         weight=column("weight", np.float64),
-        shard=shard.astype(np.int32),
+        shard=column_of_shards.indices.to_numpy().astype(np.int32, copy=False),
         traj_idx=column("traj_idx", np.int32),
         row_start=column("row_start", np.int64),
         length=column("length", np.int64),
@@ -168,27 +175,101 @@ def _freeze(client: Client, config: TrainConfig, holder: str, since: str | None)
     return snapshot.id
 
 
-def load(client: Client, snapshot_id: str, folder: Path) -> Manifest:
+def load(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Manifest:
     """The manifest of a snapshot: from `folder` where an earlier life of this run left it.
 
-    Raises `stepwell.errors.Gone` for an expired snapshot that was never kept here.
+    With `since`, an earlier snapshot whose manifest `folder` has, only what differs is fetched and
+    kept. Raises `stepwell.errors.Gone` for an expired snapshot that was never kept here.
     """
-    name = hashlib.sha256(snapshot_id.encode()).hexdigest()[:16]
-    path = folder / f"{name}.arrow"
+    path = _kept(folder, snapshot_id)
     if path.exists():
-        with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as reader:
-            table = reader.read_all()
-        return from_table(table, _spec(table.schema.metadata[b"trainer.spec"].decode()))
+        table = _read(folder, snapshot_id)
+        return from_table(table, _spec(table.schema.metadata[_SPEC].decode()))
     snapshot = client.snapshot(snapshot_id)
-    table = client.manifest(snapshot_id)
+    fresh, table = _fetch(client, snapshot_id, folder, since)
     # Locations may move when shards are compacted; what this run sampled from must not.
-    metadata = {**(table.schema.metadata or {}), b"trainer.spec": json.dumps(snapshot.spec)}
-    table = table.replace_schema_metadata(metadata)
+    metadata = {**(fresh.schema.metadata or {}), _SPEC: json.dumps(snapshot.spec).encode()}
     folder.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
+    with (
+        whole_file(path) as file,
+        pa.ipc.new_stream(file, fresh.schema.with_metadata(metadata)) as w,
+    ):
+        for batch in fresh.to_batches():
+            w.write_batch(batch)
         failpoint("manifest.before_rename")
     return from_table(table, EnvSpec.from_json(snapshot.spec))
+
+
+def forget(folder: Path, keep: Sequence[str]) -> int:
+    """Delete kept manifests but those of the snapshots `keep`, and what these are made from.
+
+    Returns how many files went. Call it where no checkpoint names the others any more.
+    """
+    needed = set()
+    for snapshot_id in keep:
+        path = _kept(folder, snapshot_id)
+        while path.exists() and path not in needed:
+            needed.add(path)
+            if before := _since(path):
+                path = _kept(folder, before)
+    count = 0
+    for path in set(folder.glob("*.arrow")) - needed:
+        path.unlink(missing_ok=True)
+        count += 1
+    return count
+
+
+def _fetch(client: Client, snapshot_id: str, folder: Path, since: str) -> tuple[pa.Table, pa.Table]:
+    """What to keep of a manifest, and the whole of it."""
+    before = _read(folder, since) if since and _kept(folder, since).exists() else None
+    if before is not None and before.schema.equals(manifest.SCHEMA):  # not of an older version
+        try:
+            changes = client.manifest(snapshot_id, since=since)
+            table = manifest.apply(before, changes)
+            # A chain of changes is read from its beginning: it must not become long, nor heavy.
+            if _depth(folder, since) < LONGEST_CHAIN and 2 * changes.num_rows <= table.num_rows:
+                return changes, table
+            return table, table
+        except NotFound as error:
+            log.info("the service has forgotten snapshot %s: %s", since, error.detail)
+    table = client.manifest(snapshot_id)
+    return table, table
+
+
+def _read(folder: Path, snapshot_id: str) -> pa.Table:
+    """A manifest that was kept, mapped from its files."""
+    path = _kept(folder, snapshot_id)
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        table = reader.read_all()
+    if manifest.is_changes(table):
+        table = manifest.apply(_read(folder, _since(path)), table)
+    return table
+
+
+def _since(path: Path) -> str:
+    """The snapshot that a kept file holds the changes from; nothing for a whole manifest."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        metadata = reader.schema.metadata or {}
+    return str(metadata.get(manifest.SINCE_KEY, b"").decode())
+
+
+def _depth(folder: Path, snapshot_id: str) -> int:
+    depth = 0
+    while snapshot_id := _since(_kept(folder, snapshot_id)):
+        depth += 1
+    return depth
+
+
+def _kept(folder: Path, snapshot_id: str) -> Path:
+    return folder / f"{hashlib.sha256(snapshot_id.encode()).hexdigest()[:16]}.arrow"
+
+
+def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Names as one dictionary and numbers."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    array = column.unify_dictionaries().combine_chunks()
+    return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
 class LeaseKeeper:

@@ -38,7 +38,7 @@ def states(live: Any) -> list[str]:
 
 def round_of_upkeep(live: Any, later: float = 0.0) -> int:
     service = live.service
-    return retain(service.settings, service.db, service.store, time.time() + later)
+    return retain(service.settings, service.db, service.store, service.db.uptime() + later)
 
 
 def test_fifo_holds_exactly_its_capacity_and_the_oldest_go(live: Any) -> None:
@@ -325,7 +325,7 @@ def test_fsck_finds_the_directory_clean_after_all_kinds_of_upkeep(
             live.flush()
         service = live.service
         later = time.time() + 1
-        retain(service.settings, service.db, service.store, later)
+        retain(service.settings, service.db, service.store, service.db.uptime() + 1)
         compact(
             service.settings,
             service.db,

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
@@ -47,7 +48,7 @@ def test_everything_acknowledged_can_be_selected_and_found_in_its_shard(live: An
     table = manifest(live, snapshot)
     assert table.schema.metadata[b"snapshot"].decode() == snapshot["id"]
     assert table.schema.metadata[b"shares"] == b"[1.0]"
-    assert table.column("id").to_pylist() == [t.id for t in sent]
+    assert id_texts(id_bytes(table.column("id"))) == [t.id for t in sent]
     for row, trajectory in zip(table.to_pylist(), sent, strict=True):
         data = live.http.get(f"/v1/shards/{row['shard']}").content
         rows = pq.read_table(pa.BufferReader(data))

@@ -1,105 +1,356 @@
-"""Deadlines are kept, fat queries die, the others do not notice."""
+"""Deadlines are kept, callers have shares, memory has one bound; the others do not notice."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import pytest
 
 from server.problems import ProblemError
-from server.sql.pool import GRACE
+from server.settings import Settings
+from server.sql import pool as module
+from server.sql.pool import BASE_MEMORY, OWN, Memory, SqlPool
+from stepwell.testing import wait_until
 
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
 # Stays in one vector function for a minute: the interrupt is not looked at, only SIGKILL helps.
 DEAF = "select levenshtein(repeat('a', 200000), repeat('b', 200000))"
+BOMB = "select list(i) from range(10000000000) t(i)"
+PROMISE = 0.5
+"""Seconds after its deadline by which a query is answered; tests give it five times as long."""
+LONG = 60.0
 
 
-def test_an_endless_query_ends_at_its_deadline(world: Any) -> None:
-    began = time.monotonic()
+def failed(world: Any, sql: str, **options: Any) -> ProblemError:
     with pytest.raises(ProblemError) as caught:
-        world.rows(ENDLESS, timeout=0.3)
-    assert caught.value.code == "query_timeout"
-    assert time.monotonic() - began < 0.3 + 5 * GRACE
+        world.rows(sql, **options)
+    return caught.value
 
 
-def test_a_query_deaf_to_interrupts_is_killed_and_its_worker_replaced(world: Any) -> None:
+def idle(world: Any) -> Any:
+    """Wait until a worker is idle, so that a short deadline is the query's alone."""
+    return wait_until(lambda: world.service.sql._callers._idle, what="an idle worker")
+
+
+class Caller(threading.Thread):
+    """Asks once, in a thread: `code` says what came."""
+
+    def __init__(self, world: Any, sql: str, **options: Any):
+        super().__init__(daemon=True)
+        self.world, self.sql, self.options = world, sql, options
+        self.code, self.took = "", 0.0
+        self.error: ProblemError | None = None
+        self.start()
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self.world.rows(self.sql, **self.options)
+            self.code = "ok"
+        except ProblemError as error:
+            self.code, self.error = error.code, error
+        self.took = time.monotonic() - began
+
+    def answer(self) -> str:
+        self.join(LONG)
+        return self.code
+
+
+@contextmanager
+def running(world: Any, user: str, **options: Any) -> Iterator[Caller]:
+    """An endless query of `user` that has a worker; the worker is killed in the end."""
+    sql = world.service.sql
+    before = set(sql._all)
+    caller = Caller(world, ENDLESS, user=user, **{"timeout": LONG, **options})
+    wait_until(lambda: sql._callers._running[user], what="a running query")
+    try:
+        yield caller
+    finally:
+        for worker in before:
+            if worker.cpu_seconds() > 0:
+                worker.kill()
+        caller.join(LONG)
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sql", [ENDLESS, DEAF], ids=["endless", "deaf"])
+def test_a_query_ends_at_its_deadline(world: Any, sql: str) -> None:
+    idle(world)
     began = time.monotonic()
-    with pytest.raises(ProblemError) as caught:
-        world.rows(DEAF, timeout=0.3)
-    assert caught.value.code == "query_timeout"
-    assert time.monotonic() - began < 0.3 + 5 * GRACE
+    error = failed(world, sql, timeout=0.3)
+    assert (error.status, error.code) == (422, "query_timeout")
+    assert 0.3 <= time.monotonic() - began < 0.3 + 5 * PROMISE
     assert world.rows("select 1") == [[1]]
+
+
+def test_a_stopped_worker_does_not_hold_the_answer(make_world: Callable[..., Any]) -> None:
+    world = make_world(sql_workers=1)
+    worker = idle(world)[0]
+    os.kill(worker.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    assert failed(world, "select 1", timeout=0.3).code == "query_timeout"
+    assert time.monotonic() - began < 0.3 + 5 * PROMISE
+    assert world.rows("select 1") == [[1]]
+    assert not worker.alive()
+
+
+def test_waiting_counts(make_world: Callable[..., Any]) -> None:
+    world = make_world(sql_workers=1)
+    idle(world)
+    with running(world, "somebody"):
+        began = time.monotonic()
+        error = failed(world, "select 1", user="me", timeout=0.3)
+        assert (error.status, error.code) == (429, "too_many_queries")
+        assert int(error.headers["Retry-After"]) >= 1
+        assert 0.3 <= time.monotonic() - began < 0.3 + 5 * PROMISE
+
+
+def test_time_before_the_pool_was_asked_counts(world: Any) -> None:
+    """The route says when the request came: threads may have been short."""
+    idle(world)
+    error = failed(world, "select 1", timeout=5.0, came=time.monotonic() - 6.0)
+    assert error.code in ("query_timeout", "too_many_queries")
+
+
+def test_tables_that_are_not_ready_do_not_hold_the_answer(
+    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first look at a million trajectories takes ten seconds."""
+    world = make_world(sql_workers=1)
+    idle(world)
+    ready = threading.Event()
+    state = world.service.mirror.state
+
+    def slow(sql: str | None = None) -> Any:
+        ready.wait(LONG)
+        return state(sql)
+
+    monkeypatch.setattr(world.service.mirror, "state", slow)
+    began = time.monotonic()
+    error = failed(world, "select count(*) from trajectories", timeout=0.3)
+    assert (error.status, error.code) == (422, "query_timeout")
+    assert time.monotonic() - began < 0.3 + 5 * PROMISE
+    ready.set()
+    assert world.rows("select count(*) from trajectories") == [[0]]
 
 
 def test_no_deadline_beyond_the_services_own(make_world: Callable[..., Any]) -> None:
     world = make_world(sql_workers=1, sql_max_timeout=0.3)
-    with pytest.raises(ProblemError) as caught:
-        world.rows(ENDLESS, timeout=60)
-    assert caught.value.code == "query_timeout"
+    idle(world)
+    began = time.monotonic()
+    error = failed(world, ENDLESS, timeout=60)
+    assert error.code == "query_timeout" and "0.3 s" in error.detail
+    assert time.monotonic() - began < 0.3 + 5 * PROMISE
 
 
-def test_a_memory_bomb_gets_an_error_and_the_parent_stays_thin(world: Any) -> None:
-    me = psutil.Process()
+def test_a_query_may_come_before_the_first_worker_is_ready(make_world: Callable[..., Any]) -> None:
+    """Its deadline counts from then: after a restart, nobody is turned away."""
+    world = make_world(sql_workers=1)
+    assert world.rows("select 1", timeout=LONG) == [[1]]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_the_memory_sum_to_no_more_than_the_whole() -> None:
+    for workers in (1, 2, 5):
+        for total in (1 << 30, (1 << 30) + 12345, 8 << 30):
+            memory = Memory.of(total, workers)
+            whole = workers * memory.caller + memory.own + memory.answers
+            assert total - 16 < whole <= total
+            assert memory.caller - BASE_MEMORY >= 16 << 20
+            assert memory.own - BASE_MEMORY == 2 * (memory.caller - BASE_MEMORY)
+            assert memory.answers == total // 8
+
+
+def test_too_little_memory_is_refused_and_says_how_much_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"STEPWELL_SQL_MEMORY=\d+ is too little") as caught:
+        Memory.of(400 << 20, 2)
+    least = int(str(caught.value).partition("at least ")[2].split()[0])
+    assert Memory.of(least << 20, 2).caller - BASE_MEMORY >= 16 << 20
+    with pytest.raises(ValueError, match="too little"):
+        Memory.of((least - 2) << 20, 2)
+    Memory.of(1 << 20, 0)  # no workers, no memory
+
+
+def test_memory_bombs_stay_within_the_bound_and_harm_nobody(
+    make_world: Callable[..., Any],
+) -> None:
+    """Of two callers at once, and a third one asks meanwhile. No sampling, no clock: the kernel's
+    own high-water marks of all workers that there ever were."""
+    world = make_world(sql_workers=2)
+    pool: SqlPool = world.service.sql
+    assert world.rows("select 1", timeout=LONG) == [[1]]
+    me, answered = psutil.Process(), 0
     before = me.memory_info().rss
-    with pytest.raises(ProblemError) as caught:
-        world.rows("select list(i) from range(10000000000) t(i)", timeout=10)
-    assert caught.value.code == "sql_error"
+    marks: dict[int, int] = {}
+    for _ in range(3):
+        bombs = [Caller(world, BOMB, user=user, timeout=LONG) for user in ("a", "b")]
+        while any(bomb.is_alive() for bomb in bombs):
+            answered += world.rows("select 7", user="c", timeout=LONG) == [[7]]
+        assert {bomb.answer() for bomb in bombs} == {"sql_error"}
+        for worker in list(pool._all):
+            marks[worker.pid] = max(marks.get(worker.pid, 0), _peak(worker.pid))
+    assert answered
+    assert marks and max(marks.values()) <= pool.memory.caller + (16 << 20)
+    assert sum(sorted(marks.values())[-2:]) <= Settings.model_fields["sql_memory"].default
     assert me.memory_info().rss - before < 64 << 20
 
 
-def test_a_killed_worker_is_an_error_and_not_the_end(world: Any) -> None:
-    """What a crash inside DuckDB looks like from outside."""
-    outcome: list[Any] = []
+def _peak(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as file:
+        line = next((line for line in file if line.startswith("VmHWM:")), "VmHWM: 0")
+    return int(line.split()[1]) << 10
 
-    def ask() -> None:
+
+def test_answers_count_until_they_are_delivered(make_world: Callable[..., Any]) -> None:
+    world = make_world(sql_workers=1)
+    pool: SqlPool = world.service.sql
+    sql = "select repeat('x', 10000000)"
+    result = pool.query(sql, user="me", timeout=LONG)
+    assert pool._held == {"me": len(result.payload)}
+    del result
+    gc.collect()
+    assert not pool._held
+    assert failed(world, "select nope", user="me").code == "sql_error"
+    assert not pool._held
+
+
+def test_nobody_fills_the_room_for_answers(world: Any) -> None:
+    """A caller has half of it, all callers three quarters: the rest is the service's own."""
+    pool = SqlPool(world.service.settings.data, world.service.mirror, workers=0, memory=8 << 20)
+    most = pool.memory.answers
+    assert most == 1 << 20
+
+    def fits(user: str, size: int) -> bool:
         try:
-            world.rows(ENDLESS, timeout=20)
+            pool._hold(user, size)
         except ProblemError as error:
-            outcome.append(error.code)
+            assert (error.status, error.code) == (429, "too_many_queries")
+            assert int(error.headers["Retry-After"]) >= 1
+            return False
+        return True
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    time.sleep(0.5)
-    for worker in list(world.service.sql._all):
-        worker._process.kill()  # the busy one and an idle one
-        worker._process.wait(10)  # a signal is not yet a death
-    thread.join(10)
-    assert outcome == ["sql_error"]
-    assert world.rows("select 42") == [[42]]
+    assert not fits("a", most // 2 + 1)
+    assert fits("a", most // 2) and not fits("a", 1)
+    assert not fits("b", most // 4 + 1)
+    assert fits("b", most // 4) and not fits("c", 1)
+    assert not fits(OWN, most // 4 + 1)
+    assert fits(OWN, most // 4) and not fits(OWN, 1)
+    pool._release("a", most // 2)
+    assert fits("c", most // 2) and not fits("a", 1)
+    pool._release(OWN, most // 4)
+    pool._release("b", most // 4)
+    pool._release("c", most // 2)
+    assert not pool._held
+    assert fits(OWN, most) and not fits("a", 1)
+    pool.close()
 
 
-def test_too_many_at_once_is_429_and_says_when_to_come_back(world: Any) -> None:
-    results: list[str] = []
-
-    def ask() -> None:
-        try:
-            world.rows(ENDLESS, timeout=0.5, user="greedy")
-        except ProblemError as error:
-            results.append(f"{error.status} {error.code} {error.headers.get('retry-after', '')}")
-
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.1)
-    assert world.rows("select 1", user="modest", timeout=10) == [[1]]
-    for thread in threads:
-        thread.join()
-    assert results.count("429 too_many_queries 1") == 2
-    assert results.count("422 query_timeout ") == 4
+def test_an_answer_without_room_is_429_and_the_worker_goes_on(
+    make_world: Callable[..., Any],
+) -> None:
+    world = make_world(sql_workers=1)
+    pool: SqlPool = world.service.sql
+    worker = idle(world)[0]
+    pool._hold("other", pool.memory.answers // 2)
+    pool._hold("me", pool.memory.answers // 4)
+    error = failed(world, "select repeat('x', 1000000)", user="me", timeout=LONG)
+    assert (error.status, error.code) == (429, "too_many_queries")
+    pool._release("me", pool.memory.answers // 4)
+    assert world.rows("select length(repeat('x', 1000000))", user="me") == [[1000000]]
+    assert idle(world) == [worker]
 
 
 def test_a_result_too_large_is_cut_and_says_so(make_world: Callable[..., Any]) -> None:
     world = make_world(sql_workers=1, sql_max_bytes=1 << 20)
     for form in ("json", "arrow"):
         result = world.service.sql.query(
-            "select repeat('x', 1000) from range(100000)", limit=100_000, timeout=20, form=form
+            "select repeat('x', 1000) from range(100000)", limit=100_000, timeout=LONG, form=form
         )
         assert result.truncated
         assert 0 < len(result.payload) <= 2 << 20
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+def test_one_caller_floods_and_another_is_answered(world: Any) -> None:
+    """Sixteen runaway queries of one: at most four are here, one runs, the others have a worker."""
+    idle(world)
+    flood = [Caller(world, ENDLESS, user="greedy", timeout=3.0) for _ in range(16)]
+    wait_until(lambda: world.service.sql._callers._running["greedy"])
+    for number in range(10):
+        assert world.rows(f"select {number}", user="modest", timeout=LONG) == [[number]]
+        assert world.service.sql._callers._running["greedy"] <= 1
+    codes = [one.answer() for one in flood]
+    assert codes.count("query_timeout") >= 1 and "ok" not in codes
+    refused = [one for one in flood if one.code == "too_many_queries"]
+    assert len(refused) == 15
+    assert all(one.error is not None and one.error.status == 429 for one in refused)
+    assert all(int(one.error.headers["Retry-After"]) >= 1 for one in refused if one.error)
+    at_once = [one for one in refused if one.took < 3.0]
+    assert len(at_once) >= 12, "what is beyond its share does not wait"
+
+
+def test_snapshots_do_not_wait_for_callers(make_world: Callable[..., Any]) -> None:
+    """Every worker for callers is busy for a minute: the service's own is not."""
+    world = make_world(sql_workers=1)
+    idle(world)
+    assert len(world.service.sql._all) == 1, "the own one is started when first needed"
+    with running(world, "somebody"):
+        assert world.service.sql.select_rows("select id from trajectories").rows.size == 0
+        assert len(world.service.sql._all) == 2
+
+
+def test_without_workers_there_are_none(make_world: Callable[..., Any]) -> None:
+    world = make_world(sql_workers=0)
+    assert failed(world, "select 1", timeout=0.1).status == 429
+    with pytest.raises(ProblemError):
+        world.service.sql.select_rows("select id from trajectories", timeout=0.1)
+    assert not world.service.sql._all
+
+
+# --- what dies ------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_an_error_and_not_the_end(world: Any) -> None:
+    """What a crash inside DuckDB looks like from outside."""
+    idle(world)
+    with running(world, "me") as caller:
+        for worker in list(world.service.sql._all):
+            worker._process.kill()  # the busy one and an idle one
+            worker._process.wait(LONG)  # a signal is not yet a death
+    assert caller.answer() == "sql_error"
+    assert world.rows("select 42") == [[42]]
+
+
+def test_a_worker_that_does_not_start_is_tried_again(
+    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    class Broken(module.Worker):
+        def wait_ready(self) -> None:
+            tried.append(True)
+            if len(tried) < 3:
+                raise EOFError("dead on arrival")
+            super().wait_ready()
+
+    monkeypatch.setattr(module, "Worker", Broken)
+    world = make_world(sql_workers=1)
+    assert world.rows("select 1", timeout=LONG) == [[1]]
+    assert len(tried) == 3 and len(world.service.sql._all) == 1
 
 
 def test_workers_are_confined(world: Any) -> None:
@@ -107,11 +358,17 @@ def test_workers_are_confined(world: Any) -> None:
     assert world.service.sql.confinement["limits"] is True
 
 
-def test_closing_ends_every_worker(make_world: Callable[..., Any]) -> None:
-    world = make_world()
-    world.rows("select 1")
-    pool = world.service.sql
-    pids = [worker._process.pid for worker in pool._all]
-    assert pids
+def test_closing_ends_every_worker_and_whoever_waits(make_world: Callable[..., Any]) -> None:
+    world = make_world(sql_workers=1)
+    pool: SqlPool = world.service.sql
+    idle(world)
+    pids = [worker.pid for worker in pool._all]
+    busy = Caller(world, ENDLESS, user="a", timeout=LONG)
+    wait_until(lambda: pool._callers._running["a"])
+    waiting = Caller(world, "select 1", user="b", timeout=LONG)
+    wait_until(lambda: pool._callers._places)
     pool.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+    assert busy.answer() == "sql_error" and waiting.answer() == "shutting_down"
+    assert failed(world, "select 1", timeout=1.0).status == 503
+    assert not pool._all

@@ -11,6 +11,7 @@ import pytest
 
 from server.problems import ProblemError
 from server.sql.catalog import describe
+from stepwell.manifest import id_bytes, id_texts
 from stepwell.testing import make_spec, make_trajectory
 
 
@@ -206,27 +207,82 @@ def test_the_steps_of_one_trajectory_are_read_from_one_shard(
 # --- selections -----------------------------------------------------------------------------------
 
 
-def test_select_ids_keeps_order_and_weights(world: Any) -> None:
-    sql = world.service.sql
-    plain = [t.id for t in world.stored["plain"]]
-    assert sql.select_ids("select id from trajectories where dataset = 'plain' order by seq") == [
-        (i, None) for i in plain
-    ]
-    weighted = sql.select_ids(
-        "select length as weight, id from trajectories where dataset='plain' order by length desc;"
-    )
-    assert [w for _, w in weighted] == sorted(
-        (float(len(t)) for t in world.stored["plain"]), reverse=True
-    )
+def chosen_by(world: Any, select: str, dataset: str | None = None) -> dict[str, float | None]:
+    """id → weight of what a selection names."""
+    found = world.service.sql.select_rows(select, dataset)
+    ids: dict[int, str] = {}
+    for path in found.state.places.values():
+        places = world.service.mirror.read_places(path)
+        ids |= dict(zip(places["pk"].to_pylist(), id_texts(id_bytes(places["id"])), strict=True))
+    weights = [None] * len(found.rows) if found.weights is None else found.weights.tolist()
+    return {ids[row]: weight for row, weight in zip(found.rows.tolist(), weights, strict=True)}
 
 
-def test_select_ids_for_a_dataset_sees_only_that_one(world: Any) -> None:
-    chosen = world.service.sql.select_ids("select id from trajectories", "rich")
-    assert {i for i, _ in chosen} == {t.id for t in world.stored["rich"]}
-    by_steps = world.service.sql.select_ids(
-        "select distinct trajectory_id as id from steps where t = 8", "plain"
+def test_a_selection_names_rows_and_weights(world: Any) -> None:
+    plain = {t.id: None for t in world.stored["plain"]}
+    where = "select id from trajectories where dataset = 'plain'"
+    assert chosen_by(world, f"{where} order by seq") == plain
+    assert chosen_by(world, f"{where} and id in (select id from trajectories)") == plain
+    weighted = chosen_by(
+        world,
+        "select length as weight, id from trajectories where dataset='plain' order by length desc;",
     )
-    assert [i for i, _ in by_steps] == [world.stored["plain"][5].id]
+    assert weighted == {t.id: float(len(t)) for t in world.stored["plain"]}
+
+
+def test_a_selection_for_a_dataset_sees_only_that_one(world: Any) -> None:
+    assert chosen_by(world, "select id from trajectories", "rich").keys() == {
+        t.id for t in world.stored["rich"]
+    }
+    by_steps = "select distinct trajectory_id as id from steps where t = 8"
+    assert list(chosen_by(world, by_steps, "plain")) == [world.stored["plain"][5].id]
+
+
+@pytest.mark.parametrize(
+    ("select", "reads"),
+    [
+        ("select id from trajectories", []),
+        ("select id from trajectories as t order by t.seq", []),
+        (
+            "select id, 1 + length as weight from trajectories where env like 'a%' and tags = []",
+            ["env", "length", "tags"],
+        ),
+        (
+            "select id from trajectories where (return > 1 or success is null)",
+            ["return", "success"],
+        ),
+        ("select id from trajectories where case when length > 2 then true end", ["length"]),
+        ("select id from trajectories where metrics['a'] between 0 and 1", ["metrics"]),
+        ("select id from trajectories where seed::double > 1", ["seed"]),
+        ("select id from trajectories where id > '0'", None),
+        ("select distinct id from trajectories", None),
+        ("select id from trajectories limit 1", None),
+        ("select id from trajectories where random() < 2", None),
+        ("select id from trajectories where created_at < epoch(now())", None),
+        ("select id from trajectories where started_at is null or current_date is null", None),
+        (
+            "select id from trajectories where '2020-01-01'::timestamp is null",
+            None,
+        ),
+        ("select id from trajectories where seq <= (select max(seq) from trajectories)", None),
+        ("select id from trajectories qualify row_number() over () > 0", None),
+        ("select id from trajectories group by id", None),
+        ("select t.id from trajectories as t, trajectories as u where t.id = u.id", None),
+        ("with t as (select id from trajectories) select id from t", None),
+        ("select id from trajectories using sample 100%", None),
+        ("select lower(id) as id from trajectories", None),
+    ],
+)
+def test_what_looks_at_one_row_at_a_time_is_recognised(
+    world: Any, select: str, reads: list[str] | None
+) -> None:
+    """Only that may be asked of changed rows alone. Both ways name the same rows."""
+    found = world.service.sql.select_rows(select)
+    assert found.reads == (None if reads is None else tuple(reads))
+    wrapped = f"select * from ({select.removesuffix(';')}) as q"
+    assert world.service.sql.select_rows(wrapped).reads is None
+    if "limit" not in select:
+        assert chosen_by(world, select) == chosen_by(world, wrapped)
 
 
 @pytest.mark.parametrize(
@@ -250,10 +306,10 @@ def test_select_ids_for_a_dataset_sees_only_that_one(world: Any) -> None:
 )
 def test_bad_selections_say_what_is_wrong(world: Any, select: str, code: str, says: str) -> None:
     with pytest.raises(ProblemError) as caught:
-        world.service.sql.select_ids(select)
+        world.service.sql.select_rows(select)
     assert (caught.value.status, caught.value.code) == (422, code)
     assert says in caught.value.detail
 
 
 def test_a_selection_may_be_empty(world: Any) -> None:
-    assert world.service.sql.select_ids("select id from trajectories where length < 0") == []
+    assert chosen_by(world, "select id from trajectories where length < 0") == {}

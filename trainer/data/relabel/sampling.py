@@ -130,7 +130,7 @@ class Relabeling:
             final_obs_valid=bool(manifest.final_obs_valid[row]),
             first_step=int(manifest.first_step[row]),
             action_known=None if known is None else known.whole(row),
-            id=str(manifest.ids[row]),
+            id=manifest.names([row])[0],
             **masks,
         )
 

@@ -1,0 +1,346 @@
+"""SQL under attack beside ingest: what runaway queries cost the others, and what they may take.
+
+    python -m benchmarks.sql_load                         [--seconds 6] [--rounds 3] [--disk FOLDER]
+
+Over HTTP, against a service of its own, every client with a token of its own:
+    ingest      one poster alone and beside 16 clients with runaway queries, in turns
+    neighbour   small queries of one client while another keeps 16 runaway queries going
+    memory      resident memory of all SQL workers together while 8 clients send memory bombs
+    deadlines   from the request to the end of the answer, less its timeout, under all that load
+Results: benchmarks/results/sql_load.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.ingest import PER_BODY, SPEC, Body
+from benchmarks.report import write
+from stepwell import Client
+from stepwell.messages import ARROW
+
+FLOOD = 16
+ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
+# Stays in one vector function for a minute: the interrupt is not looked at.
+DEAF = "select levenshtein(repeat('a', 200000), repeat('b', 200000))"
+BOMBS = (
+    "select list(i) from range(10000000000) t(i)",
+    "select string_agg(i::varchar, '') from range(10000000000) t(i)",
+    "select i, random() from range(10000000000) t(i) order by 2",
+    "select count(distinct hash(i)) from range(10000000000) t(i)",
+    "select length(repeat('x', 4000000000))",
+    "select repeat('x', 1000000) from range(1000000)",
+    "select list_transform(range(100000000), x -> x::varchar)",
+    "select levenshtein(repeat('a', 300000000), repeat('b', 300000000))",
+)
+SMALL = "select count(*), max(length) from trajectories"
+
+
+class Caller:
+    """One connection of one client."""
+
+    def __init__(self, port: int, token: str):
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._http.connect()
+        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._token = {"Authorization": f"Bearer {token}"}
+
+    def post(self, body: bytes | bytearray) -> None:
+        path = "/v1/datasets/bench/trajectories"
+        self._http.request("POST", path, body, {"Content-Type": ARROW, **self._token})
+        items = json.loads(self._http.getresponse().read())["items"]
+        assert [item["status"] for item in items] == ["stored"] * PER_BODY, items
+
+    def ask(self, sql: str, timeout: float) -> tuple[str, float, float]:
+        """(code or "ok", seconds until the answer was here, seconds to wait before the next)."""
+        body = json.dumps({"sql": sql, "timeout": timeout})
+        began = time.perf_counter()
+        headers = {"Content-Type": "application/json", **self._token}
+        self._http.request("POST", "/v1/query", body, headers)
+        response = self._http.getresponse()
+        answer = response.read()
+        took = time.perf_counter() - began
+        code = "ok" if response.status == 200 else json.loads(answer)["code"]
+        return code, took, float(response.getheader("retry-after") or 0)
+
+
+# --- programs that run as processes of their own --------------------------------------------------
+
+
+def poster(port: int, token: str, seconds: float) -> dict[str, Any]:
+    """Post from two connections for so long."""
+    posts = [0, 0]
+
+    def run(number: int) -> None:
+        caller, body = Caller(port, token), Body(1000 * number)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            caller.post(body.renew())
+            posts[number] += 1
+
+    began = time.perf_counter()
+    _together([lambda n=n: run(n) for n in range(2)])
+    return {"trajectories": sum(posts) * PER_BODY, "seconds": time.perf_counter() - began}
+
+
+def flooder(
+    port: int, tokens: list[str], queries: list[str], seconds: float, timeout: float
+) -> Any:
+    """One thread per token, each with runaway queries, one after another."""
+    codes: Counter[str] = Counter()
+    until = time.perf_counter() + seconds
+
+    def run(number: int) -> None:
+        caller = Caller(port, tokens[number])
+        while (left := until - time.perf_counter()) > 0:
+            sql = queries[number % len(queries)]
+            code, _, wait = caller.ask(sql, min(timeout, left + 0.1))
+            codes[code] += 1
+            time.sleep(min(wait, max(0.0, until - time.perf_counter())))
+
+    _together([lambda n=n: run(n) for n in range(len(tokens))])
+    return dict(codes)
+
+
+def prober(port: int, token: str, sql: str, timeout: float, count: int) -> Any:
+    """Ask so often, one after another: [code, seconds] of each."""
+    caller = Caller(port, token)
+    return [caller.ask(sql, timeout)[:2] for _ in range(count)]
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {"post": poster, "flood": flooder, "probe": prober}
+
+
+def _together(work: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Started:
+    """A program of PROGRAMS in a process of its own."""
+
+    def __init__(self, name: str, *args: Any):
+        command = [sys.executable, "-m", "benchmarks.sql_load", "--program", name, json.dumps(args)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def result(self) -> Any:
+        out, _ = self._process.communicate()
+        assert self._process.returncode == 0, "a client failed"
+        return json.loads(out)
+
+
+# --- the service ----------------------------------------------------------------------------------
+
+
+class Service:
+    def __init__(self, folder: Path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        operator = secrets.token_hex(16)
+        command = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(folder / "data")]
+        command += ["--port", str(self.port), "--log-level", "error"]
+        environment = {**os.environ, "STEPWELL_TOKEN": operator}
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        with Client(f"http://127.0.0.1:{self.port}", token=operator) as client:
+            client.wait_ready(60)
+            client.create_dataset("bench", SPEC, capacity={"trajectories": 5000})
+        self._operator = operator
+
+    def tokens(self, count: int, scopes: tuple[str, ...] = ("sql",)) -> list[str]:
+        made = []
+        for number in range(count):
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            body = json.dumps({"name": f"client {number}", "scopes": list(scopes)})
+            headers = {"Content-Type": "application/json"}
+            headers["Authorization"] = f"Bearer {self._operator}"
+            connection.request("POST", "/v1/tokens", body, headers)
+            made.append(json.loads(connection.getresponse().read())["token"])
+            connection.close()
+        return made
+
+    def workers(self) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "server.sql.worker" in child.cmdline():
+                    found.append(child)
+        return found
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+@contextlib.contextmanager
+def serving(disk: Path | None) -> Iterator[Service]:
+    with tempfile.TemporaryDirectory(dir=disk) as temporary:
+        service = Service(Path(temporary))
+        try:
+            yield service
+        finally:
+            service.close()
+
+
+# --- what is measured -----------------------------------------------------------------------------
+
+
+def ingest(service: Service, seconds: float, rounds: int) -> dict[str, Any]:
+    """Alone, then beside 16 clients with runaway queries, in turns."""
+    token = service.tokens(1, ("ingest",))[0]
+    clients = service.tokens(FLOOD)
+    alone, beside, codes = [], [], Counter[str]()
+    for _ in range(rounds):
+        one = Started("post", service.port, token, seconds).result()
+        alone.append(one["trajectories"] / one["seconds"])
+        flood = Started("flood", service.port, clients, [ENDLESS], seconds + 3, 5.0)
+        time.sleep(1.5)  # until all 16 ask
+        one = Started("post", service.port, token, seconds).result()
+        beside.append(one["trajectories"] / one["seconds"])
+        codes.update(flood.result())
+    return {
+        "runaway_queries": FLOOD,
+        "alone_trajectories_per_second": [round(x, 1) for x in alone],
+        "beside_trajectories_per_second": [round(x, 1) for x in beside],
+        "share_of_alone": round(statistics.median(beside) / statistics.median(alone), 3),
+        "answers": dict(codes),
+    }
+
+
+def neighbour(service: Service, count: int) -> dict[str, Any]:
+    """One token with 16 runaway queries; another client asks small ones with a second's timeout."""
+    flooding, modest = service.tokens(2)
+    flood = Started("flood", service.port, [flooding] * FLOOD, [ENDLESS, DEAF], 12.0, 5.0)
+    time.sleep(1.5)
+    answers = Started("probe", service.port, modest, SMALL, 1.0, count).result()
+    refused = flood.result()
+    waits = [took for code, took in answers if code == "ok"]
+    return {
+        "queries": count,
+        "answered": len(waits),
+        "ms": quantiles([1e3 * wait for wait in waits]),
+        "answers_of_the_flood": refused,
+    }
+
+
+def memory(service: Service, seconds: float) -> dict[str, Any]:
+    """The most that all workers held at one moment, sampled every few milliseconds."""
+    before = psutil.Process(service.process.pid).memory_info().rss
+    flood = Started("flood", service.port, service.tokens(len(BOMBS)), list(BOMBS), seconds, 5.0)
+    workers, most, looked, parent = service.workers(), 0, time.monotonic(), before
+    until = time.monotonic() + seconds + 1
+    while time.monotonic() < until:
+        if time.monotonic() - looked > 0.05:  # children come and go
+            workers, looked = service.workers(), time.monotonic()
+        total = 0
+        for worker in workers:
+            with contextlib.suppress(psutil.Error):
+                total += worker.memory_info().rss
+        most = max(most, total)
+        parent = max(parent, psutil.Process(service.process.pid).memory_info().rss)
+        time.sleep(0.002)
+    return {
+        "workers_mib": round(most / 2**20),
+        "service_grew_mib": round((parent - before) / 2**20),
+        "answers": flood.result(),
+    }
+
+
+def deadlines(service: Service, count: int, busy: int) -> dict[str, Any]:
+    """Runaway queries of four clients, deaf ones among them, beside ingest and busy loops."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(spin) for _ in range(busy)]
+    try:
+        post = Started("post", service.port, service.tokens(1, ("ingest",))[0], count * 0.2)
+        asking = [
+            Started("probe", service.port, token, sql, timeout, count // 4)
+            for token, sql, timeout in zip(
+                service.tokens(4),
+                (ENDLESS, DEAF, ENDLESS, BOMBS[2]),
+                (0.3, 0.5, 1.0, 0.7),
+                strict=True,
+            )
+        ]
+        over: list[float] = []
+        codes: Counter[str] = Counter()
+        for one, timeout in zip(asking, (0.3, 0.5, 1.0, 0.7), strict=True):
+            for code, took in one.result():
+                over.append(1e3 * (took - timeout))
+                codes[code] += 1
+        post.result()
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    return {
+        "queries": len(over),
+        "busy_loops": busy,
+        "over_the_deadline_ms": quantiles(over),
+        "later_than_500_ms": sum(one > 500 for one in over),
+        "answers": dict(codes),
+    }
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    ordered = sorted(values)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {
+        k: round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 1) for k, q in at.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=6.0, help="of posting, each time")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
+    parser.add_argument("--only", nargs="+", default=["ingest", "neighbour", "memory", "deadlines"])
+    parser.add_argument("--program", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.program:
+        name, raw = args.program
+        print(json.dumps(PROGRAMS[name](*json.loads(raw))))
+        return 0
+    result: dict[str, Any] = {}
+    parts: dict[str, Callable[[Service], dict[str, Any]]] = {
+        "ingest": lambda service: ingest(service, args.seconds, args.rounds),
+        "neighbour": lambda service: neighbour(service, 50),
+        "memory": lambda service: memory(service, 20.0),
+        "deadlines": lambda service: deadlines(service, 200, 0),
+        "deadlines_busy": lambda service: deadlines(service, 100, 8),
+    }
+    for name, measure in parts.items():
+        if name in args.only:
+            with serving(args.disk) as service:
+                result[name] = measure(service)
+            print(name, json.dumps(result[name]), flush=True)
+    result["load_average"] = os.getloadavg()
+    print(f"written to {write('sql_load', result)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

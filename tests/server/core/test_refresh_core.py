@@ -1,0 +1,221 @@
+"""A refresh looks at what changed alone, and finds what a look at everything finds."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from server import manifest_files, selection, snapshots
+from server.index.tables import shards
+from server.index.tables import snapshots as table
+from server.upkeep.compact import compact
+from server.upkeep.retain import retain
+from stepwell import manifest
+from stepwell.messages import CreateSnapshot
+from stepwell.testing import make_spec, make_trajectory
+
+SPEC = make_spec(observation=3, action=2)
+SQL_WORKERS = 1
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few trajectories fill several."""
+    for module in (manifest, selection):
+        monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr("server.index.mirror.PIECE", 5)
+
+
+def make(count: int, first: int, **options: Any) -> list[Any]:
+    return [
+        make_trajectory(SPEC, length=3 + i % 5, seed=first + i, **options) for i in range(count)
+    ]
+
+
+def create(live: Any, **body: Any) -> Any:
+    return live.service.snapshots.create(CreateSnapshot.model_validate(body))
+
+
+def rows(live: Any, snapshot: Any, since: str | None = None) -> pa.Table:
+    url = f"/v1/snapshots/{snapshot.id}/manifest"
+    response = live.http.get(url, params={} if since is None else {"since": since})
+    assert response.status_code == 200, response.text
+    return pa.ipc.open_stream(response.content).read_all()
+
+
+def plain(found: pa.Table) -> list[Any]:
+    return [found.schema.metadata[b"digest"], found.to_pylist()]
+
+
+def who(found: pa.Table) -> list[Any]:
+    """Without where it lies: an earlier snapshot may remember places of before a compaction."""
+    return plain(found.drop_columns(["shard", "traj_idx", "row_start"]))
+
+
+def held(live: Any, snapshot: Any) -> int:
+    with live.service.db.read() as c:
+        return int(
+            c.execute(sa.select(table.c.depth).where(table.c.id == snapshot.id)).scalar_one()
+        )
+
+
+def test_a_thousand_histories_in_small(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens between two looks: changes alone give what everything gives, and applied to
+    the manifest of before they give the manifest of now."""
+    live = start(compact_after=0.0, shard_grace=1e9)
+    live.create("d", capacity={"trajectories": 20})
+    live.create("e")
+    rng, seed = random.Random(5), 0
+    asked = 0
+    every = snapshots.Snapshots._all
+
+    def counted(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return every(*args)
+
+    monkeypatch.setattr(snapshots.Snapshots, "_all", counted)
+    select = "SELECT id, length AS weight FROM trajectories WHERE not list_contains(tags, 'no')"
+    body = {
+        "from": [{"select": select}, {"select": "SELECT id FROM trajectories WHERE length > 4"}]
+    }
+    live.post(make(9, 0), "d")
+    last, before = create(live, **body), None
+    before = rows(live, last)
+    for step in range(25):
+        service = live.service
+        for _ in range(rng.randrange(3)):
+            what = rng.choice(["post", "post", "label", "protect", "compact", "eval", "none"])
+            seed += 10
+            if what == "post":
+                live.post(make(rng.randrange(1, 7), seed), rng.choice("de"))
+            elif what == "eval":
+                live.post(make(2, seed, purpose="eval"), "d")
+            elif what in ("label", "protect"):
+                chosen = rng.choice(live.listing("d"))["id"]
+                edit = {"tags": rng.choice([["no"], []])} if what == "label" else {}
+                edit = edit or {"partition": "protected"}
+                live.http.patch(f"/v1/trajectories/{chosen}", json=edit).raise_for_status()
+            elif what == "compact":
+                args = (service.settings, service.db, service.store, service.ingest)
+                compact(*args, service.inspector, time.time() + 1)
+                retain(service.settings, service.db, service.store, service.db.uptime())
+        asked = 0
+        now = create(live, **body, since=last.id)
+        assert asked == 0, "the refresh looked at everything"
+        whole = create(live, **body)
+        assert who(rows(live, now)) == who(rows(live, whole)), step
+        assert now.id == last.id or now.digest == whole.digest != last.digest
+        if now.id != last.id:
+            ids = [set(t["id"].to_pylist()) for t in (before, rows(live, now))]
+            if ids[0] | ids[1] != ids[0] & ids[1]:
+                assert now.added or now.removed
+        changes = rows(live, now, since=last.id)
+        before = manifest.apply(before, changes)
+        assert plain(before) == plain(rows(live, now))
+        last = now
+    live = start(compact_after=0.0, shard_grace=1e9)  # nothing at hand: it comes from the files
+    assert plain(rows(live, last)) == plain(before)
+
+
+def test_a_growing_dataset_s_snapshots_take_the_room_of_a_few(start: Callable[..., Any]) -> None:
+    """Files hold what changed; a chain of them begins anew when it has become heavy."""
+    live = start()
+    live.create()
+    live.post(make(40, 0))
+    made = [create(live, dataset="d")]
+    for i in range(30):
+        live.post(make(1, 100 + i))
+        made.append(create(live, dataset="d", since=made[-1].id))
+    depths = [held(live, snapshot) for snapshot in made]
+    assert depths[:4] == [0, 1, 2, 3] and depths.count(0) < 6
+    files = live.data / "snapshots"
+    held_rows = sum(manifest_files.read(path).num_rows for path in files.iterdir())
+    assert held_rows < sum(s.trajectories for s in made) / 3
+    live = start()
+    assert [rows(live, s).num_rows for s in made] == [s.trajectories for s in made]
+
+
+def test_nothing_new_is_the_same_snapshot_and_no_other_is_made(live: Any) -> None:
+    live.create()
+    live.post(make(5, 0))
+    first = create(live, dataset="d", holder="a")
+    again = create(live, dataset="d", since=first.id, holder="b")
+    assert (again.id, again.added, again.removed) == (first.id, 0, 0)
+    live.http.delete(f"/v1/snapshots/{first.id}/lease", params={"holder": "a"})
+    assert live.service.snapshots.get(first.id).leased_until is not None, "b holds it"
+    assert len(list((live.data / "snapshots").iterdir())) == 1
+    other = create(live, dataset="d", where="length > 3", since=first.id)
+    assert other.removed == 1 and other.id != first.id
+
+
+def test_a_shard_that_is_found_damaged_leaves_with_its_trajectories(live: Any) -> None:
+    """Its rows did not change, only its state: everything is asked again."""
+    live.create()
+    live.post(make(4, 0))
+    live.flush()
+    live.post(make(4, 10))
+    first = create(live, dataset="d")
+    with live.service.db.write() as c:
+        pk = c.execute(sa.select(sa.func.min(shards.c.pk))).scalar()
+        c.execute(sa.update(shards).where(shards.c.pk == pk).values(state="quarantined"))
+    second = create(live, dataset="d", since=first.id)
+    assert (second.trajectories, second.removed) == (4, 4)
+    with live.service.db.write() as c:
+        c.execute(sa.update(shards).where(shards.c.pk == pk).values(state="live"))
+    third = create(live, dataset="d", since=second.id)
+    assert (third.trajectories, third.added) == (8, 4) and third.digest == first.digest
+
+
+def test_a_deleted_dataset_is_noticed_by_the_refresh(live: Any) -> None:
+    live.create("d")
+    live.create("e")
+    live.post(make(4, 0), "d")
+    live.post(make(4, 10), "e")
+    body = {"from": [{"select": "SELECT id FROM trajectories"}]}
+    first = create(live, **body)
+    live.http.delete("/v1/datasets/e").raise_for_status()
+    second = create(live, **body, since=first.id)
+    assert (second.trajectories, second.added, second.removed) == (4, 0, 4)
+
+
+def test_a_manifest_of_before_revision_0004_is_read_and_refreshed(live: Any) -> None:
+    """Texts instead of bytes and dictionaries, in an Arrow file instead of a stream."""
+    live.create()
+    live.post(make(6, 0))
+    first = create(live, dataset="d")
+    (path,) = (live.data / "snapshots").iterdir()
+    now = manifest_files.read(path)
+    texts = pa.array(manifest.id_texts(manifest.id_bytes(now["id"])))
+    old = now.set_column(0, "id", texts).drop_columns(["content"])
+    for name in ("dataset", "shard", "env"):
+        i = old.schema.get_field_index(name)
+        old = old.set_column(i, name, old[name].cast(pa.string()))
+    path.unlink()
+    with pa.ipc.new_file(str(path), old.schema) as writer:
+        writer.write_table(old)
+    live.service.snapshots._recent.clear()
+    found = rows(live, first)
+    assert found.drop_columns(["content"]).to_pylist() == now.drop_columns(["content"]).to_pylist()
+    live.post(make(3, 50))
+    second = create(live, dataset="d", since=first.id)
+    assert (second.added, second.removed, second.trajectories) == (3, 0, 9)
+    assert plain(manifest.apply(found, rows(live, second, first.id))) == plain(rows(live, second))
+
+
+def test_ids_are_written_as_they_came() -> None:
+    sent = [t.id for t in make(50, 0)]
+    raw = manifest.id_bytes(pa.array(sent))
+    assert manifest.id_texts(raw) == sent
+    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), 50, [None, pa.py_buffer(raw)])
+    assert manifest.id_texts(manifest.id_bytes(column.slice(7, 5))) == sent[7:12]
+    assert manifest.id_texts(np.zeros(0, "V16")) == []
