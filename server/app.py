@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,8 +15,11 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.auth import AuthMiddleware
+from server.bodies import Bodies, send_problem
 from server.deps import Service
 from server.edge import Edge
 from server.openapi import describe_with
@@ -61,6 +66,8 @@ ROUTES = (
 )
 
 log = structlog.get_logger("stepwell.app")
+DISK_SAID_EVERY = 60.0
+"""Seconds between two lines that say the disk refuses: one of them is as good as a thousand."""
 
 
 def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
@@ -96,12 +103,15 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_exception_handler(InvalidData, _on_invalid)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     for kind in (OSError, sa.exc.DBAPIError):
         app.add_exception_handler(kind, _on_disk)
-    app.add_exception_handler(Exception, _on_defect)
-    # The last one added is the first one met: strangers are turned away before tokens are read.
+    # The last one added is the first one met: strangers are turned away before tokens are read,
+    # and who has no token takes no memory.
+    app.add_middleware(Bodies, settings=settings)
     app.add_middleware(AuthMiddleware)
     app.add_middleware(Edge, settings=settings)
+    app.add_middleware(Defects)
     describe_with(app)
     return app
 
@@ -174,13 +184,66 @@ async def _on_disk(request: Request, error: Exception) -> Response:
             500, "index_damaged", "the index is damaged; stop the service and run: stepwell fsck"
         )
     if problem is None:
-        return await _on_defect(request, error)
-    log.error("disk", method=request.method, path=request.url.path[:200], error=str(error)[:300])
+        return respond(_defect(request.method, request.url.path, error))
+    now = time.monotonic()
+    if now - getattr(request.app.state, "disk_said", -DISK_SAID_EVERY) >= DISK_SAID_EVERY:
+        request.app.state.disk_said = now
+        log.error(
+            "the disk refused: make room on it, or repair it (stepwell fsck)",
+            path=request.url.path[:200],
+            error=str(error)[:300],
+        )
     return respond(problem)
 
 
-async def _on_defect(request: Request, error: Exception) -> Response:
-    log.error("defect", method=request.method, path=request.url.path[:200], exc_info=error)
-    return respond(
-        ProblemError(500, "internal_error", "a defect of the service; its log says more")
+async def _on_disconnect(request: Request, _error: Exception) -> Response:
+    """Whoever sent the body went away in the middle of it: no defect, and nobody to answer."""
+    log.debug("a client went away", method=request.method, path=request.url.path[:200])
+    return respond(ProblemError(400, "bad_request", "the body ended before its end"))
+
+
+def _defect(method: str, path: str, error: Exception) -> ProblemError:
+    log.error(
+        "a defect of the service; please report it with these lines",
+        method=method,
+        path=path[:200],
+        exc_info=error,
     )
+    return ProblemError(500, "internal_error", "a defect of the service; its log says more")
+
+
+class Defects:
+    """Pure ASGI, around everything: what nobody else caught is logged once and answered.
+
+    Not an exception handler: Starlette raises again what it gave to that one, and uvicorn logs the
+    same traceback a second time.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watching_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watching_send)
+            return
+        except asyncio.CancelledError:  # the service stops and has waited long enough
+            problem = ProblemError(
+                503,
+                "shutting_down",
+                "the service stops; send it again when it is back",
+                headers={"Retry-After": "5", "Connection": "close"},
+            )
+        except Exception as error:
+            problem = _defect(scope["method"], scope["path"], error)
+        if not started:
+            await send_problem(send, problem)

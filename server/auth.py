@@ -12,11 +12,14 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import hmac
+import ipaddress
 import json
+import math
 import re
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,8 +39,14 @@ log = structlog.get_logger("stepwell.auth")
 USED_INTERVAL = 60.0
 """Seconds between two writes of a token's `last_used_at`: a read must not cost an fsync."""
 
-OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
-"""Answered to anybody: they hold no data, and a supervisor has no token."""
+OPEN = frozenset({"/healthz", "/readyz"})
+"""Answered to anybody, since a supervisor has no token: to strangers no more than whether it works
+(routes/health.py)."""
+
+FAILURES, FORGIVEN_EVERY = 20, 3.0
+"""Tokens that an address may get wrong at once, and the seconds after which one is forgiven."""
+MAX_ADDRESSES = 1024
+"""How many addresses are remembered for it; the one heard of longest ago is forgotten."""
 
 _GET = ("GET", "HEAD")
 _NAME = r"(?P<dataset>[^/]+)"
@@ -49,6 +58,7 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (_GET, rf"/v1/datasets/{_NAME}", ("read", "train", "ingest:{dataset}")),
     (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
     (_GET, r"/v1/query/schema", ("sql", "read")),
+    (_GET, r"/openapi\.json", ("read", "sql", "train", "ingest")),
     (_GET, r"/v1/.*|/metrics", ("read", "train")),
     (("POST",), r"/v1/datasets", ("ingest:*",)),
     (("POST",), rf"/v1/datasets/{_NAME}/(trajectories|flush|imports)", ("ingest:{dataset}",)),
@@ -306,21 +316,61 @@ class TokenBook:
         self.save_used_if_possible()
 
 
+class FailedTokens:
+    """Slows down who tries tokens: by address, in constant memory.
+
+    A valid token always passes, whatever else came from its address: nobody is locked out by a
+    neighbour. So this guards no secret (256 random bits do); it bounds work and lines of log.
+    """
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[str, float] = OrderedDict()
+        """Address → when all of its failures are forgiven."""
+
+    def count(self, address: str) -> float:
+        """One more failure; the seconds until the next may come, 0.0 while there is patience."""
+        now = time.monotonic()
+        until = max(self._until.get(address, now), now) + FORGIVEN_EVERY
+        wait = until - now - FAILURES * FORGIVEN_EVERY
+        if wait <= 0:
+            self._until[address] = until
+            self._until.move_to_end(address)
+            if len(self._until) > MAX_ADDRESSES:
+                self._until.popitem(last=False)
+            if wait > -FORGIVEN_EVERY:  # the last one: said once, not for each that follows
+                log.warning(
+                    "many wrong tokens from one address; if it is one of yours, give it a token"
+                    " that is valid",
+                    address=address,
+                )
+        return max(0.0, wait)
+
+
 class AuthMiddleware:
     """Pure ASGI: a caller without the right is answered before the body is read or parsed."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
+        self._failed = FailedTokens()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         book: TokenBook = scope["app"].state.service.auth
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
         try:
             principal = book.authenticate(None if header is None else header.decode("latin-1"))
-            book.authorise(principal, scope["method"], scope["path"])
+        except ProblemError as error:
+            wait = self._failed.count(address_of(scope)) if header is not None else 0.0
+            if scope["path"] in OPEN:
+                await self.app(scope, receive, send)
+            else:
+                await _refuse(_too_many(wait) if wait else error, send)
+            return
+        try:
+            if scope["path"] not in OPEN:
+                book.authorise(principal, scope["method"], scope["path"])
         except ProblemError as error:
             await _refuse(error, send)
             return
@@ -328,6 +378,18 @@ class AuthMiddleware:
         if book.due():
             await run_in_threadpool(book.save_used_if_possible)
         await self.app(scope, receive, send)
+
+
+def address_of(scope: Scope) -> str:
+    """Who is counted as one: an IPv4 address, or the 64 bits of an IPv6 network."""
+    host = (scope.get("client") or ("unknown",))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return str(host)[:64]
+    if address.version == 6:
+        return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    return str(address)
 
 
 def build(service: Any) -> TokenBook:
@@ -347,6 +409,17 @@ async def _refuse(error: ProblemError, send: Send) -> None:
     raw = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def _too_many(wait: float) -> ProblemError:
+    return ProblemError(
+        429,
+        "too_many_failed_tokens",
+        "the token is wrong, as were many before it from this address; a valid one is answered at"
+        " any time",
+        expected="Authorization: Bearer stw_…",
+        headers={"Retry-After": str(math.ceil(wait))},
+    )
 
 
 def _unauthorized(detail: str) -> ProblemError:

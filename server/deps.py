@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from server import auth, jobs
 from server.auth import TokenBook
+from server.bodies import Budget
 from server.imports import importer
 from server.imports.importer import Imports
 from server.index import mirror
@@ -36,6 +37,7 @@ class Service:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.telemetry = Telemetry()
+        self.bodies = Budget(settings.body_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
         try:
             self.store = Store(settings.data)

@@ -1,45 +1,36 @@
-"""What is checked before anything is parsed: where a request comes from, and how much it brings.
+"""What is checked before anything is parsed: where a request comes from, what it says it brings.
 
-Pure ASGI, so that a body is counted while it streams: a length may lie, chunks have none.
-Loopback is not private, since any web page can reach it: hence Host, Origin and content type.
+Pure ASGI; the body itself is not touched here (bodies.py). Loopback is not private, since any web
+page can reach it: hence Host, Origin and content type.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
-import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
-
+from server.bodies import (
+    DISCARD,
+    App,
+    Receive,
+    Scope,
+    Send,
+    declared_length,
+    may_lack_type,
+    send_problem,
+    terms_of,
+    too_large,
+)
 from server.problems import ProblemError
 from server.settings import Settings
-from stepwell.messages import PROBLEM
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # What a page may send across origins without asking first; text/plain is how forged JSON travels.
 SIMPLE = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
-MIN_RATE = 16 << 10
-"""Bytes per second that a body must keep up after its first `body_timeout` seconds."""
-
-_INGEST = re.compile(r"/v1/datasets/[^/]+/trajectories/?")
-_IMPORT = re.compile(r"/v1/datasets/[^/]+/imports/?")
-_POLICY = re.compile(r"/v1/runs/[^/]+/policies/[^/]+/?")
-
 
 class Edge:
-    """Refuses strangers by Host, Origin and content type; ends bodies too long or stuck."""
+    """Refuses strangers by Host, Origin and content type; and bodies that say they are too long."""
 
     def __init__(self, app: App, settings: Settings):
         self.app = app
@@ -53,12 +44,14 @@ class Edge:
         try:
             self._check_host(headers)
             self._check_origin(headers)
-            limit = self._limit(scope)
-            self._check_body(scope, headers, limit)
+            self._check_body(scope, headers)
         except ProblemError as error:
+            length = declared_length(scope)
+            if length is None or length > DISCARD:
+                error.headers["connection"] = "close"
             await send_problem(send, error)
             return
-        await self._counted(scope, receive, send, limit)
+        await self.app(scope, receive, send)
 
     def _check_host(self, headers: dict[str, str]) -> None:
         settings = self.settings
@@ -91,25 +84,16 @@ class Edge:
             got=origin[:200],
         )
 
-    def _limit(self, scope: Scope) -> int:
-        path = scope["path"]
-        if scope["method"] == "POST" and _INGEST.fullmatch(path):
-            return self.settings.max_body
-        if scope["method"] == "POST" and _IMPORT.fullmatch(path):
-            return self.settings.max_upload
-        if scope["method"] == "PUT" and _POLICY.fullmatch(path):
-            return self.settings.max_policy
-        return self.settings.max_json
-
-    def _check_body(self, scope: Scope, headers: dict[str, str], limit: int) -> None:
+    def _check_body(self, scope: Scope, headers: dict[str, str]) -> None:
         if scope["method"] not in WRITES:
             return
+        limit = terms_of(self.settings, scope["method"], scope["path"]).limit
         length = headers.get("content-length")
         if length is not None and length.isdecimal() and int(length) > limit:
             raise too_large(limit, int(length))
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = length not in (None, "0") or "transfer-encoding" in headers
-        if kind in SIMPLE or (has_body and not kind and not _IMPORT.fullmatch(scope["path"])):
+        if kind in SIMPLE or (has_body and not kind and not may_lack_type(scope["path"])):
             raise ProblemError(
                 415,
                 "unsupported_media_type",
@@ -120,65 +104,6 @@ class Edge:
                 got=kind or "none",
             )
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        """Run the app with a `receive` that counts, and answer for it when the body is refused."""
-        seen = 0
-        began = time.monotonic()
-        done = False
-        started = False
-        refused: ProblemError | None = None
-
-        async def counting_receive() -> Message:
-            nonlocal seen, done, refused
-            if done:
-                return await receive()  # the app waits for a disconnect: no deadline for that
-            patience = self.settings.body_timeout
-            left = began + patience + seen / MIN_RATE - time.monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), min(patience, max(0.0, left)))
-            except TimeoutError:
-                refused = ProblemError(
-                    408,
-                    "body_timeout",
-                    "the body stands still or trickles; send it again",
-                    expected=f"bytes every {patience:g} s, and {MIN_RATE} a second on average",
-                    got=f"{seen} bytes in {time.monotonic() - began:.1f} s",
-                )
-                raise refused from None
-            seen += len(message.get("body", b""))
-            done = not message.get("more_body", False)
-            if seen > limit:
-                refused = too_large(limit, seen)
-                raise refused
-            return message
-
-        async def watching_send(message: Message) -> None:
-            nonlocal started
-            if refused is not None and not started:
-                return  # whatever the app makes of the broken body, our answer is the better one
-            started = True
-            await send(message)
-
-        try:
-            await self.app(scope, counting_receive, watching_send)
-        except ProblemError:
-            if refused is None:
-                raise
-        if refused is not None and not started:
-            # The rest of the body is not read: the connection cannot be used again.
-            refused.headers["connection"] = "close"
-            await send_problem(send, refused)
-
-
-def too_large(limit: int, got: int) -> ProblemError:
-    return ProblemError(
-        413,
-        "body_too_large",
-        "send less in one request",
-        expected=f"at most {limit} bytes",
-        got=f"{got} bytes or more",
-    )
-
 
 def _host_of(header: str) -> str:
     """The name in a Host header, without its port."""
@@ -186,17 +111,3 @@ def _host_of(header: str) -> str:
         return (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
         return ""
-
-
-async def send_problem(send: Send, error: ProblemError) -> None:
-    """Answer with a problem document from outside the router."""
-    body = orjson.dumps(error.problem().model_dump(mode="json", exclude_none=True))
-    headers = {"content-type": PROBLEM, "content-length": str(len(body)), **error.headers}
-    await send(
-        {
-            "type": "http.response.start",
-            "status": error.status,
-            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})

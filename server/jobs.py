@@ -149,7 +149,11 @@ class Jobs:
         except ProblemError as problem:
             error = problem.problem()
         except Exception as defect:
-            log.error("a job failed", job=context.id, exc_info=defect)
+            log.error(
+                "a job failed by a defect of the service; please report it with these lines",
+                job=context.id,
+                exc_info=defect,
+            )
             error = ProblemError(
                 500, "internal_error", f"a defect of the service: {defect!r}"[:500]
             ).problem()
@@ -166,7 +170,11 @@ class Jobs:
             )
         except Exception as defect:
             # The row stays as it is until the next start, which fails it.
-            log.error("a job's end could not be saved", job=context.id, exc_info=defect)
+            log.error(
+                "a job's end could not be saved: look at the disk; the next start says it failed",
+                job=context.id,
+                exc_info=defect,
+            )
         finally:
             with self._lock:
                 self._live.pop(context.id, None)

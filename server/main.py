@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
             status=2,
         )
     configure_logging(settings.log_level)
+    _return_memory()
     try:
         listener = socket.create_server(
             (settings.host, settings.port),
@@ -129,6 +131,21 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     return 0 if server.started else 1
 
 
+def _return_memory() -> None:
+    """Let the C library hand large blocks back to the system when they are freed.
+
+    By default glibc raises the size from which it does so to 32 MB once blocks of that size were
+    freed, and keeps a heap for each of some sixteen threads: bodies would be gone, and their memory
+    still held. Elsewhere than on glibc this does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        trim_threshold, mmap_threshold, arena_max = -1, -3, -8
+        mallopt(mmap_threshold, 1 << 20)
+        mallopt(trim_threshold, 8 << 20)
+        mallopt(arena_max, 4)
+
+
 def db_main(argv: list[str] | None = None) -> int:
     """`stepwell db upgrade | current`: the index's schema, by hand. A start migrates by itself."""
     parser = common.parser("db", DB, DB_EXAMPLES)
@@ -162,6 +179,9 @@ def db_main(argv: list[str] | None = None) -> int:
 def configure_logging(level: str) -> None:
     """One line per event on stderr, `key=value`."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    for other in ("uvicorn.error", "asyncio"):
+        # Their warnings are of clients: no HTTP, or gone while they were answered.
+        logging.getLogger(other).setLevel(logging.ERROR)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -37,6 +37,19 @@ class ProblemError(Exception):
         self.errors = errors
         self.headers = dict(headers or {})
 
+    def again(self) -> ProblemError:
+        """A copy without a traceback. One that is kept must never be raised itself: each raise
+        hangs its frames on it, with the bodies in them."""
+        return ProblemError(
+            self.status,
+            self.code,
+            self.detail,
+            expected=self.expected,
+            got=self.got,
+            errors=self.errors,
+            headers=self.headers,
+        )
+
     def problem(self) -> Problem:
         """The document that goes over the wire."""
         return Problem(

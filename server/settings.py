@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+JSON_WEIGHT = 32
+"""Bytes of memory for each byte of JSON: measured 31 when all of it is small objects, parsed and
+validated."""
 
 
 class Settings(BaseSettings):
@@ -40,14 +44,16 @@ class Settings(BaseSettings):
     """Largest offline dataset uploaded for import."""
     max_policy: int = 1 * GIB
     """Largest policy file."""
+    body_memory: int = 512 * MIB
+    """Memory for all bodies together, from before their first byte is read until they are answered;
+    an eighth is kept for small ones. JSON counts 32 times, uploads to a file 3 MiB. Beyond it: a
+    wait of 3 s, then 429."""
     body_timeout: float = 30.0
-    """A body that stands still for so long is given up."""
+    """A body that stands still for so long is given up; after a third of it while others wait."""
 
     # ingest
     group_bytes: int = 4 * MIB
     """One fsync serves at most so much, however much waits."""
-    queue_bytes: int = 256 * MIB
-    """Answer 429 when so much waits to be written."""
     seal_bytes: int = 32 * MIB
     """A segment of this size is sealed into shards."""
     seal_idle: float = 2.0
@@ -106,6 +112,22 @@ class Settings(BaseSettings):
     def _a_blank_token_is_none(cls, token: SecretStr | None) -> SecretStr | None:
         """STEPWELL_TOKEN= in a compose file: it would count as set, and nobody could present it."""
         return token if token is not None and token.get_secret_value().strip() else None
+
+    @model_validator(mode="after")
+    def _the_largest_body_fits(self) -> Self:
+        """Or it would be answered 429 for ever."""
+        for name, size in (
+            ("max_body", self.max_body),
+            ("max_json", JSON_WEIGHT * self.max_json),
+        ):
+            least = -(-size * 8 // 7)  # an eighth is for small bodies
+            if self.body_memory < least:
+                raise ValueError(
+                    f"body_memory = {self.body_memory} cannot hold one body of {name} ="
+                    f" {getattr(self, name)} bytes; set STEPWELL_BODY_MEMORY to at least {least},"
+                    f" or STEPWELL_{name.upper()} to less"
+                )
+        return self
 
     @property
     def index_file(self) -> Path:

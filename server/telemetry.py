@@ -27,6 +27,18 @@ class Telemetry:
         )
         self.writable = Gauge("stepwell_writable", "1 unless read-only", registry=r)
         self.queued_bytes = Gauge("stepwell_ingest_queued_bytes", "Waiting to commit", registry=r)
+        self.body_budget = Gauge(
+            "stepwell_body_budget_bytes", "Memory that request bodies may hold", registry=r
+        )
+        self.body_held = Gauge(
+            "stepwell_body_held_bytes", "Memory that request bodies hold", registry=r
+        )
+        self.body_waiting = Gauge(
+            "stepwell_body_waiting", "Requests whose body waits for memory", registry=r
+        )
+        self.body_refused = Counter(
+            "stepwell_body_refused", "Bodies answered 429 for want of memory", registry=r
+        )
         self.free_bytes = Gauge("stepwell_disk_free_bytes", "Left on the disk", registry=r)
 
     def text(self) -> bytes:

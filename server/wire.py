@@ -2,7 +2,7 @@
 
 uvicorn times an idle connection between requests, but neither one that sends nothing at first nor
 one that sends its head byte by byte, and no limit is set to how much head it keeps. So a stranger
-could hold every descriptor of the process. Bodies are watched in edge.py, where routes are known.
+could hold every descriptor of the process. Bodies are watched in bodies.py, where routes are known.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from http import HTTPStatus
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.bodies import declared_length
 from server.problems import ProblemError
 from stepwell.messages import PROBLEM
 
 HEAD_SECONDS = 15.0
 """From the connection, or the first byte of a further request, to the end of its head."""
 MAX_HEAD = 64 << 10
+READ_AHEAD = 64 << 10
+"""A body no longer than this comes in as it comes; it fits what uvicorn buffers anyway."""
 SEND_SECONDS = 60.0
 """A reader that takes nothing for so long is given up."""
 
@@ -72,6 +75,11 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._have_head()
         super().on_headers_complete()
+        length = declared_length(self.scope)
+        if length is None or length > READ_AHEAD:
+            # Nothing of a body is read before somebody asks for it: until then it is not paid for
+            # (bodies.py). uvicorn resumes when it is asked for, or when the answer has been sent.
+            self.flow.pause_reading()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "bad_request", msg)

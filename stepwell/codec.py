@@ -34,7 +34,9 @@ from stepwell.trajectory import About, Trajectory
 
 HEADER_KEY = b"stepwell.trajectory"
 MAX_HEADER = 256 * 1024
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+CONTINUATION = b"\xff\xff\xff\xff"
+"""What a message begins with (those of Arrow before 0.15 do not)."""
+END_OF_STREAM = CONTINUATION + b"\x00\x00\x00\x00"
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 _FLAG = pa.bool_()
@@ -78,7 +80,7 @@ class read_stream:  # noqa: N801 - reads as a function: `for t in read_stream(da
             )
         try:
             buffer = pa.py_buffer(data)
-            _refuse_compressed(buffer)
+            self._places = list(_record_batches(buffer))
             self._reader = pa.ipc.open_stream(buffer)
             schema = self._reader.schema
         except CodecError:
@@ -100,7 +102,13 @@ class read_stream:  # noqa: N801 - reads as a function: `for t in read_stream(da
                 expected=_columns(wanted),
                 got=_columns(schema),
             )
+        self._data = memoryview(data)
         self._size = len(buffer)
+
+    def messages(self) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes], memoryview]]:
+        """As `batches`, each with the bytes it was read from: one whole IPC message."""
+        for (batch, metadata), place in zip(self.batches(), self._places, strict=True):
+            yield batch, metadata, self._data[place]
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes]]]:
         """Rows and header bytes of each trajectory, sound as Arrow but not yet looked into."""
@@ -163,21 +171,23 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
         )
     terminated, truncated = header.get("terminated"), header.get("truncated")
     for name, flag in ((TERMINATED, terminated), (TRUNCATED, truncated)):
-        flags = _no_nulls(batch.column(name), batch.num_rows, name)
+        flags = batch.column(name)
+        _refuse_nulls(flags, batch.num_rows, name)
         if (
             not isinstance(flag, bool)
-            or bool(flags[steps - 1]) != flag
-            or np.count_nonzero(flags) != flag
+            or flags[steps - 1].as_py() != flag
+            or flags.true_count != flag
         ):
             raise InvalidTrajectory(
                 name,
                 expected="True at the last transition only, as the header says",
-                got=f"{flags.sum()} True",
+                got=f"{flags.true_count} True",
             )
-    last = _no_nulls(batch.column(IS_LAST), batch.num_rows, IS_LAST)
-    if not bool(last[-1]) or np.count_nonzero(last) != 1:
+    last = batch.column(IS_LAST)
+    _refuse_nulls(last, batch.num_rows, IS_LAST)
+    if not last[steps].as_py() or last.true_count != 1:
         raise InvalidTrajectory(
-            "is_last", expected="True in the last row only", got=f"{last.sum()} True"
+            "is_last", expected="True in the last row only", got=f"{last.true_count} True"
         )
     names = column_names(spec)
     known: Array | None = None
@@ -195,6 +205,24 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
         about=About.from_json(header.get("about", {})),
         id=header.get("id", ""),
     )
+
+
+def as_written(batch: pa.RecordBatch, metadata: dict[bytes, bytes], message: memoryview) -> bool:
+    """Whether a batch that `from_batch` took is what `to_batch` would make of it, so that its
+    `message` may be kept instead: nothing in it that was not looked at, and not much room for it.
+
+    That is: where NULLs may be, the last row and no other; the header and no other metadata; no
+    values beyond the rows; no columns that share bytes (`read_stream` sees to it) or lie far apart.
+    """
+    rows = batch.num_rows
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if column.null_count != field.nullable:
+            return False
+        if pa.types.is_fixed_size_list(field.type):
+            if len(column.values) != rows * field.type.list_size:
+                return False
+    room = 2 * batch.nbytes + MAX_HEADER
+    return len(metadata) == 1 and bytes(message[:4]) == CONTINUATION and len(message) <= room
 
 
 def _header(metadata: dict[bytes, bytes]) -> dict[str, Any]:
@@ -312,23 +340,50 @@ def _refuse_nulls(column: pa.Array, rows: int, name: str) -> None:
         )
 
 
-def _refuse_compressed(buffer: Any) -> None:
-    """Our writers never compress bodies; a stranger's megabyte could unpack to a terabyte."""
-    for message in pa.ipc.MessageReader.open_stream(buffer):
-        if message.type == "record batch" and _has_compression(message.metadata):
+def _record_batches(buffer: Any) -> Iterator[slice]:
+    """Where each record batch stands, and that the stream holds nothing else behind its schema.
+
+    Our writers never compress bodies; a stranger's megabyte could unpack to a terabyte. Bytes in
+    another order would be turned round while they are read: what is read is what was sent.
+    """
+    source = pa.BufferReader(buffer)
+    start = 0
+    for message in pa.ipc.MessageReader.open_stream(source):
+        stop = source.tell()
+        kind = message.type
+        if kind == "schema":
+            if _is_big_endian(message.metadata):
+                raise CodecError("a big-endian stream", expected="little-endian numbers")
+        elif kind != "record batch":
+            raise CodecError("a foreign message", expected="record batches", got=kind)
+        elif _header_field(message.metadata, _COMPRESSION):
             raise CodecError(
                 "a compressed record batch", expected="batches without body compression"
             )
-        if message.type not in ("schema", "record batch"):
-            raise CodecError("a foreign message", expected="record batches", got=message.type)
+        else:
+            yield slice(start, stop)
+        start = stop
 
 
-def _has_compression(metadata: Any) -> bool:
-    """Whether a Message flatbuffer's RecordBatch has its field 3, `compression` (Message.fbs)."""
+_ENDIANNESS = 0
+"""Field of a Schema (Schema.fbs): 0 or absent for little."""
+_COMPRESSION = 3
+"""Field of a RecordBatch (Message.fbs): absent for none."""
+
+
+def _is_big_endian(metadata: Any) -> bool:
+    place = _header_field(metadata, _ENDIANNESS)
+    try:
+        return place != 0 and struct.unpack_from("<h", metadata, place)[0] != 0
+    except struct.error:
+        raise CodecError("a damaged message") from None
+
+
+def _header_field(metadata: Any, number: int) -> int:
+    """Where field `number` stands in the header of a Message flatbuffer; 0 where it is absent."""
     data = memoryview(metadata)
 
     def field(table: int, index: int) -> int:
-        """Where a field's value stands, 0 where it is absent."""
         vtable = table - struct.unpack_from("<i", data, table)[0]
         if 4 + 2 * index >= struct.unpack_from("<H", data, vtable)[0]:
             return 0
@@ -340,7 +395,9 @@ def _has_compression(metadata: Any) -> bool:
 
     try:
         header = field(target(0), 2)
-        return header == 0 or field(target(header), 3) != 0
+        if header == 0:
+            raise CodecError("a message without a header")
+        return field(target(header), number)
     except struct.error:
         raise CodecError("a damaged message") from None
 

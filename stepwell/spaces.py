@@ -160,7 +160,7 @@ def outside(space: Space, values: Array) -> str | None:
     Floats must be finite. Observations may stray outside a Box by design (many environments lie);
     callers decide for which arrays bounds count.
     """
-    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
+    if values.dtype.kind == "f" and not finite(values):
         bad = int(np.count_nonzero(~np.isfinite(values)))
         return f"{bad} values are NaN or infinite"
     if isinstance(space, Discrete):
@@ -176,6 +176,14 @@ def outside(space: Space, values: Array) -> str | None:
     if values.size and (int(values.min()) < low or int(values.max()) > high):
         return f"range {int(values.min())} … {int(values.max())} leaves {low} … {high}"
     return None
+
+
+def finite(values: Array) -> bool:
+    """Whether no value is NaN or infinite; of large arrays without a mask in memory."""
+    if values.size < 1 << 16:
+        return bool(np.isfinite(values).all())
+    # Both hand on a NaN.
+    return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
 
 
 def _outside_box(space: Box, values: Array) -> str | None:

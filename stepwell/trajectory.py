@@ -30,7 +30,15 @@ from numpy.typing import NDArray
 
 from stepwell.about import About
 from stepwell.errors import InvalidTrajectory
-from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, Array, EnvSpec, Space, outside
+from stepwell.spaces import (
+    DEFAULT_ACTION,
+    DEFAULT_OBSERVATION,
+    Array,
+    EnvSpec,
+    Space,
+    finite,
+    outside,
+)
 
 __all__ = ["About", "Trajectory", "concatenable", "new_id", "now"]
 
@@ -93,7 +101,7 @@ class Trajectory:
         steps = len(self.rewards)
         if steps < 1:
             raise InvalidTrajectory("rewards", expected="at least one transition", got="none")
-        if not bool(np.isfinite(self.rewards).all()):
+        if not finite(self.rewards):
             raise InvalidTrajectory("rewards", expected="finite numbers", got="NaN or infinity")
         for what, arrays, rows in (
             ("obs", self.obs, steps + 1),
@@ -117,11 +125,7 @@ class Trajectory:
                         got=f"{len(array)} rows",
                     )
                 # Infos are for people and may hold gaps; what an agent reads may not.
-                if (
-                    what != "infos"
-                    and array.dtype.kind == "f"
-                    and not bool(np.isfinite(array).all())
-                ):
+                if what != "infos" and array.dtype.kind == "f" and not finite(array):
                     raise InvalidTrajectory(
                         f"{what}[{key}]", expected="finite numbers", got="NaN or infinity"
                     )

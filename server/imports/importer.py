@@ -19,6 +19,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from server import datasets
+from server.bodies import STREAM_CHUNK
 from server.failpoints import failpoint
 from server.imports.parse import frames
 from server.index.db import Database
@@ -36,7 +37,6 @@ from stepwell.spaces import EnvSpec
 
 log = structlog.get_logger("stepwell.imports")
 FOLDER, SUFFIX = "uploads", ".part"
-_CHUNK = 4 << 20
 _PARSE_SHARE = 0.9
 """Of the progress bar; the rest is the commit."""
 
@@ -116,7 +116,7 @@ class Imports:
                         got=f"{size} bytes or more",
                     )
                 pending += chunk
-                if len(pending) >= _CHUNK:
+                if len(pending) >= STREAM_CHUNK:
                     data, pending = bytes(pending), bytearray()
                     await run_in_threadpool(write, data)
             await run_in_threadpool(finish)
@@ -161,7 +161,10 @@ class Imports:
         try:
             return self._import(context, request, payload)
         except OSError as error:
-            log.error("an import could not be written", error=str(error))
+            log.error(
+                "an import could not be written and was undone: make room on the disk",
+                error=str(error),
+            )
             raise ProblemError(
                 507,
                 "storage_full",
@@ -190,7 +193,7 @@ class Imports:
         try:
             done = 0
             for frame in stream:
-                items = read_body(frame.payload, dataset)
+                items = list(read_body(frame.payload, dataset))
                 if frame.kind != "data" or not all(isinstance(item, Checked) for item in items):
                     raise _foreign()
                 checked = [item for item in items if isinstance(item, Checked)]

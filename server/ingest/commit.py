@@ -28,7 +28,7 @@ from server.ingest.answers import answer_known, conflict, too_large
 from server.ingest.evict import enforce
 from server.ingest.registered import Registered
 from server.ingest.rows import insert_rows, known, row_of, take_seqs
-from server.ingest.spool import Segment, Spool
+from server.ingest.spool import Encoded, Segment, Spool
 from server.problems import ProblemError, disk_problem, not_found
 from server.settings import Settings
 from server.storage.shards import Entry
@@ -51,13 +51,13 @@ class Submission:
 
     dataset: Registered
     partition: str
-    items: list[tuple[Entry, bytes]]
+    items: list[tuple[Entry, Encoded]]
     """Descriptions (seq still 0) with their encoded records."""
     answer: Future[list[IngestItem]] = field(default_factory=Future)
 
     @property
     def size(self) -> int:
-        return sum(len(record) for _, record in self.items)
+        return sum(record.size for _, record in self.items)
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Plan:
     """One group, sorted out: what is new, by dataset, and every item's answer so far."""
 
     answers: list[tuple[Submission, list[IngestItem]]] = field(default_factory=list)
-    fresh: dict[int, list[tuple[Entry, bytes, IngestItem]]] = field(default_factory=dict)
+    fresh: dict[int, list[tuple[Entry, Encoded, IngestItem]]] = field(default_factory=dict)
     specs: dict[int, Registered] = field(default_factory=dict)
     repeats: list[tuple[IngestItem, IngestItem]] = field(default_factory=list)
     """Duplicates inside the group: they take the seq of the first."""
@@ -103,19 +103,10 @@ class Committer:
             self._thread.join()
 
     def submit(self, submission: Submission) -> Future[list[IngestItem]]:
-        """Raises 429 when too much waits already."""
-        size = submission.size
+        """What may wait here is bounded by what bodies may hold (server/bodies.py)."""
         with self._count_lock:
-            if self._queued and self._queued + size > self._settings.queue_bytes:
-                raise ProblemError(
-                    429,
-                    "too_busy",
-                    "more is waiting to be written than the service will hold; try again",
-                    expected=f"at most {self._settings.queue_bytes} bytes waiting",
-                    got=self._queued + size,
-                    headers={"Retry-After": "1"},
-                )
-            self._queued += size
+            self._queued += submission.size
+            self._telemetry.queued_bytes.set(self._queued)
         self._queue.put(submission)
         return submission.answer
 
@@ -145,6 +136,7 @@ class Committer:
                 self._queued -= sum(submission.size for submission in group)
                 self._telemetry.queued_bytes.set(self._queued)
             self._handle(group)
+            del first, group  # or the bodies would stay until somebody posts again
             if last:
                 return
 
@@ -170,14 +162,19 @@ class Committer:
         except ProblemError as error:
             for submission in group:
                 if not submission.answer.done():  # one of a deleted dataset is answered already
-                    submission.answer.set_exception(_fresh(error))
+                    submission.answer.set_exception(error.again())
         except Exception as error:
             if len(group) > 1:  # one of them is poison: the others must not suffer for it
                 for submission in group:
                     if not submission.answer.done():
                         self._handle([submission])
                 return
-            log.error("commit failed", exc_info=error)
+            log.error(
+                "a post could not be stored, by a defect of the service; please report it with"
+                " these lines",
+                dataset=group[0].dataset.name,
+                exc_info=error,
+            )
             group[0].answer.set_exception(
                 ProblemError(500, "internal_error", "nothing of this request was stored")
             )
@@ -308,19 +305,24 @@ class Committer:
             problem = ProblemError(503, "read_only", READ_ONLY, got=str(error.strerror or error))
         if problem is None:
             raise error
-        log.error("the disk refused", error=str(error)[:300])
         self._enter_read_only(problem)
 
     def _enter_read_only(self, problem: ProblemError) -> NoReturn:
+        if self.trouble is None:  # once, not for each post that is refused meanwhile
+            log.error(
+                "read-only: make room on the disk, or repair it; writing comes back by itself",
+                code=problem.code,
+                got=str(problem.got)[:300],
+            )
         self.trouble = problem
         self._probed = time.monotonic()
         self._telemetry.writable.set(0)
-        raise _fresh(problem)
+        raise problem.again()
 
     def _check_disk(self) -> None:
         """Raise 507 or 503 while the disk refuses; once in a while, see whether it still does."""
         if self.trouble is not None and time.monotonic() - self._probed < PROBE_EVERY:
-            raise _fresh(self.trouble)
+            raise self.trouble.again()
         least = self._settings.min_free
         free = self._store.free()
         if free < least:
@@ -347,17 +349,6 @@ class Committer:
         """From the upkeep thread: come back from read-only without waiting for a request."""
         with self.lock:
             self._check_disk()
-
-
-def _fresh(problem: ProblemError) -> ProblemError:
-    return ProblemError(
-        problem.status,
-        problem.code,
-        problem.detail,
-        expected=problem.expected,
-        got=problem.got,
-        headers=problem.headers,
-    )
 
 
 def _register(connection: Connection, name: str, now: float) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
+import pyarrow as pa
+
+from server.bodies import Lease
 from server.index.db import Database
 from server.ingest.commit import Committer, Submission
 from server.ingest.recover import recover
 from server.ingest.registered import Registered, Registry
 from server.ingest.seal import Sealer
-from server.ingest.spool import Spool, encode_entry
+from server.ingest.spool import Encoded, Spool, encode_entry
 from server.ingest.validate import Checked, Refused, read_body
 from server.problems import ProblemError
 from server.settings import Settings
@@ -18,6 +22,9 @@ from server.storage.store import Store
 from server.telemetry import Telemetry
 from stepwell.codec import to_batch
 from stepwell.messages import FlushResult, IngestItem, IngestResult, Partition
+from stepwell.schema import row_bytes
+from stepwell.spaces import EnvSpec
+from stepwell.trajectory import Trajectory
 
 ANSWER_WITHIN = 60.0
 """Seconds to wait for the disk before a request is answered 503; it may be stored all the same."""
@@ -45,15 +52,22 @@ class Ingest:
         self.sealer.close()
 
     def post(
-        self, name: str, partition: Partition, body: bytes, *, wait_sealed: bool = False
+        self,
+        name: str,
+        partition: Partition,
+        body: bytes | memoryview,
+        lease: Lease,
+        *,
+        wait_sealed: bool = False,
     ) -> IngestResult:
         """Store the trajectories of `body`; answers when they are durable. Blocks.
 
-        Raises `ProblemError`: 404, 422 (nothing stored), 429, 503, 507.
+        `lease` holds the memory of the body already. Raises `ProblemError`: 404, 422 (nothing
+        stored), 429, 503, 507.
         """
         dataset = self.registry.get(name)
-        found = read_body(body, dataset)
-        items = self._store(dataset, partition, found)
+        lease.add(decoded_bytes(len(body), dataset.spec))
+        items = self._store(dataset, partition, read_body(body, dataset), lease)
         result = IngestResult(dataset=name, partition=partition, items=items)
         if wait_sealed:
             self.sealer.flush()
@@ -63,39 +77,52 @@ class Ingest:
         return result
 
     def _store(
-        self, dataset: Registered, partition: Partition, found: list[Checked | Refused]
+        self,
+        dataset: Registered,
+        partition: Partition,
+        found: Iterator[Checked | Refused],
+        lease: Lease,
     ) -> list[IngestItem]:
         now = time.time()
-        fresh: list[tuple[Entry, bytes]] = []
-        for one in found:
-            if isinstance(one, Checked):
-                entry = entry_of(one, partition, now)
-                batch = to_batch(one.trajectory, dataset.spec, dataset.schema)
-                fresh.append((entry, encode_entry(dataset.name, entry, batch)))
-        settled: list[IngestItem] = []
-        if fresh:
-            answer = self.committer.submit(Submission(dataset, partition, fresh))
-            try:
-                settled = answer.result(ANSWER_WITHIN)
-            except TimeoutError:
-                raise ProblemError(
-                    503,
-                    "too_slow",
-                    "the disk did not answer in time; send the same trajectories again, they are"
-                    " stored once in any case",
-                    headers={"Retry-After": "5"},
-                ) from None
-            except ProblemError as error:
-                if error.status == 404:  # deleted while we looked: remember nothing of it
-                    self.registry.forget(dataset.name)
-                raise
-        answers = iter(settled)
-        return [
-            IngestItem(id=one.id, status="refused", problem=one.problem)
-            if isinstance(one, Refused)
-            else next(answers)
-            for one in found
-        ]
+        fresh: list[tuple[Entry, Encoded]] = []
+        refused: dict[int, IngestItem] = {}
+        for number, one in enumerate(found):
+            if isinstance(one, Refused):
+                refused[number] = IngestItem(id=one.id, status="refused", problem=one.problem)
+                continue
+            entry = entry_of(one, partition, now)
+            message = one.message or rebuilt(one.trajectory, dataset, lease)
+            fresh.append((entry, encode_entry(dataset.name, entry, message)))
+        settled = iter(self._commit(Submission(dataset, partition, fresh), lease))
+        count = len(fresh) + len(refused)
+        return [refused.get(number) or next(settled) for number in range(count)]
+
+    def _commit(self, submission: Submission, lease: Lease) -> list[IngestItem]:
+        """Hand over and wait for the answer."""
+        if not submission.items:
+            return []
+        # The committer may need the bytes for longer than anybody waits for its answer.
+        lease.retain()
+        submission.answer.add_done_callback(lambda _: lease.release())
+        self.committer.submit(submission)
+        answer = submission.answer
+        try:
+            return answer.result(ANSWER_WITHIN)
+        except TimeoutError:
+            raise ProblemError(
+                503,
+                "too_slow",
+                "the disk did not answer in time; send the same trajectories again, they are"
+                " stored once in any case",
+                headers={"Retry-After": "5"},
+            ) from None
+        except ProblemError as error:
+            if error.status == 404:  # deleted while we looked: remember nothing of it
+                self.registry.forget(submission.dataset.name)
+            # A copy: the answer keeps its own, and with it every frame that it is raised through.
+            raise error.again() from None
+        finally:
+            del answer, submission
 
     def flush(self, name: str | None = None) -> FlushResult:
         """Seal everything acknowledged so far; counts what belongs to `name`. Blocks."""
@@ -103,6 +130,21 @@ class Ingest:
         moved = self.sealer.flush()
         counted = [m for key, m in moved.items() if pk is None or key == pk]
         return FlushResult(sealed=sum(m[0] for m in counted), shards=sum(m[1] for m in counted))
+
+
+def decoded_bytes(size: int, spec: EnvSpec) -> int:
+    """What decoding a body of `size` bytes adds at most: flags come as bits and become bytes."""
+    groups = (spec.observations, spec.actions, spec.infos)
+    flags = spec.action_known + sum(
+        space.shape == () and space.dtype == "bool" for group in groups for space in group.values()
+    )
+    return int(size * flags / (row_bytes(spec) + flags / 8))
+
+
+def rebuilt(trajectory: Trajectory, dataset: Registered, lease: Lease) -> pa.Buffer:
+    """The rows as our own writer lays them out, where a stranger's did otherwise."""
+    lease.add(2 * trajectory.nbytes)  # the columns made anew, and the message
+    return to_batch(trajectory, dataset.spec, dataset.schema).serialize()
 
 
 def entry_of(checked: Checked, partition: str, now: float) -> Entry:

@@ -38,7 +38,11 @@ def recover(db: Database, store: Store) -> list[Segment]:
                 connection.execute(sa.delete(segments).where(segments.c.pk == row.pk))
         elif row.name not in files:
             # Impossible by the order of fsyncs; so somebody took the file away.
-            log.error("a segment is missing", segment=row.name)
+            log.error(
+                "a segment was taken away; put it back with the service stopped, stepwell fsck"
+                " names what was in it",
+                segment=row.name,
+            )
             _mark_damaged(db, row.pk)
     known_pks = {row.name: row.pk for row in rows}
     skip = {row.name for row in rows if row.state != "open"}
@@ -74,7 +78,12 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
         file = SegmentFile(path)
     except SegmentDamaged as error:
         # Kept where it is: fsck names it with everything that was in it. The rest must go on.
-        log.error("a segment cannot be read", segment=name, error=str(error))
+        log.error(
+            "a segment cannot be read and is kept: look at the disk, restore the file from a"
+            " backup if there is one; stepwell fsck names what was in it",
+            segment=name,
+            error=str(error),
+        )
         if pk is not None:
             _mark_damaged(db, pk)
         return None

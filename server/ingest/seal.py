@@ -153,14 +153,22 @@ class Sealer:
             with self._telemetry.seal_seconds.time(), self.lock:
                 segment.moved = self._seal(segment)
         except Exception as error:
-            # The segment keeps everything; it stays queued and is tried again.
-            self.failure = f"{segment.name}: {error}"
+            # The segment keeps everything; it stays queued and is tried again, every second.
+            failure = f"{segment.name}: {error}"
+            if failure != self.failure:  # said once, not at every attempt
+                disk = disk_problem(error, "") is not None
+                log.error(
+                    "sealing failed, nothing is lost and it is tried again: make room on the disk"
+                    if disk
+                    else "sealing failed by a defect, nothing is lost and it is tried again; please"
+                    " report it with these lines",
+                    segment=segment.name,
+                    error=str(error)[:200],
+                    exc_info=None if disk else error,
+                )
+            self.failure = failure
             segment.failure = error
             segment.sealed.set()
-            if disk_problem(error, "") is None:
-                log.error("sealing failed", segment=segment.name, exc_info=error)
-            else:  # every second, as long as the disk is full: one line is enough
-                log.error("sealing failed", segment=segment.name, error=str(error)[:200])
             with self._changed:
                 self._waiting.remove(segment)
                 if not self._stop:
@@ -208,7 +216,12 @@ class Sealer:
             failpoint("seal.before_commit")
         failpoint("seal.after_commit")
         if damaged:
-            log.error("records damaged", segment=segment.name, trajectories=damaged)
+            log.error(
+                "acknowledged trajectories cannot be read from their segment, which is kept: look"
+                " at the disk, restore the file from a backup if there is one",
+                segment=segment.name,
+                trajectories=damaged,
+            )
         else:
             self._store.delete("segments", segment.name)
             failpoint("seal.after_unlink")

@@ -4,7 +4,8 @@
     record    length u32 | crc32 u32 | head length u32 | 0 u32 | head JSON (padded to 8) | body
               length counts from the third word on; crc32 covers the same bytes
     heads     {"spec": {…}, "dataset": name}                     once per dataset and segment
-              {"entry": {…}, "dataset": name}  body = one Arrow record batch, without schema
+              {"entry": {…}, "dataset": name}  body = one Arrow record batch, without schema,
+                                               as it was received where that is as we write it
 
 A record counts once it is fsynced and its index row committed, in this order. What a crash leaves
 beyond that at the tail is torn (cut off) or whole (its index row is written at the next start).
@@ -62,7 +63,20 @@ class Record:
         return pa.ipc.read_record_batch(self.body, schema)
 
 
-def encode_record(head: dict[str, Any], body: pa.Buffer | bytes = b"") -> bytes:
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A record on its way to the disk. The body is a view of what was received, not a copy."""
+
+    head: bytes
+    body: memoryview
+    padding: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.body) + len(self.padding)
+
+
+def encode_record(head: dict[str, Any], body: memoryview | pa.Buffer | bytes = b"") -> Encoded:
     text = orjson.dumps(head)
     text += b" " * (-len(text) % 8)
     view = memoryview(body)
@@ -71,11 +85,12 @@ def encode_record(head: dict[str, Any], body: pa.Buffer | bytes = b"") -> bytes:
     for part in (text, view, padding):
         crc = zlib.crc32(part, crc)
     length = 8 + len(text) + len(view) + len(padding)
-    return b"".join((_WORDS.pack(length, crc, len(text), 0), text, view, padding))
+    return Encoded(_WORDS.pack(length, crc, len(text), 0) + text, view, padding)
 
 
-def encode_entry(dataset: str, entry: Entry, batch: pa.RecordBatch) -> bytes:
-    return encode_record({"dataset": dataset, "entry": entry.to_json()}, batch.serialize())
+def encode_entry(dataset: str, entry: Entry, message: memoryview | pa.Buffer) -> Encoded:
+    """`message`: the rows as one Arrow message, that is RecordBatch.serialize()."""
+    return encode_record({"dataset": dataset, "entry": entry.to_json()}, message)
 
 
 @dataclass(slots=True)
@@ -105,7 +120,7 @@ class Spool:
         self._start = 0
         """Where the latest `append` began."""
 
-    def append(self, groups: list[tuple[str, EnvSpec, list[bytes]]]) -> list[int]:
+    def append(self, groups: list[tuple[str, EnvSpec, list[Encoded]]]) -> list[int]:
         """Write all records of (dataset, spec, records), one fsync; returns their offsets.
 
         Raises OSError: then nothing of it counts, and the segment takes no more.
@@ -114,7 +129,7 @@ class Spool:
         file = segment.file
         assert file is not None
         self._start = file.size
-        parts: list[bytes] = []
+        all_records: list[Encoded] = []
         offsets: list[int] = []
         position = self._start
         described: set[str] = set()
@@ -122,15 +137,15 @@ class Spool:
             if dataset not in segment.described and dataset not in described:
                 described.add(dataset)
                 record = encode_record({"dataset": dataset, "spec": spec.to_json()})
-                parts.append(record)
-                position += len(record)
+                all_records.append(record)
+                position += record.size
             for record in records:
                 offsets.append(position)
-                parts.append(record)
-                position += len(record)
+                all_records.append(record)
+                position += record.size
         failpoint("append.before_write")
         try:
-            file.append(b"".join(parts))
+            file.append(*(part for r in all_records for part in (r.head, r.body, r.padding)))
             failpoint("append.after_write")
             file.sync()
         except OSError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from server.ingest.registered import Registered
 from server.problems import ProblemError, title_of
-from stepwell.codec import HEADER_KEY, from_batch, read_stream
+from stepwell.codec import HEADER_KEY, as_written, from_batch, read_stream
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
 from stepwell.messages import Problem
 from stepwell.spaces import EnvSpec, space_to_json
@@ -29,6 +29,8 @@ class Checked:
 
     trajectory: Trajectory
     digest: str
+    message: memoryview | None = None
+    """The bytes it came in, where they may be stored as they are: one whole Arrow message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,12 @@ class Refused:
     problem: Problem
 
 
-def read_body(data: bytes, dataset: Registered) -> list[Checked | Refused]:
+def read_body(data: bytes | memoryview, dataset: Registered) -> Iterator[Checked | Refused]:
     """Everything in the body, in order. Raises `ProblemError` (422) if the body itself is bad."""
     try:
         stream = read_stream(data)
         check_layout(dataset, stream.spec)
-        return list(_items(stream, dataset.spec))
+        yield from _items(stream, dataset.spec)
     except CodecError as error:
         raise ProblemError(
             422, "invalid_stream", str(error), expected=error.expected, got=error.got
@@ -52,7 +54,7 @@ def read_body(data: bytes, dataset: Registered) -> list[Checked | Refused]:
 
 
 def _items(stream: read_stream, spec: EnvSpec) -> Iterator[Checked | Refused]:
-    for number, (batch, metadata) in enumerate(stream.batches(), 1):
+    for number, (batch, metadata, message) in enumerate(stream.messages(), 1):
         if number > MAX_ITEMS:
             raise CodecError("too many trajectories in one body", expected=f"≤ {MAX_ITEMS}")
         try:
@@ -61,7 +63,8 @@ def _items(stream: read_stream, spec: EnvSpec) -> Iterator[Checked | Refused]:
         except InvalidTrajectory as error:
             yield Refused(_claimed_id(metadata), problem_of(error))
             continue
-        yield Checked(trajectory, trajectory.digest)
+        kept = message if as_written(batch, metadata, message) else None
+        yield Checked(trajectory, trajectory.digest, kept)
 
 
 def problem_of(error: InvalidData) -> Problem:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from server.edge import send_problem
+from server.bodies import send_problem
 from server.problems import ProblemError
 
 

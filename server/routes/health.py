@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from server.deps import ServiceDep
@@ -14,15 +16,15 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-async def healthz(service: ServiceDep) -> Health:
+async def healthz(service: ServiceDep, request: Request) -> Health:
     """Alive: always 200 while the process answers, also when all threads wait for the disk."""
-    return _health(service)
+    return _health(service, request)
 
 
 @router.get("/readyz", responses={503: {"model": Health}})
-async def readyz(service: ServiceDep, response: Response) -> Health:
+async def readyz(service: ServiceDep, request: Request, response: Response) -> Health:
     """Able to take data: 503 while read-only."""
-    health = _health(service)
+    health = _health(service, request)
     if not health.writable:
         response.status_code = 503
     return health
@@ -35,7 +37,8 @@ def metrics(service: ServiceDep) -> Response:
     return Response(service.telemetry.text(), media_type="text/plain; version=0.0.4")
 
 
-def _health(service: ServiceDep) -> Health:
+def _health(service: ServiceDep, request: Request) -> Health:
+    """To who has a token, all of it; to a stranger, whether it works."""
     trouble = service.ingest.committer.trouble
     why = [str(trouble.got)] if trouble is not None else []
     if service.ingest.sealer.failure:
@@ -44,8 +47,11 @@ def _health(service: ServiceDep) -> Health:
         why.append(service.keeper.trouble)
     if bad := sorted(service.inspector.quarantined):
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
+    status: Literal["ok", "degraded"] = "degraded" if why else "ok"
+    if getattr(request.state, "principal", None) is None:
+        return Health(status=status, version="", writable=trouble is None)
     return Health(
-        status="degraded" if why else "ok",
+        status=status,
         version=__version__,
         database_revision=REVISION,
         writable=trouble is None,

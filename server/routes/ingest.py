@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
+from server.bodies import whole
 from server.deps import ServiceDep
 from server.problems import ProblemError
 from stepwell.messages import ARROW, IngestResult, Partition
@@ -40,7 +41,12 @@ async def post_trajectories(
             expected=ARROW,
             got=kind or "none",
         )
-    body = await request.body()
+    body = await whole(request)
     return await run_in_threadpool(
-        service.ingest.post, name, partition, body, wait_sealed=wait == "sealed"
+        service.ingest.post,
+        name,
+        partition,
+        body,
+        request.state.lease,
+        wait_sealed=wait == "sealed",
     )

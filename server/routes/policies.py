@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from server import policies
+from server.bodies import STREAM_CHUNK
 from server.deps import ServiceDep
 from server.problems import ProblemError
 from server.routes.files import StoredFile
@@ -18,9 +19,6 @@ from stepwell.messages import Alias, Policy, PolicyPage, PutAlias
 router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])
 
 BYTES = "application/octet-stream"
-WRITE_BYTES = 1 << 20
-"""Chunks of a body are gathered to this size: a hop to a thread for each packet would cost more
-than the writing."""
 
 Version = Annotated[int, Path(ge=0, le=policies.MAX_NUMBER)]
 _ETAGS = re.compile(r'(?:W/)?"([^"]*)"')
@@ -57,7 +55,7 @@ async def put_policy(
         waiting = bytearray()
         async for chunk in request.stream():
             waiting += chunk
-            if len(waiting) >= WRITE_BYTES:
+            if len(waiting) >= STREAM_CHUNK:
                 await run_in_threadpool(writer.write, bytes(waiting))
                 waiting.clear()
         await run_in_threadpool(writer.write, bytes(waiting))

@@ -137,7 +137,7 @@ def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.
     lengths = [batch.num_rows for batch in group]
     numbers = np.repeat(np.arange(first, first + len(group), dtype=np.int32), lengths)
     times = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-    columns = pa.concat_batches(group).columns
+    columns = (group[0] if len(group) == 1 else pa.concat_batches(group)).columns  # a copy of many
     return pa.RecordBatch.from_arrays([pa.array(numbers), pa.array(times), *columns], schema=schema)
 
 

@@ -14,8 +14,10 @@ import hashlib
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,6 +35,8 @@ FOLDERS = (
     "uploads",
     "mirror",
 )
+_IOV_MAX = 1024
+"""Parts of one write, as Linux has it."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(\.[a-z0-9]{1,16})?")
 
 
@@ -183,11 +187,16 @@ class Appender:
             path.unlink(missing_ok=True)
             raise
 
-    def append(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self.size += len(data)
+    def append(self, *parts: bytes | memoryview) -> None:
+        """Write `parts` one behind the other, without a copy that holds them all."""
+        views = deque(memoryview(part) for part in parts if len(part))
+        while views:
+            done = os.writev(self._fd, list(islice(views, _IOV_MAX)))
+            self.size += done
+            while done and len(views[0]) <= done:
+                done -= len(views.popleft())
+            if done:
+                views[0] = views[0][done:]
 
     def sync(self) -> None:
         """Until this returns, nothing appended since the last time is certain.

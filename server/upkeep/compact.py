@@ -62,7 +62,7 @@ def compact(
             with ingest.sealer.lock:
                 _rewrite(settings, db, store, ingest, group)
         except ShardDamaged as error:
-            log.error("a shard cannot be read", error=str(error))
+            log.info("a shard cannot be read", error=str(error))  # what it is, is said below
             for shard in group:
                 inspector.suspect(shard.id)
             continue

@@ -40,6 +40,7 @@ class Keeper:
         self._ingest, self._inspector = ingest, inspector
         self.trouble = ""
         """What is wrong with the index, for /readyz."""
+        self._said = ""
         self._stop = threading.Event()
         self._swept = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -63,10 +64,24 @@ class Keeper:
             try:
                 self.round()
             except Exception as error:
-                if disk_problem(error, "") is None:
-                    log.error("upkeep failed", exc_info=error)
-                else:
-                    log.error("upkeep failed: the disk refuses", error=str(error)[:300])
+                self._say(error)
+            else:
+                self._said = ""
+
+    def _say(self, error: Exception) -> None:
+        """Once, not at every round: what fails for want of room fails again in five seconds."""
+        if str(error) == self._said:
+            return
+        self._said = str(error)
+        if disk_problem(error, "") is None:
+            log.error(
+                "upkeep failed by a defect and is tried again; please report it with these lines",
+                exc_info=error,
+            )
+        else:
+            log.error(
+                "upkeep failed and is tried again: make room on the disk", error=str(error)[:300]
+            )
 
     def _look_at_index(self) -> None:
         """SQLite notices a damaged page when it reads it, which may be in a year: look now."""
@@ -77,7 +92,7 @@ class Keeper:
             found = str(error.orig)
         if found != "ok":
             self.trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[:300]
-            log.error("the index is damaged", found=found)
+            log.error("the index is damaged: stop the service, run stepwell fsck", found=found)
 
     def round(self) -> None:
         """Everything that is due now."""

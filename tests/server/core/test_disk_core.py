@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server.ingest.commit import _fresh
 from server.problems import ProblemError, disk_problem
 from server.storage.store import Appender
 from stepwell.codec import encode
@@ -83,7 +82,7 @@ def test_a_long_refusal_keeps_no_bodies_in_memory(
         assert live.send(encode(make(1), SPEC)).status_code == 507
     assert live.service.ingest.committer.trouble.__traceback__ is None
     error = ProblemError(507, "storage_full", "x", headers={"Retry-After": "5"})
-    assert _fresh(error) is not error and _fresh(error).headers == error.headers
+    assert error.again() is not error and error.again().headers == error.headers
 
 
 def test_one_poisonous_post_does_not_take_its_neighbours_with_it(
@@ -112,7 +111,7 @@ def test_one_poisonous_post_does_not_take_its_neighbours_with_it(
     group = []
     for one in (bad, good):
         entry = entry_of(Checked(one, one.digest), "fifo", time.time())
-        record = encode_entry("d", entry, to_batch(one, SPEC, dataset.schema))
+        record = encode_entry("d", entry, to_batch(one, SPEC, dataset.schema).serialize())
         group.append(Submission(dataset, "fifo", [(entry, record)]))
     ingest.committer._handle(group)
     assert group[1].answer.result(1)[0].status == "stored"
@@ -208,7 +207,7 @@ def test_no_request_data_gets_into_the_log(
     body = encode([make_trajectory(SPEC, source=secret)], SPEC)
     assert live.send(body).status_code == 500
     log = capsys.readouterr().err
-    assert "commit failed" in log and secret not in log
+    assert "a post could not be stored" in log and secret not in log
 
 
 def test_traffic_leaks_neither_files_nor_much_memory(live: Any) -> None:

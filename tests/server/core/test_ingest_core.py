@@ -259,14 +259,14 @@ def test_a_disk_that_refuses_stores_nothing_and_writing_comes_back_by_itself(
     before, later = make(2)
     live.post([before])
     full = [True]
-    write = os.write
+    write = os.writev
 
-    def refuse(fd: int, data: Any) -> int:
+    def refuse(fd: int, parts: Any) -> int:
         if full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
+        return write(fd, parts)
 
-    monkeypatch.setattr("server.storage.store.os.write", refuse)
+    monkeypatch.setattr("server.storage.store.os.writev", refuse)
     response = live.send(encode([later], SPEC))
     assert (response.status_code, response.json()["code"]) == (507, "storage_full")
     assert response.headers["retry-after"]
@@ -320,17 +320,6 @@ def test_an_index_that_cannot_commit_stores_nothing(
     monkeypatch.setattr("server.ingest.commit.PROBE_EVERY", 0.0)
     assert live.listing() == []
     assert live.post([only]) == [("stored", 1)]
-
-
-def test_too_much_waiting_is_answered_429(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    live.create()
-    committer = live.service.ingest.committer
-    monkeypatch.setattr(committer, "_queued", live.service.settings.queue_bytes)
-    response = live.send(GOOD)
-    assert (response.status_code, response.json()["code"]) == (429, "too_busy")
-    assert response.headers["retry-after"] == "1"
-    monkeypatch.undo()
-    assert live.send(GOOD).status_code == 200
 
 
 def test_an_unknown_dataset_is_a_typed_error_in_process(live: Any) -> None:

@@ -84,8 +84,9 @@ def test_whatever_is_not_the_token_is_401(closed: TestClient, header: str) -> No
 def test_liveness_needs_no_token_and_everything_else_does(closed: TestClient) -> None:
     """A supervisor has none; a forgotten route would be a hole."""
     for path in sorted(OPEN):
-        assert closed.get(path).status_code != 401, path
-    schema = closed.get("/openapi.json").json()
+        assert closed.get(path).status_code == 200, path
+    assert closed.get("/openapi.json").status_code == 401
+    schema = closed.get("/openapi.json", headers=bearer(OPERATOR)).json()
     tried = 0
     for path, methods in schema["paths"].items():
         for method in methods:
@@ -95,6 +96,24 @@ def test_liveness_needs_no_token_and_everything_else_does(closed: TestClient) ->
             assert closed.request(method.upper(), url).status_code == 401, (method, path)
             tried += 1
     assert tried > 15
+    for path in ("/docs", "/redoc", "/", "/healthz/", "/metrics", "/v1", "/nothing"):
+        assert closed.get(path).status_code == 401, path
+
+
+def test_a_stranger_learns_whether_it_works_and_nothing_else(
+    closed: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions and the names of damaged files are for those who have a token."""
+    for number in range(3):
+        wrong = bearer(f"stw_{number}_x")
+        monkeypatch.setattr(closed.app.state.service.keeper, "trouble", "the index is damaged: x")
+        for path in sorted(OPEN):
+            for head in ({}, wrong):
+                found = closed.get(path, headers=head).json()
+                assert found["status"] == "degraded" and found["writable"] is True
+                assert found["version"] == found["database_revision"] == found["detail"] == ""
+            found = closed.get(path, headers=bearer(token(closed, "ingest:x"))).json()
+            assert found["version"] and "damaged" in found["detail"]
 
 
 def test_every_rule_is_about_a_route_that_exists(app: TestClient) -> None:
@@ -104,6 +123,7 @@ def test_every_rule_is_about_a_route_that_exists(app: TestClient) -> None:
         for path, methods in app.get("/openapi.json").json()["paths"].items()
         for method in methods
     ]
+    routes.append(("GET", "/openapi.json"))
     unknown = [
         (methods, pattern)
         for methods, pattern, _ in RULES
@@ -133,6 +153,160 @@ def test_writing_the_registry_needs_its_scopes(closed: TestClient) -> None:
         assert closed.get("/v1/tokens", headers=head).status_code == 403
         command = closed.post("/v1/workers/w/command", json={"command": "stop"}, headers=head)
         assert command.status_code == 403
+
+
+@pytest.mark.parametrize("scope", ["read", "admin", "ingest"])
+def test_the_secret_of_a_token_is_compared(closed: TestClient, scope: str) -> None:
+    """Its id stands in lists and logs: with a secret of one's own making it opens nothing."""
+    real, other = token(closed, scope), token(closed, scope)
+    _, token_id, secret = real.split("_", 2)
+    assert closed.get("/v1/runs", headers=bearer(real)).status_code == 200
+    for made in ("", "x", secret[:-1], secret + "x", secret.swapcase(), other.split("_", 2)[2]):
+        answer = closed.get("/v1/runs", headers=bearer(f"stw_{token_id}_{made}"))
+        assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized"), made
+    for made in (f"stw_{token_id}", f"STW_{token_id}_{secret}", f"sqw_{token_id}_{secret}"):
+        assert closed.get("/v1/runs", headers=bearer(made)).status_code == 401, made
+
+
+# What each kind of token may do beside an admin, route by route: every route of the service stands
+# here, so that a new one has to say who may use it. "own": an ingest token, for its dataset alone.
+READERS = "read train"
+COLLECTORS = "read train ingest own other"
+WORKERS = "train ingest own other"
+ALLOWED: dict[str, str] = {
+    "GET /openapi.json": "read sql train ingest own other",
+    "GET /metrics": READERS,
+    "POST /v1/datasets": "ingest",
+    "GET /v1/datasets": READERS,
+    "GET /v1/datasets/{name}": "read train ingest own",
+    "PATCH /v1/datasets/{name}": "",
+    "DELETE /v1/datasets/{name}": "",
+    "POST /v1/datasets/{name}/flush": "ingest own",
+    "POST /v1/datasets/{name}/trajectories": "ingest own",
+    "GET /v1/datasets/{name}/trajectories": READERS,
+    "GET /v1/trajectories/{trajectory_id}": READERS,
+    "GET /v1/trajectories/{trajectory_id}/steps": READERS,
+    "PATCH /v1/trajectories/{trajectory_id}": "",
+    "POST /v1/trajectories/{trajectory_id}/demote": "",
+    "POST /v1/datasets/{name}/imports": "ingest own",
+    "GET /v1/jobs": COLLECTORS,
+    "GET /v1/jobs/{job_id}": COLLECTORS,
+    "DELETE /v1/jobs/{job_id}": "ingest own other",
+    "POST /v1/query": "sql",
+    "GET /v1/query/schema": "sql read",
+    "POST /v1/snapshots": "train",
+    "GET /v1/snapshots": READERS,
+    "GET /v1/snapshots/{snapshot_id}": READERS,
+    "GET /v1/snapshots/{snapshot_id}/manifest": READERS,
+    "PUT /v1/snapshots/{snapshot_id}/lease": "train",
+    "DELETE /v1/snapshots/{snapshot_id}/lease": "train",
+    "GET /v1/shards/{shard_id}": READERS,
+    "HEAD /v1/shards/{shard_id}": READERS,
+    "POST /v1/runs": WORKERS,
+    "GET /v1/runs": COLLECTORS,
+    "GET /v1/runs/{name}": COLLECTORS,
+    "PATCH /v1/runs/{name}": WORKERS,
+    "DELETE /v1/runs/{name}": "",
+    "POST /v1/runs/{name}/metrics": WORKERS,
+    "GET /v1/runs/{name}/metrics": COLLECTORS,
+    "GET /v1/runs/{name}/log": COLLECTORS,
+    "PUT /v1/runs/{name}/policies/{version}": "train",
+    "GET /v1/runs/{name}/policies": COLLECTORS,
+    "GET /v1/runs/{name}/policies/{which}": COLLECTORS,
+    "HEAD /v1/runs/{name}/policies/{which}": COLLECTORS,
+    "PUT /v1/runs/{name}/aliases/{alias}": "train",
+    "POST /v1/evaluations": WORKERS,
+    "GET /v1/evaluations": READERS,
+    "PUT /v1/workers/{worker_id}": WORKERS,
+    "GET /v1/workers": READERS,
+    "POST /v1/workers/{worker_id}/command": "",
+    "POST /v1/launches": "",
+    "GET /v1/launches": READERS,
+    "GET /v1/launches/{launch_id}": READERS,
+    "POST /v1/launches/claim": WORKERS,
+    "PATCH /v1/launches/{launch_id}": WORKERS,
+    "DELETE /v1/launches/{launch_id}": "",
+    "POST /v1/tokens": "",
+    "GET /v1/tokens": "",
+    "DELETE /v1/tokens/{token_id}": "",
+}
+SCOPES = {"own": "ingest:name", "other": "ingest:elsewhere"}
+
+
+def test_every_route_lets_in_the_scopes_that_are_meant_and_no_other(closed: TestClient) -> None:
+    """Over HTTP, all routes with all kinds of tokens: 403 or past the door."""
+    schema = closed.get("/openapi.json", headers=bearer(OPERATOR)).json()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in schema.items() for method in methods}
+    known = set(ALLOWED) - {"GET /openapi.json"}
+    documented = {route for route in known if not route.startswith("HEAD")}
+    assert {route for route in routes if route.split()[1] not in OPEN} - known == set()
+    assert documented <= routes
+    kinds = ("read", "sql", "train", "ingest", "own", "other", "admin")
+    heads = {kind: bearer(token(closed, SCOPES.get(kind, kind))) for kind in kinds}
+    wrong = []
+    for route, allowed in ALLOWED.items():
+        method, path = route.split()
+        url = path.replace("{", "").replace("}", "")
+        for kind, head in heads.items():
+            # A body that no route takes: whoever is let in goes no further than that.
+            answer = closed.request(method, url, content=b"?", headers=head | {"content-type": "x"})
+            let_in = answer.status_code != 403
+            assert answer.status_code != 401
+            if let_in is not (kind == "admin" or kind in allowed.split()):
+                wrong.append((route, kind, answer.status_code))
+    assert wrong == []
+
+
+# --- failed tokens --------------------------------------------------------------------------------
+
+
+def test_wrong_tokens_are_slowed_down_and_valid_ones_pass(
+    closed: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """429 after a while, said once in the log; nobody of the same address is locked out."""
+    now = [1000.0]
+    monkeypatch.setattr(auth.time, "monotonic", lambda: now[0])
+    reader = bearer(token(closed, "read"))
+    statuses = []
+    for number in range(auth.FAILURES + 5):
+        answer = closed.get("/v1/runs", headers=bearer(f"stw_{number}_guess"))
+        statuses.append(answer.status_code)
+        assert closed.get("/v1/runs", headers=reader).status_code == 200
+    assert statuses == [401] * auth.FAILURES + [429] * 5
+    assert answer.json()["code"] == "too_many_failed_tokens"
+    wait = int(answer.headers["retry-after"])
+    assert 1 <= wait <= auth.FORGIVEN_EVERY
+    assert closed.get("/v1/runs").status_code == 401, "no token is not a wrong one"
+    now[0] += wait
+    assert closed.get("/v1/runs", headers=bearer("stw_x_guess")).status_code == 401
+    assert closed.get("/v1/runs", headers=bearer("stw_x_guess")).status_code == 429
+    now[0] += auth.FAILURES * auth.FORGIVEN_EVERY
+    assert closed.get("/v1/runs", headers=bearer("stw_x_guess")).status_code == 401
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("many wrong tokens") <= 2
+
+
+def test_failures_are_counted_by_address_in_constant_memory() -> None:
+    failed = auth.FailedTokens()
+    for number in range(3 * auth.MAX_ADDRESSES):
+        assert failed.count(f"10.0.{number // 256}.{number % 256}") == 0.0
+    assert len(failed._until) == auth.MAX_ADDRESSES
+    assert [bool(failed.count("10.9.9.9")) for _ in range(auth.FAILURES + 1)][-2:] == [False, True]
+    assert failed.count("10.9.9.8") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("client", "address"),
+    [
+        (("192.0.2.7", 1), "192.0.2.7"),
+        (("2001:db8:1:2:3:4:5:6", 1), "2001:db8:1:2::/64"),
+        (("testclient", 1), "testclient"),
+        (None, "unknown"),
+    ],
+)
+def test_an_ipv6_network_counts_as_one(client: object, address: str) -> None:
+    """Its owner has 2^64 addresses to try from."""
+    assert auth.address_of({"client": client}) == address
 
 
 @pytest.mark.parametrize(
