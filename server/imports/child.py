@@ -60,7 +60,7 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
     options = dict(request["options"])
     if options.get("spec") is not None:
         options["spec"] = EnvSpec.from_json(options["spec"])
-    for name in ("action_low", "action_high"):
+    for name in ("action_low", "action_high", "drop_infos"):
         options[name] = tuple(options.get(name, ()))
     chosen = Options(**options)
     # A third: the file's arrays, what they are cast to, and what is being sent.
@@ -69,9 +69,9 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
         from server.imports.npz import read
     else:
         from server.imports.hdf5 import read
-    source = read(file, int(request["size"]), memory)
+    source = read(file, int(request["size"]), memory, chosen.drop_infos)
     found = plan(source, chosen, int(request["max_rows"]))
-    metadata = source.metadata
+    metadata, dropped = source.metadata, source.dropped
     del source
     write_frame(
         out,
@@ -82,6 +82,7 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
             "steps": found.steps,
             "warnings": found.warnings[:100],
             "metadata": metadata,
+            "dropped": dict(sorted(dropped.items())[:100]),
             "confined": layers,
         },
     )

@@ -16,12 +16,13 @@ Rules, each against a quirk of real files (tests/server/test_imports_d4rl.py has
   next_observations where there are any, else see `_flags_only`. They are kept as info `terminals`;
 - without timeouts (kitchen, minigrid) terminals alone end, and `max_steps` if it is given;
 - flags and rewards may be floats or [N, 1]; float64 observations and actions become float32;
-- infos with N rows are kept beside their observation, whatever their rank; others are named and
-  left out.
+- infos with N rows of plain numbers are kept beside their observation, whatever their rank; others
+  are left out, each with a warning that says why.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 import uuid
 from collections.abc import Iterator
@@ -34,11 +35,19 @@ from numpy.typing import NDArray
 from server.imports.source import REQUIRED, Array, Options, Refused, Source, check_dtype
 from server.imports.spec import choose_spec, fit
 from stepwell.errors import InvalidTrajectory
-from stepwell.spaces import DEFAULT_ACTION, DEFAULT_OBSERVATION, EnvSpec
+from stepwell.spaces import (
+    DEFAULT_ACTION,
+    DEFAULT_OBSERVATION,
+    DTYPES,
+    MAX_ELEMENTS,
+    EnvSpec,
+)
 from stepwell.trajectory import About, Trajectory
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 """Names that an env spec takes (stepwell/spaces.py)."""
+MOST_LINES = 40
+"""Of warnings about single infos."""
 NAMESPACE = uuid.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
 """Of the ids of imported trajectories: same dataset, file and place → same id, so no copies."""
 
@@ -87,15 +96,18 @@ def plan(source: Source, options: Options, max_rows: int) -> Plan:
     if next_obs is not None and not _informative(terminals, timeouts, obs, next_obs):
         warnings.append("next_observations are only the next rows: the last of each is unknown")
         next_obs = None
-    infos = _infos(source, rows, warnings)
+    infos = _infos(source, rows)
     with np.errstate(over="ignore"):
         rewards = rewards.astype(np.float32)
     _finite("rewards", rewards)
     ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
     if in_flags:
         infos["terminals"] = terminals
-    spec = choose_spec(obs, actions, infos, options, warnings)
-    obs, actions, next_obs, infos = fit(spec, obs, actions, next_obs, infos, warnings)
+    spec = choose_spec(obs, actions, infos, source.dropped, options, warnings)
+    obs, actions, next_obs, infos = fit(
+        spec, obs, actions, next_obs, infos, source.dropped, warnings
+    )
+    warnings += _left_out(source, options)
     for name, array in (("observations", obs), ("actions", actions)):
         _finite(name, array)
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -329,19 +341,43 @@ def _flags(source: Source, name: str, rows: int) -> NDArray[np.bool_]:
     return array.astype(np.bool_)
 
 
-def _infos(source: Source, rows: int, warnings: list[str]) -> dict[str, Array]:
+def _infos(source: Source, rows: int) -> dict[str, Array]:
+    """Those that can be kept; why not, of all others, goes into `source.dropped`."""
     kept: dict[str, Array] = {}
-    left: list[str] = []
     for name, array in source.infos.items():
-        clean = KEY.fullmatch(name) is not None
-        plain = array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
-        if clean and plain and 1 <= array.ndim <= 5 and len(array) == rows and array.size:
-            kept[name] = _native(array)
+        if why := _unkeepable(name, array, rows):
+            source.dropped[name] = why
         else:
-            left.append(f"{name} {array.dtype} {list(array.shape)}")
-    if left:
-        warnings.append("infos left out (not one row per step): " + "; ".join(sorted(left)[:20]))
+            kept[name] = _native(array)
     return kept
+
+
+def _unkeepable(name: str, array: Array, rows: int) -> str:
+    if KEY.fullmatch(name) is None:
+        return "its name has characters that no name here may have"
+    if array.ndim < 1 or len(array) != rows:
+        return f"not one row per step (shape {array.shape}, {rows} steps)"
+    if array.ndim > 5:
+        return f"too many dimensions (shape {array.shape})"
+    if array.size == 0 or array.size // rows > MAX_ELEMENTS:
+        return f"rows of no usable size (shape {array.shape})"
+    if array.dtype.name not in DTYPES:
+        return f"not of a type that is kept ({array.dtype})"
+    return ""
+
+
+def _left_out(source: Source, options: Options) -> list[str]:
+    """A warning for each info that is not kept, and for each wish that met none."""
+    lines = [f"info {name[:80]!r} left out: {why}" for name, why in sorted(source.dropped.items())]
+    if more := len(lines) - MOST_LINES:
+        lines = [*lines[:MOST_LINES], f"… and {more} more infos"] if more > 0 else lines
+    known = [*source.dropped, *source.infos]
+    for asked in options.drop_infos:
+        if asked != "*" and not any(n == asked or n.startswith(f"{asked}/") for n in known):
+            near = difflib.get_close_matches(asked, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            lines.append(f"drop_infos: the file has no info {asked[:80]!r}{hint}")
+    return lines
 
 
 def _finite(name: str, array: Array) -> None:

@@ -1,13 +1,14 @@
 """A D4RL HDF5 file → Source. Untrusted: runs only in the confined child, from an open descriptor.
 
 Walks every link without following any before it is judged: only hard links inside the file, plain
-numbers, known filters, sane sizes. Then reads the arrays it knows by name, whole (D4RL's chunks are
-column-shaped, so slices of rows would decompress everything again and again).
+numbers, known filters, sane sizes. An info of another kind is not read, only named. Then reads the
+arrays it knows by name, whole (D4RL's chunks are column-shaped, so slices of rows would decompress
+everything again and again).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import h5py
@@ -21,7 +22,9 @@ from server.imports.source import (
     Source,
     check_dtype,
     check_size,
+    info_name,
     sniff,
+    why_dropped,
 )
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -29,7 +32,7 @@ FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 MAX_DEPTH = 8
 
 
-def read(file: BinaryIO, size: int, memory: int) -> Source:
+def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Source:
     """The whole file. Raises `Refused`."""
     head = file.read(8)
     if head != MAGIC:
@@ -39,11 +42,12 @@ def read(file: BinaryIO, size: int, memory: int) -> Source:
     file.seek(0)
     try:
         with h5py.File(file, "r") as h5:
-            found = dict(_walk(h5))
+            source = Source()
+            found = dict(_walk(h5, source, drop))
             needed = sum(int(d.nbytes) for name, d in found.items() if _wanted(name))
             check_size(sum(int(d.nbytes) for d in found.values()), size, 1 << 62)
             check_size(needed, size, memory)
-            return _load(found)
+            return _load(found, source)
     except Refused:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -54,10 +58,11 @@ def read(file: BinaryIO, size: int, memory: int) -> Source:
         ) from None
 
 
-def _walk(group: h5py.Group, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every dataset below `group`, each link judged before it is followed."""
+def _walk(group: h5py.Group, source: Source, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Every dataset to read below `group`, each link judged before it is followed. Infos that are
+    not kept go into `source.dropped`."""
     seen = 0
-    stack: list[tuple[str, h5py.Group, int]] = [(prefix, group, depth)]
+    stack: list[tuple[str, h5py.Group, int]] = [("", group, 0)]
     visited = {h5py.h5o.get_info(group.id).addr}
     while stack:
         path, node, level = stack.pop()
@@ -88,6 +93,8 @@ def _walk(group: h5py.Group, prefix: str = "", depth: int = 0) -> Iterator[tuple
                     )
                 visited.add(address)
                 stack.append((full, child, level + 1))
+            elif (info := info_name(full)) is not None and (why := _unfit(full, child, drop)):
+                source.dropped[info] = why
             elif isinstance(child, h5py.Dataset):
                 if _readable(full, child):
                     yield full, child
@@ -97,43 +104,65 @@ def _walk(group: h5py.Group, prefix: str = "", depth: int = 0) -> Iterator[tuple
                 )
 
 
-def _readable(name: str, dataset: h5py.Dataset) -> bool:
-    """Judge one dataset; False for what is harmless and left alone (texts in metadata)."""
+def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
+    """Why an info is not read; "" for one that is. Raises `Refused` for one that does harm."""
+    info = name.removeprefix("infos/")
+    if not isinstance(child, h5py.Dataset):
+        return "no array"
+    _check_place(name, child)
+    try:
+        kind = child.dtype
+    except TypeError:
+        return "of a type that numpy does not know"
+    if child.shape is None:
+        return "empty"
+    code = _unknown_filter(child)
+    return why_dropped(info, drop, kind) or ("" if code is None else f"packed with filter {code}")
+
+
+def _check_place(name: str, dataset: h5py.Dataset) -> None:
     if dataset.is_virtual or dataset.external is not None:
         raise Refused(
             f"{name[:200]} keeps its data in another file",
             expected="data inside the file",
             got="a virtual dataset" if dataset.is_virtual else "external storage",
         )
+
+
+def _unknown_filter(dataset: h5py.Dataset) -> int | None:
+    plist = dataset.id.get_create_plist()
+    codes = (plist.get_filter(number)[0] for number in range(plist.get_nfilters()))
+    return next((int(code) for code in codes if code not in FILTERS), None)
+
+
+def _readable(name: str, dataset: h5py.Dataset) -> bool:
+    """Judge one dataset; False for what is harmless and left alone (texts in metadata)."""
+    _check_place(name, dataset)
     kind = dataset.dtype
     described = name.startswith("metadata/")
     if described and (kind.kind == "S" or h5py.check_string_dtype(kind) is not None):
         return bool(kind.kind == "S" and dataset.shape == () and kind.itemsize <= 4096)
     check_dtype(name[:200], kind)
-    plist = dataset.id.get_create_plist()
-    for number in range(plist.get_nfilters()):
-        code = plist.get_filter(number)[0]
-        if code not in FILTERS:
-            raise Refused(
-                f"{name[:200]} is packed with an unknown filter",
-                expected=", ".join(FILTERS.values()),
-                got=f"filter {code}",
-            )
+    if (code := _unknown_filter(dataset)) is not None:
+        raise Refused(
+            f"{name[:200]} is packed with an unknown filter",
+            expected=", ".join(FILTERS.values()),
+            got=f"filter {code}",
+        )
     return True
 
 
 def _wanted(name: str) -> bool:
-    return name in REQUIRED or name in OPTIONAL or name.split("/")[0] == "infos"
+    return name in REQUIRED or name in OPTIONAL or info_name(name) is not None
 
 
-def _load(found: dict[str, Any]) -> Source:
-    source = Source()
+def _load(found: dict[str, Any], source: Source) -> Source:
     ignored: list[str] = []
     for name, dataset in found.items():
         if name in REQUIRED or name in OPTIONAL:
             source.arrays[name] = np.asarray(dataset[()])
-        elif name == "infos" or name.startswith("infos/"):
-            source.infos[name.removeprefix("infos/")] = np.asarray(dataset[()])
+        elif (info := info_name(name)) is not None:
+            source.infos[info] = np.asarray(dataset[()])
         elif name.startswith("metadata/"):
             if len(source.metadata) < 64:
                 source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)

@@ -54,6 +54,7 @@ class ImportRequest:
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     max_steps: int = 0
+    drop_infos: tuple[str, ...] = ()
 
 
 class Imports:
@@ -156,7 +157,7 @@ class Imports:
     # --- the job, in the order it happens -------------------------------------------------------
 
     def _run(self, context: JobContext, payload: dict[str, Any]) -> dict[str, Any]:
-        fields = {key: payload[key] for key in ImportRequest.__dataclass_fields__}
+        fields = {k: payload[k] for k in ImportRequest.__dataclass_fields__ if k in payload}
         request = ImportRequest(**fields)
         try:
             return self._import(context, request, payload)
@@ -221,6 +222,7 @@ class Imports:
             "sha256": payload["sha256"],
             "created": existing is None,
             "warnings": [str(w)[:1000] for w in plan.header.get("warnings", [])],
+            "infos_left_out": _texts(plan.header.get("dropped")),
             "metadata": metadata,
         }
         if stored.duplicates and not stored.stored:
@@ -247,6 +249,7 @@ class Imports:
             "action_low": request.action_low,
             "action_high": request.action_high,
             "max_steps": request.max_steps,
+            "drop_infos": request.drop_infos,
             "spec": existing.spec.to_json() if existing else None,
         }
         return {
@@ -279,6 +282,12 @@ def _plan_of(header: dict[str, Any]) -> tuple[EnvSpec, int, int]:
     if header.get("kind") != "plan" or not 1 <= count <= steps:
         raise _foreign()
     return spec, steps, count
+
+
+def _texts(found: Any) -> dict[str, str]:
+    """What the child says of single infos, whatever it says."""
+    items = found.items() if isinstance(found, dict) else ()
+    return {str(k)[:200]: str(v)[:200] for k, v in list(items)[:100]}
 
 
 def _foreign() -> ProblemError:

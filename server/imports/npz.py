@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-from typing import BinaryIO
+from collections.abc import Sequence
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from server.imports.source import (
     Source,
     check_dtype,
     check_size,
+    info_name,
     sniff,
+    why_dropped,
 )
 
 MAX_MEMBERS_ZIP = 64
@@ -29,7 +32,7 @@ MAX_HEADER = 4096
 _CHUNK = 1 << 20
 
 
-def read(file: BinaryIO, size: int, memory: int) -> Source:
+def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Source:
     """The whole archive. Raises `Refused`."""
     head = file.read(8)
     if not head.startswith(b"PK\x03\x04"):
@@ -38,14 +41,19 @@ def read(file: BinaryIO, size: int, memory: int) -> Source:
     try:
         with zipfile.ZipFile(file) as archive:
             members = _members(archive)
-            check_size(sum(m.file_size for m in members.values()), size, memory)
             source = Source()
+            for name, member in [*members.items()]:
+                info = info_name(name)
+                if info is not None and (why := _unfit(archive, member, info, drop)):
+                    source.dropped[info] = why
+                    del members[name]
+            check_size(sum(m.file_size for m in members.values()), size, memory)
             ignored = []
             for name, member in members.items():
                 if name in REQUIRED or name in OPTIONAL:
                     source.arrays[name] = _array(archive, member, name)
-                elif name == "infos" or name.startswith("infos/"):
-                    source.infos[name.removeprefix("infos/")] = _array(archive, member, name)
+                elif (info := info_name(name)) is not None:
+                    source.infos[info] = _array(archive, member, name)
                 else:
                     ignored.append(name)
             if ignored:
@@ -93,17 +101,34 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return found
 
 
+def _unfit(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, drop: Sequence[str]) -> str:
+    """Why an info is not read, by its header alone; "" for one that is."""
+    if why := why_dropped(name, drop):
+        return why
+    with archive.open(info) as member:
+        try:
+            dtype = _header(member, name)[2]
+        except (Refused, ValueError) as error:
+            return f"its header cannot be read ({str(error)[:60]})"
+        return why_dropped(name, drop, dtype)
+
+
+def _header(member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    magic = np.lib.format.read_magic(member)
+    reader = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(magic)
+    if reader is None:
+        raise Refused(f"{name}: unknown .npy version", expected="1.0 or 2.0", got=str(magic))
+    shape, fortran, dtype = reader(member, max_header_size=MAX_HEADER)
+    return shape, fortran, dtype
+
+
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
     """One array; its header says how much to read, the directory how much there is."""
     with archive.open(info) as member:
-        magic = np.lib.format.read_magic(member)
-        reader = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(magic)
-        if reader is None:
-            raise Refused(f"{name}: unknown .npy version", expected="1.0 or 2.0", got=str(magic))
-        shape, fortran, dtype = reader(member, max_header_size=MAX_HEADER)
+        shape, fortran, dtype = _header(member, name)
         check_dtype(name, dtype)
         if any(n < 0 for n in shape) or len(shape) > 8:
             raise Refused(f"{name}: bad shape", expected="sizes ≥ 0", got=str(shape))

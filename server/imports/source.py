@@ -6,6 +6,7 @@ Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,8 @@ class Options:
     action_high: tuple[float, ...] = ()
     max_steps: int = 0
     """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
+    drop_infos: tuple[str, ...] = ()
+    """Infos that are not wanted; a group's name means all below it, * means all."""
     spec: EnvSpec | None = None
     """Of the dataset, if it exists already."""
 
@@ -69,6 +72,8 @@ class Source:
     """By D4RL's names: observations, actions, rewards, terminals, timeouts, next_observations."""
     infos: dict[str, Array] = field(default_factory=dict)
     """infos/<name>, each [N, …]."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Infos that the file has and that are not kept: name → why."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """metadata/<name>: scalars and short texts; of arrays only the shape."""
     warnings: list[str] = field(default_factory=list)
@@ -76,12 +81,33 @@ class Source:
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     """Refuse what is not plain numbers: objects, references, compounds, strings."""
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
+    if not plain(dtype):
         raise Refused(
             f"{name} does not hold plain numbers",
             expected="integers, floats of at most 64 bits, or booleans",
             got=str(dtype)[:100],
         )
+
+
+def plain(dtype: np.dtype[Any]) -> bool:
+    """Whether it is of plain numbers, as `check_dtype` wants them."""
+    return dtype.kind in "biuf" and dtype.itemsize <= 8 and not dtype.hasobject
+
+
+def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:
+    """Why the info `name` is not read; "" for one that is. Infos that cannot be kept are left out,
+    for no agent learns from them: they never stand in the way of the rest."""
+    for asked in drop:
+        if asked in ("*", name) or name.startswith(f"{asked}/"):
+            return "drop_infos asks for that"
+    if dtype is not None and not plain(dtype):
+        return f"not plain numbers ({str(dtype)[:60]})"
+    return ""
+
+
+def info_name(name: str) -> str | None:
+    """infos/a/b → a/b; None for what is no info."""
+    return name.removeprefix("infos/") if name.split("/")[0] == "infos" else None
 
 
 def check_size(logical: int, stored: int, memory: int) -> None:

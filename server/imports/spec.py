@@ -9,7 +9,8 @@ Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: M
                5 × 10^k; `?action_low=&action_high=` say it better
 Infos          a Box without bounds, in the file's own type
 
-An existing dataset's spec is what counts instead: arrays are cast to it or refused by name.
+An existing dataset's spec is what counts instead: arrays are cast to it or refused by name. Of an
+info that the file has but that cannot be kept, a dataset of floats gets NaN.
 """
 
 from __future__ import annotations
@@ -37,17 +38,23 @@ MAX_DISCRETE = 100_000
 
 
 def choose_spec(
-    obs: Array, actions: Array, infos: dict[str, Array], options: Options, warnings: list[str]
+    obs: Array,
+    actions: Array,
+    infos: dict[str, Array],
+    dropped: dict[str, str],
+    options: Options,
+    warnings: list[str],
 ) -> EnvSpec:
     """The dataset's own spec if it exists, else what the data suggests. Raises `Refused`."""
     if options.spec is not None:
-        _check_names(options.spec, infos, warnings)
+        _check_names(options.spec, infos, dropped, warnings)
         return options.spec
-    for name, array in (("observations", obs), *(("infos/" + k, a) for k, a in infos.items())):
-        if array.dtype.name not in DTYPES:
-            raise Refused(
-                f"{name} has an unsupported type", expected=", ".join(DTYPES), got=str(array.dtype)
-            )
+    if obs.dtype.name not in DTYPES:
+        raise Refused(
+            "observations has an unsupported type",
+            expected=", ".join(DTYPES),
+            got=str(obs.dtype),
+        )
     return EnvSpec.of(
         _observation_space(obs),
         _action_space(actions, options),
@@ -62,6 +69,7 @@ def fit(
     actions: Array,
     next_obs: Array | None,
     infos: dict[str, Array],
+    dropped: dict[str, str],
     warnings: list[str],
 ) -> tuple[Array, Array, Array | None, dict[str, Array]]:
     """The arrays in the shapes and types of `spec`. Raises `Refused` (schema_mismatch)."""
@@ -69,7 +77,7 @@ def fit(
     for name, array in (("observations", obs), ("actions", actions)):
         if array.dtype == np.float64:
             warnings.append(f"{name}: float64 stored as float32")
-    fitted = {key: _cast(f"infos/{key}", infos[key], s) for key, s in spec.infos.items()}
+    fitted = {k: _info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
     action_space = spec.actions[DEFAULT_ACTION]
     actions = _cast("actions", actions, action_space)
     if why := outside(action_space, actions):
@@ -87,7 +95,28 @@ def fit(
     )
 
 
-def _check_names(spec: EnvSpec, infos: dict[str, Array], warnings: list[str]) -> None:
+def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]) -> Array:
+    """As the dataset has it; NaN, and why in `dropped`, where that cannot be. Raises `Refused` for
+    a dataset whose type has no word for unknown."""
+    if array is not None:
+        try:
+            return _cast(f"infos/{key}", array, space)
+        except Refused as error:
+            dropped[key] = f"{error.detail} (expected {error.expected}, got {error.got})"
+    if np.dtype(space.dtype).kind != "f":
+        raise Refused(
+            f"infos/{key} cannot be kept ({dropped[key]}), and the dataset has no word for unknown "
+            "there",
+            expected=space_to_json(space),
+            got="an info that is left out",
+            code="schema_mismatch",
+        )
+    return np.full((rows, *space.shape), np.nan, space.dtype)
+
+
+def _check_names(
+    spec: EnvSpec, infos: dict[str, Array], dropped: dict[str, str], warnings: list[str]
+) -> None:
     for what, spaces, name in (
         ("observations", spec.observations, DEFAULT_OBSERVATION),
         ("actions", spec.actions, DEFAULT_ACTION),
@@ -100,7 +129,7 @@ def _check_names(spec: EnvSpec, infos: dict[str, Array], warnings: list[str]) ->
                 code="schema_mismatch",
             )
     for key in spec.infos:
-        if key not in infos:
+        if key not in infos and key not in dropped:
             raise Refused(
                 f"infos/{key} is missing",
                 expected=f"infos of the dataset: {', '.join(spec.infos)}",

@@ -45,6 +45,9 @@ async def upload(
         int,
         Query(ge=0, lt=2**53, description="where no timeouts are marked: cut after so many steps"),
     ] = 0,
+    drop_infos: Annotated[
+        str, Query(max_length=4096, description="infos to leave out, by comma; * for all")
+    ] = "",
 ) -> JobAccepted:
     """All of the file or nothing becomes trajectories; GET /v1/jobs/{id} tells how it goes."""
     wanted = ImportRequest(
@@ -57,6 +60,7 @@ async def upload(
         action_low=_numbers("action_low", action_low),
         action_high=_numbers("action_high", action_high),
         max_steps=max_steps,
+        drop_infos=tuple(name.strip() for name in drop_infos.split(",") if name.strip()),
     )
     await run_in_threadpool(service.imports.check, wanted)
     stored, sha256, size = await service.imports.receive(request.stream())

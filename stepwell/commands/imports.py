@@ -13,6 +13,7 @@ from stepwell.commands import common
 EXAMPLES = """\
   stepwell import hopper-medium-v2.hdf5 --dataset hopper --env Hopper-v5
   stepwell import plays.npz --dataset my-plays --partition fifo
+  stepwell import babyai.hdf5 --dataset babyai --option drop-infos=mission,seed
 
 D4RL's HDF5 layout, or npz with the same names. All or nothing; rules: docs/own_data.md."""
 
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="further option of the importer, e.g. action=discrete:6",
+        help="further option of the importer: action=discrete:6, max-steps=1000, drop-infos=NAME,…",
     )
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds to wait for the job")
     common.add_connection(parser)
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         key, equals, value = option.partition("=")
         if not equals or not key:
             parser.error(f"--option wants KEY=VALUE, not {option!r}")
-        options[key] = value
+        options[key.replace("-", "_")] = value
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

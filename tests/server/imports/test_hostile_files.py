@@ -143,14 +143,37 @@ def too_many_members(path: Path) -> Path:
     return edit(path, change)
 
 
+@hostile
+def virtual_info(path: Path) -> Path:
+    def change(file: h5py.File) -> None:
+        layout = h5py.VirtualLayout((20, 3), np.float32)
+        layout[:] = h5py.VirtualSource(str(path.with_name("secret.h5")), "x", (20, 3))
+        file.create_virtual_dataset("infos/x", layout)
+
+    return edit(secret(path), change)
+
+
+@hostile
+def external_info_of_texts(path: Path) -> Path:
+    """It would not be kept anyway; it is refused all the same."""
+
+    def change(file: h5py.File) -> None:
+        place = [(str(path.with_name("secret.bin")), 0, 240)]
+        file.create_dataset("infos/x", (24,), "S10", external=place)
+
+    return edit(secret(path), change)
+
+
 # --- HDF5 that is not numbers ---------------------------------------------------------------------
 
 
 @hostile
 def vlen_strings(path: Path) -> Path:
-    return edit(
-        path, lambda f: f.create_dataset("infos/x", data=["a"] * 20, dtype=h5py.string_dtype())
-    )
+    def change(file: h5py.File) -> None:
+        del file["rewards"]
+        file.create_dataset("rewards", data=["a"] * 20, dtype=h5py.string_dtype())
+
+    return edit(path, change)
 
 
 @hostile
@@ -164,7 +187,11 @@ def vlen_arrays(path: Path) -> Path:
 
 @hostile
 def references(path: Path) -> Path:
-    return edit(path, lambda f: f.create_dataset("infos/x", (20,), h5py.ref_dtype))
+    def change(file: h5py.File) -> None:
+        del file["terminals"]
+        file.create_dataset("terminals", (20,), h5py.ref_dtype)
+
+    return edit(path, change)
 
 
 @hostile
@@ -185,7 +212,7 @@ def opaque_bytes(path: Path) -> Path:
 
 @hostile
 def a_named_type(path: Path) -> Path:
-    return edit(path, lambda f: f.__setitem__("infos/type", np.dtype("f4")))
+    return edit(path, lambda f: f.__setitem__("type", np.dtype("f4")))
 
 
 @hostile
@@ -200,7 +227,8 @@ def observations_as_a_group(path: Path) -> Path:
 @hostile
 def unknown_filter(path: Path) -> Path:
     def change(file: h5py.File) -> None:
-        file.create_dataset("infos/x", data=np.arange(2000).reshape(20, 100), scaleoffset=0)
+        del file["actions"]
+        file.create_dataset("actions", data=np.arange(2000).reshape(20, 100), scaleoffset=0)
 
     return edit(path, change)
 
