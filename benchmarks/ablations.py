@@ -38,7 +38,7 @@ from collector.builtin.generate_pendulum import pendulum_stitch
 from collector.builtin.generate_tmaze import tmaze_passive
 from collector.config import CollectConfig
 from collector.evaluate import evaluate_policy
-from collector.main import collect
+from collector.play import collect
 from stepwell.client import Client
 from stepwell.demo import EVALUATION_SEEDS, FIRST_EVALUATION_SEED
 from trainer.ablations import ABLATIONS

@@ -50,8 +50,12 @@ GROUPS = {
     "storage": Group(("server/storage/*.py",), ("tests/server/core",)),
     "sql": Group(("server/sql/*.py",), ("tests/server/sql", "tests/server/test_query.py")),
     "outbox": Group(
-        ("stepwell/outbox.py",),
-        ("tests/stepwell/test_stepwell_outbox.py", "tests/collector/test_outbox_failpoints.py"),
+        ("stepwell/outbox.py", "stepwell/_outbox_folder.py"),
+        (
+            "tests/stepwell/test_outbox_units.py",
+            "tests/stepwell/test_stepwell_outbox.py",
+            "tests/collector/test_outbox_failpoints.py",
+        ),
     ),
     "order": Group(("trainer/data/order.py",), ("tests/trainer/test_order.py",)),
     "checkpoint": Group(

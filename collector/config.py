@@ -101,7 +101,7 @@ class CollectConfig(EnvironmentConfig):
     capacity_steps: int = 0
     """Of a dataset made here: how many fifo steps it keeps; 0 for all."""
     run: str = ""
-    """Name of this collect run; an existing one is taken up again. Default: a new name."""
+    """Name of this collect run; one that exists is taken up again. Default: a new name."""
     seed: int | None = None
     """Makes episodes and exploration repeatable; default: a new one, noted in the run. Collectors
     side by side on one machine play different ones all the same, unless each has its --outbox."""
@@ -110,7 +110,9 @@ class CollectConfig(EnvironmentConfig):
     max_steps: int = MAX_STEPS
     """Longer episodes are stored in pieces of this many steps."""
     outbox: Path | None = None
-    """Where episodes wait for the service; default: stepwell-outbox/DATASET/<first free number>."""
+    """Where episodes wait for the service; default: stepwell-outbox/DATASET/<first free number>,
+    below the current folder or STEPWELL_OUTBOX. What a collector that is no more left beside it,
+    for the same dataset, is sent too."""
     outbox_bytes: int = 8 << 30
     """Most that may wait there; collecting pauses when it is full."""
     poll_every: float = 5.0
@@ -118,7 +120,8 @@ class CollectConfig(EnvironmentConfig):
     heartbeat_every: float = 5.0
     """Seconds between two heartbeats; pause, resume, drain and stop come with the answers."""
     drain_timeout: float = 10.0
-    """Seconds that the outbox may take at the end; what is left stays on disk for the next run."""
+    """Seconds that the outbox may take at the end. What is left then stays on disk, the exit status
+    is 1, and the run has failed."""
     progress: bool = True
     """Show a progress bar (a line now and then where the output is no terminal)."""
 
@@ -170,7 +173,12 @@ class EvaluateConfig(EnvironmentConfig):
     """Episodes, the newest, that a dataset made here keeps; 0 keeps all. One that is there already
     keeps to its own capacity."""
     run: str = ""
-    """Name of this eval run; default: a new name."""
+    """Name of this eval run; one that exists is taken up again. Default: a new name."""
+    outbox: Path | None = None
+    """Where episodes wait for the service; default: as of stepwell collect."""
+    drain_timeout: float = 60.0
+    """Seconds that sending the episodes may take; what is left stays on disk, the exit status is 1,
+    and the run has failed."""
     upload: bool = True
     """Send episodes and score to the service; --no-upload only prints."""
     json: bool = False
@@ -185,6 +193,14 @@ class EvaluateConfig(EnvironmentConfig):
         for name in ("seeds", "keep"):
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name}: expected 0 or more, got {getattr(self, name)}")
+
+
+def parse_reference(reference: str) -> tuple[str, str]:
+    """ "run", "run/7" or "run/best" → (run, version or alias; "latest" by default)."""
+    run, _, which = reference.partition("/")
+    if not run or "/" in which:
+        raise UsageError(f"--policy: expected RUN, RUN/VERSION or RUN/ALIAS, got {reference!r}")
+    return run, which or "latest"
 
 
 def parse(kind: type[C], argv: Sequence[str] | None, prog: str) -> C:

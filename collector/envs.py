@@ -26,6 +26,7 @@ from gymnasium import spaces as gym_spaces
 
 from amago_model.config import ActionSpace, Spaces
 from collector.agent_view import agent_spaces
+from stepwell._plugins import import_named, told
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
     DEFAULT_ACTION,
@@ -61,9 +62,12 @@ class BrokenEnv(StepwellError):
 def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
     """`gymnasium.make` with our environments known and errors that say what to do.
 
-    Raises `EnvError`.
+    In "module:Name-v0" the module may also lie in the current folder. Raises `EnvError`.
     """
     importlib.import_module("collector.builtin")  # registers the environments we ship
+    module, separator, _ = env_id.partition(":")
+    if separator:
+        import_named(module, f"--env {env_id}", EnvError)
     try:
         # The passive checker warns about style on every step; what we need we check ourselves.
         return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
@@ -78,6 +82,10 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         ) from None
     except (TypeError, ValueError) as error:
         raise EnvError(f"{env_id} does not accept {dict(kwargs or {})}: {error}") from None
+    except Exception as error:  # whatever a stranger's constructor raises
+        raise EnvError(
+            f"{env_id} cannot be made: {told(error)}; stepwell --debug … shows the whole traceback"
+        ) from error
 
 
 def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
@@ -122,7 +130,7 @@ class Interface:
                     _whole(value, array, space)
             except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
                 raise BrokenEnv(
-                    f"observation {key!r} is not what its space says: {error!r}"
+                    f"observation {key!r} is not what its space says: {told(error)}"
                 ) from None
             if array.shape != space.shape:
                 raise BrokenEnv(

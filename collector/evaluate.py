@@ -6,7 +6,7 @@ chunks of one fixed width, so the numbers do not depend on how many environments
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from amago_model.acting import ActingPolicy
-from amago_model.errors import AmagoError
 from amago_model.policy_file import load_policy
 from collector.actor import Actor, Authored, Policy, PolicyActor, RandomActor
-from collector.config import EvaluateConfig, UsageError, parse
+from collector.config import EvaluateConfig, UsageError
 from collector.envs import BrokenEnv, Interface, interface_of, make, parse_pairs
+from collector.lanes import open_outbox
 from collector.policy_source import PolicySource
 from collector.recorder import Episode
 from collector.reference_scores import normalised_score
@@ -34,16 +34,16 @@ from collector.session import (
     make_env,
     open_dataset,
     open_run,
-    post_all,
     prepare,
+    reason_of,
     resolved,
     slug,
 )
-from stepwell._failure import fail
 from stepwell.client import Client
 from stepwell.errors import StepwellError
 from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.messages import Capacity
+from stepwell.outbox import Outbox
 from stepwell.trajectory import About, Trajectory
 
 WIDTH = 8
@@ -199,36 +199,24 @@ def _actor(
     return PolicyActor(lambda: authored, face, slots, sample=sample, width=WIDTH, device=device)
 
 
-def main(argv: list[str] | None = None) -> int:
-    out, console = Console(), Console(stderr=True)
-    try:
-        result, notes = run_evaluation(parse(EvaluateConfig, argv, "stepwell evaluate"), console)
-    except (StepwellError, AmagoError) as error:
-        return fail("stepwell evaluate", error)
-    except KeyboardInterrupt:
-        console.print("stopped; nothing was scored", highlight=False)
-        return 130
-    if notes.pop("json"):
-        print(json.dumps({**result.to_json(), **notes}, indent=2))
-    else:
-        out.print(result.table())
-        for name, value in notes.items():
-            out.print(f"{name}: {value}", highlight=False)
-    return 0
-
-
 def run_evaluation(
     config: EvaluateConfig, console: Console
 ) -> tuple[EvaluationResult, dict[str, Any]]:
-    """The command: fetch the policy, play, upload. Returns the result and where it was put."""
+    """The command: fetch the policy, play, upload. Returns the result and where it was put.
+
+    Episodes wait in an outbox, so those that the service does not take are not lost: then the notes
+    say what is "undelivered", and the run has failed.
+    """
     prepare(config)
-    with Client(config.url, config.token) as client:
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(config.url, config.token))
         envs = [make_env(config) for _ in range(min(config.envs, config.episodes))]
         face = interface_for(config, envs[0])
         author, player = _player(config, client)
         if isinstance(player, ActingPolicy):  # before anything is made at the service
             face.check_policy(player.spaces, author)
         dataset = run = ""
+        outbox: Outbox | None = None
         if config.upload:
             dataset = config.dataset or f"eval-{slug(config.env)}"
             run = config.run or fresh("eval", slug(author.replace("/", "-"), 60), slug(config.env))
@@ -241,11 +229,19 @@ def run_evaluation(
                 capacity=Capacity(trajectories=keep),
                 description=f"evaluations in {config.env}",
             )
+            outbox = open_outbox(
+                client,
+                dataset,
+                face.spec,
+                directory=config.outbox,
+                say=lambda text: console.print(text, soft_wrap=True, highlight=False),
+            )
+            stack.callback(outbox.close, 0.0)
             open_run(client, run, "eval", resolved(config, run=run, dataset=dataset), config.seeds)
         about = About(env=config.env, purpose="eval", run=run, collector="evaluate")
         seeds = range(config.seeds, config.seeds + config.episodes)
         slots = EnvSlots(lambda: make_env(config), envs, face)
-        status = "failed"
+        notes: dict[str, Any] = {}
         try:
             with _progress(console, quiet=config.json) as progress:
                 bar = progress.add_task(f"evaluate {author}", total=len(seeds))
@@ -259,19 +255,35 @@ def run_evaluation(
                     config.device,
                     lambda done, _: progress.update(bar, completed=done),
                 )
-            notes: dict[str, Any] = {"json": config.json}
+            if outbox is not None:
+                notes = _upload(config, client, outbox, result, run)
+        except BaseException as error:
             if config.upload:
-                post_all(client, dataset, result.trajectories, face.spec)
-                made = client.create_evaluation(**_evaluation_row(config, result, dataset, run))
-                notes |= {"evaluation": made.id, "dataset": dataset, "run": run}
-            status = "finished"
-        except KeyboardInterrupt:
-            status = "stopped"
+                stopped = isinstance(error, KeyboardInterrupt)
+                status = "stopped" if stopped else "failed"
+                close_run(client, run, status, reason_of(error), outbox and outbox.directory)
             raise
-        finally:
-            if config.upload:
-                close_run(client, run, status)
+        if outbox is not None:
+            trouble = notes.get("undelivered", "")
+            close_run(client, run, "failed" if trouble else "finished", trouble, outbox.directory)
     return result, notes
+
+
+def _upload(
+    config: EvaluateConfig, client: Client, outbox: Outbox, result: EvaluationResult, run: str
+) -> dict[str, Any]:
+    """Send episodes and score; where they are, or what is undelivered and why."""
+    notes: dict[str, Any] = {"dataset": outbox.dataset, "run": run}
+    for trajectory in result.trajectories:
+        outbox.put(trajectory)
+    outbox.flush(config.drain_timeout)
+    lost = outbox.undelivered()
+    try:
+        row = _evaluation_row(config, result, outbox.dataset, run)
+        notes = {"evaluation": client.create_evaluation(**row).id, **notes}
+    except StepwellError as error:
+        lost = "; ".join(filter(None, (lost, f"the score was not recorded: {error}")))
+    return {**notes, "undelivered": lost} if lost else notes
 
 
 def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
@@ -319,4 +331,6 @@ def _progress(console: Console, *, quiet: bool) -> Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from collector.main import evaluate
+
+    sys.exit(evaluate())

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.actor import Seen
-from collector.envs import Arrays
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
+
+if TYPE_CHECKING:  # importing them would load torch, which a command's help does without
+    from collector.actor import Seen
+    from collector.envs import Arrays
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,40 +1,107 @@
-"""Outbox directories for collectors that were given none: numbered, the first free one is taken.
+"""Where the outboxes of collectors lie, and what becomes of those that a dead collector left.
 
-stepwell-outbox/my-data/0    a living collector holds its lock
-stepwell-outbox/my-data/1    left by one that crashed, with what it could not send: taken first
+    stepwell-outbox/my-data/0    a living collector holds its lock
+    stepwell-outbox/my-data/1    free: the next collector's own
+    stepwell-outbox/my-data/2    left by one that died: the next collector takes over what waits
+
+Slots are numbered, and each collector holds one. Their root is STEPWELL_OUTBOX, or the current
+folder's stepwell-outbox. A collector that was given a directory looks for left ones beside it, too.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows: there, give each collector its own --outbox
-    fcntl = None  # type: ignore[assignment]
+from stepwell._outbox_folder import ENDING, Destination, default_root, entries, tell_ending
+from stepwell.client import Client
+from stepwell.errors import OutboxError, OutboxInUse
+from stepwell.outbox import Outbox
+from stepwell.spaces import EnvSpec
 
-from stepwell.errors import OutboxError
-
+log = logging.getLogger(__name__)
 MAX_LANES = 1000
 
 
-def free_lane(parent: Path) -> Path:
-    """The first directory below `parent` that no process holds; leftovers there get sent too."""
+def open_outbox(
+    client: Client,
+    dataset: str,
+    spec: EnvSpec,
+    *,
+    directory: str | Path | None = None,
+    partition: str = "fifo",
+    max_bytes: int = 8 << 30,
+    say: Callable[[str], object] = log.info,
+) -> Outbox:
+    """An outbox in `directory`, or in the first free slot, with what dead collectors of this
+    dataset left in theirs. Raises `OutboxError`."""
+    created_at = client.dataset(dataset).created_at
+
+    wanted = Destination(dataset, partition, client.url, created_at)
+
+    def at(folder: Path) -> Outbox:
+        return Outbox(
+            folder,
+            client,
+            dataset,
+            spec,
+            partition=partition,
+            max_bytes=max_bytes,
+            created_at=created_at,
+        )
+
+    outbox = at(Path(directory)) if directory else _first_free(default_root() / dataset, wanted, at)
+    tell_ending(outbox.directory, client)
+    for folder in _beside(outbox.directory, default_root() / dataset):
+        try:
+            if not _left_for(folder, outbox.destination):
+                continue
+            if count := outbox.adopt(folder):
+                say(f"took over {count} episodes that waited in {folder}")
+            tell_ending(folder, client)
+        except OutboxInUse:
+            continue  # its collector lives, or another one was faster
+        except OutboxError as error:
+            say(f"{error}; see: stepwell outbox list {folder}")
+    return outbox
+
+
+def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox]) -> Outbox:
+    """In the first slot below `parent` that no process uses and where nothing waits for others."""
     for number in range(MAX_LANES):
-        lane = parent / str(number)
-        if not _held(lane / "lock"):
-            return lane
+        folder = parent / str(number)
+        try:
+            theirs = Destination.read(folder)
+            if theirs is None or theirs.is_the_same(wanted) or not entries(folder):
+                return at(folder)
+        except OutboxInUse:
+            continue
     raise OutboxError(f"{MAX_LANES} collectors hold outboxes in {parent}; name one with --outbox")
 
 
-def _held(lock: Path) -> bool:
-    """Whether a living process holds the outbox's lock. It may be lost right after we look: then
-    the Outbox itself refuses, so two collectors never share one."""
-    if fcntl is None or not lock.exists():
-        return False
-    with lock.open("a") as file:
+def _beside(directory: Path, default: Path) -> Iterator[Path]:
+    """Folders where collectors may have left something."""
+    own, seen = directory.resolve(), set()
+    for parent in (own.parent, default.resolve()):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folders = sorted(parent.iterdir())
         except OSError:
-            return True
-    return False
+            continue
+        for folder in folders:
+            if folder != own and folder not in seen:
+                seen.add(folder)
+                yield folder
+
+
+def _left_for(folder: Path, destination: Destination) -> bool:
+    """Whether it is an outbox of ours, for the same dataset, in which something waits."""
+    try:
+        if os.name != "nt" and folder.stat().st_uid != os.getuid():
+            return False  # in a folder for everybody: what strangers left is not sent in our name
+        theirs = Destination.read(folder)
+        left = bool(entries(folder)) or (folder / ENDING).exists()
+        return left and theirs is not None and theirs.is_the_same(destination)
+    except (OSError, OutboxError):
+        return False

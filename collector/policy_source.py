@@ -19,7 +19,8 @@ from amago_model.acting import ActingPolicy
 from amago_model.errors import AmagoError
 from amago_model.policy_file import load_policy
 from collector.actor import ActorError, Authored
-from collector.config import UsageError
+from collector.config import parse_reference
+from stepwell._background import BackgroundLoop
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
 
@@ -37,14 +38,6 @@ class Published(Authored):
         """The learner's step that it was published at; 0 where the file does not say."""
         step = self.metadata.get("step")
         return int(step) if isinstance(step, int | float) else 0
-
-
-def parse_reference(reference: str) -> tuple[str, str]:
-    """ "run", "run/7" or "run/best" → (run, version or alias; "latest" by default)."""
-    run, _, which = reference.partition("/")
-    if not run or "/" in which:
-        raise UsageError(f"--policy: expected RUN, RUN/VERSION or RUN/ALIAS, got {reference!r}")
-    return run, which or "latest"
 
 
 def load_published(
@@ -80,13 +73,17 @@ class PolicySource:
     ):
         self.reference = reference
         self.run, self.which = parse_reference(reference)
-        self.last_error = ""
-        """Why the last attempt brought nothing; empty after one that worked."""
         self._client, self._device, self._every, self._accept = client, device, every, accept
         self._current: Published | None = None
         self._etag: str | None = None
+        self._waited_for = ""
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop: BackgroundLoop | None = None
+
+    @property
+    def last_error(self) -> str:
+        """Why the last attempt brought nothing; empty after one that worked."""
+        return (self._loop.trouble if self._loop is not None else "") or self._waited_for
 
     @property
     def current(self) -> Published:
@@ -112,16 +109,6 @@ class PolicySource:
         self._current = published
         return True
 
-    def try_poll(self) -> bool:
-        """`poll`, with trouble noted in `last_error` instead of raised."""
-        try:
-            changed = self.poll()
-        except (StepwellError, AmagoError) as error:
-            self.last_error = str(error)
-            return False
-        self.last_error = ""
-        return changed
-
     def wait(self, should_stop: Callable[[], bool], timeout: float | None = None) -> bool:
         """Until there is a policy (True), or `should_stop`, or `timeout` seconds have passed.
 
@@ -132,10 +119,10 @@ class PolicySource:
         while not should_stop():
             try:
                 if self.poll() or self.ready:
-                    self.last_error = ""
+                    self._waited_for = ""
                     return True
             except (NotFound, Busy, ServiceUnreachable) as error:
-                self.last_error = str(error)
+                self._waited_for = str(error)
             if deadline is not None and time.monotonic() > deadline:
                 return False
             self._stop.wait(min(1.0, self._every))
@@ -143,16 +130,17 @@ class PolicySource:
 
     def start(self) -> None:
         """Begin to ask again and again; a numbered version never changes and is not asked for."""
-        if self.which.isdigit() or self._thread is not None:
+        if self.which.isdigit() or self._loop is not None:
             return
-        self._thread = threading.Thread(target=self._poll_forever, name="policy", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop(
+            "policy",
+            self.poll,
+            every=self._every,
+            at_once=False,
+            expected=(StepwellError, AmagoError),
+        ).start()
 
     def close(self) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def _poll_forever(self) -> None:
-        while not self._stop.wait(self._every):
-            self.try_poll()
+        if self._loop is not None:
+            self._loop.stop(1.0)

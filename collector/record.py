@@ -4,8 +4,9 @@
     …                      play as ever: reset and step
     env.close()            sends the rest
 
-Each finished episode goes to the dataset through an outbox on disk, so a service that is down costs
-nothing. The dataset is made from the environment's spaces if there is none.
+Each finished episode goes to the dataset through an outbox on disk: a service that is down for a
+while costs nothing, and `close` says what it has not taken in the end. The dataset is made from the
+environment's spaces if there is none.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, SupportsFloat
 import gymnasium
 
 from collector.envs import Arrays, Env, Interface, interface_of
-from collector.lanes import free_lane
+from collector.lanes import open_outbox
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
 from collector.session import open_dataset
+from stepwell._plugins import told
 from stepwell.client import Client
+from stepwell.errors import Undelivered
 from stepwell.outbox import Outbox
 from stepwell.trajectory import About, Trajectory
 
@@ -43,7 +46,8 @@ def record(
 
     `client` defaults to the service of STEPWELL_URL. `policy` says who plays. The outbox lies in
     stepwell-outbox/DATASET/… unless a directory is given. `infos` are single numbers of the
-    environment's infos that a dataset made here keeps. Raises `InvalidSpace` where the
+    environment's infos that a dataset made here keeps. `close` raises `Undelivered` where the
+    service has not taken all. Raises `InvalidSpace` where the
     environment does not fit the dataset, `ServiceUnreachable` where there is no service to ask.
     """
     own = client is None
@@ -51,8 +55,7 @@ def record(
     env_id = env_id or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
     try:
         face = open_dataset(client, dataset, interface_of(env, env_id, infos=infos))
-        directory = Path(outbox) if outbox else free_lane(Path("stepwell-outbox") / dataset)
-        queue = Outbox(directory, client, dataset, face.spec, partition=partition)
+        queue = open_outbox(client, dataset, face.spec, directory=outbox, partition=partition)
     except BaseException:
         if own:
             client.close()
@@ -76,6 +79,7 @@ class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.outbox = outbox
         self._face, self._client, self._episodes = interface, client, 0
+        self._closed = False
         self._recorder = Recorder(interface.spec, about, self._keep, max_steps=max_steps)
 
     def reset(
@@ -97,19 +101,27 @@ class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(action)
             seen = self._face.observe(obs)
         except Exception as error:
-            self._recorder.cut(BROKEN, repr(error))
+            self._recorder.cut(BROKEN, told(error))
             raise
         if self._recorder.running:
             self._recorder.append(given, float(reward), seen, terminated, truncated, info)
         return obs, reward, terminated, truncated, info
 
     def close(self, timeout: float = 10.0) -> None:
-        """Keep what was played, send for at most `timeout` seconds; the rest waits on disk."""
+        """Keep what was played, send for at most `timeout` seconds; the rest waits on disk.
+
+        Raises `Undelivered` where there is a rest, once all is closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._recorder.cut(INTERRUPTED)
         self.outbox.close(timeout)
         if self._client is not None:
             self._client.close()
         super().close()
+        if undelivered := self.outbox.undelivered():
+            raise Undelivered(undelivered)
 
     def _keep(self, trajectory: Trajectory, _: int) -> None:
         self.outbox.put(trajectory)

@@ -26,6 +26,7 @@ from collector.actor import Actor, Seen
 from collector.envs import Arrays, BrokenEnv, Env, Interface
 from collector.exploration import Exploration
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, Episode, Recorder, Sink
+from stepwell._plugins import told
 from stepwell.trajectory import About
 
 MAX_BREAKS = 10
@@ -102,7 +103,7 @@ class EnvSlots:
             obs, info = self._envs[slot].reset(seed=seed)
             return Began(self.interface.observe(obs), info if isinstance(info, Mapping) else {})
         except Exception as error:  # whatever a stranger's environment raises
-            return Broke(f"reset(seed={seed}) failed: {error!r}")
+            return Broke(f"reset(seed={seed}) failed: {told(error)}")
 
     def step(self, actions: Arrays, slots: Sequence[int]) -> dict[int, list[Event]]:
         return {
@@ -115,7 +116,7 @@ class EnvSlots:
             obs, reward, terminated, truncated, info = answer
             return _stepped(self.interface, obs, reward, terminated, truncated, info)
         except Exception as error:  # whatever a stranger's environment raises
-            return Broke(f"step failed: {error!r}")
+            return Broke(f"step failed: {told(error)}")
 
     def rebuild(self, slot: int) -> None:
         try:

@@ -19,19 +19,14 @@ from typing import Any
 
 import torch
 
+from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
 from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
+from stepwell._outbox_folder import note_ending
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
-from stepwell.errors import NotFound, StepwellError
+from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
 from stepwell.messages import Capacity
-from stepwell.trajectory import Trajectory
-
-GROUP = 16
-
-
-class RefusedError(StepwellError):
-    """The service did not take what was played; the message says why."""
 
 
 def slug(text: str, limit: int = 40) -> str:
@@ -117,20 +112,32 @@ def open_run(client: Client, name: str, kind: str, config: dict[str, Any], seed:
     )
 
 
-def close_run(client: Client, name: str, status: str, error: str | None = None) -> None:
-    """Say how a run ended. Nobody there to hear it is no error: its silence says so too."""
-    with contextlib.suppress(StepwellError):
-        client.patch_run(name, status=status, error=error and error[:20_000])
+def reason_of(error: BaseException) -> str:
+    """What a run's row says of the error that ended it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted before it had ended"
+    if isinstance(error, StepwellError | AmagoError):
+        return str(error)
+    return f"a defect ({type(error).__name__}): {error}"
 
 
-def post_all(client: Client, dataset: str, trajectories: Sequence[Trajectory], spec: Any) -> None:
-    """Store all in this order. Raises `RefusedError` naming the first that was not taken."""
-    for start in range(0, len(trajectories), GROUP):
-        result = client.post(dataset, trajectories[start : start + GROUP], spec=spec)
-        for item in result.items:
-            if item.status not in ("stored", "duplicate"):
-                reason = item.problem.detail if item.problem else item.status
-                raise RefusedError(f"dataset {dataset} did not take trajectory {item.id}: {reason}")
+def close_run(
+    client: Client, name: str, status: str, error: str = "", outbox: Path | None = None
+) -> None:
+    """Say how a run ended. If nobody is there to hear it, a note in the folder `outbox` says it to
+    whoever sends the rest."""
+    error = error[:20_000]
+    try:
+        if client.ready():  # one attempt: whoever ends waits for nobody
+            client.patch_run(name, status=status, error=error)
+            return
+    except (ServiceUnreachable, Busy):
+        pass
+    except StepwellError:
+        return
+    if outbox is not None:
+        with contextlib.suppress(OSError):
+            note_ending(outbox, name, status, error)
 
 
 def _git_commit() -> str:

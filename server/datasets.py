@@ -22,7 +22,7 @@ from server.index.tables import (
 from server.index.work_tables import audit
 from server.ingest.evict import enforce
 from server.ingest.pipeline import Ingest
-from server.problems import ProblemError, not_found
+from server.problems import MOST_NAMES, ProblemError, not_found
 from stepwell.messages import (
     Capacity,
     CreateDataset,
@@ -74,7 +74,14 @@ def insert(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
     return int(pk)
 
 
-def get(db: Database, name: str) -> Dataset:
+def absent(connection: Connection, name: str) -> ProblemError:
+    """404 that offers the nearest name: for callers who may read them all."""
+    newest = sa.select(datasets.c.name).order_by(datasets.c.pk.desc()).limit(MOST_NAMES)
+    return not_found("dataset", name, connection.execute(newest).scalars())
+
+
+def get(db: Database, name: str, *, hint: bool = False) -> Dataset:
+    """Raises 404, with `hint` one that offers the nearest name."""
     with db.read() as connection:
         row = (
             connection.execute(sa.select(datasets).where(datasets.c.name == name))
@@ -82,7 +89,7 @@ def get(db: Database, name: str) -> Dataset:
             .one_or_none()
         )
         if row is None:
-            raise not_found("dataset", name)
+            raise absent(connection, name) if hint else not_found("dataset", name)
         return _message(connection, row)
 
 
@@ -111,7 +118,7 @@ def patch(db: Database, name: str, body: PatchDataset) -> Dataset:
             sa.select(datasets.c.pk).where(datasets.c.name == name)
         ).scalar_one_or_none()
         if pk is None:
-            raise not_found("dataset", name)
+            raise absent(connection, name)
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
         if body.capacity is not None:
@@ -130,7 +137,7 @@ def delete(db: Database, ingest: Ingest, name: str, who: str) -> None:
         d, t = datasets.c, trajectories.c
         pk = connection.execute(sa.select(d.pk).where(d.name == name)).scalar_one_or_none()
         if pk is None:
-            raise not_found("dataset", name)
+            raise absent(connection, name)
         protected = connection.execute(
             sa.select(sa.func.count()).where(t.dataset_pk == pk, t.partition == "protected")
         ).scalar_one()

@@ -92,6 +92,12 @@ def get_service(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(get_service)]
 
 
+def may(request: Request, *scopes: str) -> bool:
+    """Whether the caller has one of the scopes."""
+    principal = getattr(request.state, "principal", None)
+    return principal is None or any(principal.may(scope) for scope in scopes)
+
+
 def who(request: Request) -> str:
     """The caller's name for the audit log: a token's id, "operator" or "local"."""
     principal = getattr(request.state, "principal", None)

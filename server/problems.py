@@ -6,9 +6,11 @@ becomes a response is in `app.py`.
 
 from __future__ import annotations
 
+import difflib
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from stepwell.messages import Problem
@@ -70,9 +72,15 @@ def title_of(status: int) -> str:
         return "Error"
 
 
-def not_found(what: str, name: str) -> ProblemError:
-    """404 for a thing addressed by name or id."""
-    return ProblemError(404, "not_found", f"there is no {what} {name!r}")
+MOST_NAMES = 500
+"""Among how many names the nearest one is looked for."""
+
+
+def not_found(what: str, name: str, known: Iterable[str] = ()) -> ProblemError:
+    """404 for a thing addressed by name or id; `known` names, of which the nearest is offered."""
+    near = difflib.get_close_matches(name, list(islice(known, MOST_NAMES)), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ProblemError(404, "not_found", f"there is no {what} {name!r}{hint}")
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

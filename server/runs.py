@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.db import Database
 from server.index.tables import metrics, policies, policy_aliases, runs
-from server.problems import ProblemError, not_found
+from server.problems import MOST_NAMES, ProblemError, not_found
 from stepwell.messages import (
     CreateRun,
     MetricsAccepted,
@@ -154,11 +154,17 @@ def _described(body: CreateRun) -> dict[str, Any]:
     }
 
 
+def absent(c: Connection, name: str) -> ProblemError:
+    """404 that offers the nearest of the newest names."""
+    newest = sa.select(runs.c.name).order_by(runs.c.pk.desc()).limit(MOST_NAMES)
+    return not_found("run", name, c.execute(newest).scalars())
+
+
 def find(c: Connection, name: str) -> int:
     """The key of a run, or 404."""
     pk = c.execute(sa.select(runs.c.pk).where(runs.c.name == name)).scalar()
     if pk is None:
-        raise not_found("run", name)
+        raise absent(c, name)
     return int(pk)
 
 
@@ -242,8 +248,8 @@ def patch(db: Database, name: str, body: PatchRun) -> Run:
 def log(db: Database, name: str) -> str:
     with db.read() as c:
         text = c.execute(sa.select(runs.c.log).where(runs.c.name == name)).scalar()
-    if text is None:
-        raise not_found("run", name)
+        if text is None:
+            raise absent(c, name)
     return str(text)
 
 
@@ -265,7 +271,7 @@ def _read(c: Connection, name: str) -> Run:
     query = sa.select(*_COLUMNS, _POLICIES).where(runs.c.name == name)
     row = c.execute(query).mappings().first()
     if row is None:
-        raise not_found("run", name)
+        raise absent(c, name)
     return _run(c, row)
 
 

@@ -68,7 +68,8 @@ def page(
             sa.select(datasets.c.pk).where(datasets.c.name == dataset)
         ).scalar_one_or_none()
         if pk is None:
-            raise not_found("dataset", dataset)
+            names = connection.execute(sa.select(datasets.c.name)).scalars()
+            raise not_found("dataset", dataset, names)
         statement = _SELECT.where(t.dataset_pk == pk, ALIVE)
         for name, value in filters.items():
             if value is not None:

@@ -18,6 +18,7 @@ from stepwell.errors import (
     JobFailed,
     NotFound,
     OutboxError,
+    OutboxInUse,
     ServiceError,
     ServiceFault,
     ServiceUnreachable,
@@ -25,6 +26,7 @@ from stepwell.errors import (
     StorageFull,
     TooLarge,
     Unauthorized,
+    Undelivered,
 )
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.trajectory import About, Trajectory, new_id
@@ -53,6 +55,7 @@ __all__ = [
     "NotFound",
     "Outbox",
     "OutboxError",
+    "OutboxInUse",
     "ServiceError",
     "ServiceFault",
     "ServiceUnreachable",
@@ -61,6 +64,7 @@ __all__ = [
     "TooLarge",
     "Trajectory",
     "Unauthorized",
+    "Undelivered",
     "new_id",
 ]
 

@@ -1,4 +1,4 @@
-"""Modules of the user's own, imported because a command line names them with --plugin."""
+"""Code of the user's own: modules that a command line names, and what it says when it fails."""
 
 from __future__ import annotations
 
@@ -6,28 +6,43 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stepwell.errors import StepwellError
 
 
 def import_plugins(modules: Sequence[str], refusal: Callable[[str], StepwellError]) -> None:
     """Import modules that register things. Raises a `refusal` that names the one that fails."""
-    # A plug-in usually lies where the person stands, and the console script does not look there.
-    if modules and "" not in sys.path:
-        sys.path.insert(0, "")
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            hint = ""
-            if name.endswith(".py"):
-                hint = f"; expected the name of a module, as in --plugin {name.removesuffix('.py')}"
-            raise refusal(f"--plugin {name}: {error}{hint}") from error
-        except Exception as error:
-            raise refusal(
-                f"--plugin {name}: {type(error).__name__}: {error}{_place(error)}; mend the "
-                "module (stepwell --debug … shows the whole traceback)"
-            ) from error
+        import_named(name, f"--plugin {name}", refusal, "--plugin ")
+
+
+def import_named(
+    name: str, words: str, refusal: Callable[[str], StepwellError], flag: str = ""
+) -> None:
+    """Import a module because a command line says so, in these `words`. Raises a `refusal`."""
+    # It usually lies where the person stands, and the console script does not look there.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        hint = ""
+        if name.endswith(".py"):
+            hint = f"; expected the name of a module, as in {flag}{name.removesuffix('.py')}"
+        raise refusal(f"{words}: {error}{hint}") from error
+    except Exception as error:
+        raise refusal(
+            f"{words}: {type(error).__name__}: {error}{_place(error)}; mend the "
+            "module (stepwell --debug … shows the whole traceback)"
+        ) from error
+
+
+def told(error: Exception) -> str:
+    """What a stranger's code raised, in words: message, kind, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"{error} ({type(error).__name__}{place})"
 
 
 def _place(error: Exception) -> str:

@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("trainer.main:main", "learn from a dataset", "trainer"),
         "collect": Command("collector.main:main", "act, and send what happens", "collector"),
         "evaluate": Command(
-            "collector.evaluate:main", "play a published policy with fixed seeds", "collector"
+            "collector.main:evaluate", "play a published policy with fixed seeds", "collector"
         ),
         "dash": Command("dashboard.main:main", "the dashboard, in a browser", "dashboard"),
         "agent": Command("stepwell.agent:main", "start here what the dashboard asks for"),
@@ -50,6 +50,9 @@ GROUPS: dict[str, dict[str, Command]] = {
             "stepwell.commands.trajectories:main", "list, show, tag, protect trajectories"
         ),
         "sql": Command("stepwell.commands.sql:main", "ask anything in SQL"),
+        "outbox": Command(
+            "stepwell.commands.outbox:main", "list and send episodes that wait on this disk"
+        ),
         "flush": Command("stepwell.commands.flush:main", "seal a dataset's newest trajectories"),
     },
     "Runs and workers": {

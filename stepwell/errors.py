@@ -17,6 +17,8 @@ StepwellError
 │   └── ServiceFault            any other 5xx   a defect of the service; its log says more
 ├── ServiceUnreachable          no answer at all: not running, wrong address, network
 ├── OutboxError                 the local queue on disk cannot be used
+│   └── OutboxInUse             by this process: another one, or another dataset, uses it
+├── Undelivered                 the service has not taken all; the rest waits on disk
 └── JobFailed                   a job that was waited for ended as failed or cancelled
 
 try:
@@ -132,6 +134,15 @@ class ServiceUnreachable(StepwellError):
 
 class OutboxError(StepwellError):
     """The local queue of unsent trajectories cannot be read or written."""
+
+
+class OutboxInUse(OutboxError):
+    """Another process uses this outbox, or it holds trajectories for another dataset."""
+
+
+class Undelivered(StepwellError):
+    """Work is done, but the service has not taken all of it; the message says what, why, where it
+    waits and how to send it."""
 
 
 class JobFailed(StepwellError):

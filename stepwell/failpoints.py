@@ -18,6 +18,11 @@ ALL: tuple[str, ...] = (
     "outbox.after_unlink",
     "outbox.after_reason",
     "outbox.after_reject",
+    "outbox.after_requeue",
+    # taking over what a dead process left in its own
+    "adopt.after_lock",
+    "adopt.after_rename",
+    "adopt.after_sync",
     # a collector's clock (collector/tally.py)
     "clock.before_rename",
     "clock.after_rename",

@@ -262,7 +262,8 @@ def space_from_json(data: Any) -> Space:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidSpace):
             raise
-        raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {error!r}") from None
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {lacks}") from None
 
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ import pytest
 
 from stepwell import Client
 
-START_SECONDS = 60.0
-STOP_SECONDS = 20.0
+START_SECONDS = 300.0
+STOP_SECONDS = 120.0
 
 
 class ServiceProcess:
@@ -142,6 +142,14 @@ def _no_foreign_service() -> Iterator[None]:
     saved = {k: os.environ.pop(k) for k in ("STEPWELL_URL", "STEPWELL_TOKEN") if k in os.environ}
     yield
     os.environ.update(saved)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_outbox_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Collectors of tests keep their episodes out of the checkout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPWELL_OUTBOX", str(tmp_path_factory.mktemp("outboxes")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from collector.builtin import FIND_BLOCK_ID
 from collector.builtin.find_block import COLOURS
 from collector.config import CollectConfig, EvaluateConfig
 from collector.evaluate import run_evaluation
-from collector.main import collect
+from collector.play import collect
 from stepwell import Client
 from trainer.data import stream
 from trainer.main import main as train

@@ -23,7 +23,10 @@ FORBIDDEN = {
     "dashboard.api": ["torch", "gymnasium", "amago_model", "duckdb", "server"],
     "trainer.main": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
     "trainer.loop": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
-    "collector.main": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
+    # A wrong name is said before these load.
+    "collector.main": ["torch", "gymnasium", "amago_model"],
+    "collector.play": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
+    "collector.evaluate": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from server import datasets
-from server.deps import ServiceDep, who
+from server.deps import ServiceDep, may, who
 from stepwell.messages import CreateDataset, Dataset, DatasetPage, FlushResult, PatchDataset
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -29,8 +29,8 @@ def list_datasets(
 
 
 @router.get("/{name}")
-def get_dataset(service: ServiceDep, name: str) -> Dataset:
-    return datasets.get(service.db, name)
+def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
+    return datasets.get(service.db, name, hint=may(request, "read", "train"))
 
 
 @router.patch("/{name}")

@@ -8,7 +8,6 @@ Children do not need the service to be there, nor the agent: what could not be s
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -23,9 +22,16 @@ from stepwell._agent import rules
 from stepwell._agent.rules import Places, Refused
 from stepwell._agent.work import Work, load
 from stepwell.client import Client
-from stepwell.errors import Conflict, NotFound, StepwellError, Unauthorized
+from stepwell.errors import (
+    Conflict,
+    NotFound,
+    OutboxError,
+    OutboxInUse,
+    StepwellError,
+    Unauthorized,
+)
 from stepwell.messages import Launch
-from stepwell.outbox import Outbox
+from stepwell.outbox import reopen
 
 log = logging.getLogger("stepwell.agent")
 
@@ -327,14 +333,17 @@ class Agent:
 def send_leftovers(client: Client, folder: Path) -> None:
     """Send what a collector could not, for a few seconds; the rest stays for the next time."""
     try:
-        about = json.loads((folder / "outbox.json").read_text())
-        spec = client.spec(about["dataset"])
-        outbox = Outbox(folder, client, about["dataset"], spec, partition=about["partition"])
-    except (OSError, ValueError, KeyError, StepwellError) as error:
+        outbox = reopen(folder, client)
+    except OutboxInUse:
+        return  # the next collector takes it over
+    except OutboxError as error:
         log.warning("episodes wait in %s and cannot be sent: %s", folder, error)
         return
     outbox.close(5.0)
-    log.info("sent %d episodes that waited in %s", outbox.sent, folder)
+    if outbox.sent:
+        log.info("sent %d episodes that waited in %s", outbox.sent, folder)
+    if undelivered := outbox.undelivered():
+        log.warning("%s", undelivered)
 
 
 def _process(pid: int | None) -> bool:

@@ -169,7 +169,7 @@ def starts(launch: Launch, places: Places, plugins: Sequence[str] = ()) -> list[
             words += ["--plugin", *chosen]
         if launch.role == "train":
             words += [f"--output={places.data / 'runs'}", f"--data.cache={places.data / 'cache'}"]
-        if launch.role == "collect":
+        if launch.role in ("collect", "evaluate"):
             words.append(f"--outbox={places.outboxes / run}")
         found.append(Start(run, words))
     return found

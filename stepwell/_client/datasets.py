@@ -139,13 +139,15 @@ class Datasets(Transport):
         spec: EnvSpec | None = None,
         partition: str = "fifo",
         wait_sealed: bool = False,
+        retry: bool = True,
     ) -> IngestResult:
         """Store trajectories; returns once they are durable, with one item for each, in order.
 
         Safe to repeat: ids make it exactly once. An item may be `refused` or `conflict`; that does
         not raise and does not stop the others. Large sequences travel in several bodies of about
         16 MB; an error then leaves earlier ones stored. Raises `InvalidTrajectory` before
-        anything is sent where one does not fit `spec` (default: the dataset's).
+        anything is sent where one does not fit `spec` (default: the dataset's). `retry`=False
+        makes one attempt, for whoever tries again by himself.
         """
         trajectories = list(trajectories)
         if not trajectories:
@@ -163,6 +165,7 @@ class Datasets(Transport):
                 content=encode(group, spec),
                 headers={"Content-Type": ARROW},
                 idempotent=True,
+                retry=retry,
                 timeout=max(self.timeout, 120.0) if wait_sealed else None,
             )
             for group in groups(trajectories)

@@ -8,6 +8,7 @@ that cannot be repeated only when they certainly had no effect.
 from __future__ import annotations
 
 import email.utils
+import math
 import os
 import random
 import time
@@ -203,8 +204,7 @@ class Transport:
                     "status": response.status_code,
                     "code": "unexpected_answer",
                     "detail": f"the answer to {response.request.method} {response.request.url} "
-                    f"is no {model.__name__}; is {self.url} a Stepwell service of this version?",
-                    "expected": model.__name__,
+                    f"is not what it should be; is {self.url} a Stepwell service of this version?",
                     "got": _first_error(error),
                 }
             ) from None
@@ -251,9 +251,9 @@ def request(model: type[M], **values: Any) -> M:
         return model(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or model.__name__
+        field = ".".join(str(part) for part in first["loc"]) or "the request"
         raise InvalidData(
-            f"{model.__name__}.{field}: {first['msg']}",
+            f"{field}: {first['msg']}",
             got=repr(first.get("input"))[:120],
         ) from None
 
@@ -266,7 +266,7 @@ def to_json(body: BaseModel) -> bytes:
             data, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
         )
     except TypeError as error:
-        raise InvalidData(f"{type(body).__name__} cannot be said in JSON: {error}") from None
+        raise InvalidData(f"the request cannot be said in JSON: {error}") from None
 
 
 def segment(text: str) -> str:
@@ -317,7 +317,8 @@ def _retry_after(response: httpx2.Response) -> float | None:
     if text is None:
         return None
     try:
-        return max(0.0, float(text))
+        seconds = float(text)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from collector.config import CollectConfig, EvaluateConfig, UsageError, parse
-from collector.main import FIRST_SEED, LAST_SEED, episode_seeds
+from collector.play import FIRST_SEED, LAST_SEED, episode_seeds
 from collector.session import resolved, slug
 from collector.worker import Control
 

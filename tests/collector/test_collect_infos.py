@@ -11,7 +11,7 @@ import pytest
 
 from collector.config import CollectConfig
 from collector.envs import interface_of
-from collector.main import collect
+from collector.play import collect
 from collector.record import record
 from collector.session import open_dataset
 from collector.testing import FakeEnv

@@ -1,41 +1,181 @@
-"""Collectors on one machine never share an outbox, and take up what a crashed one left."""
+"""Collectors on one machine never share an outbox, and take over what dead ones left."""
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from collector.config import CollectConfig
 from collector.envs import EnvError
-from collector.lanes import free_lane
+from collector.lanes import open_outbox
 from collector.session import make_env, prepare
+from stepwell._outbox_folder import entries, note_ending
+from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, make_trajectory
 
+SPEC = make_spec()
+
 
 class Nobody:
-    """A service that never answers."""
+    """A service that knows its datasets and takes nothing."""
+
+    def __init__(self, url: str = "http://a", created_at: float = 1.0):
+        self.url, self.created_at = url, created_at
+
+    def dataset(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(created_at=self.created_at)
 
     def post(self, *_: object, **__: object) -> None:
-        raise ConnectionError("nobody there")
+        raise ServiceUnreachable("nobody there")
 
 
-def test_the_first_directory_that_nobody_holds(tmp_path: Path) -> None:
-    """A held lane is passed over, a left one (with what waits in it) is taken first."""
-    spec = make_spec()
-    assert free_lane(tmp_path) == tmp_path / "0"
-    first = Outbox(tmp_path / "0", Nobody(), "d", spec)  # type: ignore[arg-type]
-    assert free_lane(tmp_path) == tmp_path / "1"
-    second = Outbox(tmp_path / "1", Nobody(), "d", spec)  # type: ignore[arg-type]
-    assert free_lane(tmp_path) == tmp_path / "2"
-    first.put(make_trajectory(spec))
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outbox]]:
+    """open_outbox in an empty folder; all are closed at the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPWELL_OUTBOX")
+    boxes: list[Outbox] = []
+
+    def open_(client: Nobody | None = None, **options: Any) -> Outbox:
+        boxes.append(open_outbox(client or Nobody(), "d", SPEC, **options))  # type: ignore[arg-type]
+        return boxes[-1]
+
+    yield open_
+    for box in boxes:
+        box.close(0)
+
+
+def leave(box: Outbox, count: int) -> list[str]:
+    """Put so many and die: the ids."""
+    made = [make_trajectory(SPEC, seed=i) for i in range(count)]
+    for trajectory in made:
+        box.put(trajectory)
+    box.close(0)
+    return [t.id for t in made]
+
+
+def waiting(folder: Path) -> list[str]:
+    return [e.id for e in entries(folder)]
+
+
+def test_each_collector_has_a_slot_of_its_own(
+    opened: Callable[..., Outbox], tmp_path: Path
+) -> None:
+    """The first free one, also where somebody took it since we looked."""
+    root = tmp_path / "stepwell-outbox" / "d"
+    boxes = [opened() for _ in range(3)]
+    assert [b.directory.resolve() for b in boxes] == [root / "0", root / "1", root / "2"]
+    boxes[1].close(0)
+    assert opened().directory.resolve() == root / "1"
+
+
+def test_the_root_may_lie_elsewhere(
+    opened: Callable[..., Outbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_OUTBOX", str(tmp_path / "all"))
+    assert opened().directory == tmp_path / "all" / "d" / "0"
+
+
+def test_what_dead_collectors_left_is_taken_over_in_order(
+    opened: Callable[..., Outbox], tmp_path: Path
+) -> None:
+    """Behind the own rest; theirs are empty then, and free. What living ones hold stays."""
+    said: list[str] = []
+    own, alive, dead, elsewhere = opened(), opened(), opened(), opened(directory=tmp_path / "x")
+    alive.put(make_trajectory(SPEC))
+    ids = [*leave(own, 2), *leave(dead, 3)]
+    ids += leave(elsewhere, 2)
+    box = opened(directory=own.directory, say=said.append)
+    assert waiting(box.directory) == ids[:5] and box.pending == 5
+    assert box.pending_bytes == sum(e.size for e in entries(box.directory))
+    assert not waiting(dead.directory) and alive.pending == 1
+    (line,) = said
+    assert "took over 3 episodes" in line and str(dead.directory.resolve()) in line
+    box.close(0)
+    # Beside a directory of one's own, and where all are by default.
+    box = opened(directory=tmp_path / "mine")
+    assert waiting(box.directory) == [*ids[5:], *ids[:5]]
+
+
+@pytest.mark.parametrize(
+    ("client", "options"),
+    [
+        (Nobody("http://b", created_at=2.0), {}),
+        (Nobody(), {"partition": "protected"}),
+    ],
+    ids=["another service", "another partition"],
+)
+def test_what_is_meant_for_others_is_left_to_them(
+    opened: Callable[..., Outbox], client: Nobody, options: dict[str, Any]
+) -> None:
+    """Also in the first slot: that one is not taken either."""
+    first, second = opened(), opened()
+    ids = leave(first, 1), leave(second, 2)
+    box = opened(client, **options)
+    assert box.directory.name == "2" and box.pending == 0
+    assert (waiting(first.directory), waiting(second.directory)) == ids
+
+
+def test_a_service_that_moved_is_the_same_one(opened: Callable[..., Outbox]) -> None:
+    first, second = opened(), opened()
+    ids = [*leave(first, 1), *leave(second, 1)]
+    assert waiting(opened(Nobody("http://moved", created_at=1.0)).directory) == ids
+
+
+def test_what_strangers_left_is_not_sent_in_our_name(
+    opened: Callable[..., Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = opened(), opened()
     first.close(0)
-    assert free_lane(tmp_path) == tmp_path / "0"
-    again = Outbox(free_lane(tmp_path), Nobody(), "d", spec)  # type: ignore[arg-type]
-    assert again.pending == 1
-    again.close(0)
+    leave(second, 1)
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(".").st_uid + 1)
+    assert opened().pending == 0
+
+
+def test_an_outbox_that_does_not_read_stops_nobody(
+    opened: Callable[..., Outbox], tmp_path: Path
+) -> None:
+    for number, text in enumerate(("", "[]", '{"dataset": "d"}')):
+        folder = tmp_path / "stepwell-outbox" / "d" / f"bad{number}"
+        folder.mkdir(parents=True)
+        (folder / "outbox.json").write_text(text)
+    (tmp_path / "stepwell-outbox" / "d" / "a file").write_text("")
+    assert opened().pending == 0
+
+
+def test_the_run_of_a_dead_collector_is_told_how_it_ended(opened: Callable[..., Outbox]) -> None:
+    """Once, and not if it has gone on since."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    run = SimpleNamespace(name="r", status="running", heartbeat_at=0.0)
+
+    class Hears(Nobody):
+        def run(self, _: str) -> SimpleNamespace:
+            return run
+
+        def patch_run(self, name: str, **fields: Any) -> None:
+            told.append((name, fields))
+
+    first, second = opened(), opened()
+    first.close(0)
+    note_ending(second.directory, "r", "failed", "8 wait")
     second.close(0)
+    opened(Hears()).close(0)
+    opened(Hears()).close(0)
+    assert told == [("r", {"status": "failed", "error": "8 wait"})]
+    note_ending(first.directory, "r", "failed", "8 wait")
+    run.heartbeat_at = time.time() + 1000.0
+    opened(Hears()).close(0)
+    note_ending(first.directory, "r", "failed", "8 wait")
+    run.heartbeat_at, run.status = 0.0, "stopped"
+    opened(Hears()).close(0)
+    assert len(told) == 1 and not (first.directory / "ending.json").exists()
 
 
 def test_a_plugin_registers_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

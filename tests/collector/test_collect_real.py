@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +28,8 @@ from collector.actor import RandomActor
 from collector.config import CollectConfig, EvaluateConfig
 from collector.envs import agent_spaces, interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
-from collector.evaluate import main as evaluate
-from collector.main import collect, main
+from collector.main import evaluate, main
+from collector.play import collect
 from collector.record import record
 from collector.rollout import EnvSlots, Rollout
 from collector.session import open_dataset
@@ -41,11 +40,11 @@ from stepwell.errors import InvalidSpace
 from stepwell.messages import TrajectoryInfo
 from stepwell.outbox import Outbox
 from stepwell.spaces import Box, EnvSpec
-from stepwell.testing import assert_same
+from stepwell.testing import assert_same, wait_until
 from stepwell.trajectory import Trajectory
 
 ENV = "CartPole-v1"
-WAIT = 30.0
+WAIT = 120.0
 
 
 def policy_file(version: int) -> bytes:
@@ -85,12 +84,7 @@ def stored(client: Client, name: str) -> list[TrajectoryInfo]:
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        if got := condition():
-            return got
-        time.sleep(0.02)
-    raise AssertionError(f"not within {WAIT} s: {what}")
+    return wait_until(condition, WAIT, what=what)
 
 
 @contextmanager
@@ -186,6 +180,7 @@ def test_collectors_of_the_same_words_play_different_episodes(
 ) -> None:
     """Several with one --seed at once, as a launch starts them: each has a lane, so its seeds."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPWELL_OUTBOX")
     words = {"random": True, "outbox": None}
     with collecting(settings(service, name, tmp_path, **words)):
         until(lambda: (tmp_path / "stepwell-outbox" / name / "0" / "clock.json").exists(), "lane 0")
@@ -205,7 +200,7 @@ def test_a_new_policy_is_played_from_the_next_episode_on(
     learner = f"learner-{name}"
     config = settings(service, name, tmp_path, policy=learner, wait_for_policy=True)
     with collecting(config) as control:
-        time.sleep(0.3)
+        until(lambda: any(w.run == config.run for w in client.workers()), "a heartbeat")
         assert control.state == "starting", "it waits for the first policy"
         client.create_run(learner, "train")
         for version in (0, 1, 2):
@@ -258,10 +253,19 @@ def test_people_pause_resume_and_drain_a_worker(
         until(lambda: (w := worker()) and w.counters.get("env_steps", 0) > 20, "first steps")
         client.command(worker().id, "pause")
         until(lambda: worker().state == "paused", "the pause")
-        time.sleep(0.4)  # the step that was under way is reported by the next heartbeat
+        beats: list[tuple[float, float]] = []
+
+        def rests() -> bool:
+            """Whether two heartbeats in a row tell of the same steps."""
+            now = worker()
+            beat = (now.heartbeat_at, now.counters["env_steps"])
+            if not beats or beats[-1][0] != beat[0]:
+                beats.append(beat)
+            return len(beats) > 1 and beats[-1][1] == beats[-2][1]
+
+        until(rests, "no more steps")
         steps = worker().counters["env_steps"]
-        time.sleep(0.4)
-        assert worker().counters["env_steps"] == steps and worker().alive
+        assert worker().alive
         client.command(worker().id, "resume")
         until(lambda: worker().counters["env_steps"] > steps, "more steps")
         client.command(worker().id, "drain")
@@ -308,15 +312,16 @@ SCRIPT = textwrap.dedent(
     """
     import sys
     import collector.main as m
+    from stepwell.outbox import Outbox
 
-    put = m.Outbox.put
+    put = Outbox.put
 
     def telling(outbox, trajectory):
         put(outbox, trajectory)
         # The outbox has taken it: from here on it must not be lost.
         print(trajectory.id, trajectory.digest, flush=True)
 
-    m.Outbox.put = telling
+    Outbox.put = telling
     sys.exit(m.main(sys.argv[1:]))
     """
 )
@@ -347,10 +352,12 @@ def test_killed_at_any_moment_nothing_taken_is_lost_or_doubled(
     for line in itertools.islice(process.stdout, chance.randint(40, 200)):
         ledger.update([line.split()])
     process.send_signal(signal.SIGKILL)
-    rest, _ = process.communicate()
+    # Not communicate(), which leaves out lines that iteration has read ahead.
+    with process:
+        rest = process.stdout.read()
     ledger.update(line.split() for line in rest.splitlines() if len(line.split()) == 2)
     last = start_collector(service, name, tmp_path, "--episodes", "2")
-    printed, errors = last.communicate(timeout=60)
+    printed, errors = last.communicate(timeout=300)
     assert last.returncode == 0, errors
     ledger.update(line.split() for line in printed.splitlines())
     infos = stored(client, name)
@@ -371,7 +378,7 @@ def test_sigterm_ends_cleanly(service: Any, client: Client, name: str, tmp_path:
     for _ in range(5):
         process.stdout.readline()
     process.terminate()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert not list(tmp_path.glob("*.arrow"))
     assert client.run(f"run-{name}").status == "stopped"

@@ -13,7 +13,8 @@ from amago_model.config import AgentConfig
 from collector.actor import RandomActor, ScriptedActor
 from collector.builtin import RECALL_ID
 from collector.envs import BrokenEnv, Interface, agent_spaces, interface_of, make
-from collector.evaluate import EvaluationResult, evaluate_policy, main, summarise
+from collector.evaluate import EvaluationResult, evaluate_policy, summarise
+from collector.main import evaluate as main
 from collector.recorder import Episode
 from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace

@@ -31,14 +31,17 @@ with Client(url) as client:
             outbox.put(t)
             promised.write(f"{t.id} {t.digest}\\n")
             promised.flush()
-    outbox.close(20.0)
+    outbox.flush(60.0)
+    if clash:
+        outbox.retry_rejected()
+    outbox.close(60.0)
 """
 
 
 def die_at(name: str, code: str, *args: str) -> None:
     env = {**os.environ, "STEPWELL_FAILPOINT": name, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == -9, (name, done.stderr)
 
@@ -51,14 +54,18 @@ def test_an_outbox_keeps_its_promise_wherever_it_dies(
     spec, dataset = make_spec(action=1), f"outbox-{name.split('.')[1].replace('_', '-')}"
     client.create_dataset(dataset, spec)
     clash = ""
-    if name in ("outbox.after_reason", "outbox.after_reject"):  # one that the service refuses
+    if name in (
+        "outbox.after_reason",
+        "outbox.after_reject",
+        "outbox.after_requeue",
+    ):  # one that the service refuses
         clash = client.add(
             dataset, obs=[[9.0] * 3] * 2, actions=[[0.0]], rewards=[0.0], terminated=True
         ).id
     third = name in ("outbox.before_rename", "outbox.after_put", "outbox.after_unlink")
     die_at(f"{name}:3" if third else name, PLAYER, service.url, dataset, str(tmp_path), clash)
     outbox = Outbox(tmp_path / "outbox", client, dataset, spec)
-    assert outbox.close(20.0)
+    assert outbox.close(60.0)
     promised = dict(line.split() for line in (tmp_path / "promised").read_text().splitlines())
     refused = promised.pop(clash, None)
     stored = {i.id: i.digest for i in client.trajectories(dataset).items if i.id != clash}

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import typing
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from stepwell._agent.children import usage_error
 from stepwell._agent.loop import Agent, AgentError, Options
 from stepwell._agent.rules import Places, Refused
 from stepwell.messages import Launch
+from stepwell.testing import wait_until
 from trainer.config import TrainConfig, flatten, to_json
 from trainer.options import resolve
 from trainer.recipes import RECIPES
@@ -74,7 +74,7 @@ WITHHELD = {
     "train": "data.cache data.cache_gb data.ramp_updates output plugin recipe sources",
     "collect": "drain_timeout heartbeat_every outbox outbox_bytes plugin poll_every progress token "
     "url",
-    "evaluate": "file json plugin token upload url",
+    "evaluate": "drain_timeout file json outbox plugin token upload url",
 }
 
 
@@ -313,12 +313,7 @@ def agent_process(own, tmp_path):
                     pass
 
 
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return result
+until = wait_until
 
 
 def wait_state(client, made, *states, seconds=60.0):
@@ -453,7 +448,7 @@ class Running:
 
     def end(self, word="stop"):
         self.agent.ask(word)
-        self.thread.join(30)
+        self.thread.join(120)
         assert not self.thread.is_alive()
 
 
@@ -514,10 +509,32 @@ def test_a_launch_that_needs_more_slots_than_there_are_is_refused(api, agent):
     assert "at most 2" in wait_state(api, made, "failed").error
 
 
+def looks(running_agent):
+    """A list that grows by one with each answer to "is there a launch for me?"."""
+    return counted(running_agent.agent.client, "claim_launch")
+
+
+def syncs(running_agent):
+    """A list that grows by one whenever the agent has talked with the service."""
+    return counted(running_agent.agent, "_sync")
+
+
+def counted(owner, name):
+    calls, honest = [], getattr(owner, name)
+
+    def count(*args, **options):
+        result = honest(*args, **options)
+        calls.append(result)
+        return result
+
+    setattr(owner, name, count)
+    return calls
+
+
 def test_roles_choose_what_is_claimed(api, agent):
     made = ask(api, "exit 0")
-    agent(roles=("collect",))
-    time.sleep(0.5)
+    asked = looks(agent(roles=("collect",)))
+    until(lambda: len(asked) >= 3)
     assert api.launch(made.id).state == "queued"
     api.cancel_launch(made.id)
 
@@ -529,13 +546,14 @@ def test_pause_and_resume_and_drain(api, agent, name):
     api.command(name, "pause")
     until(lambda: any(w.id == name and w.state == "paused" for w in api.workers()))
     made = ask(api, "sleep 1")
-    time.sleep(0.3)
+    asked = syncs(running_agent)
+    until(lambda: len(asked) >= 3)
     assert api.launch(made.id).state == "queued"
     api.command(name, "resume")
     wait_state(api, made, "running")
     later = ask(api, "exit 0")
     api.command(name, "drain")
-    running_agent.thread.join(30)
+    running_agent.thread.join(120)
     assert not running_agent.thread.is_alive() and running_agent.error is None
     assert api.launch(made.id).state == "finished"
     assert api.launch(later.id).state == "queued"
@@ -548,7 +566,7 @@ def test_stop_as_a_command_stops_children_too(api, agent, name):
     running_agent = agent()
     wait_state(api, made, "running")
     api.command(name, "stop")
-    running_agent.thread.join(30)
+    running_agent.thread.join(120)
     assert not running_agent.thread.is_alive()
     assert "stopped with its agent" in wait_state(api, made, "failed").error
 
@@ -560,7 +578,7 @@ def test_a_child_that_does_not_listen_is_killed_after_its_grace(api, agent, tmp_
     (record,) = (tmp_path / "data" / "launches").glob("*.json")
     pid = json.loads(record.read_text())["children"][0]["pid"]
     api.cancel_launch(made.id)
-    until(lambda: not running(pid), 10)
+    until(lambda: not running(pid))
 
 
 def test_a_cancelled_launch_starts_none_of_what_still_waits(api, agent, tmp_path):
@@ -613,7 +631,7 @@ def test_what_ended_while_no_agent_was_there_is_asked_of_its_run(api, own, tmp_p
 def test_a_name_that_another_living_agent_has_is_refused(api, agent, name):
     api.heartbeat(name, role="agent", host="elsewhere", pid=1)
     second = agent()
-    second.thread.join(20)
+    second.thread.join(120)
     assert isinstance(second.error, AgentError) and "elsewhere" in str(second.error)
 
 
@@ -669,11 +687,11 @@ def test_one_directory_has_one_agent_and_one_name(own, agent_process, api, tmp_p
     until(path.exists)
     chosen = json.loads(path.read_text())["name"]
     second = agent_process()
-    assert second.wait(20) == 1
+    assert second.wait(120) == 1
     assert "another agent uses" in (tmp_path / "agent.log").read_text()
     until(lambda: any(w.id == chosen for w in api.workers()))
     first.send_signal(signal.SIGINT)
-    assert first.wait(20) == 0
+    assert first.wait(120) == 0
 
 
 @pytest.mark.parametrize(

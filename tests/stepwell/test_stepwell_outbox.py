@@ -30,7 +30,7 @@ from stepwell import (
 from stepwell.codec import decode
 from stepwell.messages import IngestItem, IngestResult, Problem
 from stepwell.outbox import read_outbox
-from stepwell.testing import assert_same, make_spec, make_trajectory
+from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
 
 SPEC = make_spec()
 
@@ -45,7 +45,8 @@ class FakeService:
         self.refuse = {}
         self.attempts = 0
 
-    def post(self, dataset, trajectories, *, spec, partition):
+    def post(self, dataset, trajectories, *, spec, partition, retry):
+        assert retry is False, "the outbox tries again by itself"
         self.attempts += 1
         if self.down is not None:
             raise self.down
@@ -94,7 +95,7 @@ def test_what_is_put_arrives_in_order_and_leaves_the_disk(outboxes, service, tmp
     sent = [make_trajectory(SPEC, seed=i) for i in range(40)]
     for trajectory in sent:
         outbox.put(trajectory)
-    assert outbox.flush(10)
+    assert outbox.flush(60)
     assert list(service.stored) == [t.id for t in sent]
     for trajectory in sent:
         assert_same(service.stored[trajectory.id], trajectory)
@@ -114,7 +115,7 @@ def test_down_it_grows_up_it_drains(outboxes, service, tmp_path):
     assert outbox.last_error == "not there"
     assert outbox.pending_bytes == sum(p.stat().st_size for p in (tmp_path / "out").glob("*.arrow"))
     service.down = None
-    assert outbox.flush(10)
+    assert outbox.flush(60)
     assert list(service.stored) == [t.id for t in sent]
     assert outbox.last_error == "" and outbox.pending == 0
 
@@ -123,19 +124,10 @@ def test_it_drains_by_itself_once_the_service_is_back(outboxes, service):
     service.down = Busy({"status": 503, "code": "busy"}, retry_after=0.1)
     outbox = outboxes()
     outbox.put(make_trajectory(SPEC))
-    time.sleep(0.3)
+    wait_until(lambda: service.attempts)
     service.down = None
-    deadline = time.monotonic() + 10
-    while outbox.pending and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert outbox.pending == 0 and len(service.stored) == 1
-
-
-def test_while_the_service_is_down_it_is_asked_ever_less_often(outboxes, service):
-    service.down = ServiceUnreachable("not there")
-    outboxes().put(make_trajectory(SPEC))
-    time.sleep(1.5)
-    assert 2 <= service.attempts <= 8
+    wait_until(lambda: not outbox.pending)
+    assert len(service.stored) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,7 +147,7 @@ def test_an_error_that_says_nothing_of_the_trajectory_keeps_it(outboxes, service
     assert not outbox.flush(0.4)
     assert len(files(tmp_path)) == 1 and outbox.rejected == 0
     service.down = None
-    assert outbox.flush(10)
+    assert outbox.flush(60)
 
 
 def test_a_put_is_on_disk_before_it_returns(outboxes, service, tmp_path, monkeypatch):
@@ -192,7 +184,7 @@ def test_a_new_process_takes_up_what_the_old_one_left(outboxes, service, tmp_pat
     assert not list((tmp_path / "out").glob(".*.part"))
     second.put(sent[2])
     service.down = None
-    assert second.flush(10)
+    assert second.flush(60)
     assert list(service.stored) == [t.id for t in sent]
 
 
@@ -210,7 +202,7 @@ def test_a_damaged_file_is_put_aside_and_holds_up_nobody(outboxes, service, tmp_
     (tmp_path / "out" / names[1]).write_bytes(b"")
     service.down = None
     outbox = outboxes()
-    assert outbox.flush(10)
+    assert outbox.flush(60)
     assert list(service.stored) == [good.id]
     assert files(tmp_path, "damaged") == names[:2]
 
@@ -235,7 +227,7 @@ def test_what_cannot_be_opened_just_now_is_not_taken_for_damaged(
     monkeypatch.setattr(Path, "read_bytes", refuse)
     service.down = None
     outbox = outboxes()
-    assert outbox.flush(10)
+    assert outbox.flush(60)
     assert not fails and list(service.stored) == [one.id]
     assert files(tmp_path, "damaged") == []
 
@@ -248,7 +240,7 @@ def test_refused_ones_go_aside_with_the_reason_and_the_rest_goes_on(outboxes, se
     for trajectory in sent:
         outbox.put(trajectory)
     service.down = None
-    assert outbox.flush(10)
+    assert outbox.flush(60)
     assert list(service.stored) == [sent[0].id, sent[3].id]
     assert outbox.rejected == 2 and outbox.sent == 2
     rejected = files(tmp_path, "rejected")
@@ -259,7 +251,7 @@ def test_refused_ones_go_aside_with_the_reason_and_the_rest_goes_on(outboxes, se
 
     service.refuse = {}
     assert outbox.retry_rejected() == 2
-    assert outbox.flush(10) and outbox.rejected == 0
+    assert outbox.flush(60) and outbox.rejected == 0
     assert set(service.stored) == {t.id for t in sent}
     assert not list((tmp_path / "out/rejected").iterdir())
 
@@ -271,7 +263,7 @@ def test_a_refused_item_that_only_means_later_is_kept(outboxes, service, tmp_pat
     outbox.put(trajectory)
     assert not outbox.flush(0.4) and outbox.rejected == 0
     service.refuse = {}
-    assert outbox.flush(10) and trajectory.id in service.stored
+    assert outbox.flush(60) and trajectory.id in service.stored
 
 
 @pytest.mark.parametrize(
@@ -296,7 +288,7 @@ def test_a_body_refused_whole_is_taken_apart_to_find_the_culprit(outboxes, servi
         return post(dataset, trajectories, **options)
 
     service.post = picky
-    assert outbox.flush(10)
+    assert outbox.flush(60)
     assert list(service.stored) == [t.id for i, t in enumerate(sent) if i != 2]
     assert outbox.rejected == 1
 
@@ -311,7 +303,7 @@ def test_an_old_layout_still_goes_under_its_own(outboxes, service, tmp_path):
     with Outbox(tmp_path / "out", service, "d", other) as outbox:
         outbox.put(make_trajectory(other))
         service.down = None
-        assert outbox.flush(10)
+        assert outbox.flush(60)
     assert [len(g) for g in service.groups] == [1, 1]
 
 
@@ -324,7 +316,7 @@ def test_a_full_outbox_says_so_and_keeps_what_it_has(outboxes, service):
             outbox.put(make_trajectory(SPEC))
     waiting = outbox.pending
     service.down = None
-    assert outbox.flush(10) and len(service.stored) == waiting
+    assert outbox.flush(60) and len(service.stored) == waiting
     outbox.put(make_trajectory(SPEC))
 
 
@@ -340,11 +332,11 @@ def test_a_full_outbox_can_wait_for_room(outboxes, service):
 
     actor = threading.Thread(target=act)
     actor.start()
-    time.sleep(0.3)
-    assert 0 < len(done) < 10
+    wait_until(lambda: len(done) == 2 and service.attempts)
+    assert actor.is_alive() and len(done) == 2
     service.down = None
-    actor.join(20)
-    assert len(done) == 10 and outbox.flush(10) and len(service.stored) == 10
+    actor.join(60)
+    assert len(done) == 10 and outbox.flush(60) and len(service.stored) == 10
     with pytest.raises(OutboxError, match="full"):
         outbox.put(make_trajectory(SPEC, length=5000))
 
@@ -368,7 +360,7 @@ def test_a_disk_that_refuses_is_an_error_of_ours(outboxes, service, monkeypatch)
     monkeypatch.undo()
     assert outbox.pending == 0 and outbox.pending_bytes == 0
     outbox.put(make_trajectory(SPEC))
-    assert outbox.flush(10)
+    assert outbox.flush(60)
 
 
 def test_two_processes_never_share_a_directory(outboxes, service, tmp_path):
@@ -403,7 +395,7 @@ def test_putting_from_many_threads_loses_nothing(outboxes, service):
         thread.start()
     for thread in threads:
         thread.join()
-    assert outbox.flush(20)
+    assert outbox.flush(60)
     order = {name: i for i, name in enumerate(service.stored)}
     assert len(order) == 80
     for mine in sent:
@@ -417,7 +409,7 @@ def test_closing_is_quick_and_final(outboxes, service):
     outbox.put(make_trajectory(SPEC))
     start = time.monotonic()
     assert outbox.close(timeout=0.3) is False
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 5 * (0.3 + 1.0), "its timeout, and a second for the thread"
     with pytest.raises(OutboxError, match="closed"):
         outbox.put(make_trajectory(SPEC))
 
@@ -514,7 +506,7 @@ def test_kill_minus_9_loses_nothing_and_doubles_nothing(tmp_path):
             Client(ledger.url) as client,
             Outbox(tmp_path / "out", client, "d", SPEC) as outbox,
         ):
-            assert outbox.flush(30)
+            assert outbox.flush(60)
             assert outbox.rejected == 0
     finally:
         ledger.shutdown()

@@ -37,7 +37,7 @@ select = "SELECT id, length AS weight FROM trajectories WHERE dataset = 'failpoi
 share = 1.0
 share_end = 0.5
 """
-ELSEWHERE = ("outbox.", "clock.", "cache.after_eviction")
+ELSEWHERE = ("outbox.", "adopt.", "clock.", "cache.after_eviction")
 
 
 def train(service, folder: Path, name: str, failpoint: str = "") -> tuple[int, str]:

@@ -1,0 +1,201 @@
+"""`stepwell outbox`: what collectors could not deliver: list it, send it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from stepwell._outbox_folder import (
+    ENDING,
+    ROOT,
+    Summary,
+    default_root,
+    find_outboxes,
+    summarise,
+    tell_ending,
+)
+from stepwell.client import Client
+from stepwell.commands import common
+from stepwell.errors import InvalidData, OutboxError, OutboxInUse
+from stepwell.outbox import reopen
+
+ABOUT = """\
+Episodes that wait on this disk for the service.
+
+A collector writes each episode to its outbox before it counts, and sends it when it can. One that
+is stopped while the service is away leaves the rest there. The next collector of the dataset takes
+it over; here you see it, and can send it yourself."""
+EXAMPLES = """\
+  stepwell outbox list                        every outbox below this folder
+  stepwell outbox list stepwell-outbox/hopper --json
+  stepwell outbox send                        deliver what waits below this folder
+  stepwell outbox send stepwell-outbox/hopper/1 --url http://10.0.0.5:8000
+  stepwell outbox send --retry-rejected       also what the service has refused
+
+send: exit status 0 if nothing is left, 1 if something is; then it says what and why. What the
+service refuses lies in the outbox's rejected/, with the reason beside it."""
+TICK = 0.1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = common.parser("outbox", ABOUT, EXAMPLES)
+    actions = common.subcommands(parser)
+    listing = common.add_action(actions, "list", list_outboxes, "outboxes and what waits in them")
+    send = common.add_action(actions, "send", send_outboxes, "deliver what waits in them")
+    for sub in (listing, send):
+        sub.add_argument(
+            "path",
+            nargs="*",
+            type=Path,
+            help=f"outboxes, or folders above some (default: the current folder and {ROOT})",
+        )
+    send.add_argument(
+        "--timeout",
+        type=float,
+        default=10.0,
+        help="give an outbox up when nothing of it was taken for so many seconds (default 10)",
+    )
+    send.add_argument(
+        "--retry-rejected", action="store_true", help="offer again what the service refused"
+    )
+    return common.dispatch(parser, argv)
+
+
+def list_outboxes(client: Client, args: argparse.Namespace) -> int:
+    del client  # the service need not be there
+    found = list(_found(args.path))
+    if args.json:
+        common.print_json([{**asdict(s), "folder": str(s.folder.absolute())} for s in found])
+        return 0
+    common.print_table(
+        ["outbox", "dataset", "waiting", "size", "oldest", "rejected", "damaged", "used by"],
+        [
+            (
+                str(s.folder),
+                s.destination.dataset
+                + (f" ({s.destination.partition})" if s.destination.partition != "fifo" else ""),
+                s.waiting,
+                common.size(s.bytes),
+                common.ago(s.oldest),
+                s.rejected,
+                s.damaged,
+                None if s.held_by is None else f"process {s.held_by or '?'}",
+            )
+            for s in found
+        ],
+        empty=f"no outboxes in {_places(args.path)}; collectors say where theirs are, and "
+        "keep them in stepwell-outbox/ unless told otherwise",
+    )
+    for s in found:
+        for reason, count in s.reasons.items():
+            print(f"{s.folder}: {count} rejected: {common.printable(reason)}")
+    return 0
+
+
+def send_outboxes(client: Client, args: argparse.Namespace) -> int:
+    found = list(_found(args.path))
+    if not found:
+        raise InvalidData(
+            f"no outboxes in {_places(args.path)}", expected="outboxes, or a folder above some"
+        )
+    wanted = [
+        s
+        for s in found
+        if s.waiting or (args.retry_rejected and s.rejected) or (s.folder / ENDING).exists()
+    ]
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        disable=args.json or not sys.stderr.isatty(),
+    )
+    logging.getLogger("stepwell.outbox").setLevel(logging.CRITICAL)  # it is told below, once
+    results = []
+    with bar:
+        sending = bar.add_task("sending", total=sum(s.waiting for s in wanted))
+        for summary in wanted:
+            results.append(_send(summary, client, args, bar, sending))
+    sent, problems = sum(r["sent"] for r in results), [r for r in results if r["problem"]]
+    if args.json:
+        common.print_json({"sent": sent, "outboxes": results})
+    else:
+        print(f"sent {sent} trajectories of {len(wanted)} outboxes")
+    for result in problems:
+        print(f"stepwell outbox: {common.printable(result['problem'])}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _send(
+    summary: Summary, client: Client, args: argparse.Namespace, bar: Progress, task: TaskID
+) -> dict[str, Any]:
+    """One outbox: {outbox, sent, problem}."""
+    folder, sent, problem = summary.folder, 0, ""
+    bar.update(task, description=f"sending {folder}")
+    own = client
+    # To the service that it was meant for, unless somebody says another.
+    if not args.url and not os.environ.get("STEPWELL_URL") and summary.destination.url:
+        own = Client(summary.destination.url, args.token, retry_for=common.RETRY_FOR)
+    try:
+        outbox = reopen(folder, own)
+        try:
+            if args.retry_rejected and outbox.retry_rejected():
+                bar.update(task, total=(bar.tasks[0].total or 0) + outbox.pending - summary.waiting)
+            moved = time.monotonic()
+            while outbox.pending and time.monotonic() - moved < args.timeout:
+                before = outbox.pending
+                outbox.flush(TICK)
+                if gone := before - outbox.pending:
+                    bar.advance(task, gone)
+                    moved = time.monotonic()
+            problem, sent = outbox.undelivered(), outbox.sent
+            tell_ending(folder, own)
+        finally:
+            outbox.close(0.0)
+    except OutboxInUse as error:
+        problem = f"{error}" if summary.held_by is None else f"{folder}: {_in_use(summary)}"
+    except OutboxError as error:
+        problem = f"{folder}: {error}"
+    finally:
+        if own is not client:
+            own.close()
+    return {"outbox": str(folder.absolute()), "sent": sent, "problem": problem}
+
+
+def _in_use(summary: Summary) -> str:
+    who = f"process {summary.held_by}" if summary.held_by else "a process"
+    return f"{who} uses it and sends its {summary.waiting} trajectories itself"
+
+
+def _found(paths: list[Path]) -> Iterator[Summary]:
+    """The outboxes that `paths` mean, each once."""
+    roots = paths or [Path("."), *([default_root()] if os.environ.get(ROOT) else [])]
+    seen = set()
+    for root in roots:
+        if not root.is_dir() and paths:
+            raise InvalidData(f"there is no folder {root}")
+        for folder in find_outboxes(root):
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
+            try:
+                summary = summarise(folder)
+            except OutboxError as error:
+                print(f"stepwell outbox: {error}", file=sys.stderr)
+                continue
+            if summary is not None:
+                yield summary
+
+
+def _places(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths)) or str(Path.cwd())
