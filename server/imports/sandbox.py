@@ -11,8 +11,8 @@ from server.sql.confine import environment
 LAYERS = {
     "limits": "memory, CPU time, open files, and no file may grow",
     "uid": "another user, who may read and write nothing (only when started as root)",
-    "files": "Landlock: reads named paths only, writes nowhere",
-    "network": "seccomp: no sockets, no other programs",
+    "files": "Landlock: reads named paths only, writes nowhere, signals nobody",
+    "network": "seccomp: no sockets, programs, processes, signals or changes of files",
 }
 _PROBE = """
 import json, sys
