@@ -62,7 +62,7 @@ class Service:
 
     def start(self) -> None:
         """Start what has threads or processes of its own."""
-        for part in (self.ingest, self.keeper, self.sql):
+        for part in (self.ingest, self.keeper, self.mirror, self.sql):
             part.start()
 
     def close(self) -> None:

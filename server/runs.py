@@ -202,7 +202,8 @@ def page(
     if alive is not None:
         # As `_run` says it, so that the count and the rows agree.
         heard = sa.and_(
-            runs.c.status == "running", runs.c.heartbeat_at > time.time() - ALIVE_SECONDS
+            runs.c.status == "running",
+            sa.func.abs(runs.c.heartbeat_at - time.time()) < ALIVE_SECONDS,
         )
         wanted.append(heard if alive else sa.not_(heard))
     if since is not None:
@@ -280,7 +281,8 @@ def _run(c: Connection, row: RowMapping, *, brief: bool = False) -> Run:
     return Run(
         **{k: row[k] for k in Run.model_fields if k in row and k not in _JSON},
         **{k: json.loads(row[k]) for k in _JSON if k in row},
-        alive=row["status"] == "running" and row["heartbeat_at"] > time.time() - ALIVE_SECONDS,
+        # One from the future is of before a clock was put back: who lives reports again at once.
+        alive=row["status"] == "running" and abs(row["heartbeat_at"] - time.time()) < ALIVE_SECONDS,
         latest={key: value for key, _, value in newest if value is not None},
         latest_steps={key: step for key, step, _ in newest},
     )

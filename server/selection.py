@@ -79,6 +79,12 @@ class Block:
         )
 
 
+def all_of(dataset: str | None, places: pa.RecordBatch) -> Selected:
+    """What a selection of a whole dataset names among these rows."""
+    chosen = _flags(pc.equal(_plain(places["dataset"]), dataset))
+    return Selected(np.flatnonzero(chosen), None, (), None)
+
+
 Blocks = dict[Key, Block]
 """In order of their keys."""
 
@@ -90,6 +96,8 @@ class Source:
     select: str
     dataset: str | None
     share: float
+    all: bool = False
+    """It names every trajectory of `dataset`: there is nothing to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ def sources_of(body: CreateSnapshot) -> list[Source]:
     # A line of its own: a comment at the end of `where` must not swallow the parenthesis.
     where = f" AND (\n{body.where}\n)" if body.where else ""
     select = f"SELECT id FROM trajectories WHERE dataset = '{body.dataset}'{where}"
-    return [Source(select, body.dataset, 1.0)]
+    return [Source(select, body.dataset, 1.0, all=not body.where)]
 
 
 def digest_of(blocks: Blocks, shares: Sequence[float]) -> str:

@@ -37,6 +37,7 @@ from server.selection import (
     Difference,
     Rules,
     Source,
+    all_of,
     difference,
     digest_of,
     select_all,
@@ -55,6 +56,8 @@ FIRST_TTL = 120.0
 MAX_TRAJECTORIES = 20_000_000
 MANY_CHANGES = 0.25
 """When a larger part of the trajectories has changed, all are asked again."""
+MOST_CHANGES = 200_000
+"""And when so many have: they are taken into memory at once."""
 RECENT = 16
 """Snapshots whose blocks are kept at hand, for their refresh."""
 
@@ -223,8 +226,8 @@ class Snapshots:
         if None in last.reads:
             return None
         count = self._mirror().count_changes(last.mark, last.epoch)
-        most = max(1000, MANY_CHANGES * sum(map(len, last.blocks.values())))
-        if count is None or count > most:
+        total = sum(map(len, last.blocks.values()))
+        if count is None or count > min(MOST_CHANGES, max(1000, MANY_CHANGES * total)):
             return None
         changes = self._mirror().changes(last.mark, last.epoch, sorted(reads))
         if changes is None:
@@ -232,6 +235,8 @@ class Snapshots:
 
         def among(component: int) -> Selected:
             source = sources[component]
+            if source.all:
+                return all_of(source.dataset, changes.places)
             return self._selector().select_among(source.select, changes.columns, source.dataset)
 
         try:

@@ -134,5 +134,6 @@ def _known(c: Connection, worker_id: str) -> RowMapping:
 def _worker(row: RowMapping, now: float) -> Worker:
     values = {k: row[k] for k in Worker.model_fields if k in row}
     values["counters"] = json.loads(row["counters"])
-    fresh = now - row["heartbeat_at"] < ALIVE_SECONDS
+    # One from the future is of before a clock was put back: who lives reports again at once.
+    fresh = abs(now - row["heartbeat_at"]) < ALIVE_SECONDS
     return Worker(**values, alive=fresh and row["state"] not in ENDED)

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from server.index.places import NEEDED, places_of
+from server.index.places import CHANGED, changed_rows, places_of, places_of_rows
 from server.index.surface import (
     METRIC_SUMS,
     METRICS,
@@ -387,33 +387,44 @@ def _changes(db: sqlite3.Connection, since: int, mark: int, columns: list[str]) 
             f"SELECT dataset_pk, seq FROM {table} WHERE mark > ?{where}", (since,)
         ):
             dead.setdefault(names[pk], []).append(seq)
-    plain = list(dict.fromkeys((*NEEDED, *columns)))
-    plain = [name for name in plain if name not in ("dataset", "shard")]
-    short = {} if "digest" in columns else {"digest": "substr(t.digest, 1, 16)"}
-    asked = ", ".join(short.get(name, TRAJECTORY_SQL[name]) for name in plain)
-    rows = db.execute(
-        f"SELECT t.dataset_pk, t.shard_pk, t.row_start, {asked} FROM trajectories AS t"
-        " INDEXED BY ix_trajectories_mark WHERE t.mark > ? AND t.state <> 'evicted'",
-        (since,),
-    ).fetchall()
-    found = list(zip(*rows, strict=True)) if rows else [()] * (3 + len(plain))
-    values: dict[str, Any] = dict(zip(plain, found[3:], strict=True))
-    shards = {pk: None for pk in set(found[1])}
-    for pk in shards.keys() - {None}:
-        shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
-    values["dataset"] = [names[pk] for pk in found[0]]
-    values["shard"] = [shards[pk] for pk in found[1]]
-    number = range(len(rows))
-    kinds = dict(TABLES["trajectories"])
-    arrays = {
-        name: pa.array(_convert(kinds[name], values[name]), _ARROW[kinds[name]]) for name in columns
-    }
+    rows = changed_rows(db, since)
+    shards = {0: None}
+    for pk in np.unique(rows["shard_pk"].to_numpy()).tolist():
+        if pk:
+            shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
+    places = places_of_rows(rows, names, shards)
     return Changes(
         mark,
-        places_of(values, number, found[2]),
-        pa.table({"id": pa.array(number, pa.int64()), **arrays}),
+        places,
+        _changed_columns(db, since, rows["pk"].to_numpy(), places, columns),
         {name: np.asarray(seqs, np.int64) for name, seqs in dead.items()},
     )
+
+
+def _changed_columns(
+    db: sqlite3.Connection,
+    since: int,
+    pks: NDArray[np.int64],
+    places: pa.RecordBatch,
+    columns: list[str],
+) -> pa.Table:
+    """What a selection reads of changed rows; from `places` where that has it."""
+    kinds = dict(TABLES["trajectories"])
+    arrays: dict[str, Any] = {"id": pa.array(np.arange(len(pks)))}
+    others = []
+    for name in columns:
+        if name in places.schema.names:
+            arrays[name] = places[name].cast(_ARROW[kinds[name]])
+        else:
+            others.append(name)
+    if others:
+        asked = ", ".join(TRAJECTORY_SQL[name] for name in others)
+        rows = db.execute(f"SELECT t.pk, {asked} {CHANGED}", (since,)).fetchall()
+        order = np.argsort([row[0] for row in rows])[np.argsort(np.argsort(pks))]
+        for i, name in enumerate(others, 1):
+            values = _convert(kinds[name], [row[i] for row in rows])
+            arrays[name] = pa.array(values, _ARROW[kinds[name]]).take(pa.array(order))
+    return pa.table(arrays)
 
 
 def _convert(kind: str, values: Iterable[Any]) -> list[Any]:

@@ -8,11 +8,14 @@ stepwell/manifest.py, in its types: selecting is a mask, and a manifest's block 
 
 from __future__ import annotations
 
+import binascii
+import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import csv
 
 from stepwell.manifest import SCHEMA as MANIFEST
 
@@ -20,10 +23,92 @@ OF_SELECTION = ("component", "weight")
 """Columns of a manifest that the selection gives, and not the trajectory."""
 COLUMNS = [field for field in MANIFEST if field.name not in OF_SELECTION]
 SCHEMA = pa.schema([("pk", pa.int64()), ("usable", pa.bool_()), ("train", pa.bool_()), *COLUMNS])
-NEEDED: tuple[str, ...] = (
-    *("id", "seq", "traj_idx", "length", "first_step", "return", "terminated", "truncated"),
-    *("final_obs_valid", "env", "digest", "purpose"),
+CHANGED = (
+    "FROM trajectories AS t INDEXED BY ix_trajectories_mark"
+    " WHERE t.mark > ? AND t.state <> 'evicted'"
 )
+_INTEGERS = {
+    **{"pk": "t.pk", "dataset_pk": "t.dataset_pk", "seq": "t.seq"},
+    "shard_pk": "coalesce(t.shard_pk, 0)",
+    "traj_idx": "coalesce(t.traj_idx, 0)",
+    "row_start": "coalesce(t.row_start, 0)",
+    **{"length": "t.length", "first_step": "t.first_step", "terminated": "t.terminated"},
+    **{"truncated": "t.truncated", "final_obs_valid": "t.final_obs_valid"},
+    "train": "t.purpose <> 'eval'",
+}
+_LINE = " || ',' || ".join(
+    [
+        *(f"({sql})" for sql in _INTEGERS.values()),
+        "printf('%!.17g', t.\"return\")",  # to the last bit
+        "t.id",
+        "substr(t.digest, 1, 16)",
+        "'\"' || replace(t.env, '\"', '\"\"') || '\"'",
+    ]
+)
+_KINDS = {name: pa.int64() for name in _INTEGERS}
+_KINDS |= {"return": pa.float64(), "id": pa.string(), "digest": pa.string(), "env": pa.string()}
+
+
+def changed_rows(db: sqlite3.Connection, since: int) -> pa.Table:
+    """Rows with a newer mark, in columns. As one text: SQLite writes it and Arrow reads it in half
+    the time that a Python object per value takes."""
+    text = db.execute(f"SELECT group_concat({_LINE}, char(10)) {CHANGED}", (since,)).fetchone()[0]
+    if text is None:
+        return pa.table({name: pa.array([], kind) for name, kind in _KINDS.items()})
+    found = csv.read_csv(
+        pa.BufferReader(text.encode()),
+        csv.ReadOptions(column_names=list(_KINDS), use_threads=False),
+        csv.ParseOptions(newlines_in_values=True),
+        csv.ConvertOptions(column_types=_KINDS, null_values=[]),
+    )
+    return found.combine_chunks()
+
+
+def places_of_rows(
+    rows: pa.Table, datasets: Mapping[int, str], shards: Mapping[int, str | None]
+) -> pa.RecordBatch:
+    """`changed_rows` as a batch of SCHEMA; the names belong to `dataset_pk` and `shard_pk`."""
+    count = rows.num_rows
+    shard = _named(rows["shard_pk"], shards)
+    made: dict[str, Any] = {
+        "usable": shard.is_valid(),
+        "id": _uuids_of(rows["id"], count),
+        "dataset": _named(rows["dataset_pk"], datasets),
+        "shard": shard,
+        "env": rows["env"].combine_chunks().dictionary_encode(),
+        "content": _contents(rows["digest"].to_pylist(), count),
+    }
+    arrays = []
+    for field in SCHEMA:
+        column = made[field.name] if field.name in made else _one(rows[field.name])
+        arrays.append(pa.array(column, field.type) if isinstance(column, np.ndarray) else column)
+    arrays = [array.cast(field.type) for array, field in zip(arrays, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+
+
+def _named(column: pa.ChunkedArray, names: Mapping[int, str | None]) -> pa.DictionaryArray:
+    codes, place = np.unique(column.to_numpy(), return_inverse=True)
+    texts = [names[code] for code in codes.tolist()]
+    valid = np.asarray([text is not None for text in texts], bool)[place]
+    return pa.DictionaryArray.from_arrays(
+        pa.array(place.astype(np.int32), mask=~valid),
+        pa.array([text or "" for text in texts], pa.string()),
+    )
+
+
+def _uuids_of(column: pa.ChunkedArray, count: int) -> pa.Array:
+    """Texts of 36 characters, as they lie in memory."""
+    text = _one(column)
+    at = text.offset * 36
+    raw = np.frombuffer(text.buffers()[2] or b"", np.uint8)[at : at + 36 * count].reshape(-1, 36)
+    digits = np.delete(raw, (8, 13, 18, 23), axis=1).tobytes()
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(16), count, [None, pa.py_buffer(binascii.unhexlify(digits))]
+    )
 
 
 def places_of(

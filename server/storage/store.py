@@ -140,10 +140,13 @@ class Writer:
         self._sha.update(data)
         self._bytes += len(data)
 
-    def fill(self, write: Callable[[Path], object]) -> None:
-        """Let a library that wants a path write the content."""
+    def fill(self, write: Callable[[Path], object], *, digest: bool = True) -> None:
+        """Let a library that wants a path write the content; `digest`: `Stored` has its sha256."""
         assert self._bytes == 0, "either write() or fill()"
         write(self.tmp)
+        if not digest:
+            self._bytes = self.tmp.stat().st_size
+            return
         with open(self.tmp, "rb") as file:
             while chunk := file.read(1 << 20):
                 self._sha.update(chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,12 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from benchmarks.snapshots import add, fill
 from server import manifest_files, selection, snapshots
+from server.deps import Service
 from server.index.tables import shards
 from server.index.tables import snapshots as table
+from server.settings import Settings
 from server.upkeep.compact import compact
 from server.upkeep.retain import retain
 from stepwell import manifest
@@ -127,6 +131,21 @@ def test_a_thousand_histories_in_small(
     assert plain(rows(live, last)) == plain(before)
 
 
+def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does anything of another dataset come in with it."""
+    live.create("d")
+    live.create("e")
+    live.post(make(5, 0), "d")
+    first = create(live, dataset="d")
+    live.post(make(3, 10), "e")
+    live.post(make(3, 20), "d")
+    with monkeypatch.context() as patch:
+        patch.setattr(live.service.snapshots, "_selector", None)
+        second = create(live, dataset="d", since=first.id)
+    assert (second.added, second.datasets) == (3, ["d"])
+    assert plain(rows(live, second)) == plain(rows(live, create(live, dataset="d")))
+
+
 def test_a_growing_dataset_s_snapshots_take_the_room_of_a_few(start: Callable[..., Any]) -> None:
     """Files hold what changed; a chain of them begins anew when it has become heavy."""
     live = start()
@@ -219,3 +238,47 @@ def test_ids_are_written_as_they_came() -> None:
     column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), 50, [None, pa.py_buffer(raw)])
     assert manifest.id_texts(manifest.id_bytes(column.slice(7, 5))) == sent[7:12]
     assert manifest.id_texts(np.zeros(0, "V16")) == []
+
+
+def test_no_python_is_run_per_row(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen times the trajectories cost no more calls than the blocks they are in; a refresh,
+    those of the blocks that changed. A deadline would ask how busy the machine is."""
+    monkeypatch.undo()  # blocks of their real size
+
+    def calls(count: int) -> tuple[int, int]:
+        data = tmp_path / str(count)
+        fill(data, count)
+        service = Service(Settings(data=data, upkeep_interval=0, sql_workers=1))
+        service.start()
+        seen = 0
+
+        def see(_frame: Any, _event: str, _arg: Any) -> None:
+            nonlocal seen
+            seen += 1
+
+        def counted(body: dict[str, Any]) -> tuple[Any, int]:
+            nonlocal seen
+            seen = 0
+            sys.setprofile(see)
+            try:
+                made = service.snapshots.create(CreateSnapshot.model_validate(body))
+            finally:
+                sys.setprofile(None)
+            return made, seen
+
+        body: dict[str, Any] = {"dataset": "d", "where": "length > 0"}
+        try:
+            service.mirror.state()
+            first, _ = counted(body)
+            first, create = counted(body)
+            assert first.trajectories == count
+            add(data, 500)
+            second, refresh = counted({**body, "since": first.id})
+            assert second.added == 500
+            return create, refresh
+        finally:
+            service.close()
+
+    few, many = calls(4000), calls(64_000)
+    most = 60_000 // 8192 * 2000  # a call for every fourth row would be seen
+    assert many[0] < few[0] + most and many[1] < few[1] + most, (few, many)

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from server import datasets
+from server.bodies import Lease
 from server.deps import Service
 from server.settings import Settings
 from stepwell.codec import encode
@@ -35,7 +36,10 @@ class World:
     ) -> None:
         spec = self.service.ingest.registry.get(name).spec
         body = encode(trajectories, spec)
-        result = self.service.ingest.post(name, to, body, wait_sealed=seal)  # type: ignore[arg-type]
+        lease = Lease(self.service.bodies)
+        lease.add(len(body))
+        result = self.service.ingest.post(name, to, body, lease, wait_sealed=seal)  # type: ignore[arg-type]
+        lease.release()
         assert {item.status for item in result.items} == {"stored"}
         self.stored.setdefault(name, []).extend(trajectories)
 
