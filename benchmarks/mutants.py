@@ -57,11 +57,11 @@ GROUPS = {
             "tests/collector/test_outbox_failpoints.py",
         ),
     ),
-    "order": Group(("trainer/data/order.py",), ("tests/trainer/test_order.py",)),
-    "checkpoint": Group(
-        ("trainer/checkpoint.py",),
-        ("tests/trainer/test_learner.py", "tests/trainer/test_failpoints_trainer.py"),
+    "order": Group(
+        ("trainer/data/order.py",),
+        ("tests/trainer/test_order_by_hand.py", "tests/trainer/test_order.py"),
     ),
+    "checkpoint": Group(("trainer/checkpoint.py",), ("tests/trainer/test_checkpoint.py",)),
     "losses": Group(
         ("amago_model/losses.py", "amago_model/returns.py", "amago_model/value_norm.py"),
         (

@@ -57,6 +57,9 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Runs and workers": {
         "runs": Command("stepwell.commands.runs:main", "list and show runs, metrics, logs"),
+        "deliver": Command(
+            "trainer.deliver:main", "send what ended training runs still keep here", "trainer"
+        ),
         "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
         "status": Command("stepwell.commands.status:main", "is the service well, what is in it"),
     },

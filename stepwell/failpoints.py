@@ -39,12 +39,17 @@ ALL: tuple[str, ...] = (
     "cache.before_list",
     "cache.after_list",
     "cache.after_eviction",
-    # a run's numbers and policies (trainer/metrics.py, publish.py, report.py)
+    # a run's numbers and policies (trainer/metrics.py, delivery.py, publish.py, report.py)
     "run.after_create",
     "run.after_note",
     "metrics.after_line",
     "metrics.after_answer",
+    "delivery.after_refused_lines",
+    "policy.after_note",
     "policy.after_file",
+    "policy.after_answer",
+    "policy.after_reason",
+    "policy.after_refusal",
 )
 
 wanted, _, _count = os.environ.get("STEPWELL_FAILPOINT", "").partition(":")

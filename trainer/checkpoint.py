@@ -82,7 +82,7 @@ def save(
             shutil.rmtree(litter, ignore_errors=True)
         _write_all(folder / f".{target.name}.part", target, update, contents)
         failpoint("checkpoint.after_rename")
-        for old in _folders(folder)[keep:]:
+        for old in folders(folder)[keep:]:
             # Renamed first, so that a half-deleted one is never taken for a whole one.
             hidden = old.with_name(f".{old.name}.old")
             os.replace(old, hidden)
@@ -114,7 +114,7 @@ def _write_all(staged: Path, target: Path, update: int, contents: dict[str, byte
 
 def put_aside(folder: Path) -> Path | None:
     """Rename a folder of checkpoints that a fresh run does not go on from; its new name."""
-    if not _folders(folder):
+    if not folders(folder):
         return None
     number = 1
     while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
@@ -125,12 +125,18 @@ def put_aside(folder: Path) -> Path | None:
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint, or None. Damaged ones are named and passed over."""
-    for path in _folders(folder):
+    for path in folders(folder):
         try:
             return read(path)
         except CheckpointError as error:
             log.warning("%s; trying an older one", error)
     return None
+
+
+def oldest_update(folder: Path) -> int | None:
+    """After how many updates the oldest checkpoint was taken; None where there is none."""
+    names = [path.name.removeprefix("update-").partition(".")[0] for path in folders(folder)]
+    return min((int(name) for name in names if name.isdigit()), default=None)
 
 
 def read(path: Path) -> Checkpoint:
@@ -231,7 +237,7 @@ def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
 
 
-def _folders(folder: Path) -> list[Path]:
+def folders(folder: Path) -> list[Path]:
     """Checkpoints by name, newest first; unfinished ones are hidden and do not count."""
     return sorted(folder.glob("update-*"), reverse=True)
 

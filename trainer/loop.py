@@ -3,6 +3,7 @@ who takes part."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
@@ -18,6 +19,7 @@ from amago_model.agent import Agent, make_agent
 from amago_model.timestep_encoders import TimestepEncoder
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
+from stepwell.errors import NotFound
 from trainer import checkpoint as checkpoints
 from trainer.blame import explain_skip
 from trainer.config import SettingError, TrainConfig, flatten, to_json
@@ -57,6 +59,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         say = report.say  # on the screen, and in the run's log
         known_here = world.share((home / "run.json").exists())
         resumed = _resume(config, home, world, say)
+        if resumed is None and config.resume == "auto":
+            world.once(lambda: refuse_a_second_beginning(config.run, home, client))
         asked_to_stop = _Signals(closing)
 
         # --- act two: the data ------------------------------------------------------------------
@@ -66,11 +70,11 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         data = Data(config, client, world, home, holder, say)
         closing.callback(data.close)
         if resumed is None:
-            data.use(world.once(lambda: take(client, config, holder)), start=0, left_out=())
+            data.begin(world.once(lambda: take(client, config, holder)))
         else:
             client.retry_for = 0.0
             data.take_up(resumed.state["views"], int(resumed.state["update"]))
-        manifest = data.views[-1].manifest
+        manifest = data.manifest
         say(
             f"{len(manifest)} trajectories, {manifest.steps} steps, {len(manifest.shards)} shards"
             f" of snapshot {manifest.snapshot}"
@@ -140,13 +144,18 @@ def _loop(
 ) -> str:
     every = config.schedule
     clock = _Clock(update)
-    # A run that was resumed stands where its checkpoint does; the policy may not have arrived.
+    # A run that was resumed stands where its checkpoint does; the policy may not have been written.
     saved, published = update or -1, -1
+    # Update of the oldest checkpoint: of what is older, nothing needs to be kept.
+    oldest = checkpoints.oldest_update(home / "checkpoints")
+    if update and _due(every.publish_every, update) and not report.has_policy(update):
+        published = report.publish(agent, update, data)
 
     def save() -> int:
+        nonlocal oldest
         if world.is_main:
             state = {
-                "views": data.describe(),
+                "views": data.history,
                 "skipped": learner.skipped,
                 "samples": update * config.data.batch,
                 "config": to_json(config),
@@ -155,14 +164,11 @@ def _loop(
                 "threads": config.threads,
                 "versions": {"torch": torch.__version__, "stepwell": amago_model.__version__},
             }
+            folder = home / "checkpoints"
             checkpoints.save(
-                home / "checkpoints",
-                update,
-                agent,
-                learner.optimizer,
-                state,
-                every.keep_checkpoints,
+                folder, update, agent, learner.optimizer, state, every.keep_checkpoints
             )
+            oldest = checkpoints.oldest_update(folder)
         return update
 
     while update < config.updates:
@@ -202,32 +208,42 @@ def _loop(
             report.log(update, values)
             clock.restart(update)
 
-        # Once in a while, rank 0: a policy for whoever wants to act.
-        if _due(every.publish_every, update):
-            published = report.publish(agent, update, data)
-
-        # Once in a while, all ranks: look for new data. Rank 0 asks, all switch at the same step.
+        # Once in a while, rank 0 looks for new data, in the background.
         if _due(config.data.refresh_every, update) and update < config.updates:
-            data.refresh(loader, update)
-            report.snapshots(data)
+            data.look()
 
-        # Once in a while, rank 0 writes: a checkpoint at home. After the look for new data, so that
-        # a run resumed from here knows what was decided.
-        if _due(every.checkpoint_every, update):
+        # Always, but agreed upon only now and then when we are many: did somebody say stop? Is new
+        # data ready on all nodes? Then all ranks switch to it at the same step.
+        wish = GO
+        if _due(every.agree_every, update) or world.size == 1:
+            asked = max(asked_to_stop.wish, report.wish)
+            needed = (update if oldest is None else oldest) if world.is_main else 0
+            wish, switching = data.agree(loader, update, asked, needed)
+            if switching:
+                report.snapshots(data)
+
+        # Once in a while, rank 0 writes: a checkpoint at home. After the agreement, so that a run
+        # resumed from here knows what was decided. And before each policy: what others have seen
+        # of a run is never ahead of what the run itself can go on from.
+        publishing = _due(every.publish_every, update)
+        if publishing or _due(every.checkpoint_every, update):
             saved = save()
 
-        # Always, but agreed upon only now and then when we are many: did somebody say stop?
-        if _due(every.agree_every, update) or world.size == 1:
+        # Once in a while, rank 0: a policy for whoever wants to act.
+        if publishing:
+            published = report.publish(agent, update, data)
+
+        # What was agreed upon.
+        while wish == PAUSE:
+            report.say_state("paused")
+            time.sleep(0.5)
             wish = world.largest(max(asked_to_stop.wish, report.wish))
-            while wish == PAUSE:
-                report.say_state("paused")
-                time.sleep(0.5)
-                wish = world.largest(max(asked_to_stop.wish, report.wish))
-                clock.restart(update)
-            report.say_state("running")
-            if wish == STOP:
+            clock.restart(update)
+        report.say_state("running")
+        if wish == STOP:
+            if saved != update:
                 save()
-                return "stopped"
+            return "stopped"
     if saved != update:
         save()
     if published != update:
@@ -292,6 +308,24 @@ def _resume(
             )
         return None
     return found or checkpoints.read(home / "checkpoints" / name)
+
+
+def refuse_a_second_beginning(run: str, home: Path, client: Client) -> None:
+    """Raise `CheckpointError` for a run that came further than update 0 and cannot be taken up."""
+    lost = len(checkpoints.folders(home / "checkpoints"))
+    versions = [int(p.stem) for p in (home / "policies").glob("*.safetensors") if p.stem.isdigit()]
+    if not versions and (home / "run.json").exists():  # the service knows it as ours
+        with contextlib.suppress(NotFound):
+            versions = [policy.version for policy in client.policies(run)]
+    if not versions and not lost:
+        return
+    what = [f"{lost} checkpoints that are not whole"] if lost else []
+    what += [f"published policies, the newest {run}/{max(versions)}"] if versions else []
+    raise checkpoints.CheckpointError(
+        f"run {run} has {' and '.join(what)}, but no whole checkpoint in "
+        f"{home / 'checkpoints'}: it would begin again under the same name. Train under another "
+        "--run; or with --resume never, which begins anew and leaves what is published as it is"
+    )
 
 
 def _differences(

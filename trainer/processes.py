@@ -104,6 +104,14 @@ class World:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
+    def largest_of(self, numbers: list[int]) -> list[int]:
+        """The same for each of several numbers, at once."""
+        if self.size == 1:
+            return numbers
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return [int(number) for number in tensor.tolist()]
+
     def numbers(self, values: dict[str, float]) -> list[dict[str, float]]:
         """Every rank's numbers, of the same keys, on every rank."""
         if self.size == 1 or not values:

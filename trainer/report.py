@@ -21,6 +21,7 @@ from stepwell.client import Client
 from stepwell.errors import Conflict, ServiceUnreachable, StepwellError
 from stepwell.failpoints import failpoint
 from trainer.config import TrainConfig, to_json
+from trainer.delivery import take_folder
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.processes import World
 from trainer.publish import Publisher
@@ -29,8 +30,11 @@ from trainer.views import Data
 
 log = logging.getLogger(__name__)
 GO, PAUSE, STOP = 0, 1, 2
+LOGGERS = ("trainer", "stepwell._background")
+"""Whose warnings are in the run's log."""
 PROGRESS_EVERY = 60.0
 """Seconds between lines of progress in the run's log; on the screen there are more."""
+LONGEST_NOTES = 4096
 LEARNERS = {"count/imitable": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
 """By metric that counts the steps it learns from: who, and the setting that leaves steps out."""
 
@@ -87,7 +91,7 @@ class Report:
     def open(self, data: Data, *, resumed: bool) -> None:
         if self.client is None:
             return
-        self.home.mkdir(parents=True, exist_ok=True)
+        self._mine = take_folder(self.home, self.config.run)
         row: dict[str, Any] = {
             "config": {
                 **to_json(self.config),
@@ -125,13 +129,26 @@ class Report:
             "pid": os.getpid(),
             "state": "running",
         }
-        self.heartbeat = Heartbeat(self.client, f"train-{self.config.run}", fields, self._counters)
+        self._parts = [self.metrics, self._run_log, self.publisher, data]
+        self.heartbeat = Heartbeat(
+            self.client,
+            f"train-{self.config.run}",
+            fields,
+            self._counters,
+            trouble=lambda: self.trouble,
+        )
         self.snapshots(data)
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the threads that work for this run; empty where all is well."""
+        return "; ".join(text for part in self._parts if (text := part.trouble))
 
     def _open_log(self) -> None:
         self._run_log = RunLog(self.home, self.client, self.config.run)
         self._warnings = Warnings(self._run_log)
-        logging.getLogger("trainer").addHandler(self._warnings)
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._warnings)
         for text, said_at in self._early:
             self._run_log.write(text, said_at)
         self._early.clear()
@@ -144,6 +161,10 @@ class Report:
             # Ours after all, if a life of this run died between making the row and noting it.
             if (self.client.run(self.config.run).config or {}).get("claim") != claim:
                 raise
+
+    def has_policy(self, update: int) -> bool:
+        """Whether the policy of this update was published; so it is where nobody publishes."""
+        return self.client is None or self.publisher.has(update)
 
     @property
     def wish(self) -> int:
@@ -185,7 +206,7 @@ class Report:
         if self.client is not None:
             metadata = {
                 "run": self.config.run,
-                "snapshot": data.views[-1].manifest.snapshot,
+                "snapshot": data.manifest.snapshot,
                 "git_commit": self.info.git_commit,
             }
             self.publisher.publish(agent, update, metadata, {"training": to_json(self.config)})
@@ -195,15 +216,12 @@ class Report:
     def snapshots(self, data: Data) -> None:
         if self.client is None:
             return
-        spoiled = sorted(set().union(*data.left_out))
+        spoiled = sorted(data.left_out)
         changes: dict[str, Any] = {"snapshots": data.snapshots}
         if spoiled:
-            changes["notes"] = f"left out, unreadable: {', '.join(spoiled)}"
+            changes["notes"] = f"left out, unreadable: {', '.join(spoiled)}"[:LONGEST_NOTES]
             changes["tags"] = ["unreadable-shards"]
-        try:
-            self.client.patch_run(self.config.run, **changes)
-        except StepwellError as error:
-            log.warning("the run's row does not know the new snapshot yet: %s", error)
+        self.heartbeat.change_row(**changes)
 
     def say_state(self, state: str) -> None:
         if self.client is not None and state != self._state:
@@ -226,13 +244,17 @@ class Report:
         except StepwellError as error:
             log.warning("the run's row does not say yet that it %s: %s", status, error)
         if not delivered:
-            log.warning("not all was delivered; run the same command again once the service is up")
+            log.warning(
+                "not all was delivered; it waits in %s: stepwell deliver %s", self.home, self.home
+            )
+        self._mine.close()
 
     def _close_log(self, status: str, patience: float) -> bool:
         """Whether the service has the whole log."""
         assert self._run_log is not None
         self.note(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
-        logging.getLogger("trainer").removeHandler(self._warnings)
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._warnings)
         return self._run_log.close(patience)
 
     def _counters(self) -> dict[str, float]:

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepwell.client import Client
-from stepwell.errors import BadRequest
-from trainer.delivery import LineSpool
+from stepwell.errors import StepwellError
+from trainer.delivery import LineSpool, Refused, is_final
 
-log = logging.getLogger(__name__)
 LONGEST_LINE = 4000
 MOST_UNSENT = 1_000_000
 
@@ -28,6 +27,7 @@ class RunLog(LineSpool):
 
     what = "log lines"
     at_once = 40
+    level = logging.INFO  # a warning would be one more line of this very log
 
     def __init__(self, folder: Path, client: Client | None, run: str, *, every: float = 1.0):
         self._lock, self._left_out = threading.Lock(), 0
@@ -51,16 +51,20 @@ class RunLog(LineSpool):
             except (OSError, ValueError):  # no room, or closed: a log line is worth no run
                 self._left_out += len(lines)
 
-    def send(self, client: Client, lines: Sequence[bytes]) -> None:
+    def send(self, client: Client, lines: Sequence[bytes]) -> list[Refused]:
         if self._uncertain:
             lines = lines[_already_there(client.run_log(self._run), lines) :]
         self._uncertain = True
         try:
             if lines:
                 client.patch_run(self._run, log=b"".join(lines).decode(errors="replace"))
-        except BadRequest as error:  # asking again would not help; they stay in the local file
-            log.info("the service refused %d log lines: %s", len(lines), error)
+        except StepwellError as error:
+            if not is_final(error):
+                raise
+            self._uncertain = False
+            return [(line, str(error)) for line in lines]
         self._uncertain = False
+        return []
 
 
 class Warnings(logging.Handler):

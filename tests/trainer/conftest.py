@@ -31,7 +31,7 @@ class FakeService:
         self.down = False
         self.leases: list[str] = []
         self.metrics: dict[tuple[str, int], float | None] = {}
-        self.policies: dict[int, bytes] = {}
+        self.published: dict[int, bytes] = {}
         self.runs: dict[str, dict] = {}
         self.logs: dict[str, str] = {}
         self.command = "none"
@@ -159,7 +159,11 @@ class FakeService:
 
     def publish_policy(self, run: str, version: int, data: bytes, **_: object) -> None:
         self._up()
-        self.policies[version] = data
+        self.published[version] = data
+
+    def policies(self, run: str) -> list[SimpleNamespace]:
+        self._up()
+        return [SimpleNamespace(version=version) for version in self.published]
 
     def heartbeat(self, worker: str, **fields: object):
         self._up()

@@ -20,7 +20,7 @@ from amago_model.config import AgentConfig
 from amago_model.errors import SpaceError
 from collector.envs import agent_spaces
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
@@ -197,7 +197,7 @@ def test_views_change_at_their_step(fake, tmp_path):
     config = DataConfig(batch=4, window=8, prefetch=1)
     loader = loader_of(service, tmp_path, config)
     with closing(loader):
-        next(loader)
+        first = next(loader).manifest
         service.add_shard([make_trajectory(service.spec, length=30, seed=9)])
         grown = snapshot_of(service, tmp_path / "snapshots")
         assert len(grown) == 5
@@ -205,7 +205,7 @@ def test_views_change_at_their_step(fake, tmp_path):
         loader._cache.ensure(grown, fields_of(service.spec))
         loader.add_view(View(start, grown, Order(grown, config, 0)))
         for step in range(1, 12):
-            assert next(loader).manifest is (grown if step >= start else loader._views[0].manifest)
+            assert next(loader).manifest is (grown if step >= start else first)
 
 
 # ------------------------------------------------------------------------------------------ cache
@@ -240,25 +240,28 @@ def test_two_processes_build_once(fake, tmp_path):
     """Two processes of one node ask for the same shards at once: each shard is fetched by one."""
     service = fake(None, [[400] * 20] * 3)
     code = (
-        "import sys, time; from pathlib import Path\n"
+        "import sys; from pathlib import Path\n"
         "from stepwell.testing import make_spec\n"
         "from trainer.data.cache import Cache; from trainer.data.fields import fields_of\n"
         "import shutil\n"
         "class Client:\n"
         "    def download_shard(self, shard, path):\n"
         f"        with open({str(tmp_path / 'downloads')!r}, 'a') as f: f.write(shard + chr(10))\n"
-        "        time.sleep(.05)\n"
         f"        shutil.copyfile(Path({str(service.folder)!r}) / f'{{shard}}.parquet', path)\n"
         f"cache = Cache(Path({str(tmp_path / 'cache')!r}), 1e9, Client())\n"
         "shards = ['sh_0000', 'sh_0001', 'sh_0002']; fields = fields_of(make_spec())\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
         "for shard in shards: cache.build(shard, fields)\n"
         "print(*[cache.column(s, fields[0]).shape[0] for s in shards])\n"
     )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    answers = [process.communicate(timeout=60)[0].split() for process in started]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    for process in started:  # both have loaded what they need: now they race
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate()[0].split() for process in started]
     assert answers == [[str(20 * 401 + 1)] * 3] * 2
     fetched = (tmp_path / "downloads").read_text().split()
     assert sorted(fetched) == ["sh_0000", "sh_0001", "sh_0002"]
@@ -365,7 +368,7 @@ def test_windows_at_the_very_end_of_a_column_and_large_ones(fake, tmp_path, monk
     with closing(loader_of(service, tmp_path, config)) as loader:
         batches = [loader.load(step).batch for step in range(20)]
         assert max(b.mask.shape[1] for b in batches) == 3
-    monkeypatch.setattr("trainer.data.loader.SMALL", 0)
+    monkeypatch.setattr("trainer.data.staging.SMALL", 0)
     with closing(loader_of(service, tmp_path, config)) as loader:
         for step, small in enumerate(batches):
             large = loader.load(step).batch
@@ -422,16 +425,40 @@ def test_leases_live_through_an_outage(fake, tmp_path):
     """Renewals fail quietly while the service is away, and go on when it is back."""
     service = fake(None, [[3]])
     name = take(service, TrainConfig(dataset="fake"), "me")
-    keeper = LeaseKeeper(service, "me", ttl=0.08)
-    with closing(keeper):
+    renew, asked = service.lease, []
+
+    def ask(*args, **options) -> None:
+        asked.append(args)
+        renew(*args, **options)
+
+    service.lease = ask
+    with closing(LeaseKeeper(service, "me", ttl=0.08)) as keeper:
         keeper.hold(name)
         service.down = True
-        count = len(service.leases)
-        while keeper._thread.is_alive() and len(service.leases) == count:
-            if service.down:
-                keeper._stop.wait(0.05)
-                service.down = False
-    assert len(service.leases) > count
+        count = len(asked)
+        wait_until(lambda: len(asked) > count + 1)
+        service.down, count = False, len(service.leases)
+        wait_until(lambda: len(service.leases) > count + 1)
+
+
+@pytest.mark.parametrize("error", [KeyError("odd"), MemoryError("odd"), SystemExit("odd")])
+def test_no_error_ends_the_renewal_of_leases(fake, error):
+    """It is shown, and the next renewal comes."""
+    service = fake(None, [[3]])
+    renew, throw = service.lease, [False]
+
+    def ask(*args, **options) -> None:
+        if throw[0]:
+            raise error
+        renew(*args, **options)
+
+    service.lease = ask
+    with closing(LeaseKeeper(service, "me", ttl=0.08)) as keeper:
+        keeper.hold(take(service, TrainConfig(dataset="fake"), "me"))
+        throw[0] = True
+        wait_until(lambda: "odd" in keeper.trouble)
+        throw[0], count = False, len(service.leases)
+        wait_until(lambda: len(service.leases) > count and not keeper.trouble)
 
 
 def test_what_the_agent_cannot_take_is_said_clearly():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from amago_model import TimestepEncoderConfig
-from stepwell.testing import make_trajectory
+from stepwell.testing import make_trajectory, wait_until
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
@@ -23,6 +23,7 @@ from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.snapshot import Manifest, load, take
 from trainer.loop import RunInfo, train
 from trainer.recipes import behaviour_cloning
+from trainer.views import Errand
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
 CONFIG = DataConfig(batch=16, window=20, padding="none", relabel=("test_census",))
@@ -113,8 +114,15 @@ def curve(folder, key: str) -> dict[int, float]:
     return {p["step"]: p["value"] for p in points if p["key"] == key}
 
 
-def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path):
+def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeypatch):
     """Trajectories arrive while it trains; resumed without a service it sees what it saw."""
+    start = Errand.start
+
+    def done_at_once(errand: Errand, task) -> None:
+        start(errand, task)
+        wait_until(lambda: errand.done)
+
+    monkeypatch.setattr(Errand, "start", done_at_once)  # so the step of the switch is known here
     plain = behaviour_cloning()
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     config = replace(
@@ -127,30 +135,28 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path):
         agent=replace(plain.agent, timestep_encoder=rows),
         data=replace(CONFIG, refresh_every=5, cache=tmp_path / "cache"),
         schedule=ScheduleConfig(
-            log_every=1, checkpoint_every=7, keep_checkpoints=9, publish_every=0, farewell=0.1
+            log_every=1, checkpoint_every=9, keep_checkpoints=9, publish_every=0, farewell=0.1
         ),
     )
     said: list[str] = []
 
     def hear(text: str) -> None:
         said.append(text)
-        if text.startswith(
-            "the agent sees"
-        ):  # the first snapshot is taken, training about to begin
+        if text.startswith("the agent sees"):  # the first snapshot is taken
             grow(service)
 
     train(config, service, RunInfo(), hear)
-    assert "from update 9 on: 6 trajectories, 34 steps (were 4, 24)" in said
+    assert "from update 11 on: 6 trajectories, 34 steps (were 4, 24)" in said
     whole = {key: curve(tmp_path, key) for key in ("loss/total", "data/sample_checksum")}
     seen = curve(tmp_path, "data/trajectories")
-    assert [seen[update] for update in (1, 9, 10, 30)] == [4, 4, 6, 6]
+    assert [seen[update] for update in (1, 11, 12, 30)] == [4, 4, 6, 6]
 
     checkpoints = sorted((tmp_path / "grow" / "checkpoints").iterdir())
-    for path in checkpoints[1:]:  # back to update 7: the new snapshot is known, and not yet drawn
+    for path in checkpoints[1:]:  # back to update 9: the new snapshot is known, and not yet drawn
         shutil.rmtree(path)
     (tmp_path / "grow" / "metrics.jsonl").unlink()
     service.down = True
     train(replace(config, resume="must"), service, RunInfo(), said.append)
     for key, values in whole.items():
         again = curve(tmp_path, key)
-        assert again == {update: values[update] for update in range(8, 31)}
+        assert again == {update: values[update] for update in range(10, 31)}

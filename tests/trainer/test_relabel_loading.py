@@ -242,7 +242,7 @@ def test_relabelers_are_applied_in_their_order_each_with_its_own_chance(service,
     def episodes(*relabel: str) -> list[Episode]:
         with closing(loader_of(service, tmp_path, *relabel)) as loader:
             view = loader.view(0)
-            return loader._relabelings[view.manifest.digest].draw(view.order, 0, 0).episodes
+            return loader.open(view).relabeling.draw(view.order, 0, 0).episodes
 
     one, other = episodes("hindsight:ends=false", "test_halve"), episodes("test_halve", "hindsight")
     assert any(

@@ -224,13 +224,13 @@ def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, tmp_p
     service.down = True
     publisher = Publisher(tmp_path, service, "r")
     publisher.publish(agent, 10, {"run": "r"}, {"training": {"seed": 1}})
-    assert not publisher.close(0.05) and not service.policies
+    assert not publisher.close(0.05) and not service.published
     service.down = False
     publisher = Publisher(tmp_path, service, "r")
     publisher.publish(agent, 20, {"run": "r"}, {"training": {"seed": 1}})
     assert publisher.close(10.0)
-    until(lambda: set(service.policies) == {10, 20})
-    policy = load_policy(service.policies[20])
+    until(lambda: set(service.published) == {10, 20})
+    policy = load_policy(service.published[20])
     assert policy.metadata["extra"] == {"run": "r", "training": {"seed": 1}}
     assert policy.metadata["step"] == 20
     assert load_policy(tmp_path / "20.safetensors").config == agent.config
@@ -249,7 +249,7 @@ def test_a_version_that_exists_does_not_stop_the_run(service, agent, tmp_path, c
     publisher = Publisher(tmp_path, service, "r")
     publisher.publish(agent, 1, {}, {})
     assert publisher.close(10.0)
-    assert "r/1 exists with other bytes" in caplog.text
+    assert "policy r/1 cannot be delivered: 409" in caplog.text
 
 
 def test_heartbeats_carry_numbers_out_and_commands_in(service):

@@ -22,6 +22,9 @@ from trainer.checkpoint import load_agent
 from trainer.data import stream
 
 UPDATES = 60
+PATIENCE = 900.0
+"""Seconds after which something hangs and is not slow: trainers take 5 s of CPU to load."""
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
 TINY = [
     *("--data.batch", "8", "--data.window", "8", "--schedule.log-every", "1"),
     *("--schedule.checkpoint-every", "7", "--schedule.publish-every", "25"),
@@ -68,7 +71,7 @@ class Run:
 
     def finish(self, *more: str, updates: int = UPDATES) -> str:
         process = self.start(*more, updates=updates)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
         return output
 
@@ -80,7 +83,7 @@ class Run:
 
     def wait_for_update(self, process: subprocess.Popen[str], update: int) -> None:
         path = self.folder / self.name / "metrics.jsonl"
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE
         while not path.exists() or f'"step": {update},' not in path.read_text():
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
@@ -179,7 +182,7 @@ def test_sigterm_saves_and_says_so(service, dataset, tmp_path, processes):
     process = run.start("--processes", str(processes), updates=100_000)
     run.wait_for_update(process, 5)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and "Traceback" not in output, output
     reached, world = (run.checkpoint().state[key] for key in ("update", "world"))
     assert (reached, world) == (max(run.curve("loss/total")), processes)
@@ -198,7 +201,7 @@ def test_a_trainer_may_be_there_before_its_data(service, tmp_path):
         client.create_dataset("later", spec)
         assert any(waiting in line and "no dataset" not in line for line in process.stdout)
         client.post("later", [make_trajectory(spec, length=9)])
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
 
 
@@ -206,7 +209,7 @@ def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path)
     (tmp_path / "file").write_text("")
     run = Run(service, tmp_path, dataset, "nowhere", "--output", str(tmp_path / "file"))
     run.words = run.words[:-4] + run.words[-2:]  # the later --output goes
-    output, _ = (process := run.start()).communicate(timeout=60)
+    output, _ = (process := run.start()).communicate(timeout=PATIENCE)
     assert process.returncode == 2 and "stepwell train: output: " in output
     assert "Traceback" not in output
 
@@ -247,7 +250,7 @@ def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
     with service.client() as client:
 
         def wait_for(state: str) -> None:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE
             while next(w for w in client.workers() if w.run == "ordered").state != state:
                 assert time.monotonic() < deadline and process.poll() is None
                 time.sleep(0.05)
@@ -259,7 +262,7 @@ def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
         time.sleep(0.7)
         assert max(run.curve("loss/total")) == stood
         client.command("train-ordered", "stop")
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
         assert run.checkpoint().state["update"] == max(run.curve("loss/total"))
         assert client.run("ordered").status == "stopped"
@@ -307,7 +310,7 @@ def test_a_world_of_another_size_is_refused(service, dataset, tmp_path):
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1
     assert "--processes 2 was asked for, but 1 run" in done.stderr
@@ -326,7 +329,7 @@ def test_growing_data_and_an_outage(fresh_service, tmp_path):
     process = run.start(updates=100_000)
     run.wait_for_update(process, 10)
     client.post("growing", [make_trajectory(spec, length=30, seed=9)])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while max(run.curve("data/trajectories").values()) < 5:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)

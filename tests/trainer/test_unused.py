@@ -172,7 +172,7 @@ def test_published_v3_learns_from_any_data_and_is_taken_up_again(
     assert any(name.startswith("lagged_critic.") for name in once)
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[name], twice[name]) for name in once)
-    kept = load_policy(service.policies[3]).config
+    kept = load_policy(service.published[3]).config
     assert kept.losses.lagged_critics and kept.losses.filter_min == 1e-7
     assert (kept.timestep_encoder.kind == "image") == (kind == "an image")
     assert kept.timestep_encoder.raw_numbers == (kind == "categories and switches")
@@ -230,7 +230,7 @@ def test_a_run_records_the_agent_that_it_trained(fake: Callable, tmp_path: Path)
     row = service.runs["taught"]["config"]
     assert (row["agent"]["algorithm"], row["origins"]["agent.algorithm"]) == ("agent", "default")
     assert row["agent"]["losses"]["n_policy_actions"] == 3
-    assert load_policy(service.policies[1]).config.algorithm == "agent"
+    assert load_policy(service.published[1]).config.algorithm == "agent"
     (state,) = (tmp_path / "taught" / "checkpoints").glob("*/state.json")
     assert json.loads(state.read_text())["config"]["agent"]["algorithm"] == "agent"
     again = resolve(["multitask", *words, "--updates=2", "--schedule.farewell=0.1"])

@@ -23,10 +23,11 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import duckdb
 import numpy as np
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 
 from stepwell._files import TEMPORARY, whole_file
 from stepwell.client import Client
-from stepwell.errors import CodecError, Gone, NotFound
+from stepwell.errors import CodecError, Gone, NotFound, ServiceUnreachable
 from stepwell.failpoints import failpoint
 from trainer.data.fields import Field
 from trainer.data.snapshot import DataError, Manifest
@@ -63,6 +64,8 @@ class Cache:
             raise _unusable(root, error) from error
         self._users = Users(root / "users")
         self._checked: set[Path] = set()
+        self._mapped: WeakValueDictionary[Path, NDArray[Any]] = WeakValueDictionary()
+        """Columns that somebody reads: the views of growing data share them."""
 
     def ensure(
         self,
@@ -99,12 +102,24 @@ class Cache:
         It stays readable as long as the array lives, also if somebody deletes the file.
         """
         path = self._path(shard, field)
-        try:
-            return _load(path)
-        except (OSError, ValueError):
-            self._checked.discard(path)
-            self.build(shard, [field])
-            return _load(path)
+        mapped = self._mapped.get(path)
+        if mapped is None:
+            try:
+                mapped = _load(path)
+            except (OSError, ValueError):
+                self._checked.discard(path)
+                self.build(shard, [field])
+                mapped = _load(path)
+            self._mapped[path] = mapped
+        return mapped
+
+    def release(self, shards: Set[str]) -> None:
+        """Say that these shards are not used here any more: they may be deleted for others."""
+        for shard in shards:
+            self._users.remove(shard)
+        for path in tuple(self._checked):
+            if path.parent.name in shards:
+                self._checked.discard(path)
 
     def build(self, shard: str, fields: Sequence[Field]) -> None:
         """Make sure that these columns of a shard exist and are whole.
@@ -118,6 +133,8 @@ class Cache:
             self._users.add(shard)
             with self._locked(shard):
                 missing = [paths[path] for path in self._spoilt(folder, list(paths))]
+                for field in missing:
+                    self._mapped.pop(self._path(shard, field), None)
                 if missing:
                     self._make_room(shard)
                     self._fetch_and_convert(shard, folder, missing)
@@ -159,6 +176,12 @@ class Cache:
                 return
             except (Gone, NotFound) as error:
                 raise ShardUnreadable(f"shard {shard} is no more: {error}") from None
+            except ServiceUnreachable as error:
+                # The service ends a connection where it finds damage on the way, and says so to
+                # the next one who asks.
+                if attempt == 2:
+                    raise
+                log.warning("shard %s did not arrive, fetching it again: %s", shard, error)
             except (CodecError, duckdb.Error, pa.ArrowException, DataError) as error:
                 if attempt == 2 or isinstance(error, ShardUnreadable):
                     self._quarantine(shard, download, error)

@@ -1,13 +1,12 @@
 """Batches in the order's order: gathers windows from mapped columns, one batch ahead of its user.
 
-A batch of large windows (images), or one for a GPU, lives in one of a few buffers that are used in
-turn (page-locked for the GPU): so it is good until the next one is asked for. The loader's whole
-state is the number of the next step.
+A batch of large windows (images) lives in one of a few buffers that are used in turn: so it is good
+until the next one is asked for. One for a GPU is copied there ahead of its user (staging.py). The
+loader's whole state is the number of the next step.
 """
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 from bisect import bisect_right
@@ -29,9 +28,7 @@ from trainer.data.order import Ints, Order, Windows
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling
 from trainer.data.snapshot import Manifest
-
-SMALL = 4 << 20
-"""Bytes of a field in a batch up to which fresh memory is no slower than memory used in turn."""
+from trainer.data.staging import Block, Buffers, Cuda, Sent, Transfer, block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,17 @@ class Loaded:
         return [f"{i}@{s}" for i, s in zip(ids, self.windows.start.tolist(), strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    """A view and what it takes to draw from it: mapped columns, prepared relabelers."""
+
+    view: View
+    columns: Sequence[Columns]
+    room: Ints
+    """Rows behind each trajectory's first one, to the end of its column."""
+    relabeling: Relabeling | None
+
+
 class Loader:
     """An endless iterator of `Loaded`, from step `step` on.
 
@@ -78,25 +86,29 @@ class Loader:
         step: int = 0,
         rank: int = 0,
         device: torch.device | str = "cpu",
+        cuda: Cuda | None = None,
     ):
         self._cache, self._config, self._rank = cache, config, rank
         self._relabelers = make_relabelers(config.relabel)
         self._fields = tuple(f for f in fields if self._relabelers or not f.hidden)
         self._shown = tuple(f for f in self._fields if not f.hidden)
-        self._views = list(views)
-        self._relabelings: dict[str, Relabeling] = {}
         self._device = torch.device(device)
-        # Mapped before the first batch: what is mapped stays readable, also if it is deleted.
-        self._columns = {view.manifest.digest: self._map(view.manifest) for view in self._views}
         self._unknown = _unknown_action(self._fields)
-        # One being read, `prefetch` ready, one being written.
-        each = config.batch // views[0].order.world
-        pin = self._device.type == "cuda"
-        self._ring = [
-            _Buffers(self._shown, each, config.window + 1, pin) for _ in range(config.prefetch + 2)
-        ]
+        # Mapped before the first batch: what is mapped stays readable, also if it is deleted.
+        # Replaced as a whole, never changed: two threads read it.
+        self._open = tuple(self.open(view) for view in views)
+        each, rows = config.batch // views[0].order.world, config.window + 1
+        self._ring: list[Buffers] = []
+        self._transfer: Transfer | None = None
+        if self._device.type == "cuda" or cuda is not None:
+            size = block_bytes(self._shown, each, rows)
+            self._transfer = Transfer(cuda or Cuda(self._device), size)
+        else:
+            # One being read, `prefetch` ready, one being written.
+            count = config.prefetch + 2
+            self._ring = [Buffers(self._shown, each, rows) for _ in range(count)]
         self._next = step
-        self._ready: queue.Queue[Loaded | BaseException] = queue.Queue(config.prefetch)
+        self._ready: queue.Queue[_Item] = queue.Queue(config.prefetch)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -105,11 +117,26 @@ class Loader:
         """A view added now must begin at least this many steps after the next batch."""
         return self._config.prefetch + 2
 
-    def add_view(self, view: View) -> None:
+    def open(self, view: View) -> OpenView:
+        """Make ready to draw from a view. Any thread may; it takes time, `add_view` then none."""
+        manifest = view.manifest
+        used = set(np.unique(manifest.shard).tolist())
+        columns = []
+        for field in self._fields:
+            mapped = [
+                self._cache.column(shard, field) if index in used else None
+                for index, shard in enumerate(manifest.shards)
+            ]
+            columns.append(Columns(field, manifest, mapped))
+        room = np.min([column.room() for column in columns], axis=0)
+        relabeling = Relabeling(self._relabelers, manifest, columns) if self._relabelers else None
+        return OpenView(view, columns, room, relabeling)
+
+    def add_view(self, view: View | OpenView) -> None:
         """Draw from another snapshot from view.start on, which no prepared batch has passed."""
-        assert view.start >= self._next, (view.start, self._next)
-        self._columns[view.manifest.digest] = self._map(view.manifest)
-        self._views.append(view)
+        opened = view if isinstance(view, OpenView) else self.open(view)
+        assert opened.view.start >= self._next, (opened.view.start, self._next)
+        self._open = (*self._open, opened)
 
     def __iter__(self) -> Iterator[Loaded]:
         return self
@@ -118,18 +145,20 @@ class Loader:
         if self._thread is None:
             self._thread = threading.Thread(target=self._prefetch, name="loader", daemon=True)
             self._thread.start()
-        item = self._ready.get()
+        item = self._take()
         if isinstance(item, BaseException):
             raise item
-        if self._device.type != "cpu":
-            item = replace(item, batch=item.batch.to(self._device))
-            # The buffer is written again two batches later; the copy must be over by then.
-            torch.cuda.current_stream(self._device).synchronize()
-        return item
+        loaded, sent = item
+        if self._transfer is not None and sent is not None:
+            loaded = replace(loaded, batch=self._transfer.receive(sent))
+        elif self._device.type != "cpu":
+            loaded = replace(loaded, batch=loaded.batch.to(self._device, non_blocking=False))
+        self._drop_views_before(loaded.step)
+        return loaded
 
     def view(self, step: int) -> View:
         """What the batch of a step is drawn from."""
-        return self._views[bisect_right([v.start for v in self._views], step) - 1]
+        return self._at(step).view
 
     def close(self) -> None:
         self._stop.set()
@@ -138,29 +167,29 @@ class Loader:
                 with_nothing_waiting(self._ready)
                 self._thread.join(0.05)
 
-    def load(self, step: int, buffers: _Buffers | None = None) -> Loaded:
+    def load(self, step: int, room: Buffers | Block | None = None) -> Loaded:
         """The batch of a step: what the iterator gives, but for any step and at once."""
-        view = self.view(step)
-        each = self._config.batch // view.order.world
-        buffers = buffers or _Buffers(self._shown, each, self._config.window + 1, False)
-        if self._relabelers:
-            return self._load_relabeled(view, step, buffers)
+        opened = self._at(step)
+        view = opened.view
+        if opened.relabeling is not None:
+            return self._load_relabeled(view, opened.relabeling, step, room)
         windows = view.order.batch(step, self._rank)
-        rows = self._gather(view.manifest, windows, buffers)
+        rows = self._gather(opened, windows, room)
         batch = collate(view.manifest, windows, rows, self._unknown)
         return Loaded(step, batch, windows, view.manifest, {})
 
-    def _load_relabeled(self, view: View, step: int, buffers: _Buffers) -> Loaded:
+    def _load_relabeled(
+        self, view: View, relabeling: Relabeling, step: int, room: Buffers | Block | None
+    ) -> Loaded:
         """The same, of whole trajectories that are rewritten before windows are cut from them."""
-        drawn = self._relabelings[view.manifest.digest].draw(view.order, step, self._rank)
+        drawn = relabeling.draw(view.order, step, self._rank)
         count = int(drawn.windows.length.max()) + 1
         rows: dict[str, Tensor] = {}
-        for shown, buffer in zip(self._shown, buffers.of, strict=True):
-            shape = (len(drawn.windows), count, *shown.shape)
-            if buffer is None:
+        for shown in self._shown:
+            tensor = room.room(shown, len(drawn.windows), count) if room is not None else None
+            if tensor is None:
+                shape = (len(drawn.windows), count, *shown.shape)
                 tensor = torch.from_numpy(np.empty(shape, shown.dtype))
-            else:
-                tensor = buffer[: math.prod(shape)].reshape(shape)
             drawn.fill(shown, tensor.numpy())
             rows[shown.name] = tensor
         for name in drawn.masks:
@@ -172,11 +201,24 @@ class Loader:
         batch = collate(endings, windows, rows, self._unknown)
         return Loaded(step, batch, drawn.windows, view.manifest, drawn.metrics)
 
+    def _take(self) -> _Item:
+        """The next item. Waits no longer than there is a thread that may bring one."""
+        assert self._thread is not None
+        while True:
+            try:
+                return self._ready.get(timeout=1.0)
+            except queue.Empty:
+                if self._thread.is_alive() or not self._ready.empty():
+                    continue
+                raise RuntimeError(
+                    "the loader has ended: it failed before, or was closed"
+                ) from None
+
     def _prefetch(self) -> None:
         while not self._stop.is_set():
-            item: Loaded | BaseException
+            item: _Item
             try:
-                item = self.load(self._next, self._ring[self._next % len(self._ring)])
+                item = self._prepare(self._next)
             except BaseException as error:  # handed to the reader, who raises it
                 item = error
             self._next += 1
@@ -189,23 +231,47 @@ class Loader:
             if isinstance(item, BaseException):
                 return
 
-    def _gather(self, manifest: Manifest, windows: Windows, buffers: _Buffers) -> dict[str, Tensor]:
+    def _prepare(self, step: int) -> tuple[Loaded, Sent | None]:
+        if self._transfer is None:
+            return self.load(step, self._ring[step % len(self._ring)]), None
+        slot = step % len(self._transfer.blocks)
+        loaded = self.load(step, self._transfer.wait(slot))
+        return loaded, self._transfer.send(slot, loaded.batch)
+
+    def _at(self, step: int) -> OpenView:
+        opened = self._open
+        index = bisect_right([o.view.start for o in opened], step) - 1
+        if index < 0:
+            raise IndexError(f"step {step} is before the first view, {opened[0].view.start}")
+        return opened[index]
+
+    def _drop_views_before(self, step: int) -> None:
+        """Forget what no step from `step` on is drawn from: growing data must not fill memory."""
+        opened = self._open
+        while len(opened) > 1 and opened[1].view.start <= step:
+            opened = opened[1:]
+        if len(opened) < len(self._open):
+            gone = {name for o in self._open for name in o.view.manifest.shards}
+            self._open = opened
+            self._cache.release(gone.difference(*(o.view.manifest.shards for o in opened)))
+
+    def _gather(
+        self, opened: OpenView, windows: Windows, room: Buffers | Block | None
+    ) -> dict[str, Tensor]:
         """The rows of all windows, by field name [n, longest + 1, *shape]; behind a window's end
         is zero. The number of shards does not matter."""
-        columns, room = self._columns[manifest.digest]
         count = int(windows.length.max()) + 1
-        place = Place(windows, count, room)
+        place = Place(windows, count, opened.room)
         short = np.flatnonzero(windows.length < count - 1)
         ends = [*zip(short.tolist(), (windows.length[short] + 1).tolist(), strict=True)]
         found: dict[str, Tensor] = {}
-        for column, buffer in zip(columns, buffers.of, strict=True):
+        for column in opened.columns:
             field = column.field
-            if buffer is None:
+            tensor = room.room(field, len(windows), count) if room is not None else None
+            if tensor is None:
                 rows = column.fresh(place)
                 tensor = torch.from_numpy(rows)
             else:
-                size = len(windows) * count * field.size
-                tensor = buffer[:size].reshape(len(windows), count, *field.shape)
                 rows = tensor.numpy()
                 column.copy(place, memoryview(rows.reshape(-1).view(np.uint8).data))
             for row, end in ends:
@@ -213,32 +279,8 @@ class Loader:
             found[field.name] = tensor
         return found
 
-    def _map(self, manifest: Manifest) -> tuple[list[Columns], Ints]:
-        """Every field's columns of a snapshot, and the room behind each trajectory's first row."""
-        used = set(np.unique(manifest.shard).tolist())
-        columns = []
-        for field in self._fields:
-            mapped = [
-                self._cache.column(shard, field) if index in used else None
-                for index, shard in enumerate(manifest.shards)
-            ]
-            columns.append(Columns(field, manifest, mapped))
-        if self._relabelers:
-            self._relabelings[manifest.digest] = Relabeling(self._relabelers, manifest, columns)
-        return columns, np.min([column.room() for column in columns], axis=0)
 
-
-class _Buffers:
-    """Room for one batch: per field a flat tensor, or None where fresh memory will do."""
-
-    def __init__(self, fields: Sequence[Field], batch: int, rows: int, pin: bool):
-        self.of: list[Tensor | None] = []
-        for field in fields:
-            if not pin and batch * rows * field.row_bytes <= SMALL:
-                self.of.append(None)
-                continue
-            dtype = torch.from_numpy(np.zeros(0, field.dtype)).dtype
-            self.of.append(torch.zeros(batch * rows * field.size, dtype=dtype, pin_memory=pin))
+_Item = tuple[Loaded, Sent | None] | BaseException
 
 
 def _unknown_action(fields: Sequence[Field]) -> Tensor | None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stepwell import EnvSpec, manifest
+from stepwell._background import BackgroundLoop
 from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import BadRequest, Gone, NotFound, ServiceError, StepwellError
@@ -282,9 +283,14 @@ class LeaseKeeper:
         self._client, self._holder, self._ttl = client, holder, ttl
         self._held: set[str] = set()
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._renew_all, name="leases", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop(
+            "leases", self._renew_all, every=ttl / 4, at_once=False, longest_wait=ttl / 4
+        ).start()
+
+    @property
+    def trouble(self) -> str:
+        """Why leases are not renewed; empty where all is well, or the service is only away."""
+        return self._loop.trouble
 
     def hold(self, snapshot_id: str) -> None:
         with self._lock:
@@ -301,17 +307,17 @@ class LeaseKeeper:
 
     def close(self) -> None:
         """Give every lease back and stop the thread."""
-        self._stop.set()
-        self._thread.join(5.0)
+        self._loop.stop(5.0)
         for snapshot_id in sorted(self._held):
             self.drop(snapshot_id)
 
     def _renew_all(self) -> None:
-        while not self._stop.wait(self._ttl / 4):
-            with self._lock:
-                held = sorted(self._held)
-            for snapshot_id in held:
-                self._renew(snapshot_id)
+        with self._lock:
+            held = sorted(self._held)
+        for snapshot_id in held:
+            if self._loop.stopping:
+                return
+            self._renew(snapshot_id)
 
     def _renew(self, snapshot_id: str) -> None:
         try:

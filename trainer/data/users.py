@@ -1,6 +1,7 @@
 """Which shards the living processes of this node use, so that nobody deletes another's columns.
 
-FOLDER/<pid>-<random>    names of shards, one per line; its maker holds its lock while it lives
+FOLDER/<pid>-<random>    names of shards, one per line, "-name" where it is used no more; its maker
+                             holds its lock while it lives
 """
 
 from __future__ import annotations
@@ -30,10 +31,20 @@ class Users:
                 os.write(self._file, f"{shard}\n".encode())
                 self._names.add(shard)
 
+    def remove(self, shard: str) -> None:
+        with self._lock:
+            if shard in self._names:
+                os.write(self._file, f"-{shard}\n".encode())
+                self._names.discard(shard)
+
+    def mine(self) -> set[str]:
+        """Shards that this one uses."""
+        with self._lock:
+            return set(self._names)
+
     def all(self) -> set[str]:
         """Shards in use. Files of processes that are gone are deleted."""
-        with self._lock:
-            names = set(self._names)
+        names = self.mine()
         for path in self._folder.iterdir():
             if path != self._path:
                 names |= _names_in(path)
@@ -46,13 +57,23 @@ def _names_in(path: Path) -> set[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:  # its maker lives
-                return set(file.read().split())
+                return _in_use(file.read())
             # Gone; or not yet locked by its maker, who then has not written a name either.
             if os.fstat(file.fileno()).st_size:
                 path.unlink(missing_ok=True)
     except FileNotFoundError:
         pass
     return set()
+
+
+def _in_use(text: str) -> set[str]:
+    names: set[str] = set()
+    for name in text.split():  # no shard's name begins so
+        if name.startswith("-"):
+            names.discard(name[1:])
+        else:
+            names.add(name)
+    return names
 
 
 def _close(file: int, path: Path) -> None:

@@ -1,0 +1,131 @@
+"""A run that others have seen something of never begins again unasked."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amago_model import TimestepEncoderConfig
+from trainer import checkpoint, publish
+from trainer.checkpoint import CheckpointError, newest
+from trainer.config import DataConfig, ScheduleConfig, TrainConfig
+from trainer.loop import RunInfo, train
+from trainer.recipes import behaviour_cloning
+
+
+@pytest.fixture
+def service(fake):
+    return fake(None, [[9, 4, 6], [5]])
+
+
+@pytest.fixture
+def config(tmp_path) -> TrainConfig:
+    """Policies every 4 updates, and no checkpoint but those that come with them."""
+    plain = behaviour_cloning()
+    rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
+    return replace(
+        plain,
+        dataset="fake",
+        run="seen",
+        device="cpu",
+        output=tmp_path / "runs",
+        updates=10,
+        agent=replace(plain.agent, timestep_encoder=rows),
+        data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
+        schedule=ScheduleConfig(
+            log_every=1, checkpoint_every=0, keep_checkpoints=99, publish_every=4, farewell=5
+        ),
+    )
+
+
+def policies(home: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (home / "policies").glob("*.safetensors"))
+
+
+def kept(home: Path) -> int:
+    found = newest(home / "checkpoints")
+    return 0 if found is None else int(found.state["update"])
+
+
+class Killed(BaseException):
+    """Stands for a death at a failpoint."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("checkpoint.after_create", "checkpoint.after_tensors", "checkpoint.before_rename"),
+        *("checkpoint.after_rename", "checkpoint.after_rotation"),
+        *("policy.after_note", "policy.after_file"),
+    ],
+)
+@pytest.mark.parametrize("hit", [1, 2, 3])
+def test_a_policy_is_never_ahead_of_the_checkpoint(service, config, monkeypatch, name, hit):
+    """Wherever it dies: what is published can be gone on from, and then nothing is missing."""
+    home, hits = config.output / "seen", []
+
+    def die(point: str) -> None:
+        if point == name:
+            hits.append(point)
+            if len(hits) == hit:
+                raise Killed
+
+    for module in (checkpoint, publish):
+        monkeypatch.setattr(module, "failpoint", die)
+    with pytest.raises(Killed):
+        train(config, service, RunInfo(), lambda _: None)
+    assert len(hits) == hit
+    assert max([*policies(home), *service.published], default=0) <= kept(home)
+    first = dict(service.published)
+    assert train(config, service, RunInfo(), lambda _: None) == "finished"
+    assert sorted(service.published) == [4, 8, 10] == policies(home)
+    assert all(service.published[version] == data for version, data in first.items())
+
+
+@pytest.mark.parametrize("lost", ["all", "damaged", "with the policies"])
+def test_a_run_with_policies_and_no_checkpoint_is_refused_by_name(service, config, lost):
+    """What is published stays what it is; how to go on is said."""
+    train(config, service, RunInfo(), lambda _: None)
+    home = config.output / "seen"
+    if lost == "damaged":
+        for path in home.glob("checkpoints/*/agent.safetensors"):
+            path.write_bytes(b"")
+    else:
+        shutil.rmtree(home / "checkpoints")
+    if lost == "with the policies":
+        shutil.rmtree(home / "policies")
+    published, said = dict(service.published), []
+    with pytest.raises(CheckpointError, match="run seen has .*the newest seen/10.*--resume never"):
+        train(config, service, RunInfo(), said.append)
+    assert service.published == published
+    other = replace(config, run="another")
+    assert train(other, service, RunInfo(), said.append) == "finished"
+    anew = replace(config, resume="never")
+    assert train(anew, service, RunInfo(), said.append) == "finished"
+
+
+def test_checkpoints_none_of_which_is_whole_are_not_passed_over_in_silence(service, config):
+    """Also where nothing was published: hours of work may lie in what a person can mend."""
+    quiet = replace(config, schedule=replace(config.schedule, publish_every=0), updates=4)
+    train(quiet, service, RunInfo(), lambda _: None)
+    home = config.output / "seen"
+    shutil.rmtree(home / "policies")
+    service.published.clear()
+    for path in home.glob("checkpoints/*/manifest.json"):
+        path.write_text("{}")
+    with pytest.raises(CheckpointError, match="1 checkpoints that are not whole"):
+        train(quiet, service, RunInfo(), lambda _: None)
+
+
+def test_a_run_that_nobody_has_seen_begins_again(service, config):
+    """Killed before its first checkpoint and policy, the same command is enough."""
+    quiet = replace(config, updates=3)
+    train(quiet, service, RunInfo(), lambda _: None)
+    shutil.rmtree(config.output / "seen" / "checkpoints")
+    shutil.rmtree(config.output / "seen" / "policies")
+    service.published.clear()
+    assert train(quiet, service, RunInfo(), lambda _: None) == "finished"
+    assert sorted(service.published) == [3]

@@ -1,0 +1,331 @@
+"""Batches keep their promise of memory on the CPU, and reach a GPU without anybody waiting.
+
+There is no GPU here. A stand-in runs what is put on its streams as late as it may and in any order
+that events allow: a copy that nobody waited for has then not happened yet.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from amago_model.batch import Batch
+from stepwell.testing import make_spec, wait_until
+from trainer.config import DataConfig, TrainConfig
+from trainer.data import staging
+from trainer.data.cache import Cache
+from trainer.data.fields import Field, fields_of
+from trainer.data.loader import Loader, View
+from trainer.data.order import Order
+from trainer.data.relabel import Episode, Relabeler, register
+from trainer.data.snapshot import load, take
+from trainer.data.staging import ALIGNMENT, Block, Transfer, block_bytes
+
+LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
+STEPS = 40
+
+
+def tensors(batch: Batch) -> dict[str, Tensor]:
+    found = {name: getattr(batch, name) for name in Batch.__slots__ if name not in ("obs", "noise")}
+    return {k: v for k, v in found.items() if v is not None} | batch.obs
+
+
+def copied(batch: Batch) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors(batch).items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        x.dtype == other[name].dtype and torch.equal(x, other[name]) for name, x in one.items()
+    )
+
+
+@pytest.fixture(params=[staging.SMALL, 0], ids=["small", "large"])
+def sizes(request, monkeypatch) -> None:
+    """Fields of a batch in fresh memory, and in memory used in turn."""
+    monkeypatch.setattr(staging, "SMALL", request.param)
+
+
+@pytest.fixture
+def make_loader(fake, tmp_path) -> Callable[..., Loader]:
+    services = {}
+
+    def make(spec=None, config=None, **options) -> Loader:
+        spec = spec or make_spec(action_known=True)
+        if spec.digest not in services:
+            services[spec.digest] = fake(spec, LENGTHS)
+        service = services[spec.digest]
+        config = config or DataConfig(batch=8, window=8, prefetch=2, padding="both")
+        cache = Cache(tmp_path / "cache", 1e9, service)
+        manifest = load(service, take(service, TrainConfig(dataset="fake"), "t"), tmp_path)
+        fields = fields_of(service.spec, relabel=bool(config.relabel))
+        cache.ensure(manifest, fields)
+        return Loader(
+            cache, fields, [View(0, manifest, Order(manifest, config, 0))], config, **options
+        )
+
+    return make
+
+
+# ------------------------------------------------------------------------------------------- CPU
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+def test_a_batch_is_good_until_the_next_one_is_asked_for(make_loader, monkeypatch, prefetch):
+    """While its user has it, the thread fills every other buffer of the ring and waits."""
+    monkeypatch.setattr(staging, "SMALL", 0)
+    config = DataConfig(batch=8, window=8, prefetch=prefetch, padding="both")
+    with closing(make_loader(config=config)) as loader:
+        prepared = []
+        prepare = loader._prepare
+        monkeypatch.setattr(
+            loader, "_prepare", lambda step: (prepare(step), prepared.append(step))[0]
+        )
+        for step in range(12):
+            batch = next(loader).batch
+            wanted = copied(batch)
+            # Ready: `prefetch` of them; and one more, which finds no place.
+            wait_until(lambda step=step: step + prefetch + 1 in prepared, what="the ring is full")
+            assert equal(copied(batch), wanted) and equal(copied(loader.load(step).batch), wanted)
+
+
+def test_a_loader_that_failed_says_so_again_and_does_not_hang(make_loader, monkeypatch):
+    with closing(make_loader()) as loader:
+        next(loader)
+
+        def fail(step: int) -> None:
+            raise SystemExit("odd")
+
+        monkeypatch.setattr(loader, "_prepare", fail)
+        with pytest.raises(SystemExit, match="odd"):
+            for _ in range(9):
+                next(loader)
+        with pytest.raises(RuntimeError, match="has ended"):
+            next(loader)
+
+
+def test_a_step_before_the_first_view_is_refused(make_loader):
+    with closing(make_loader()) as loader, pytest.raises(IndexError, match="before the first"):
+        loader.load(-1)
+
+
+# ------------------------------------------------------------------------------------------ block
+
+
+def test_a_block_hands_out_aligned_memory_that_does_not_overlap():
+    block = Block(torch.zeros(4 * ALIGNMENT, dtype=torch.uint8))
+    first = block.take(torch.float32, (3, 5))
+    second = block.take(torch.bool, (ALIGNMENT + 1,))
+    third = block.take(torch.int64, (2,))
+    first.fill_(1.5), second.fill_(True), third.fill_(-7)
+    assert (first == 1.5).all() and second.all() and (third == -7).all()
+    base = block.memory.data_ptr()
+    assert [t.data_ptr() - base for t in (first, second, third)] == [0, ALIGNMENT, 3 * ALIGNMENT]
+    assert all(block.holds(t) for t in (first, second, third))
+    assert not block.holds(torch.zeros(3)) and not block.holds(first.t())
+    with pytest.raises(AssertionError, match="more than"):
+        block.take(torch.uint8, (1,))
+    block.clear()
+    assert block.take(torch.uint8, (4 * ALIGNMENT,)).data_ptr() == base
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_a_block_has_room_for_whatever_a_batch_may_hold(batch):
+    """All fields, and every one that is not an observation made anew, at full length."""
+    fields = [
+        *(Field("obs.a", "", "uint8", (3, 5, 5)), Field("obs.b", "", "float64", ())),
+        *(Field("action", "", "int64", (3,)), Field("reward", "", "float32", ())),
+        *(Field("action_known", "", "bool", ()), Field("actor_mask", "", "float64", ())),
+    ]
+    rows = 7
+    block = Block(torch.zeros(block_bytes(fields, batch, rows), dtype=torch.uint8))
+    for field in fields:
+        block.take(torch.from_numpy(np.zeros(0, field.dtype)).dtype, (batch, rows, *field.shape))
+    block.take(torch.int64, (batch, rows, 3))
+    block.take(torch.int64, (batch, rows))
+    for _ in range(7):
+        block.take(torch.bool, (batch, rows))
+
+
+# -------------------------------------------------------------------------------------------- GPU
+
+
+class Late:
+    """A stand-in for CUDA: streams are queues of work, done only when somebody must wait for it, or
+    when it pleases."""
+
+    def __init__(self, seed: int = 0):
+        self.random, self.lock = random.Random(seed), threading.RLock()
+        self.copying, self.computing = Stream(self, "copy"), Stream(self, "compute")
+        self.local = threading.local()
+        self.waits: list[tuple[str, str]] = []
+        self.pinned_bytes: list[int] = []
+        self.used: list[int] = []
+        self.copies = 0
+
+    def new_stream(self) -> Stream:
+        return self.copying
+
+    def new_event(self) -> Event:
+        return Event(self)
+
+    def current_stream(self) -> Stream:
+        return getattr(self.local, "stream", self.computing)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        self.local.stream = stream
+        yield
+        del self.local.stream
+
+    def pinned(self, size: int) -> Tensor:
+        self.pinned_bytes.append(size)
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def empty(self, size: int) -> Tensor:
+        return torch.full((size,), 0xAA, dtype=torch.uint8)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        self.copies += 1
+        self.current_stream().add(lambda: target.copy_(source))
+
+    def used_by(self, memory: Tensor, stream: Stream) -> None:
+        assert stream is self.computing and self.local.__dict__.get("stream") is None
+        self.used.append(memory.data_ptr())
+
+    def some_work(self) -> None:
+        """What is due happens sometime, or does not yet."""
+        with self.lock:
+            for stream in self.random.sample([self.copying, self.computing], 2):
+                stream.run(self.random.randint(0, 2))
+
+
+class Stream:
+    def __init__(self, gpu: Late, name: str):
+        self.gpu, self.name, self.work, self.done = gpu, name, [], 0
+
+    def add(self, work: Callable[[], object]) -> int:
+        with self.gpu.lock:
+            self.work.append(work)
+            return len(self.work)
+
+    def run(self, count: int) -> None:
+        until = min(len(self.work), self.done + count)
+        while self.done < until:
+            work, self.work[self.done] = self.work[self.done], None
+            work()
+            self.done += 1
+
+    def run_to(self, place: int) -> None:
+        self.run(place - self.done)
+
+    def wait_event(self, event: Event) -> None:
+        stream, place = event.recorded
+        self.add(lambda: stream.run_to(place))
+
+    def synchronize(self) -> None:
+        raise AssertionError(f"the {self.name} stream was synchronised")
+
+
+class Event:
+    def __init__(self, gpu: Late):
+        self.gpu, self.recorded = gpu, (gpu.copying, 0)
+
+    def record(self, stream: Stream) -> None:
+        self.recorded = stream, stream.add(lambda: None)
+
+    def synchronize(self) -> None:
+        self.gpu.waits.append((threading.current_thread().name, self.recorded[0].name))
+        with self.gpu.lock:
+            self.recorded[0].run_to(self.recorded[1])
+
+
+SPECS = {
+    "vector, gaps": make_spec(action_known=True),
+    "image": make_spec(discrete=4, image=(2, 3, 3)),
+}
+
+
+@register("test_staging_mask")
+@dataclass(frozen=True, kw_only=True)
+class Masked(Relabeler):
+    """A loss mask that nobody recorded."""
+
+    def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
+        return episode.changed(actor_mask=np.arange(len(episode)) % 2 == 0)
+
+
+@pytest.mark.parametrize("relabel", [(), ("test_staging_mask",)], ids=["plain", "relabeled"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.usefixtures("sizes")
+def test_batches_on_a_late_gpu_are_those_of_the_cpu(make_loader, spec, relabel, seed):
+    """Every byte, whenever the GPU gets round to it; one copy a batch; nobody waits for it but the
+    thread that writes the block again; and never for the compute stream."""
+    config = DataConfig(batch=8, window=8, prefetch=2, padding="both", relabel=relabel)
+    gpu = Late(seed)
+    seen: dict[int, dict[str, Tensor]] = {}
+    with (
+        closing(make_loader(spec, config, cuda=gpu)) as loader,
+        closing(make_loader(spec, config)) as plain,
+    ):
+        for step in range(STEPS):
+            batch = next(loader).batch
+            gpu.computing.add(lambda batch=batch, step=step: seen.update({step: copied(batch)}))
+            gpu.some_work()
+        gpu.computing.run(10**9)
+        for step in range(STEPS):
+            assert equal(seen[step], copied(plain.load(step).batch)), step
+    assert set(gpu.waits) == {("loader", "copy")}
+    assert len(gpu.pinned_bytes) == staging.SLOTS and STEPS <= gpu.copies <= STEPS + 4
+    assert len(gpu.used) == STEPS
+
+
+def test_the_reader_runs_ahead_of_a_gpu_that_does_nothing(make_loader):
+    """It gets batch after batch though none has been computed on."""
+    gpu = Late()
+    with closing(make_loader(cuda=gpu)) as loader:
+        for _ in range(STEPS):
+            next(loader)
+            gpu.computing.add(lambda: None)
+    assert gpu.computing.done == 0
+
+
+@pytest.mark.parametrize("without", ["block waits for its copy", "compute waits for the copy"])
+@pytest.mark.usefixtures("sizes")
+def test_the_stand_in_sees_what_it_is_there_for(make_loader, monkeypatch, without):
+    """Without either of the two waits, some batch is wrong."""
+    gpu = Late()
+    if without == "block waits for its copy":
+        monkeypatch.setattr(Event, "synchronize", lambda self: None)
+    else:
+        monkeypatch.setattr(Stream, "wait_event", lambda self, event: None)
+    with closing(make_loader(cuda=gpu)) as loader, closing(make_loader()) as plain:
+        seen: dict[int, dict[str, Tensor]] = {}
+        for step in range(STEPS):
+            batch = next(loader).batch
+            gpu.computing.add(lambda batch=batch, step=step: seen.update({step: copied(batch)}))
+            gpu.computing.run(1)
+        gpu.computing.run(10**9)
+        assert not all(equal(seen[step], copied(plain.load(step).batch)) for step in range(STEPS))
+
+
+def test_one_block_is_enough_to_be_right(make_loader):
+    """How many blocks there are decides how fast it is, not what arrives."""
+    gpu = Late()
+    with closing(make_loader(cuda=gpu)) as loader, closing(make_loader()) as plain:
+        old = loader._transfer
+        loader._transfer = Transfer(gpu, len(old.blocks[0].memory), slots=1)
+        for step in range(10):
+            batch = next(loader).batch
+            gpu.computing.add(lambda: None)
+            gpu.computing.run(10**9)
+            assert equal(copied(batch), copied(plain.load(step).batch))
