@@ -148,7 +148,7 @@ class Jobs:
             error = _interrupted() if self._closed else None
         except ProblemError as problem:
             error = problem.problem()
-        except Exception as defect:
+        except BaseException as defect:  # SystemExit too: else it would seem to run for ever
             log.error(
                 "a job failed by a defect of the service; please report it with these lines",
                 job=context.id,

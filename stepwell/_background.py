@@ -68,6 +68,12 @@ class BackgroundLoop:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until `work` itself has called `stop`; whether the thread ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self.alive
+
     @property
     def stopping(self) -> bool:
         """For a long `work`: whether somebody waits for its end."""

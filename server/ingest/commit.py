@@ -34,6 +34,7 @@ from server.settings import Settings
 from server.storage.shards import Entry
 from server.storage.store import Store
 from server.telemetry import Telemetry
+from stepwell._background import BackgroundLoop
 from stepwell.messages import IngestItem
 
 log = structlog.get_logger("stepwell.ingest")
@@ -90,17 +91,18 @@ class Committer:
         self._probed = 0.0
         self.full: list[Segment] = []
         """Segments closed by size or by trouble; the sealer takes them."""
-        self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
+        self.loop = BackgroundLoop(
+            "committer", self._round, every=0.0, longest_wait=1.0, report=_defect
+        )
         telemetry.writable.set(1)
 
     def start(self) -> None:
-        self._thread.start()
+        self.loop.start()
 
     def close(self) -> None:
         """Commit what is queued, then stop."""
         self._queue.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
+        self.loop.join()
 
     def submit(self, submission: Submission) -> Future[list[IngestItem]]:
         """What may wait here is bounded by what bodies may hold (server/bodies.py)."""
@@ -129,16 +131,29 @@ class Committer:
             )
         )
 
-    def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            group, last = self._collect(first)
+    def _round(self) -> None:
+        """One group. Nothing of it stays behind here: its bodies would, until somebody posts."""
+        first = self._queue.get()
+        if first is None:
+            self.loop.stop()
+            return
+        group, last = self._collect(first)
+        try:
             with self._count_lock:
                 self._queued -= sum(submission.size for submission in group)
                 self._telemetry.queued_bytes.set(self._queued)
             self._handle(group)
-            del first, group  # or the bodies would stay until somebody posts again
+        except BaseException:
+            # Whatever it was, nobody waits for ever; what had been stored is a duplicate then.
+            for submission in group:
+                if not submission.answer.done():
+                    submission.answer.set_exception(
+                        ProblemError(500, "internal_error", "a defect of the service; post again")
+                    )
+            raise
+        finally:
             if last:
-                return
+                self.loop.stop()
 
     def _collect(self, first: Submission) -> tuple[list[Submission], bool]:
         """Everything that waits, up to group_bytes. No delay: groups form while the disk works."""
@@ -359,3 +374,7 @@ def _register(connection: Connection, name: str, now: float) -> int:
             .returning(segments.c.pk)
         ).scalar_one()
     )
+
+
+def _defect(name: str, error: BaseException) -> None:
+    log.error("a defect in a thread, which goes on; please report it", thread=name, exc_info=error)

@@ -32,6 +32,7 @@ from server.settings import Settings
 from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name
 from server.telemetry import Telemetry
+from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.seal")
 TICK = 0.2
@@ -73,18 +74,17 @@ class Sealer:
         self.lock = threading.Lock()
         self.failure = ""
         """Why the last attempt did not succeed; for /readyz."""
-        self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
+        self.loop = BackgroundLoop("sealer", self._round, every=0.0, longest_wait=RETRY)
 
     def start(self) -> None:
-        self._thread.start()
+        self.loop.start()
 
     def close(self) -> None:
         """Seal what there is, then stop."""
         with self._changed:
             self._stop = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+        self.loop.join()
 
     def add(self, segment: Segment) -> None:
         """Queue a closed segment (recovery does so for those it finds)."""
@@ -115,22 +115,22 @@ class Sealer:
                 moved[pk] = (before[0] + count, before[1] + files)
         return moved
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                stop = self._stop
-                if not self._waiting and not stop:
-                    self._changed.wait(TICK)
-                stop = self._stop
+    def _round(self) -> None:
+        with self._changed:
+            if not self._waiting and not self._stop:
+                self._changed.wait(TICK)
+            stop = self._stop
+        try:
             self._take(force=stop)
             with self._changed:
                 todo = list(self._waiting)
             for segment in todo:
                 self._attempt(segment)
+        finally:
             if stop:
-                return
-            if self.failure:
-                time.sleep(RETRY)
+                self.loop.stop()
+        if self.failure and not stop:
+            time.sleep(RETRY)
 
     def _take(self, *, force: bool) -> None:
         """Collect segments that are full, idle or old; with `force`, the current one too."""

@@ -43,6 +43,9 @@ def _health(service: ServiceDep, request: Request) -> Health:
     why = [str(trouble.got)] if trouble is not None else []
     if service.ingest.sealer.failure:
         why.append(f"sealing: {service.ingest.sealer.failure}")
+    for loop in (service.ingest.committer.loop, service.ingest.sealer.loop):
+        if loop.trouble:
+            why.append(loop.trouble)
     if service.keeper.trouble:
         why.append(service.keeper.trouble)
     if bad := sorted(service.inspector.quarantined):

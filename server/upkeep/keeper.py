@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 
 import sqlalchemy as sa
@@ -18,6 +17,7 @@ from server.storage.store import Store
 from server.upkeep.compact import compact
 from server.upkeep.retain import finish, retain, waiting
 from server.upkeep.sweep import Sweeper
+from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.upkeep")
 SWEEP_EVERY = 600.0
@@ -38,12 +38,13 @@ class Keeper:
     ):
         self._settings, self._db, self._store = settings, db, store
         self._ingest, self._inspector = ingest, inspector
-        self.trouble = ""
-        """What is wrong with the index, for /readyz."""
-        self._said = ""
-        self._stop = threading.Event()
+        self._index_trouble = ""
         self._swept = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._looked = False
+        interval = settings.upkeep_interval
+        self._loop = BackgroundLoop(
+            "keeper", self._work, every=interval, longest_wait=interval, report=self._say
+        )
         # Nothing else runs yet, so whatever nobody knows is left over from a crash.
         finish(db, store)
         self._sweeper = Sweeper(db, store)
@@ -51,28 +52,26 @@ class Keeper:
 
     def start(self) -> None:
         if self._settings.upkeep_interval > 0:
-            self._thread.start()
+            self._loop.start()
 
     def close(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.stop()
 
-    def _run(self) -> None:
-        self._look_at_index()
-        while not self._stop.wait(self._settings.upkeep_interval):
-            try:
-                self.round()
-            except Exception as error:
-                self._say(error)
-            else:
-                self._said = ""
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the index or with the last round, for /readyz."""
+        return self._index_trouble or self._loop.trouble
 
-    def _say(self, error: Exception) -> None:
-        """Once, not at every round: what fails for want of room fails again in five seconds."""
-        if str(error) == self._said:
-            return
-        self._said = str(error)
+    def _work(self) -> None:
+        if self._looked:
+            self.round()
+        else:
+            self._look_at_index()
+            self._looked = True
+
+    def _say(self, name: str, error: BaseException) -> None:
+        """Called once, not at every round: what fails for want of room fails again."""
+        del name
         if disk_problem(error, "") is None:
             log.error(
                 "upkeep failed by a defect and is tried again; please report it with these lines",
@@ -91,7 +90,9 @@ class Keeper:
         except sa.exc.DatabaseError as error:
             found = str(error.orig)
         if found != "ok":
-            self.trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[:300]
+            self._index_trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[
+                :300
+            ]
             log.error("the index is damaged: stop the service, run stepwell fsck", found=found)
 
     def round(self) -> None:
