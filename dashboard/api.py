@@ -25,6 +25,7 @@ from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
 from stepwell.messages import (
     Dataset,
     Evaluation,
+    Excluded,
     Health,
     Job,
     Launch,
@@ -173,10 +174,19 @@ def query_schema() -> QuerySchema:
 
 
 class Answer:
-    """A query's result: `frame`, whether there was more (`truncated`), and how long it took."""
+    """A query's result: `frame`, whether there was more (`truncated`), how long it took, and the
+    damaged files that it lacks (`excluded`)."""
 
-    def __init__(self, sql: str, frame: pd.DataFrame, truncated: bool, elapsed_ms: float):
+    def __init__(
+        self,
+        sql: str,
+        frame: pd.DataFrame,
+        truncated: bool,
+        elapsed_ms: float,
+        excluded: list[Excluded],
+    ):
         self.sql = sql
+        self.excluded = excluded
         self.frame = frame
         self.truncated = truncated
         self.elapsed_ms = elapsed_ms
@@ -192,7 +202,8 @@ def sql(
     timeout: float = 5.0,
 ) -> Answer:
     result = client().sql(query, params, dataset=dataset, limit=limit, timeout=timeout)
-    return Answer(query, _plain(result.to_pandas()), result.truncated, result.elapsed_ms)
+    frame = _plain(result.to_pandas())
+    return Answer(query, frame, result.truncated, result.elapsed_ms, result.excluded)
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:

@@ -209,3 +209,17 @@ def tags_of(text: str) -> list[str]:
 
 def show_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, default=str)
+
+
+def excluded_warning(excluded: list[Any]) -> None:
+    """Say which damaged files are left out, and how much lies in them."""
+    if not excluded:
+        return
+    lost = sum(one.trajectories for one in excluded)
+    names = ", ".join(f"`{one.file}` ({one.trajectories} of {one.dataset})" for one in excluded[:5])
+    more = f" and {len(excluded) - 5} more" if len(excluded) > 5 else ""
+    st.warning(
+        f"{lost:,} trajectories are left out, because their files are damaged: {names}{more}."
+        " Restore these files from a backup; `stepwell fsck` names the cure.",
+        icon=":material/heart_broken:",
+    )

@@ -20,6 +20,7 @@ from server.index.tables import (
     trajectories,
 )
 from server.index.work_tables import audit
+from server.ingest.damage import excluded
 from server.ingest.evict import enforce
 from server.ingest.pipeline import Ingest
 from server.problems import MOST_NAMES, ProblemError, not_found
@@ -242,4 +243,5 @@ def _message(connection: Connection, row: Any) -> Dataset:
         return_max=most,
         length_mean=steps / count if count else None,
         last_ingest_at=row["last_ingest_at"],
+        excluded=excluded(connection, row["name"]),
     )

@@ -28,6 +28,7 @@ from server.sql import pool
 from server.sql.pool import SqlPool
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
+from server.upkeep import scrub
 from server.upkeep.keeper import Keeper
 
 
@@ -46,11 +47,17 @@ class Service:
             upgrade(settings.index_file)
             self.db = Database(settings.index_file)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
-            self.snapshots = Snapshots(
-                self.db, self.store, self.ingest.flush, lambda: self.sql, lambda: self.mirror
-            )
             self.inspector = Inspector(self.db, self.store)
+            self.snapshots = Snapshots(
+                self.db,
+                self.store,
+                self.ingest.flush,
+                lambda: self.sql,
+                lambda: self.mirror,
+                self.inspector,
+            )
             self.keeper = Keeper(settings, self.db, self.store, self.ingest, self.inspector)
+            self.scrub = scrub.build(self)
             self.mirror: Mirror = mirror.build(self)
             self.sql: SqlPool = pool.build(self)
             self.jobs: Jobs = jobs.build(self)
@@ -62,7 +69,7 @@ class Service:
 
     def start(self) -> None:
         """Start what has threads or processes of its own."""
-        for part in (self.ingest, self.keeper, self.mirror, self.sql):
+        for part in (self.ingest, self.keeper, self.scrub, self.mirror, self.sql):
             part.start()
 
     def close(self) -> None:
@@ -70,7 +77,7 @@ class Service:
         with contextlib.ExitStack() as stack:  # one that fails must not keep the rest from it
             for close in (self._lock.release, self.db.close, self.ingest.close, self.keeper.close):
                 stack.callback(close)
-            for part in (self.mirror, self.sql, self.jobs, self.auth):
+            for part in (self.mirror, self.sql, self.jobs, self.auth, self.scrub):
                 stack.callback(part.close)
 
 

@@ -10,6 +10,13 @@ from stepwell.failpoints import failpoint, wanted
 
 __all__ = ["ALL", "failpoint"]
 
+ON_DAMAGE: tuple[str, ...] = (
+    "quarantine.before_commit",
+    "quarantine.after_commit",
+    "policy.after_replace",
+)
+"""Reached only where a file is damaged (ingest/damage.py, policies.py)."""
+
 ALL: tuple[str, ...] = (
     # the write path, in order (ingest/spool.py, ingest/commit.py)
     "segment.after_create",
@@ -42,6 +49,7 @@ ALL: tuple[str, ...] = (
     "import.before_commit",
     "import.after_commit",
     "policy.after_rename",
+    *ON_DAMAGE,
 )
 
 if wanted and wanted not in (*ALL, *ELSEWHERE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server import manifest_files
+from server.checksums import Source, examine
 from server.index.db import Database
 from server.index.tables import (
     counters,
@@ -29,10 +29,9 @@ from server.index.tables import (
 from server.index.triggers import TRIGGERS
 from server.ingest.rows import bucket_of
 from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
-from server.storage.shards import ShardDamaged, read_batches, read_footer
+from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
 from server.upkeep.sweep import orphans
-from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.errors import InvalidData
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
@@ -182,8 +181,8 @@ def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[Findi
                 raise SegmentDamaged(f"holds {entry.id} where the index has {row.id}")
             if deep:
                 spec = EnvSpec.from_json(json.loads(row.spec))
-                _compare_digest(record.batch(arrow_schema(spec)), entry.header, spec, row.digest)
-        except (SegmentDamaged, InvalidData) as error:
+                check_digest(entry, record.batch(arrow_schema(spec)), spec)
+        except (SegmentDamaged, ShardDamaged, InvalidData) as error:
             yield Finding(where, f"{row.id}: {error}", RESTORE)
 
 
@@ -204,9 +203,12 @@ def shard_findings(c: Connection, store: Store, report: Report, deep: bool) -> I
         if not path.exists():
             yield Finding(where, "missing", RESTORE)
             continue
-        if path.stat().st_size != row["bytes"] or _sha256(path) != row["sha256"]:
+        found = examine(path)
+        if found.sha256 != row["sha256"]:
             yield Finding(where, "its content is not what was written (sha256 differs)", RESTORE)
             continue
+        if row["checksums"] not in (None, found.checksums):
+            yield Finding(where, "the index has wrong checksums of it", "the next read", note=True)
         members = c.execute(
             sa.select(t.id, t.digest, t.traj_idx, t.row_start, t.length)
             .where(t.shard_pk == row["pk"])
@@ -225,7 +227,7 @@ def shard_findings(c: Connection, store: Store, report: Report, deep: bool) -> I
 
 def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterator[Finding]:
     try:
-        footer = read_footer(path)
+        footer = read_footer(Source(path))
         if sum(entry.rows for entry in footer.entries) != row["rows"]:
             yield Finding(where, "the index has another number of rows", RESTORE)
         for member in members:
@@ -234,16 +236,10 @@ def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterat
             if here != (member.id, member.digest, member.row_start, member.length):
                 yield Finding(where, f"{member.id}: the footer has {here}", RESTORE)
         if deep:
-            for entry, batch in read_batches(path):
-                _compare_digest(batch, entry.header, footer.spec, entry.digest)
+            for entry, batch in read_batches(Source(path)):
+                check_digest(entry, batch, footer.spec)
     except (ShardDamaged, InvalidData, IndexError) as error:
         yield Finding(where, str(error), RESTORE)
-
-
-def _compare_digest(batch: Any, header: dict[str, Any], spec: EnvSpec, digest: str) -> None:
-    trajectory = from_batch(batch, {HEADER_KEY: json.dumps(header).encode()}, spec)
-    if trajectory.digest != digest:
-        raise ShardDamaged(f"{trajectory.id}: its content is not what was acknowledged")
 
 
 def snapshot_findings(c: Connection, store: Store, report: Report) -> Iterator[Finding]:
@@ -281,7 +277,7 @@ def policy_findings(c: Connection, store: Store, report: Report) -> Iterator[Fin
         path = store.path("policies", row.file)
         if not path.exists():
             yield Finding(f"policies/{row.file}", "missing", "publish the policy again")
-        elif _sha256(path) != row.sha256:
+        elif examine(path).sha256 != row.sha256:
             yield Finding(f"policies/{row.file}", "damaged", "publish the policy again")
 
 
@@ -297,8 +293,3 @@ def orphan_findings(db: Database, store: Store) -> Iterator[Finding]:
                 "holds trajectories that the index does not know",
                 "if the index is the older one: stepwell fsck --rebuild --data DIR",
             )
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,7 +5,7 @@
     snapshots/<c>.arrow    blocks that differ from b's      base: b
 
 So a growing dataset's thousand snapshots take the room of a few. A file is an Arrow stream, a batch
-per block, and is mapped, not read: only what somebody looks at comes into memory.
+per block. It is read, not mapped: what a map shows was checked once, and may be another later.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.checksums import Source
 from server.index.tables import shards, snapshots, trajectories
+from server.ingest.damage import checked
 from server.ingest.rows import chunks
 from server.selection import Block, Blocks
-from server.storage.store import Store
+from server.storage.store import Store, Stored
 from stepwell.manifest import (
     GONE_KEY,
     SCHEMA,
@@ -43,12 +45,12 @@ _FILE_MAGIC = b"ARROW1"
 """How manifests began that were written up to revision 0003 of the index."""
 
 
-def write(store: Store, name: str, table: pa.Table) -> None:
+def write(store: Store, name: str, table: pa.Table) -> Stored:
     """Put a manifest, or changes, into the store."""
     with store.new("snapshots", name) as writer:
         # Its blocks have a digest of their own.
         writer.fill(lambda path: _write(path, table), digest=False)
-        writer.commit()
+        return writer.commit()
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -70,18 +72,20 @@ def changed(
 
 
 def load(store: Store, connection: Connection, row: Any) -> Blocks:
-    """The blocks of a snapshot (a row of the index). Raises OSError and ValueError as `read`."""
+    """The blocks of a snapshot (a row of the index). Raises ValueError and `Corrupt` as `read`."""
     n = snapshots.c
-    files, base = [row["file"]], row["base_pk"]
+    files, base = [(row["file"], row["checksums"])], row["base_pk"]
     while base is not None:
-        below = connection.execute(sa.select(n.file, n.base_pk).where(n.pk == base)).first()
+        below = connection.execute(
+            sa.select(n.file, n.base_pk, n.checksums).where(n.pk == base)
+        ).first()
         if below is None:
-            raise ValueError(f"{files[-1]} holds changes of a snapshot that is gone")
-        files.append(below.file)
+            raise ValueError(f"{files[-1][0]} holds changes of a snapshot that is gone")
+        files.append((below.file, below.checksums))
         base = below.base_pk
     merged: dict[Key, Block] = {}
-    for name in reversed(files):
-        table = read(store.path("snapshots", name))
+    for name, checksums in reversed(files):
+        table = read(Source(store.path("snapshots", name), checksums=checksums))
         if is_changes(table):
             for key in gone(table):
                 merged.pop(key, None)
@@ -89,14 +93,12 @@ def load(store: Store, connection: Connection, row: Any) -> Blocks:
     return dict(sorted(merged.items()))
 
 
-def read(path: Path) -> pa.Table:
-    """One file, mapped. Raises OSError where there is none, ValueError for something else."""
-    with pa.memory_map(str(path)) as source:
-        if source.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
-            source.seek(0)
-            return _of_old_format(pa.ipc.open_file(source).read_all())
-        source.seek(0)
-        return pa.ipc.open_stream(source).read_all()
+def read(source: Source) -> pa.Table:
+    """One file. Raises `Corrupt` where it is missing or damaged, ValueError for something else."""
+    content = checked(source)
+    if content.startswith(_FILE_MAGIC):
+        return _of_old_format(pa.ipc.open_file(pa.py_buffer(content)).read_all())
+    return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
 
 
 def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:

@@ -13,21 +13,24 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+import structlog
 from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection, RowMapping
 
 from server import runs
+from server.checksums import Source, examine
 from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.tables import policies, policy_aliases
+from server.ingest.damage import Inspector
 from server.problems import ProblemError
 from server.storage.store import Store, Stored, Writer, new_name
 from stepwell.messages import Document, Policy, PolicyPage
 
+log = structlog.get_logger("stepwell.policies")
 LATEST = "latest"
 _DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(Document)
 MAX_NUMBER = 2**53
@@ -39,7 +42,9 @@ class PolicyFile:
     """A policy and the file that holds its bytes."""
 
     policy: Policy
-    path: Path
+    source: Source
+    where: str
+    """The file, as folder/name."""
 
 
 def open_writer(db: Database, store: Store, run: str) -> Writer:
@@ -66,7 +71,13 @@ def parse_metadata(header: str | None) -> dict[str, Any]:
 
 
 def publish(
-    db: Database, store: Store, run: str, version: int, writer: Writer, metadata: dict[str, Any]
+    db: Database,
+    store: Store,
+    inspector: Inspector,
+    run: str,
+    version: int,
+    writer: Writer,
+    metadata: dict[str, Any],
 ) -> tuple[Policy, bool]:
     """Settle a written body as run/version; says whether it is new.
 
@@ -79,9 +90,42 @@ def publish(
     except BaseException:
         store.delete("policies", stored.path.name)
         raise
-    if not new:
+    if not new and not _replace_damaged(db, store, inspector, run, version, stored):
         store.delete("policies", stored.path.name)
     return policy, new
+
+
+def _replace_damaged(
+    db: Database, store: Store, inspector: Inspector, run: str, version: int, stored: Stored
+) -> bool:
+    """Publishing the same bytes again is how a damaged policy is cured. True if it was one."""
+    with db.read() as c:
+        row = _row(c, runs.find(c, run), version)
+    if row is None:
+        return False
+    try:
+        if examine(store.path("policies", row["file"])).sha256 == row["sha256"]:
+            return False
+    except OSError as error:
+        log.warning("a policy cannot be read", file=row["file"], error=str(error))
+    with db.write() as c:
+        p = policies.c
+        hit = c.execute(
+            sa.update(policies)
+            .where(p.pk == row["pk"], p.file == row["file"])
+            .values(
+                file=stored.path.name,
+                bytes=stored.bytes,
+                checksums=stored.checksums,
+                verified_at=time.time(),
+            )
+        ).rowcount
+    failpoint("policy.after_replace")
+    if hit:
+        store.delete("policies", row["file"])
+        inspector.refused.discard(f"policies/{row['file']}")
+        log.info("a damaged policy was replaced", run=run, version=version)
+    return bool(hit)
 
 
 def _insert(
@@ -111,6 +155,8 @@ def _insert(
                     sha256=stored.sha256,
                     file=stored.path.name,
                     bytes=stored.bytes,
+                    checksums=stored.checksums,
+                    verified_at=time.time(),
                     step=metadata.get("step"),
                     metadata=json.dumps(metadata),
                     created_at=time.time(),
@@ -140,7 +186,8 @@ def locate(db: Database, store: Store, run: str, which: str) -> PolicyFile:
         if row is None:
             raise _absent(c, run, run_pk, which)
         policy = _policies(c, run, run_pk, [row])[0]
-    return PolicyFile(policy, store.path("policies", row["file"]))
+    source = Source(store.path("policies", row["file"]), row["bytes"], row["checksums"])
+    return PolicyFile(policy, source, f"policies/{row['file']}")
 
 
 def set_alias(db: Database, run: str, alias: str, version: int) -> Policy:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,12 +86,14 @@ def all_of(dataset: str | None, places: pa.RecordBatch) -> Selected:
     return Selected(np.flatnonzero(chosen), None, (), None)
 
 
+Damaged = Counter[tuple[str, str]]
+"""(dataset, shard) → rows."""
 Blocks = dict[Key, Block]
 """In order of their keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Component:
     """One component of a mixture."""
 
     select: str
@@ -109,7 +112,7 @@ class Rules:
     """Shards that are damaged."""
 
 
-def sources_of(body: CreateSnapshot) -> list[Source]:
+def sources_of(body: CreateSnapshot) -> list[Component]:
     """The components; the sugar `dataset` + `where` becomes one SELECT."""
     if (body.sources is None) == (body.dataset is None):
         raise ProblemError(
@@ -126,11 +129,11 @@ def sources_of(body: CreateSnapshot) -> list[Source]:
                 "validation_error",
                 "`from` holds at least one SELECT, and `where` belongs to `dataset`",
             )
-        return [Source(source.select, None, source.share) for source in body.sources]
+        return [Component(source.select, None, source.share) for source in body.sources]
     # A line of its own: a comment at the end of `where` must not swallow the parenthesis.
     where = f" AND (\n{body.where}\n)" if body.where else ""
     select = f"SELECT id FROM trajectories WHERE dataset = '{body.dataset}'{where}"
-    return [Source(select, body.dataset, 1.0, all=not body.where)]
+    return [Component(select, body.dataset, 1.0, all=not body.where)]
 
 
 def digest_of(blocks: Blocks, shares: Sequence[float]) -> str:
@@ -146,17 +149,17 @@ def digest_of(blocks: Blocks, shares: Sequence[float]) -> str:
 
 def select_all(
     mirror: Mirror, component: int, selected: Selected, rules: Rules
-) -> tuple[Blocks, int]:
-    """One component's blocks; how many of the rows lie in damaged shards and are left out."""
+) -> tuple[Blocks, Damaged]:
+    """One component's blocks; which of the rows lie in damaged shards and are left out."""
     assert selected.state is not None
     found: dict[str, list[pa.RecordBatch]] = {}
-    damaged = 0
+    damaged: Damaged = Counter()
     numbers = selected.rows // pieces.PIECE
     for number, path in selected.state.places.items():
         low, high = np.searchsorted(numbers, (number, number + 1))
         if low == high:
             continue
-        places = mirror.read_places(path)
+        places = mirror.read_places(selected.state, path)
         at = np.searchsorted(places["pk"].to_numpy(), selected.rows[low:high])
         weights = None if selected.weights is None else selected.weights[low:high]
         batch, keep, spoiled = _usable(places, at, rules)
@@ -172,17 +175,19 @@ def select_all(
 
 def _usable(
     places: pa.RecordBatch, at: NDArray[np.int64], rules: Rules
-) -> tuple[pa.RecordBatch, Flags, int]:
-    """The rows `at` but those left out; which of `at` stayed; how many are damaged."""
+) -> tuple[pa.RecordBatch, Flags, Damaged]:
+    """The rows `at` but those left out; which of `at` stayed; which are damaged."""
     whole = len(at) == places.num_rows and bool((np.diff(at) == 1).all())
     rows = places if whole else places.take(pa.array(at))
     keep = _flags(rows["usable"])
     if not rules.include_eval:
         keep &= _flags(rows["train"])
-    damaged = 0
+    damaged: Damaged = Counter()
     if rules.quarantined:
         bad = _flags(pc.is_in(_plain(rows["shard"]), pa.array(sorted(rules.quarantined))))
-        damaged = int((keep & bad).sum())
+        lost = rows.filter(pa.array(keep & bad))
+        names = (_plain(lost[name]).to_pylist() for name in ("dataset", "shard"))
+        damaged.update(zip(*names, strict=True))
         keep &= ~bad
     return rows if keep.all() else rows.filter(pa.array(keep)), keep, damaged
 

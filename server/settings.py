@@ -78,6 +78,10 @@ class Settings(BaseSettings):
     """Shards younger than this are left alone."""
     upkeep_interval: float = 5.0
     """Seconds between rounds of retention, compaction and sweeping; 0 turns them off."""
+    scrub_rate: int = 32 * MIB
+    """Stored files are read and verified in the background at so many bytes a second; 0: never."""
+    scrub_days: float = 7.0
+    """Each of them again after so many days."""
     orphan_age: float = 3600.0
     """Unknown files older than this are swept."""
     snapshot_days: float = 30.0

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -26,17 +27,20 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server import manifest_files
+from server.checksums import Corrupt, Source
 from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.mirror import Mirror
 from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots
+from server.ingest.damage import Inspector
 from server.ingest.validate import difference as layouts_differ
 from server.problems import ProblemError, not_found
 from server.selection import (
     Blocks,
+    Component,
+    Damaged,
     Difference,
     Rules,
-    Source,
     all_of,
     difference,
     digest_of,
@@ -47,7 +51,7 @@ from server.selection import (
 from server.sql.pool import Selected
 from server.storage.store import Store, new_name
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
-from stepwell.messages import CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
+from stepwell.messages import CreateSnapshot, Excluded, Lease, PutLease, Snapshot, SnapshotPage
 from stepwell.spaces import EnvSpec
 
 log = structlog.get_logger("stepwell.snapshots")
@@ -58,8 +62,8 @@ MANY_CHANGES = 0.25
 """When a larger part of the trajectories has changed, all are asked again."""
 MOST_CHANGES = 200_000
 """And when so many have: they are taken into memory at once."""
-RECENT = 16
-"""Snapshots whose blocks are kept at hand, for their refresh."""
+RECENT, RECENT_ROWS = 16, 4_000_000
+"""Snapshots whose blocks are kept at hand, for their refresh; and their rows, of some 80 bytes."""
 
 
 class Selector(Protocol):
@@ -79,7 +83,7 @@ class _Found:
     epoch: int
     reads: tuple[frozenset[str] | None, ...]
     """Per component: the columns it reads, where it looks at one row at a time."""
-    damaged: int = 0
+    damaged: Damaged
     """Rows that were left out because their shards are damaged."""
 
 
@@ -90,7 +94,7 @@ class _Recent:
     pk: int
     blocks: Blocks
     """What its file says."""
-    sources: tuple[Source, ...]
+    sources: tuple[Component, ...]
     rules: Rules | None = None
     found: _Found | None = None
     """What its selection was when it was last asked: later than the file, or unknown."""
@@ -110,8 +114,9 @@ class Snapshots:
         flush: Callable[[], object],
         selector: Callable[[], Selector],
         mirror: Callable[[], Mirror],
+        inspector: Inspector,
     ):
-        self._db, self._store = db, store
+        self._db, self._store, self._inspector = db, store, inspector
         self._flush, self._selector, self._mirror = flush, selector, mirror
         self._moving = threading.Lock()
         self._recent: OrderedDict[str, _Recent] = OrderedDict()
@@ -140,7 +145,7 @@ class Snapshots:
         )
 
     def _create(
-        self, body: CreateSnapshot, sources: tuple[Source, ...], earlier: _Recent | None
+        self, body: CreateSnapshot, sources: tuple[Component, ...], earlier: _Recent | None
     ) -> Snapshot:
         rules = Rules(body.include_eval, self._quarantined())
         found = self._changed(sources, rules, earlier) or self._all(sources, rules)
@@ -162,7 +167,7 @@ class Snapshots:
         chain = self._write(name, table, body.since, earlier, change)
         failpoint("snapshot.after_rename")
         with self._db.write() as connection:
-            if chain and not _exists(connection, chain["base_pk"]):
+            if "base_pk" in chain and not _exists(connection, chain["base_pk"]):
                 raise _Moved
             pk = self._insert(
                 connection,
@@ -177,6 +182,7 @@ class Snapshots:
                 file=name,
                 added=None if change is None else change.added,
                 removed=None if change is None else change.removed,
+                excluded=json.dumps(_excluded(found.damaged)),
                 **chain,
             )
             expires = self._db.uptime() + FIRST_TTL
@@ -185,24 +191,29 @@ class Snapshots:
             )
             failpoint("snapshot.before_commit")
         failpoint("snapshot.after_commit")
-        if not chain:
-            # Mapped from the file, it takes no memory.
-            written = manifest_files.read(self._store.path("snapshots", name))
+        if "base_pk" not in chain:
+            # As the file has it, it takes the least memory.
+            path = self._store.path("snapshots", name)
+            written = manifest_files.read(Source(path, checksums=chain["checksums"]))
             found = replace(found, blocks=_remapped(found.blocks, written))
         self._remember(snapshot_id, _Recent(pk, found.blocks, sources, rules, found))
         return self.get(snapshot_id)
 
-    def _all(self, sources: Sequence[Source], rules: Rules) -> _Found:
+    def _all(self, sources: Sequence[Component], rules: Rules) -> _Found:
         """Ask for everything that is selected."""
         blocks: Blocks = {}
         reads: list[frozenset[str] | None] = []
-        marks, epochs, damaged = [], set(), 0
+        marks, epochs, damaged = [], set(), Counter[tuple[str, str]]()
         for component, source in enumerate(sources):
             selected = self._selector().select_rows(source.select, source.dataset)
             assert selected.state is not None
             try:
                 some, spoiled = select_all(self._mirror(), component, selected, rules)
             except FileNotFoundError as error:  # the answer took longer than the mirror keeps files
+                raise _Moved from error
+            except Corrupt as error:
+                log.error("a file of the mirror is damaged and made anew", error=str(error))
+                self._mirror().discard([f"mirror/{Path(error.path).name}"])
                 raise _Moved from error
             blocks |= some
             damaged += spoiled
@@ -214,7 +225,7 @@ class Snapshots:
         return _Found(blocks, min(marks), epochs.pop(), tuple(reads), damaged)
 
     def _changed(
-        self, sources: tuple[Source, ...], rules: Rules, earlier: _Recent | None
+        self, sources: tuple[Component, ...], rules: Rules, earlier: _Recent | None
     ) -> _Found | None:
         """The same, of what changed since `earlier` alone; None where that does not do."""
         if earlier is None or earlier.found is None or not earlier.blocks:
@@ -282,7 +293,7 @@ class Snapshots:
         since: str | None,
         earlier: _Recent | None,
         change: Difference | None,
-    ) -> dict[str, int]:
+    ) -> dict[str, Any]:
         """Put the manifest, or only what changed; the columns that say which."""
         if earlier is not None and since is not None and change is not None:
             with self._db.read() as connection:
@@ -292,10 +303,10 @@ class Snapshots:
             if depth < manifest_files.LONGEST_CHAIN and 2 * rows <= table.num_rows:
                 metadata = dict(table.schema.metadata)
                 changes = manifest_files.changed(change.changed, change.gone, since, metadata)
-                manifest_files.write(self._store, name, changes)
-                return {"base_pk": earlier.pk, "depth": depth, "delta_rows": rows}
-        manifest_files.write(self._store, name, table)
-        return {}
+                stored = manifest_files.write(self._store, name, changes)
+                chain = {"base_pk": earlier.pk, "depth": depth, "delta_rows": rows}
+                return {**chain, "checksums": stored.checksums}
+        return {"checksums": manifest_files.write(self._store, name, table).checksums}
 
     def _insert(self, connection: Connection, blocks: Blocks, **values: Any) -> int:
         """The row of a snapshot, and what it needs. Raises `_Moved` when some of that is gone."""
@@ -329,14 +340,23 @@ class Snapshots:
             row = _row(connection, snapshot_id)
             if recent is not None:
                 return recent
-            blocks = manifest_files.load(self._store, connection, row)
+            blocks = self._load(connection, row)
         return self._remember(snapshot_id, _Recent(row["pk"], blocks, ()))
+
+    def _load(self, connection: Connection, row: Any) -> Blocks:
+        """What the files of a snapshot hold. Raises 410 `damaged`."""
+        try:
+            return manifest_files.load(self._store, connection, row)
+        except Corrupt as error:
+            raise self._inspector.refuse(f"snapshots/{Path(error.path).name}") from None
 
     def _remember(self, snapshot_id: str, recent: _Recent) -> _Recent:
         with self._recent_lock:
             self._recent[snapshot_id] = recent
             self._recent.move_to_end(snapshot_id)
-            while len(self._recent) > RECENT:
+            while len(self._recent) > 1 and (
+                len(self._recent) > RECENT or _rows_at_hand(self._recent.values()) > RECENT_ROWS
+            ):
                 self._recent.popitem(last=False)
         return recent
 
@@ -389,7 +409,7 @@ class Snapshots:
             sa.select(sa.func.max(leases.c.expires_uptime)).where(leases.c.snapshot_pk == row["pk"])
         ).scalar()
         values = dict(row)
-        for name in ("selection", "spec", "datasets"):
+        for name in ("selection", "spec", "datasets", "excluded"):
             values[name] = json.loads(values[name])
         if longest is not None and (left := longest - self._db.uptime()) > 0:
             values["leased_until"] = self._db.clock.wall() + left
@@ -436,7 +456,7 @@ class Snapshots:
         if not _gone(connection, pk):
             return
         row = _row(connection, snapshot_id)
-        blocks = manifest_files.load(self._store, connection, row)
+        blocks = self._load(connection, row)
         total = sum(map(len, blocks.values()))
         moved, missing = manifest_files.relocated(connection, blocks)
         if missing:
@@ -451,7 +471,7 @@ class Snapshots:
         fresh = new_name("snap", ".arrow")
         shares = [source.share for source in sources_of(_request(row))]
         table = manifest_files.whole(moved, _metadata(snapshot_id, row["digest"], shares))
-        manifest_files.write(self._store, fresh, table)
+        stored = manifest_files.write(self._store, fresh, table)
         names = frozenset[str]().union(*(block.shards for block in moved.values()))
         count, size = _existing(connection, names)
         connection.execute(sa.delete(snapshot_shards).where(snapshot_shards.c.snapshot_pk == pk))
@@ -459,7 +479,15 @@ class Snapshots:
         connection.execute(
             sa.update(snapshots)
             .where(snapshots.c.pk == pk)
-            .values(file=fresh, shards=count, bytes=size, base_pk=None, depth=0, delta_rows=0)
+            .values(
+                file=fresh,
+                checksums=stored.checksums,
+                shards=count,
+                bytes=size,
+                base_pk=None,
+                depth=0,
+                delta_rows=0,
+            )
         )
         self._forget(snapshot_id)
 
@@ -472,14 +500,27 @@ def _remapped(blocks: Blocks, table: pa.Table) -> Blocks:
     return made
 
 
+def _rows_at_hand(recent: Iterable[_Recent]) -> int:
+    """Blocks that several snapshots share count once."""
+    found = {id(block): len(block) for one in recent for block in one.blocks.values()}
+    return sum(found.values())
+
+
+def _excluded(damaged: Damaged) -> list[dict[str, Any]]:
+    return [
+        Excluded(dataset=dataset, file=shard, trajectories=count).model_dump()
+        for (dataset, shard), count in sorted(damaged.items())
+    ]
+
+
 def _check_size(found: _Found) -> None:
     if not found.blocks and found.damaged:
         raise ProblemError(
             410, "damaged", "everything selected lies in damaged shards; see: stepwell fsck"
         )
     if found.damaged:
-        # One bad file must not stop all training: it is named in the log, /readyz and fsck.
-        log.warning("damaged shards are left out", trajectories=found.damaged)
+        # One bad file must not stop all training: it is named in the answer, /readyz and fsck.
+        log.warning("damaged shards are left out", trajectories=found.damaged.total())
     if not found.blocks:
         raise ProblemError(
             422,

@@ -26,6 +26,14 @@ class Telemetry:
             "stepwell_seal_seconds", "One segment into shards", buckets=_SECONDS, registry=r
         )
         self.writable = Gauge("stepwell_writable", "1 unless read-only", registry=r)
+        self.scrub_bytes = Counter("stepwell_scrub_bytes", "Read by the scrub", registry=r)
+        self.scrub_files = Counter(
+            "stepwell_scrub_files", "Verified by the scrub", ["result"], registry=r
+        )
+        self.scrub_oldest = Gauge(
+            "stepwell_scrub_oldest_seconds", "Since the longest unverified file was", registry=r
+        )
+        self.quarantined = Gauge("stepwell_quarantined_shards", "Damaged shards", registry=r)
         self.queued_bytes = Gauge("stepwell_ingest_queued_bytes", "Waiting to commit", registry=r)
         self.body_budget = Gauge(
             "stepwell_body_budget_bytes", "Memory that request bodies may hold", registry=r

@@ -12,10 +12,11 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.checksums import Source
 from server.index.db import Database, next_mark
 from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
 from server.index.work_tables import audit
-from server.ingest.damage import Inspector, damaged
+from server.ingest.damage import Inspector, damaged_shard
 from server.ingest.evict import enforce
 from server.ingest.rows import add_totals, bucket_of
 from server.ingest.spool import SegmentDamaged, read_spooled
@@ -180,27 +181,33 @@ def steps(
                 sa.select(segments.c.name).where(segments.c.pk == row["segment_pk"])
             ).scalar()
             place = connection.execute(
-                sa.select(shards.c.partition).where(shards.c.pk == row["shard_pk"])
-            ).scalar()
+                sa.select(shards.c.partition, shards.c.bytes, shards.c.checksums).where(
+                    shards.c.pk == row["shard_pk"]
+                )
+            ).one_or_none()
         try:
             if segment is not None:
                 path = store.path("segments", segment)
                 entry, batch = read_spooled(path, row["segment_offset"], spec)
                 header = {HEADER_KEY: orjson.dumps(entry.header)}
                 return from_batch(batch, header, spec), spec
-            path = store.path(f"shards/{place}", f"{row['shard']}.parquet")
-            return read_trajectory(path, row["traj_idx"]), spec
+            assert place is not None, "sealed, or spooled"
+            path = store.path(f"shards/{place.partition}", f"{row['shard']}.parquet")
+            return read_trajectory(
+                Source(path, place.bytes, place.checksums), row["traj_idx"]
+            ), spec
         except FileNotFoundError:
             # Sealed or compacted between the look-up and the read: look again.
             if attempt == 2:
                 raise
         except SegmentDamaged as error:
+            inspector.refuse(f"segments/{segment}")  # named in the log and /readyz
             raise ProblemError(
                 410, "damaged", f"the record of this trajectory is damaged ({error})"
             ) from None
         except ShardDamaged:
             if inspector.suspect(row["shard"]) or attempt == 2:
-                raise damaged(row["shard"]) from None
+                raise damaged_shard(row["shard"]) from None
     raise AssertionError("unreachable")
 
 

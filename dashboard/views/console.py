@@ -74,6 +74,7 @@ def _answer(query: str, dataset: str | None, limit: int, seconds: float) -> None
     _remember(query, answer)
     more = " · more rows exist than were asked for" if answer.truncated else ""
     st.caption(f"{len(answer.frame):,} rows in {answer.elapsed_ms:.0f} ms{more}")
+    components.excluded_warning(answer.excluded)
     components.table(answer.frame, "result")
     _quick_chart(answer.frame)
     _as_python(query, dataset, limit)

@@ -80,6 +80,7 @@ def _table(found: list[Any]) -> None:
 
 def _detail(dataset: Any) -> None:
     st.subheader(f"`{dataset.name}`")
+    components.excluded_warning(dataset.excluded)
     if dataset.description:
         st.write(dataset.description)
     with st.container(horizontal=True):

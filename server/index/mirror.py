@@ -20,8 +20,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from server.checksums import Source, checksums_of
 from server.index.places import CHANGED, changed_rows, places_of, places_of_rows
 from server.index.surface import (
+    EXCLUDED,
     METRIC_SUMS,
     METRICS,
     SMALL,
@@ -74,6 +77,10 @@ class MirrorState:
     """What `trajectories` and the places have seen of the index's counters."""
     places: dict[int, str] = field(default_factory=dict)
     """Number of a piece (pk / PIECE) → file of its places."""
+    excluded: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    """Dataset → its damaged files, and how many trajectories lie in each."""
+    checksums: Mapping[str, bytes] = field(default_factory=dict)
+    """Of all these files (server/checksums.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,10 @@ class _Content:
     pieces: dict[str, dict[int, _Piece]] = field(default_factory=dict)
     specs: dict[str, str] = field(default_factory=dict)
     shards: dict[str, list[str]] = field(default_factory=dict)
+    excluded: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    checksums: dict[str, bytes] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    """Pieces of `trajectories` whose files are damaged."""
     seen: dict[str, int] = field(default_factory=dict)
     """Table → the database's version when it was last looked at."""
 
@@ -125,6 +136,8 @@ class Mirror:
         self._changes_lock = threading.Lock()
         self._changes_db = _open(index_file)
         self._content = _Content(pieces={name: {} for name in TABLES})
+        self._checksums: tuple[int, dict[str, bytes]] = (-1, {})
+        """Of the content at a version: replaced, never changed, so that states can share it."""
         self._garbage: list[tuple[float, str]] = []
         self._written = 0
 
@@ -141,6 +154,8 @@ class Mirror:
             self._refresh(wanted)
             self._collect_garbage()
             content = self._content
+            if self._checksums[0] != content.version:
+                self._checksums = (content.version, dict(content.checksums))
             return MirrorState(
                 content.version,
                 {
@@ -156,12 +171,15 @@ class Mirror:
                     for number, piece in content.pieces["trajectories"].items()
                     if piece.places is not None
                 },
+                dict(content.excluded),
+                self._checksums[1],
             )
 
-    def read_places(self, path: str) -> pa.RecordBatch:
-        """A file of `MirrorState.places`, mapped. Raises OSError when it is gone (KEEP_SECONDS)."""
-        with pa.memory_map(str(self._directory.parent / path)) as source:
-            return pa.ipc.open_file(source).get_batch(0)
+    def read_places(self, state: MirrorState, path: str) -> pa.RecordBatch:
+        """A file of `state.places`. Raises `Corrupt`, and FileNotFoundError when it is gone
+        (KEEP_SECONDS)."""
+        source = Source(self._directory.parent / path, checksums=state.checksums[path])
+        return pa.ipc.open_file(pa.py_buffer(source.read())).get_batch(0)
 
     def count_changes(self, mark: int, epoch: int) -> int | None:
         """How many trajectories have a newer mark; None when rows vanished in bulk meanwhile."""
@@ -188,6 +206,23 @@ class Mirror:
                 return _changes(db, mark, int(found.get("mark", 0)), list(columns))
             finally:
                 db.execute("ROLLBACK")
+
+    def discard(self, files: Iterable[str]) -> None:
+        """These could not be read as they should: pieces are made anew, checksums of shards are
+        read from the index again."""
+        wanted = set(files)
+        with self._lock:
+            content = self._content
+            for table, pieces in content.pieces.items():
+                for number, piece in pieces.items():
+                    if wanted & {piece.path, piece.places}:
+                        piece.stamp = None
+                        if table == "trajectories":
+                            content.lost.add(number)
+            for file in wanted:
+                content.checksums.pop(file, None)
+            content.seen.clear()
+            content.version += 1
 
     def start(self) -> None:
         """Fill it ahead of the first query: a million trajectories take ten seconds."""
@@ -234,12 +269,14 @@ class Mirror:
             content.mark, content.epoch = -1, epoch
             for number in list(content.pieces["trajectories"]):
                 self._put("trajectories", number, [], None)
-        if mark == content.mark:
+        if mark == content.mark and not content.lost:
             return
         changed = self._db.execute(
             f"SELECT DISTINCT pk / {PIECE} FROM trajectories WHERE mark > ?", (content.mark,)
         )
         dirty = {int(number) for (number,) in changed} | self._bereft(content.mark)
+        dirty |= content.lost
+        content.lost = set()
         for number in sorted(dirty):
             low = number * PIECE
             rows = self._db.execute(TRAJECTORIES, (low, low + PIECE - 1)).fetchall()
@@ -267,16 +304,29 @@ class Mirror:
         }
 
     def _refresh_shards(self) -> None:
+        content = self._content
         shards: dict[str, list[str]] = {}
-        for name, partition, shard in self._db.execute(
-            "SELECT d.name, s.partition, s.id FROM shards AS s JOIN datasets AS d"
+        fresh: dict[str, int] = {}
+        for name, partition, shard, pk in self._db.execute(
+            "SELECT d.name, s.partition, s.id, s.pk FROM shards AS s JOIN datasets AS d"
             " ON d.pk = s.dataset_pk WHERE s.state = 'live' ORDER BY s.id"
         ):
-            shards.setdefault(name, []).append(f"shards/{partition}/{shard}.parquet")
+            file = f"shards/{partition}/{shard}.parquet"
+            shards.setdefault(name, []).append(file)
+            if file not in content.checksums:
+                fresh[file] = pk
+        excluded: dict[str, list[tuple[str, int]]] = {}
+        for name, file, count in self._db.execute(EXCLUDED):
+            excluded.setdefault(name, []).append((file, count))
         specs = dict(self._db.execute("SELECT name, spec FROM datasets ORDER BY name"))
-        if (shards, specs) != (self._content.shards, self._content.specs):
-            self._content.shards, self._content.specs = shards, specs
-            self._content.version += 1
+        if (shards, excluded, specs) != (content.shards, content.excluded, content.specs):
+            gone = set(chain(*content.shards.values())) - set(chain(*shards.values()))
+            content.checksums = {f: c for f, c in content.checksums.items() if f not in gone}
+            content.shards, content.excluded, content.specs = shards, excluded, specs
+            content.version += 1
+        for file, pk in fresh.items():
+            row = self._db.execute("SELECT checksums FROM shards WHERE pk = ?", (pk,)).fetchone()
+            content.checksums[file] = row[0] or b""  # empty: of nothing, so it will be looked at
 
     def _refresh_metrics(self) -> None:
         """Look only at pieces of which a run was heard of: points never come without a heartbeat
@@ -317,20 +367,23 @@ class Mirror:
             for gone in (old.path, old.places):
                 if gone is not None:
                     self._garbage.append((time.monotonic(), gone))
+                    self._content.checksums.pop(gone, None)
         piece = pieces[number] = _Piece(None, stamp)
         if rows:
             self._written += 1
             name = f"{table}_{number}_{self._written}"
             folder, columns = self._directory.name, TABLES[table]
             values = dict(zip([n for n, _ in columns], zip(*rows, strict=True), strict=False))
-            _write(self._directory / f"{name}.parquet", columns, values)
             piece.path = f"{folder}/{name}.parquet"
+            made = _write(self._directory / f"{name}.parquet", columns, values)
+            self._content.checksums[piece.path] = made
             if table == "trajectories":
                 piece.seqs = _seqs(rows)
                 places = places_of(values, values["_pk"], [row[-1] for row in rows])
                 name = f"places_{number}_{self._written}.arrow"
-                _write_arrow(self._directory / name, places)
                 piece.places = f"{folder}/{name}"
+                made = _write_arrow(self._directory / name, places)
+                self._content.checksums[piece.places] = made
         self._content.pieces[table] = dict(sorted(pieces.items()))
         self._content.version += 1
 
@@ -350,24 +403,32 @@ def _seqs(rows: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _write(path: Path, columns: list[tuple[str, str]], values: dict[str, tuple[Any, ...]]) -> None:
+def _write(path: Path, columns: list[tuple[str, str]], values: dict[str, tuple[Any, ...]]) -> bytes:
+    """Returns its checksums: of what was to be written, not of what the disk made of it."""
     arrays = [pa.array(_convert(kind, values[name]), type=_ARROW[kind]) for name, kind in columns]
     table = pa.Table.from_arrays(arrays, names=[name for name, _ in columns])
     unique = {"id", "digest", "episode_id", "notes", "config", "spec", "error", "returns"}
     repeated = [n for n, kind in columns if kind == "VARCHAR" and n not in unique]
     unfinished = path.with_suffix(".tmp")
-    pq.write_table(
-        table, unfinished, compression="lz4", use_dictionary=repeated, row_group_size=PIECE
-    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="lz4", use_dictionary=repeated, row_group_size=PIECE)
+    content = memoryview(sink.getvalue())
+    unfinished.write_bytes(content)
     os.chmod(unfinished, 0o644)
     os.rename(unfinished, path)
+    return checksums_of(content)
 
 
-def _write_arrow(path: Path, batch: pa.RecordBatch) -> None:
+def _write_arrow(path: Path, batch: pa.RecordBatch) -> bytes:
+    """Returns its checksums."""
     unfinished = path.with_suffix(".tmp")
-    with pa.ipc.new_file(str(unfinished), batch.schema) as writer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
+    content = memoryview(sink.getvalue())
+    unfinished.write_bytes(content)
     os.rename(unfinished, path)
+    return checksums_of(content)
 
 
 def _open(index_file: Path) -> sqlite3.Connection:

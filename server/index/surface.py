@@ -64,7 +64,7 @@ _ELSEWHERE = {
     "dataset": "d.name",
     "shard": "s.id",
     "return": 't."return"',
-    "_file": "'shards/' || s.partition || '/' || s.id || '.parquet'",
+    "_file": "'stored://shards/' || s.partition || '/' || s.id || '.parquet'",
     "_pk": "t.pk",
 }
 TRAJECTORY_SQL = {name: _ELSEWHERE.get(name, f"t.{name}") for name, _ in TABLES["trajectories"]}
@@ -76,6 +76,17 @@ TRAJECTORIES = f"""
     WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted' ORDER BY t.pk
 """
 """The columns of TABLES, then row_start, which only manifests need."""
+EXCLUDED = """
+    SELECT d.name, s.id, count(*) FROM shards AS s JOIN trajectories AS t ON t.shard_pk = s.pk
+    JOIN datasets AS d ON d.pk = t.dataset_pk
+    WHERE s.state = 'quarantined' AND t.state <> 'evicted' GROUP BY d.name, s.id
+    UNION ALL
+    SELECT d.name, g.name, count(*) FROM segments AS g JOIN trajectories AS t ON t.segment_pk = g.pk
+    JOIN datasets AS d ON d.pk = t.dataset_pk
+    WHERE g.state = 'damaged' AND t.state = 'spooled' GROUP BY d.name, g.name
+    ORDER BY 1, 2
+"""
+"""(dataset, file, trajectories): what lies in damaged files, and so is in no `steps`."""
 METRICS = """
     SELECT r.name, m.key, m.step, m.time, m.value 
     FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk

@@ -31,6 +31,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     PrimaryKeyConstraint,
     String,
     Table,
@@ -42,7 +43,7 @@ from sqlalchemy import (
 from server.index import work_tables  # noqa: F401 - of the same metadata
 from server.index.metadata import metadata as metadata  # complete once this module is loaded
 
-REVISION = "0004"
+REVISION = "0005"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 # --- data -------------------------------------------------------------------------------------
@@ -114,6 +115,8 @@ shards = Table(
     Column("seq_max", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("retired_uptime", Float),
+    Column("checksums", LargeBinary),  # of its blocks (server/checksums.py); NULL until computed
+    Column("verified_at", Float),  # when all of it was last read and compared
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint(
         "state IN ('live', 'retired', 'deleting', 'deleted', 'quarantined')", name="state"
@@ -242,6 +245,8 @@ snapshots = Table(
     Column("base_pk", Integer, index=True),
     Column("depth", Integer, nullable=False, server_default="0"),  # files before this one …
     Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … but the first: rows
+    Column("excluded", Text, nullable=False, server_default="[]"),  # JSON: damaged files left out
+    Column("checksums", LargeBinary),  # as of shards; NULL: made before there were any
 )
 
 snapshot_shards = Table(
@@ -310,6 +315,8 @@ policies = Table(
     Column("step", BigInteger),
     Column("metadata", Text, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
+    Column("checksums", LargeBinary),  # as of shards
+    Column("verified_at", Float),
     UniqueConstraint("run_pk", "version"),
 )
 

@@ -166,6 +166,8 @@ class Bulk:
                     state="live",
                     sha256=file.stored.sha256,
                     bytes=file.stored.bytes,
+                    checksums=file.stored.checksums,
+                    verified_at=now,
                     rows=sum(entry.rows for entry in file.entries),
                     trajectories=len(file.entries),
                     seq_min=file.entries[0].seq,

@@ -75,6 +75,8 @@ class Sealer:
         self.failure = ""
         """Why the last attempt did not succeed; for /readyz."""
         self.loop = BackgroundLoop("sealer", self._round, every=0.0, longest_wait=RETRY)
+        self.damaged: set[str] = set()
+        """Segments with records that could not be read, as segments/name; for /readyz."""
 
     def start(self) -> None:
         self.loop.start()
@@ -216,6 +218,7 @@ class Sealer:
             failpoint("seal.before_commit")
         failpoint("seal.after_commit")
         if damaged:
+            self.damaged.add(f"segments/{segment.name}")
             log.error(
                 "acknowledged trajectories cannot be read from their segment, which is kept: look"
                 " at the disk, restore the file from a backup if there is one",
@@ -322,6 +325,8 @@ def insert_shard(connection: Connection, shard: NewShard, mark: int) -> int:
                 state="live",
                 sha256=shard.file.sha256,
                 bytes=shard.file.bytes,
+                checksums=shard.file.checksums,
+                verified_at=time.time(),
                 rows=sum(entry.rows for entry in shard.entries),
                 trajectories=len(shard.entries),
                 seq_min=min(seqs),

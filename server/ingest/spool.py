@@ -229,6 +229,18 @@ class SegmentFile:
             yield found
             start = found.end
 
+    def next_record(self, start: int) -> int | None:
+        """Where the first whole record from `start` on begins, past damaged ones; None: nowhere."""
+        content: bytes = self._data.to_pybytes()
+        # The fourth word, and how a head begins: only what looks like a record is read.
+        found = content.find(b'\0\0\0\0{"', start + 12)
+        while found >= 0:
+            offset = found - 12
+            if offset % 8 == 0 and self._read(offset) is not None:
+                return offset
+            found = content.find(b'\0\0\0\0{"', found + 1)
+        return None
+
     @property
     def size(self) -> int:
         return int(self._data.size)

@@ -1,45 +1,120 @@
-"""A stored file as a response: Range as Starlette does it, but refusals in our one error shape."""
+"""A stored file as a response: every byte is checked before it is sent, of a Range too.
+
+What is damaged at its beginning is refused as a problem. Where damage turns up later the connection
+is broken off: a response never ends as if it were whole when a byte of it was not sent.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fastapi.responses import FileResponse
-from starlette.types import Message, Receive, Scope, Send
+import structlog
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from server.bodies import send_problem
+from server.checksums import CheckedFile, Corrupt, Source
 from server.problems import ProblemError
 
+log = structlog.get_logger("stepwell.files")
+CHUNK = 1 << 20
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
-class StoredFile(FileResponse):
-    """A `FileResponse` whose 400 and 416 for a Range that cannot be are problem documents."""
+
+class _BrokenOff(Exception):
+    """No OSError: Starlette takes these for a client that went away."""
+
+
+class StoredFile(StreamingResponse):
+    """The bytes of a file, or the one range of them that was asked for.
+
+    Several ranges at once are answered with the whole file.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        source: Source,
+        *,
+        headers: Mapping[str, str],
+        media_type: str,
+        damaged: Callable[[], ProblemError],
+        status_code: int = 200,
+    ):
+        """Raises what `damaged` returns when the first part cannot be read, 416 for a bad Range."""
+        assert source.checksums is not None, "nothing is served without its checksums"
+        self._damaged = damaged
+        size = source.size
+        first, last, partial = _range_of(request, size, headers.get("etag", ""))
+        sent = {**headers, "accept-ranges": "bytes", "content-length": str(last - first)}
+        if partial:
+            sent["content-range"] = f"bytes {first}-{last - 1}/{size}"
+        parts: Iterator[bytes] = iter(())
+        if request.method != "HEAD":
+            parts = self._begin(source, first, last)
+        super().__init__(parts, 206 if partial else status_code, sent, media_type)
+
+    def _begin(self, source: Source, first: int, last: int) -> Iterator[bytes]:
+        """All parts, of which the first is read already."""
+        try:
+            file = CheckedFile(str(source.path), source.size, source.checksums or b"")
+            head = file.read_at(first, min(CHUNK, last - first))
+        except (Corrupt, FileNotFoundError):
+            raise self._damaged() from None
+
+        def parts() -> Iterator[bytes]:
+            with file:
+                data, at = head, first
+                while data:
+                    yield data
+                    at += len(data)
+                    try:
+                        data = file.read_at(at, min(CHUNK, last - at))
+                    except OSError as error:
+                        raise _BrokenOff(str(error)) from None
+
+        return parts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused: Message | None = None
-
-        async def unless_refused(message: Message) -> None:
-            nonlocal refused
-            if message.get("status") in (400, 416):
-                refused = message
-            if refused is None:
-                await send(message)
-
-        await super().__call__(scope, receive, unless_refused)
-        if refused is not None:
-            await send_problem(send, _problem(refused, _range_of(scope)))
+        try:
+            await super().__call__(scope, receive, send)
+        except _BrokenOff as error:
+            # To return without the last part makes the server break the connection off.
+            log.error("a damaged file was not sent to its end", error=str(error))
+            await run_in_threadpool(self._damaged)
 
 
-def _problem(refused: Any, asked: str) -> ProblemError:
-    size = [value.decode() for name, value in refused["headers"] if name == b"content-range"]
+def _range_of(request: Request, size: int, etag: str) -> tuple[int, int, bool]:
+    """(first byte, one past the last, whether it is a part)."""
+    asked = request.headers.get("range", "")
+    condition = request.headers.get("if-range")
+    if not asked or "," in asked or condition not in (None, etag):
+        return 0, size, False
+    found = _RANGE.fullmatch(asked.replace(" ", ""))
+    if found is None or found.groups() == ("", ""):
+        raise _bad_range(400, asked, size)
+    low, high = found.groups()
+    if len(low) > 18 or len(high) > 18:  # Python refuses to read numbers of any length
+        raise _bad_range(416, asked, size)
+    first = int(low) if low else max(0, size - int(high))
+    last = min(int(high) + 1, size) if low and high else size
+    if first >= size:
+        raise _bad_range(416, asked, size)
+    if first >= last:
+        raise _bad_range(400, asked, size)
+    return first, last, True
+
+
+def _bad_range(status: int, asked: str, size: int) -> ProblemError:
+    headers: dict[str, Any] = {"content-range": f"bytes */{size}"} if status == 416 else {}
     return ProblemError(
-        int(refused["status"]),
+        status,
         "bad_range",
         "the Range header cannot be served; without one, the whole file is sent",
         expected="bytes=FIRST-LAST, with FIRST ≤ LAST and FIRST inside the file",
         got=asked[:100],
-        headers={"content-range": size[0]} if size else None,
+        headers=headers,
     )
-
-
-def _range_of(scope: Scope) -> str:
-    return next((v.decode("latin-1") for k, v in scope["headers"] if k == b"range"), "")

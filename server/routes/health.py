@@ -33,6 +33,7 @@ async def readyz(service: ServiceDep, request: Request, response: Response) -> H
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
+    service.scrub.measure()
     service.telemetry.free_bytes.set(service.store.free())
     return Response(service.telemetry.text(), media_type="text/plain; version=0.0.4")
 
@@ -48,8 +49,12 @@ def _health(service: ServiceDep, request: Request) -> Health:
             why.append(loop.trouble)
     if service.keeper.trouble:
         why.append(service.keeper.trouble)
+    if service.scrub.trouble:
+        why.append(service.scrub.trouble)
     if bad := sorted(service.inspector.quarantined):
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
+    if bad := sorted(service.inspector.refused | service.ingest.sealer.damaged):
+        why.append(f"{len(bad)} damaged files, see stepwell fsck: {', '.join(bad[:5])}")
     status: Literal["ok", "degraded"] = "degraded" if why else "ok"
     if getattr(request.state, "principal", None) is None:
         return Health(status=status, version="", writable=trouble is None)

@@ -60,7 +60,14 @@ async def put_policy(
                 waiting.clear()
         await run_in_threadpool(writer.write, bytes(waiting))
         policy, new = await run_in_threadpool(
-            policies.publish, service.db, service.store, name, version, writer, about
+            policies.publish,
+            service.db,
+            service.store,
+            service.inspector,
+            name,
+            version,
+            writer,
+            about,
         )
     if not new:
         response.status_code = 200
@@ -85,20 +92,25 @@ def get_policy(
     service: ServiceDep,
     name: str,
     which: str,
+    request: Request,
     known: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """The bytes of a version or an alias (`latest`, `best`, …). The ETag is the sha256."""
     found = policies.locate(service.db, service.store, name, which)
     policy = found.policy
     headers = {
-        "ETag": f'"{policy.sha256}"',
+        "etag": f'"{policy.sha256}"',
         "X-Stepwell-Version": str(policy.version),
         # A version never changes; where an alias points does.
         "Cache-Control": "immutable, max-age=31536000" if which.isdecimal() else "no-cache",
     }
     if known is not None and (known.strip() == "*" or policy.sha256 in _ETAGS.findall(known)):
         return Response(status_code=304, headers=headers)
-    return StoredFile(found.path, media_type=BYTES, headers=headers)
+
+    def unreadable() -> ProblemError:
+        return service.inspector.refuse(found.where)
+
+    return StoredFile(request, found.source, headers=headers, media_type=BYTES, damaged=unreadable)
 
 
 @router.put("/aliases/{alias}")

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 
 from server.deps import ServiceDep
 from server.index.tables import shards
-from server.ingest.damage import damaged, gone
-from server.problems import not_found
+from server.ingest.damage import damaged_shard, gone
+from server.problems import ProblemError, not_found
 from server.routes.files import StoredFile
 
 router = APIRouter(prefix="/v1/shards", tags=["shards"])
@@ -23,18 +23,23 @@ def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
     s = shards.c
     with service.db.read() as connection:
         row = connection.execute(
-            sa.select(s.id, s.partition, s.state, s.sha256).where(s.id == shard_id)
+            sa.select(s.id, s.state, s.sha256).where(s.id == shard_id)
         ).one_or_none()
     if row is None:
         raise not_found("shard", shard_id[:64])
     if row.state in ("deleting", "deleted"):
         raise gone(row.id)
     if row.state == "quarantined":
-        raise damaged(row.id)
+        raise damaged_shard(row.id)
     etag = f'"{row.sha256}"'
     headers = {"etag": etag, "cache-control": "private, max-age=31536000, immutable"}
     asked = request.headers.get("if-none-match", "")
     if asked == "*" or etag in (tag.strip().removeprefix("W/") for tag in asked.split(",")):
         return Response(status_code=304, headers=headers)
-    path = service.inspector.check(row.id, row.partition, row.sha256)
-    return StoredFile(path, media_type=PARQUET, headers=headers)
+
+    def unreadable() -> ProblemError:
+        bad = service.inspector.suspect(row.id)
+        return damaged_shard(row.id) if bad else gone(row.id)
+
+    source = service.inspector.shard(row.id)
+    return StoredFile(request, source, headers=headers, media_type=PARQUET, damaged=unreadable)

@@ -63,7 +63,11 @@ def catalog(state: MirrorState) -> dict[str, Any]:
             name: {"columns": TABLES[name], "files": files} for name, files in state.tables.items()
         },
         "datasets": {
-            name: {"columns": step_columns(spec), "files": state.shards.get(name, [])}
+            name: {
+                "columns": step_columns(spec),
+                "files": state.shards.get(name, []),
+                "excluded": state.excluded.get(name, []),
+            }
             for name, spec in state.specs.items()
         },
         "common": COMMON,

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Worker:
 
     def __init__(self, data: Path, share: int, *, nice: bool = False):
         self.catalog_version = -1
+        self.checksums: Mapping[str, bytes] = {}
+        """Of files that it was told about."""
         self.layers: dict[str, bool] = {}
         self.share = share
         self._spent = False

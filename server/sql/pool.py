@@ -16,12 +16,13 @@ ahead of need, because a Python process with DuckDB takes a third of a second to
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from server.problems import ProblemError
 from server.sql.catalog import catalog
 from server.sql.child import START_SECONDS, Fat, Late, Worker
 from server.sql.turns import Turns
-from stepwell.messages import Column
+from stepwell.messages import Column, Excluded
 
 Form = Literal["json", "arrow"]
 GRACE = 0.2
@@ -66,6 +67,8 @@ class Result:
     elapsed_ms: float
     payload: bytearray
     """A JSON list of rows, or an Arrow IPC stream."""
+    excluded: list[Excluded]
+    """Damaged files whose rows are not in the steps that it read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class SqlPool:
         memory: int = 1 << 30,
         max_timeout: float = 60.0,
         max_bytes: int = 64 << 20,
+        on_damage: Callable[[list[str]], object] = lambda _files: None,
     ):
         self._data = data.resolve()
         self._mirror = mirror
@@ -127,6 +131,7 @@ class SqlPool:
         self.memory = Memory.of(memory, workers)
         self._max_timeout = max_timeout
         self._max_bytes = min(max_bytes, self.memory.answers // 2)
+        self._on_damage = on_damage
         self.most_at_once = workers + waiting
         """Queries of callers that are admitted at one time."""
         self._callers = Turns[Worker](
@@ -198,7 +203,7 @@ class SqlPool:
                 "dataset": dataset,
             }
             began = time.monotonic()
-            header, payload = self._ask(user, request, state, deadline)
+            header, payload = self._sound(user, request, sql, dataset, state, deadline)
             log.info(
                 "query",
                 user=user,
@@ -214,6 +219,7 @@ class SqlPool:
             header["truncated"],
             header["elapsed_ms"],
             payload,
+            [Excluded(**one) for one in header["excluded"]],
         )
         weakref.finalize(result, self._release, user, len(payload))
         return result
@@ -266,7 +272,11 @@ class SqlPool:
             "only": dataset,
             "known": _SELECTABLE,
         }
-        header, payload = self._ask(OWN, request, state, deadline, rows)
+        if state is None:  # of `rows` alone: no file is read
+            header, payload = self._ask(OWN, request, None, deadline, rows)
+        else:
+            text = f"{select} trajectories"
+            header, payload = self._sound(OWN, request, text, dataset, state, deadline)
         try:
             if not header["ok"]:
                 raise _refused(header, seconds)
@@ -322,6 +332,26 @@ class SqlPool:
                 " more time",
             ) from None
 
+    def _sound(
+        self,
+        user: str,
+        request: dict[str, Any],
+        text: str,
+        dataset: str | None,
+        state: MirrorState,
+        deadline: float,
+    ) -> tuple[dict[str, Any], bytearray]:
+        """`_ask`, and again without the files that turn out to be damaged. Raises 503."""
+        header, payload = self._ask(user, request, state, deadline)
+        while damaged := header.get("damaged"):
+            # Taken out of circulation, or made anew: then the same question once more.
+            self._on_damage(damaged)
+            if time.monotonic() >= deadline:
+                raise _still_damaged(damaged)
+            state = self._state(text, dataset, deadline)
+            header, payload = self._ask(user, request, state, deadline)
+        return header, payload
+
     def _ask(
         self,
         user: str,
@@ -347,11 +377,13 @@ class SqlPool:
         try:
             if state is not None and worker.catalog_version != state.version:
                 request = {**request, "catalog": catalog(state)}
+                request |= _checksums_for(worker, state)
             seconds = max(0.0, deadline - time.monotonic())
             request = {**request, "seconds": seconds}
             header, payload = worker.ask(request, deadline + GRACE, room, rows)
             if state is not None:
                 worker.catalog_version = state.version
+                worker.checksums = state.checksums
             kept = bool(header["ok"])
             return header, payload
         except Late:
@@ -492,6 +524,27 @@ def _check_json(sql: str, params: Any) -> None:
         ) from None
 
 
+def _checksums_for(worker: Worker, state: MirrorState) -> dict[str, Any]:
+    """Of files that are new to the worker, and names of those that it can forget."""
+    known, wanted = worker.checksums, state.checksums
+    fresh = {file: sums for file, sums in wanted.items() if known.get(file) is not sums}
+    return {
+        "checksums": {file: base64.b64encode(sums).decode() for file, sums in fresh.items()},
+        "forget": [file for file in known if file not in wanted],
+    }
+
+
+def _still_damaged(files: list[str]) -> ProblemError:
+    return ProblemError(
+        503,
+        "damaged",
+        "damaged files were found and taken out of circulation; ask again, and the answer will say"
+        " which are left out",
+        got=", ".join(files)[:200],
+        headers={"Retry-After": "1"},
+    )
+
+
 def _timeout(seconds: float) -> ProblemError:
     return ProblemError(
         422,
@@ -556,6 +609,12 @@ def _bad_selection(detail: str, expected: str, got: str) -> ProblemError:
 def build(service: Any) -> SqlPool:
     """The part of the service that deps.py asks for."""
     settings = service.settings
+
+    def on_damage(files: list[str]) -> None:
+        log.error("a query met damaged files", files=files)
+        service.inspector.report(files)
+        service.mirror.discard(files)
+
     return SqlPool(
         settings.data,
         service.mirror,
@@ -565,4 +624,5 @@ def build(service: Any) -> SqlPool:
         memory=settings.sql_memory,
         max_timeout=settings.sql_max_timeout,
         max_bytes=settings.sql_max_bytes,
+        on_damage=on_damage,
     )

@@ -5,12 +5,16 @@ one request after another over stdin and stdout, each in a fresh in-memory DuckD
 files it was given and nothing else, and that is closed after one query.
 
     frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
-    request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?}
+    request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?,
+              checksums?}
               form rows: a snapshot's selection (selecting.py); of the payload's rows, if any
-    answer    {ok: true, columns, rows, truncated, elapsed_ms} + JSON rows, or an Arrow stream
+    answer    {ok: true, columns, rows, truncated, elapsed_ms, excluded} + JSON rows, or an Arrow
+              stream
               {ok: false, code, detail, expected, got}
+              {ok: false, damaged: [files]}           no answer: some bytes are not as written
 
-`catalog` is what the tables are made of (server/sql/catalog.py); it stays until another comes.
+`catalog` is what the tables are made of (server/sql/catalog.py); it stays until another comes, and
+so do `checksums`. DuckDB itself looks at no checksum of Parquet: it reads through files.py.
 """
 
 from __future__ import annotations
@@ -64,6 +68,8 @@ def main(argv: list[str]) -> int:
     import duckdb
     import pyarrow  # noqa: F401 - loaded now, so that no query pays for it
 
+    from server.sql.files import StoredFiles
+
     parser = duckdb.connect(":memory:", config=THREADS)
     parser.execute("SELECT json_serialize_sql('SELECT 1')")
     room = share - _memory(statm)[0] - _CONNECTION
@@ -71,20 +77,24 @@ def main(argv: list[str]) -> int:
     memory = room * 7 // 10
     write_frame(stdout, {"ok": True, "confined": layers})
     catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
+    files = StoredFiles()
     # Made ahead of need, like the process itself: half of what a small query costs.
-    connection = _connect(memory)
+    connection = _connect(memory, files)
     _limit_data(_memory(statm)[1] + room)
     while (frame := read_frame(stdin)) is not None:
         request, rows = frame
         catalog = request.get("catalog") or catalog
+        files.learn(request.get("checksums") or {}, forget=request.get("forget") or ())
         request["max_bytes"] = min(int(request["max_bytes"]), room // 2)
         signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]) + ORPHAN_SECONDS)
         header, payload = _answer(request, rows, catalog, parser, connection)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if files.damaged:  # whatever was made of the rest
+            header, payload = {"ok": False, "damaged": sorted(files.damaged)}, b""
         write_frame(stdout, header, payload)
         del payload
         connection.close()
-        connection = _connect(memory)
+        connection = _connect(memory, files)
     return 0
 
 
@@ -149,8 +159,9 @@ def _answer(
         allowed = check(request["sql"], parser)
         if request["form"] == "rows":
             return _select(request, rows, allowed, catalog, parser, connection, began)
-        _make_tables(connection, allowed.tables, catalog, request)
-        header, payload = _run(connection, allowed, request, began)
+        excluded = _make_tables(connection, allowed.tables, catalog, request)
+        header, payload = _run(connection, allowed, request, excluded, began)
+        header["excluded"] = excluded
         header["elapsed_ms"] = (time.perf_counter() - began) * 1e3
         return header, payload
     except NotAllowed as error:
@@ -180,7 +191,7 @@ def _clean(error: BaseException) -> str:
     return str(error).replace(os.getcwd() + "/", "").replace(os.getcwd(), "")[:2000]
 
 
-def _connect(memory: int) -> Any:
+def _connect(memory: int, files: Any = None) -> Any:
     import duckdb
 
     # Said at birth: it would start threads for every core first.
@@ -198,6 +209,9 @@ def _connect(memory: int) -> Any:
         "TimeZone = 'UTC'",
     ):
         connection.execute(f"SET {setting}")
+    if files is not None:
+        files.damaged.clear()
+        connection.register_filesystem(files)
     return connection
 
 
@@ -212,8 +226,11 @@ def _make_tables(
     wanted: frozenset[tuple[str, str]],
     catalog: dict[str, Any],
     request: dict[str, Any],
-) -> None:
-    """Create what the query names, allow exactly the files behind it, then close the door."""
+) -> list[dict[str, Any]]:
+    """Create what the query names, allow exactly the files behind it, then close the door.
+
+    Returns the damaged files that are left out of the steps it names.
+    """
     names = {name for schema, name in wanted if schema in ("", "main")}
     schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
     dataset = request.get("dataset")
@@ -227,7 +244,7 @@ def _make_tables(
     if chosen or request["form"] == "rows":
         tables["trajectories"] = catalog["tables"]["trajectories"]
     files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
-    connection.execute(f"SET allowed_paths = [{', '.join(map(_text, files))}]")
+    connection.execute(f"SET allowed_paths = [{', '.join(map(_stored, files))}]")
     for name, entry in tables.items():
         connection.execute(f"CREATE VIEW _all_{name} AS {_table_sql(entry)}")
         # A selection for one dataset sees only that dataset's trajectories.
@@ -247,6 +264,11 @@ def _make_tables(
         connection.execute(f"CREATE VIEW steps AS {_bare_steps(chosen, views, catalog, dataset)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
+    return [
+        {"dataset": name, "file": file, "trajectories": count}
+        for name, entry in chosen.items()
+        for file, count in entry["excluded"]
+    ]
 
 
 def _table_sql(entry: dict[str, Any]) -> str:
@@ -254,7 +276,7 @@ def _table_sql(entry: dict[str, Any]) -> str:
     if not entry["files"]:
         return _empty(columns)
     names = ", ".join(_name(name) for name, _ in columns)
-    return f"SELECT {names} FROM read_parquet([{', '.join(map(_text, entry['files']))}])"
+    return f"SELECT {names} FROM read_parquet([{', '.join(map(_stored, entry['files']))}])"
 
 
 def _steps_sql(entry: dict[str, Any]) -> str:
@@ -262,7 +284,7 @@ def _steps_sql(entry: dict[str, Any]) -> str:
     if not entry["files"]:
         return _empty([(name, kind) for name, kind, _ in entry["columns"]])
     columns = ", ".join(f"{expr} AS {_name(name)}" for name, _, expr in entry["columns"])
-    files = ", ".join(map(_text, entry["files"]))
+    files = ", ".join(map(_stored, entry["files"]))
     return (
         f"SELECT {columns} FROM read_parquet([{files}], filename = '_file') AS s"
         " JOIN _all_trajectories AS t ON s._file = t._file AND s.traj_idx = t.traj_idx"
@@ -293,6 +315,10 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _stored(file: str) -> str:
+    return _text(f"stored://{file}")  # the name that `_file` of a trajectory has too
+
+
 def _text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
@@ -301,7 +327,7 @@ def _text(text: str) -> str:
 
 
 def _run(
-    connection: Any, allowed: Any, request: dict[str, Any], began: float
+    connection: Any, allowed: Any, request: dict[str, Any], excluded: list[Any], began: float
 ) -> tuple[dict[str, Any], Payload]:
     limit, params = int(request["limit"]), request.get("params")
     text: str = allowed.wrapped(limit + 1)
@@ -315,7 +341,7 @@ def _run(
     if request["form"] == "json":
         payload, rows, cut = _json(connection, text, relation, request)
     else:
-        payload, rows, cut = _arrow(relation, limit, most, began)
+        payload, rows, cut = _arrow(relation, limit, most, excluded, began)
     return {"ok": True, "columns": columns, "rows": rows, "truncated": cut}, payload
 
 
@@ -336,7 +362,7 @@ def _select(
         _make_tables(connection, allowed.tables, catalog, request)
     limit, most = int(request["limit"]), int(request["max_bytes"])
     relation = selecting.relation_of(request, rows, allowed.wrapped(limit + 1), columns, connection)
-    payload, count, cut = _arrow(relation, limit, most, began, at_once=65_536)
+    payload, count, cut = _arrow(relation, limit, most, [], began, at_once=65_536)
     reads = None if columns is None else sorted(columns)
     return {"ok": True, "rows": count, "truncated": cut, "reads": reads}, payload
 
@@ -376,7 +402,12 @@ def _time_as_text(number: int, name: str, kind: str) -> str:
 
 
 def _arrow(
-    relation: Any, limit: int, max_bytes: int, began: float, at_once: int = _BATCH
+    relation: Any,
+    limit: int,
+    max_bytes: int,
+    excluded: list[Any],
+    began: float,
+    at_once: int = _BATCH,
 ) -> tuple[ArrowStream, int, bool]:
     """An Arrow IPC stream of rows, as many as fit; its schema's metadata tells of the query."""
     import pyarrow as pa
@@ -396,6 +427,7 @@ def _arrow(
         rows += batch.num_rows
     elapsed = (time.perf_counter() - began) * 1e3
     told = {"truncated": "true" if cut else "false", "elapsed_ms": f"{elapsed:.3f}"}
+    told["excluded"] = json.dumps(excluded)
     table = pa.Table.from_batches(batches, reader.schema)
     for place, kind in enumerate(relation.types):
         if str(kind) == "HUGEINT":

@@ -12,6 +12,7 @@ headers and digests. So an index can be rebuilt from the files alone (upkeep/reb
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from server.checksums import Source
 from stepwell.codec import HEADER_KEY, from_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema, spec_of
 from stepwell.spaces import EnvSpec
@@ -31,6 +33,8 @@ from stepwell.trajectory import Trajectory
 TRAJ_IDX, T = "traj_idx", "t"
 DATASET_KEY = b"stepwell.dataset"
 TRAJECTORIES_KEY = b"stepwell.trajectories"
+DIGEST_KEY = b"stepwell.digest"
+"""Of the dataset, the spec and the table: a lost index must not be rebuilt from a damaged one."""
 MAX_GROUP_ROWS = 65_536
 """Only a trajectory longer than this is split over row groups."""
 
@@ -121,14 +125,17 @@ def write_shard(
             row += entry.rows
         close_group()
         table = json.dumps([entry.to_json() for entry in placed], separators=(",", ":"))
-        writer.add_key_value_metadata(
-            {
-                DATASET_KEY.decode(): dataset,
-                TRAJECTORIES_KEY.decode(): table,
-                FORMAT_KEY.decode(): schema.metadata[FORMAT_KEY].decode(),
-                SPEC_KEY.decode(): schema.metadata[SPEC_KEY].decode(),
-            }
-        )
+        described = {
+            DATASET_KEY: dataset.encode(),
+            TRAJECTORIES_KEY: table.encode(),
+            SPEC_KEY: schema.metadata[SPEC_KEY],
+        }
+        said = {
+            **described,
+            FORMAT_KEY: schema.metadata[FORMAT_KEY],
+            DIGEST_KEY: _digest(described),
+        }
+        writer.add_key_value_metadata({key.decode(): text.decode() for key, text in said.items()})
     return placed
 
 
@@ -172,32 +179,50 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def read_footer(path: Path) -> Footer:
+def read_footer(source: Source) -> Footer:
     """What the shard says of itself. Raises `ShardDamaged`."""
     try:
-        metadata = pq.read_metadata(path)
-        entries = json.loads(metadata.metadata[TRAJECTORIES_KEY])
+        with source.open() as file:
+            found: dict[bytes, bytes] = pq.read_metadata(file).metadata
+        described = {key: found[key] for key in (DATASET_KEY, SPEC_KEY, TRAJECTORIES_KEY)}
+        # Shards of earlier versions have none.
+        if found.get(DIGEST_KEY, b"") not in (b"", _digest(described)):
+            raise ValueError("its digest differs")
+        entries = json.loads(found[TRAJECTORIES_KEY])
         return Footer(
-            metadata.metadata[DATASET_KEY].decode(),
-            spec_of(pa.schema([], metadata=metadata.metadata)),
+            found[DATASET_KEY].decode(),
+            spec_of(pa.schema([], metadata=found)),
             tuple(Entry(**entry) for entry in entries),
         )
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise ShardDamaged(f"{path.name}: its footer cannot be read ({error})") from None
+        raise ShardDamaged(f"{source.path.name}: its footer cannot be read ({error})") from None
+
+
+def _digest(described: dict[bytes, bytes]) -> bytes:
+    """sha256 over what the footer says, as hexadecimal text."""
+    sha = hashlib.sha256()
+    for key in sorted(described):
+        sha.update(b"%s %d\n" % (key, len(described[key])))
+        sha.update(described[key])
+    return sha.hexdigest().encode()
 
 
 @lru_cache(maxsize=32)
-def cached_footer(path: Path) -> Footer:
+def cached_footer(source: Source) -> Footer:
     """`read_footer` of an immutable file, remembered."""
-    return read_footer(path)
+    return read_footer(source)
 
 
-def read_batches(path: Path) -> Iterator[tuple[Entry, pa.RecordBatch]]:
+def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
     """Every trajectory of a shard in order, one row group in memory at a time."""
-    footer = read_footer(path)
+    footer = read_footer(source)
     schema = arrow_schema(footer.spec)
+    path = source.path
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with (
+            source.open() as raw,
+            pq.ParquetFile(raw, page_checksum_verification=True) as file,
+        ):
             groups = file.iter_batches(batch_size=MAX_GROUP_ROWS)
             rest: pa.Table | None = None
             for entry in footer.entries:
@@ -210,13 +235,16 @@ def read_batches(path: Path) -> Iterator[tuple[Entry, pa.RecordBatch]]:
         raise ShardDamaged(f"{path.name}: {error}") from None
 
 
-def read_trajectory(path: Path, traj_idx: int) -> Trajectory:
+def read_trajectory(source: Source, traj_idx: int) -> Trajectory:
     """One trajectory, reading only the row groups that it lies in. Raises `ShardDamaged`."""
-    footer = cached_footer(path)
+    path, footer = source.path, cached_footer(source)
     entry = footer.entries[traj_idx]
     start, stop = entry.row_start, entry.row_start + entry.rows
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with (
+            source.open() as raw,
+            pq.ParquetFile(raw, page_checksum_verification=True) as file,
+        ):
             groups: list[int] = []
             first = row = 0
             for index in range(file.metadata.num_row_groups):
@@ -234,6 +262,13 @@ def read_trajectory(path: Path, traj_idx: int) -> Trajectory:
         raise ShardDamaged(f"{path.name}: rows {start} … {stop} are not trajectory {traj_idx}")
     batch = _plain(table, arrow_schema(footer.spec))
     return from_batch(batch, {HEADER_KEY: json.dumps(entry.header).encode()}, footer.spec)
+
+
+def check_digest(entry: Entry, batch: pa.RecordBatch, spec: EnvSpec) -> None:
+    """The content must be what was acknowledged. Raises `ShardDamaged`, `InvalidData`."""
+    header = {HEADER_KEY: json.dumps(entry.header).encode()}
+    if from_batch(batch, header, spec).digest != entry.digest:
+        raise ShardDamaged(f"{entry.id}: its content is not what was acknowledged")
 
 
 def _plain(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:

@@ -24,6 +24,7 @@ from typing import Self
 
 import uuid_utils
 
+from server.checksums import Checksummer, Checksums, Examined, Source, examine
 from server.failpoints import failpoint
 
 FOLDERS = (
@@ -51,6 +52,12 @@ class Stored:
     path: Path
     bytes: int
     sha256: str
+    checksums: Checksums
+    """Of its blocks (server/checksums.py): the index keeps them, so that every read is checked."""
+
+    @property
+    def source(self) -> Source:
+        return Source(self.path, self.bytes, self.checksums)
 
 
 def new_name(prefix: str, suffix: str = "") -> str:
@@ -132,25 +139,21 @@ class Writer:
         self.tmp = store.root / "tmp" / f"{uuid_utils.uuid7()}-{target.name}"
         self._points = points
         self._file = open(self.tmp, "xb")
-        self._sha = hashlib.sha256()
+        self._sha, self._checksums = hashlib.sha256(), Checksummer()
         self._bytes = 0
+        self._filled: Examined | None = None
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._sha.update(data)
+        self._checksums.update(data)
         self._bytes += len(data)
 
     def fill(self, write: Callable[[Path], object], *, digest: bool = True) -> None:
         """Let a library that wants a path write the content; `digest`: `Stored` has its sha256."""
         assert self._bytes == 0, "either write() or fill()"
         write(self.tmp)
-        if not digest:
-            self._bytes = self.tmp.stat().st_size
-            return
-        with open(self.tmp, "rb") as file:
-            while chunk := file.read(1 << 20):
-                self._sha.update(chunk)
-                self._bytes += len(chunk)
+        self._filled = examine(self.tmp, digest=digest)
 
     def commit(self) -> Stored:
         self._file.flush()
@@ -164,7 +167,9 @@ class Writer:
         sync_directory(self.target.parent)
         if self._points:
             failpoint(self._points[1])
-        return Stored(self.target, self._bytes, self._sha.hexdigest())
+        if (found := self._filled) is not None:
+            return Stored(self.target, found.size, found.sha256, found.checksums)
+        return Stored(self.target, self._bytes, self._sha.hexdigest(), self._checksums.result())
 
     def __enter__(self) -> Self:
         return self

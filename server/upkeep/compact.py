@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 import structlog
+from sqlalchemy.engine import Connection
 
+from server.checksums import Source
 from server.failpoints import failpoint
 from server.index.db import Database, next_mark
 from server.index.tables import datasets, shards, trajectories
@@ -123,13 +125,14 @@ def _rewrite(
             .where(t.shard_pk.in_(pks), t.state != "evicted")
             .order_by(t.partition, t.shard_pk, t.traj_idx)
         ).all()
+        sources = _sources(connection, store, group)
     failpoint("compact.before_tmp")
     made = []
     order = {pk: place for place, pk in enumerate(pks)}
     for _, members in groupby(rows, key=lambda row: row.partition):
         chosen = sorted(members, key=lambda row: (order[row.shard_pk], row.traj_idx))
-        entries = list(_entries(store, pks, chosen))
-        batches = _batches(store, pks, chosen)
+        entries = list(_entries(sources, chosen))
+        batches = _batches(sources, chosen)
         keys = [row.pk for row in chosen]
         made.append(new_shard(store, settings, dataset, entries, batches, keys, POINTS))
     with db.write() as connection:
@@ -145,24 +148,37 @@ def _rewrite(
     failpoint("compact.after_commit")
 
 
-def _entries(store: Store, pks: dict[int, _Shard], rows: Sequence[Any]) -> Iterator[Entry]:
+def _entries(sources: dict[int, Source], rows: Sequence[Any]) -> Iterator[Entry]:
     """Descriptions as the old footers have them, with seq and partition of today."""
-    footers = {pk: read_footer(_path(store, shard)) for pk, shard in pks.items()}
+    footers = {pk: read_footer(source) for pk, source in sources.items()}
     for row in rows:
         entry = footers[row.shard_pk].entries[row.traj_idx]
         if entry.id != row.id:
-            raise ShardDamaged(f"{pks[row.shard_pk].id}: trajectory {row.traj_idx} is another one")
+            name = sources[row.shard_pk].path.name
+            raise ShardDamaged(f"{name}: trajectory {row.traj_idx} is another one")
         yield replace(entry, seq=row.seq, partition=row.partition)
 
 
-def _batches(store: Store, pks: dict[int, _Shard], rows: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+def _batches(sources: dict[int, Source], rows: Sequence[Any]) -> Iterator[pa.RecordBatch]:
     """The rows of the chosen trajectories in their order: shards are read front to back, once."""
     for pk, members in groupby(rows, key=lambda row: row.shard_pk):
         wanted = {row.traj_idx for row in members}
-        for index, (_, batch) in enumerate(read_batches(_path(store, pks[pk]))):
+        for index, (_, batch) in enumerate(read_batches(sources[pk])):
             if index in wanted:
                 yield batch
 
 
-def _path(store: Store, shard: _Shard) -> Any:
-    return store.path(f"shards/{shard.partition}", f"{shard.id}.parquet")
+def _sources(connection: Connection, store: Store, group: Sequence[_Shard]) -> dict[int, Source]:
+    s = shards.c
+    rows = connection.execute(
+        sa.select(s.pk, s.checksums).where(s.pk.in_(shard.pk for shard in group))
+    )
+    checksums = {row.pk: row.checksums for row in rows}
+    return {
+        shard.pk: Source(
+            store.path(f"shards/{shard.partition}", f"{shard.id}.parquet"),
+            shard.bytes,
+            checksums[shard.pk],
+        )
+        for shard in group
+    }

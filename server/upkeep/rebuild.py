@@ -9,24 +9,26 @@ import that had not committed stays out. `Rebuilt.lost` says it. Files of data a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.checksums import Source, examine
 from server.index.db import Database, next_epoch, next_mark, upgrade
 from server.index.tables import datasets, segments, shards
 from server.ingest.bulk import FOLDER, SUFFIX
 from server.ingest.evict import enforce
 from server.ingest.rows import chunks, insert_rows, row_of
-from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
-from server.storage.shards import Entry, ShardDamaged, read_footer
+from server.ingest.spool import MAGIC, Record, SegmentDamaged, SegmentFile
+from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
 from server.upkeep.salvage import Salvaged, from_old_index, from_policy_files
+from stepwell.errors import InvalidData
 from stepwell.spaces import EnvSpec
 
 
@@ -89,7 +91,7 @@ def rebuild(data: Path) -> Rebuilt:
             next_epoch(connection)
             for name in ("runs", "metrics", "policies", "evaluations"):
                 setattr(result, name, salvaged.counts[name])
-            result.lost = [*salvaged.lost, *ALWAYS_LOST]
+            result.lost += [*salvaged.lost, *ALWAYS_LOST]
     finally:
         db.close()
     return result
@@ -113,7 +115,7 @@ def _read_segments(
             .returning(segments.c.pk)
         ).scalar_one()
         result.segments += 1
-        for record in file.scan():
+        for record in _records(file, result):
             if "spec" in record.head:
                 spec = EnvSpec.from_json(record.head["spec"])
                 found.setdefault(record.dataset, _Found(spec))
@@ -125,6 +127,25 @@ def _read_segments(
                 }
                 place |= {"shard_pk": None, "traj_idx": None, "row_start": None}
                 found[record.dataset].entries[record.entry.id] = (record.entry, place)
+
+
+def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
+    """Every whole record, also behind those that are damaged."""
+    name, end = file.path.name, len(MAGIC)
+    start: int | None = end
+    while start is not None:
+        for record in file.scan(start):
+            end = record.end
+            yield record
+        start = file.next_record(end)
+        if start is not None:
+            result.unreadable.append(f"{name}: bytes {end} to {start}")
+            end = start
+    if end < file.size:
+        result.lost.append(
+            f"the last {file.size - end} bytes of {name}: torn by a crash, so never acknowledged,"
+            " or damaged"
+        )
 
 
 def _read_shards(
@@ -141,8 +162,13 @@ def _read_shards(
     for partition, name in sorted(files, key=lambda file: file[1]):
         path = store.path(f"shards/{partition}", name)
         try:
-            footer = read_footer(path)
-        except ShardDamaged:
+            file = examine(path)
+            source = Source(path, file.size, file.checksums)
+            footer = read_footer(source)
+            # Nothing else says any more what was written: all of it is compared, so this is slow.
+            for entry, batch in read_batches(source):
+                check_digest(entry, batch, footer.spec)
+        except (OSError, ShardDamaged, InvalidData):
             result.unreadable.append(name)
             continue
         dataset = found.setdefault(footer.dataset, _Found(footer.spec))
@@ -155,8 +181,10 @@ def _read_shards(
                 id=name.removesuffix(".parquet"),
                 partition=partition,
                 state="live",
-                sha256=_sha256(path),
-                bytes=path.stat().st_size,
+                sha256=file.sha256,
+                bytes=file.size,
+                checksums=file.checksums,
+                verified_at=time.time(),
                 rows=sum(entry.rows for entry in footer.entries),
                 trajectories=len(footer.entries),
                 seq_min=min(entry.seq for entry in footer.entries),
@@ -228,8 +256,3 @@ def _insert(
             connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
         result.datasets += 1
         result.trajectories += len(rows) - enforce(connection, pk, time.time(), mark)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

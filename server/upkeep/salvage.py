@@ -8,7 +8,6 @@ what its readable pages hold; `Salvaged.lost` says in words what did not come ba
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.checksums import examine
 from server.index.tables import metadata, policies, runs
 from server.storage.store import Store
 from stepwell.messages import CreateRun
@@ -148,16 +148,17 @@ def _add_policy(
     taken = sa.select(p.pk).where(p.run_pk == pk, p.version == version)
     if connection.execute(taken).scalar() is not None:
         return False
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    file = examine(path)
     said = {k: extra[k] for k in ("run", "snapshot", "git_commit") if k in extra}
     connection.execute(
         sa.insert(policies).values(
             run_pk=pk,
             version=version,
-            sha256=digest,
+            sha256=file.sha256,
             file=path.name,
-            bytes=path.stat().st_size,
+            bytes=file.size,
+            checksums=file.checksums,
+            verified_at=made,
             step=version,
             metadata=json.dumps({**said, "step": version}),
             created_at=made,

@@ -13,6 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 import structlog
 
+from server.checksums import Source
 from server.index.db import Database
 from server.index.tables import policies, shards, snapshots
 from server.ingest.bulk import FOLDER, SUFFIX
@@ -90,7 +91,7 @@ class Sweeper:
 
 def _all_known(db: Database, path: Path) -> bool:
     try:
-        ids = [entry.id for entry in read_footer(path).entries]
+        ids = [entry.id for entry in read_footer(Source(path)).entries]
     except ShardDamaged:
         return False
     with db.read() as connection:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from stepwell import messages
@@ -16,14 +17,23 @@ from stepwell.spaces import Array
 
 
 class SqlResult:
-    """The answer to a query: an Arrow table, and whether it is all of it.
+    """The answer to a query: an Arrow table, whether it is all of it, and what it lacks.
 
     for row in result: …           rows as tuples of Python values; also `result.rows`
     result.to_arrow() · .to_pandas() · .to_numpy()
     """
 
-    def __init__(self, table: Any, *, truncated: bool = False, elapsed_ms: float = 0.0):
+    def __init__(
+        self,
+        table: Any,
+        *,
+        truncated: bool = False,
+        elapsed_ms: float = 0.0,
+        excluded: Sequence[messages.Excluded] = (),
+    ):
         self._table = table
+        self.excluded = list(excluded)
+        """Damaged files of the service whose rows are not in `steps`, if the query reads it."""
         self.truncated = truncated
         """There were more rows than the limit."""
         self.elapsed_ms = elapsed_ms
@@ -45,6 +55,8 @@ class SqlResult:
 
     def __repr__(self) -> str:
         more = ", truncated" if self.truncated else ""
+        if self.excluded:
+            more += f", without {len(self.excluded)} damaged files"
         return f"SqlResult({len(self)} rows × {self.columns}{more}, {self.elapsed_ms:.0f} ms)"
 
     def one(self) -> Any:
@@ -106,6 +118,10 @@ class Queries(Transport):
             table.replace_schema_metadata(None),
             truncated=metadata.get(b"truncated", b"false").lower() in (b"true", b"1"),
             elapsed_ms=float(metadata.get(b"elapsed_ms", b"0")),
+            excluded=[
+                messages.Excluded.model_validate(one)
+                for one in orjson.loads(metadata.get(b"excluded", b"[]"))
+            ],
         )
 
     def query_schema(self) -> messages.QuerySchema:

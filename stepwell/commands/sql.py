@@ -55,12 +55,19 @@ def main(argv: list[str] | None = None) -> int:
                 "rows": result.rows,
                 "truncated": result.truncated,
                 "elapsed_ms": result.elapsed_ms,
+                "excluded": [one.model_dump() for one in result.excluded],
             }
         )
     else:
         common.print_table(result.columns, result.rows, empty="no rows")
     if result.truncated:
         print(f"stepwell: only the first {len(result)} rows; raise --limit", file=sys.stderr)
+    for one in result.excluded:
+        print(
+            f"stepwell: warning: {one.trajectories} trajectories of {one.dataset} are left out:"
+            f" {one.file} is damaged; see stepwell fsck",
+            file=sys.stderr,
+        )
     return 0
 
 

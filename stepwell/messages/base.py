@@ -80,3 +80,13 @@ class Problem(Response):
     expected: Any = None
     got: Any = None
     errors: list[Json] | None = None
+
+
+class Excluded(Response):
+    """A damaged file, and what the answer therefore lacks."""
+
+    dataset: str
+    file: str
+    """A shard (sh_…), or a segment whose records could not be sealed (sg_…)."""
+    trajectories: int
+    """Living ones in it."""

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from stepwell.messages.base import (
     Document,
+    Excluded,
     Json,
     Limit,
     Name,
@@ -84,6 +85,8 @@ class Dataset(Response):
     return_max: float | None = None
     length_mean: float | None = None
     last_ingest_at: float | None = None
+    excluded: list[Excluded] = []
+    """Damaged files, whose trajectories are in no `steps` and no new snapshot."""
 
 
 class DatasetPage(Response):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from stepwell.messages.base import Json, Name, Request, Response, Text
+from stepwell.messages.base import Excluded, Json, Name, Request, Response, Text
 
 # --- SQL ---------------------------------------------------------------------------------------
 
@@ -33,6 +33,8 @@ class QueryResult(Response):
     truncated: bool = False
     """There were more rows than `limit`."""
     elapsed_ms: float
+    excluded: list[Excluded] = []
+    """Damaged files whose rows are not in `steps`, if the query reads it."""
 
 
 class Table(Response):
@@ -92,6 +94,8 @@ class Snapshot(Response):
     leased_until: float | None = None
     added: int | None = None
     removed: int | None = None
+    excluded: list[Excluded] = []
+    """Damaged files whose trajectories were selected and left out."""
 
 
 class SnapshotPage(Response):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from server import failpoints, fsck
+from stepwell.errors import Gone, ServiceUnreachable
 
 
-@pytest.mark.parametrize("name", failpoints.ALL)
+@pytest.mark.parametrize("name", [n for n in failpoints.ALL if n not in failpoints.ON_DAMAGE])
 def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     name: str,
     start_service: Callable[..., Any],
@@ -29,6 +30,43 @@ def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     reopen(service.data, ledger)
     restarted = fsck.check(service.data, deep=True)
     assert restarted.findings == []
+
+
+@pytest.mark.parametrize("name", failpoints.ON_DAMAGE)
+def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
+    name: str,
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Any],
+    ledger: Any,
+) -> None:
+    """Whatever the index says of the damaged file by then, nothing wrong is read from it."""
+    service = start_service(env={"STEPWELL_FAILPOINT": name, "STEPWELL_SQL_WORKERS": "1"})
+    before = traffic(service)
+    before.prepare()
+    before.post("kept", 2)
+    before.client.flush("kept")
+    before.client.publish_policy("r", 1, b"weights" * 1000)
+    (policy,) = (service.data / "policies").iterdir()
+    (shard,) = (service.data / "shards" / "fifo").iterdir()
+    for path in (policy, shard):
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 4
+        path.write_bytes(content)
+    with pytest.raises(ServiceUnreachable):
+        before.client.publish_policy("r", 1, b"weights" * 1000)
+        before.client.sql("select sum(reward) from kept.steps")
+    assert service.wait_exit() == -9, service.tail()
+    with service.start(env={"STEPWELL_FAILPOINT": ""}).client() as client:
+        client.publish_policy("r", 1, b"weights" * 1000)
+        assert client.policy_bytes("r", 1).data == b"weights" * 1000
+        answer = client.sql("select count(*) from kept.steps", timeout=30)
+        assert (answer.one(), [one.trajectories for one in answer.excluded]) == (0, [2])
+        for trajectory_id in ledger.kept:
+            with pytest.raises(Gone):
+                client.steps(trajectory_id)
+    assert service.stop() == 0, service.tail()
+    problems = [f.where for f in fsck.check(service.data).findings if not f.note]
+    assert problems == [f"shards/fifo/{shard.name}"]
 
 
 def test_every_failpoint_named_is_reached_by_the_source() -> None:

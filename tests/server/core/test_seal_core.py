@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from server.checksums import Source
 from server.storage.shards import (
     Entry,
     ShardDamaged,
@@ -50,11 +51,11 @@ def test_every_kind_of_space_survives_a_shard(tmp_path: Path) -> None:
     spec = make_rich_spec()
     sent = [make_trajectory(spec, length=n, seed=n) for n in (1, 40, 3, 25)]
     write(tmp_path / "s.parquet", spec, sent, group_rows=30)
-    again = [read_trajectory(tmp_path / "s.parquet", i) for i in range(4)]
+    again = [read_trajectory(Source(tmp_path / "s.parquet"), i) for i in range(4)]
     assert [t.digest for t in again] == [t.digest for t in sent]
     streamed = [
         from_batch(b, {HEADER_KEY: json.dumps(e.header).encode()}, spec).digest
-        for e, b in read_batches(tmp_path / "s.parquet")
+        for e, b in read_batches(Source(tmp_path / "s.parquet"))
     ]
     assert streamed == [t.digest for t in sent]
 
@@ -66,7 +67,7 @@ def test_row_groups_hold_whole_trajectories_and_only_giants_are_split(tmp_path: 
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     assert rows == [20, 10, 65_536, 4_465, 10]
     assert [entry.row_start for entry in entries] == [0, 10, 20, 30, 70_031]
-    giant = read_trajectory(tmp_path / "s.parquet", 3)
+    giant = read_trajectory(Source(tmp_path / "s.parquet"), 3)
     assert giant.digest == sent[3].digest
 
 
@@ -111,7 +112,7 @@ def test_mujoco_like_floats_take_at_most_four_fifths_of_their_raw_size(tmp_path:
 def test_the_footer_describes_itself(tmp_path: Path) -> None:
     sent = [make_trajectory(SPEC, length=3, seed=i, tags=("a",), policy="p/1") for i in range(3)]
     write(tmp_path / "s.parquet", SPEC, sent)
-    footer = read_footer(tmp_path / "s.parquet")
+    footer = read_footer(Source(tmp_path / "s.parquet"))
     assert (footer.dataset, footer.spec) == ("d", SPEC)
     assert [e.header for e in footer.entries] == [t.header() for t in sent]
     assert [(e.seq, e.digest) for e in footer.entries] == [
@@ -126,7 +127,7 @@ def test_a_flipped_bit_in_a_page_is_noticed(tmp_path: Path) -> None:
     data[len(data) // 3] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(ShardDamaged):
-        read_trajectory(path, 0)
+        read_trajectory(Source(path), 0)
 
 
 def test_segments_seal_when_idle_and_when_large(start: Callable[..., Any]) -> None:

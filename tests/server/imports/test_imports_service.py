@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from server.app import create_app
+from server.checksums import Source
 from server.deps import Service
 from server.index.tables import shards, trajectories
 from server.ingest import bulk
@@ -124,7 +125,7 @@ def test_the_footer_describes_what_was_imported(importing: Any, tmp_path: Path) 
             .order_by(trajectories.c.pk.desc())
         ).first()
     path = importing.service.store.path("shards/protected", f"{row[0]}.parquet")
-    footer = read_footer(path)
+    footer = read_footer(Source(path))
     assert footer.dataset == "footer"
     assert (footer.entries[-1].id, footer.entries[-1].seq) == (row[1], row[2])
 

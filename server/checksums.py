@@ -1,0 +1,203 @@
+"""Block checksums: every read of a stored file is checked against what was written.
+
+    file        | block 0 | block 1 | … | block n-1, shorter |
+    checksums   | crc32   | crc32   | … | crc32              |     4 bytes each, little-endian
+
+The index keeps them beside the sha256 of the whole file, which costs reading all of it. Standard
+library only: SQL workers, which import nothing else of ours, read through this too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK = 64 << 10
+"""Bytes under one checksum: what a small read costs at least."""
+Checksums = bytes
+"""Of a file, as the index keeps them."""
+STEP = 1 << 20
+"""Bytes read at once where a whole file is read."""
+
+
+class Corrupt(OSError):
+    """The bytes of the file `path` are not those that were written."""
+
+    def __init__(self, path: str | Path, what: str):
+        super().__init__(f"{path}: {what}")
+        self.path = str(path)
+
+
+class Checksummer:
+    """Checksums of a file that passes by in pieces."""
+
+    def __init__(self) -> None:
+        self._done = bytearray()
+        self._crc = self._filled = 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            part = view[: BLOCK - self._filled]
+            self._crc = zlib.crc32(part, self._crc)
+            self._filled += len(part)
+            if self._filled == BLOCK:
+                self._close_block()
+            view = view[len(part) :]
+
+    def result(self) -> bytes:
+        """Once everything has passed."""
+        if self._filled:
+            self._close_block()
+        return bytes(self._done)
+
+    def _close_block(self) -> None:
+        self._done += struct.pack("<I", self._crc)
+        self._crc = self._filled = 0
+
+
+def checksums_of(data: bytes | memoryview) -> bytes:
+    """Of a whole file's content."""
+    summer = Checksummer()
+    summer.update(data)
+    return summer.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file and what it must hold. Without checksums its bytes are taken as they are."""
+
+    path: Path
+    size: int = -1
+    """-1: as many as there are; the checksums still say how many blocks."""
+    checksums: Checksums | None = None
+
+    def open(self) -> CheckedFile | io.FileIO:
+        """For reading. Raises `Corrupt` (another size), FileNotFoundError."""
+        if self.checksums is None:
+            return io.FileIO(self.path)
+        return CheckedFile(str(self.path), self.size, self.checksums)
+
+    def read(self) -> bytes:
+        """All of it. Raises as `open`."""
+        with self.open() as file:
+            content: bytes = file.read()
+            return content
+
+
+class CheckedFile:
+    """A file for reading that raises `Corrupt` rather than hand out a byte that is not as written.
+
+    Each thread has a position of its own: DuckDB reads one handle from several threads, by a seek
+    and then a read, and another thread may come in between.
+    """
+
+    def __init__(self, path: str, size: int, checksums: bytes):
+        self.path = path
+        self._sums = struct.unpack(f"<{len(checksums) // 4}I", checksums)
+        self._at: dict[int, int] = {}
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self._fd).st_size
+        self.size = size = found if size < 0 else size
+        if found != size or len(self._sums) != -(-size // BLOCK):
+            self.close()
+            raise Corrupt(path, f"{found} bytes instead of {size}")
+
+    def read_at(self, start: int, count: int) -> bytes:
+        """At most `count` bytes from `start` on. Raises `Corrupt`."""
+        end = min(self.size, start + count)
+        if end <= start:
+            return b""
+        first, last = start // BLOCK, -(-end // BLOCK)
+        low, high = first * BLOCK, min(last * BLOCK, self.size)
+        data = os.pread(self._fd, high - low, low)
+        view = memoryview(data)
+        for number in range(first, last):
+            at = (number - first) * BLOCK
+            if zlib.crc32(view[at : at + BLOCK]) != self._sums[number]:
+                raise Corrupt(self.path, f"block {number} is not what was written")
+        return data if (start, end) == (low, high) else bytes(view[start - low : end - low])
+
+    # --- as a file object, for pyarrow and DuckDB -------------------------------------------------
+
+    def read(self, count: int | None = -1) -> bytes:
+        start = self.tell()
+        whole = count is None or count < 0
+        data = self.read_at(start, self.size - start if whole or count is None else count)
+        self._at[threading.get_ident()] = start + len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self.size}[whence]
+        self._at[threading.get_ident()] = base + offset
+        return base + offset
+
+    def tell(self) -> int:
+        return self._at.get(threading.get_ident(), 0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def flush(self) -> None:
+        """Nothing is ever written."""
+
+    def __enter__(self) -> CheckedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a whole file holds."""
+
+    size: int
+    sha256: str
+    checksums: Checksums
+
+
+def examine(
+    path: Path, step: Callable[[int, int, int], None] | None = None, *, digest: bool = True
+) -> Examined:
+    """Read a whole file. `step` is told (descriptor, offset, bytes) of each part once it is read.
+    Without `digest` there is no sha256.
+
+    Raises OSError, FileNotFoundError among them.
+    """
+    sha, summer, size = hashlib.sha256(), Checksummer(), 0
+    with open(path, "rb", buffering=0) as file:
+        while data := file.read(STEP):
+            if digest:
+                sha.update(data)
+            summer.update(data)
+            if step is not None:
+                step(file.fileno(), size, len(data))
+            size += len(data)
+    return Examined(size, sha.hexdigest() if digest else "", summer.result())
