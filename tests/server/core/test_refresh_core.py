@@ -104,6 +104,7 @@ def test_a_thousand_histories_in_small(
                 live.post(make(rng.randrange(1, 7), seed), rng.choice("de"))
             elif what == "eval":
                 live.post(make(2, seed, purpose="eval"), "d")
+                live.post(make(1, seed + 5, env='a "b",\n,c'), "e")
             elif what in ("label", "protect"):
                 chosen = rng.choice(live.listing("d"))["id"]
                 edit = {"tags": rng.choice([["no"], []])} if what == "label" else {}
