@@ -70,7 +70,7 @@ def held(live: Any, snapshot: Any) -> int:
         )
 
 
-def test_a_thousand_histories_in_small(
+def test_random_histories(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever happens between two looks: changes alone give what everything gives, and applied to
