@@ -26,7 +26,8 @@ START_SECONDS = 60.0
 MAX_HEADER = 64 << 20
 NICE, NICER = 10, 19
 """Priority of a worker, and of one whose query has used more than `PATIENCE` seconds of CPU: such
-a query gets what nobody else wants. The kernel derives the disk's priority from it."""
+a query gets what nobody else wants (SCHED_IDLE where there is one: with a nice value alone it ends
+its slice before whoever wakes up). The kernel derives the disk's priority from it."""
 PATIENCE = 0.5
 SLACK = 32 << 20
 """Resident memory beyond its share at which a worker is killed: the kernel has failed to hold it
@@ -123,6 +124,7 @@ class Worker:
         and who is not root cannot take back a nice value."""
         if self._spent:
             with contextlib.suppress(OSError):
+                self._schedule("SCHED_OTHER")
                 os.setpriority(os.PRIO_PGRP, self.pid, NICE)
                 self._spent = False
         return not self._spent and self._statm(5) - self._base < self.share // 2
@@ -147,6 +149,8 @@ class Worker:
         if not self._spent and self.cpu_seconds() > cpu_limit:
             self._spent = True
             self._renice(NICER)
+            with contextlib.suppress(OSError):
+                self._schedule("SCHED_IDLE")
 
     def kill(self) -> None:
         """End it, without waiting for that: `wait` does."""
@@ -165,6 +169,12 @@ class Worker:
         # Its process group is all its threads: a nice value belongs to a thread.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self.pid, value)
+
+    def _schedule(self, policy: str) -> None:
+        """All threads; those to come inherit it."""
+        if hasattr(os, policy) and sys.platform == "linux":
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                os.sched_setscheduler(int(thread), getattr(os, policy), os.sched_param(0))
 
     def _statm(self, field: int) -> int:
         try:

@@ -233,11 +233,13 @@ def test_priorities(start: Callable[..., Worker]) -> None:
         # Until it has used its time, on a machine of any speed.
         worker.ask(request(ENDLESS, seconds=600.0), _when_spent(worker), any_size)
     assert worker._spent and process.nice() == child.NICER
+    assert {os.sched_getscheduler(thread.id) for thread in process.threads()} == {os.SCHED_IDLE}
     assert worker.cpu_seconds() > before + child.PATIENCE
     # Only root can take a nice value back.
     assert worker.reusable() == (os.geteuid() == 0)
     if os.geteuid() == 0:
         assert process.nice() == child.NICE
+        assert {os.sched_getscheduler(t.id) for t in process.threads()} == {os.SCHED_OTHER}
 
 
 class _when_spent(float):
