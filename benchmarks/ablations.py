@@ -81,6 +81,11 @@ def as_recipe(row: Row) -> bool:
     return bool(row.get("dpg_detach_state", now) == now)
 
 
+def without_stale(rows: list[Row], name: str, seed: int) -> list[Row]:
+    """Of this recipe no run with this seed, and none of another formula beside a new one."""
+    return [r for r in rows if r["recipe"] != name or (as_recipe(r) and r["seed"] != seed)]
+
+
 def serve(folder: Path) -> tuple[subprocess.Popen[bytes], Client]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -219,8 +224,7 @@ def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[
                     for name in names:
                         if (name, seed) not in done:
                             row = measure(client, folder, name, seed, updates)
-                            rows[:] = [r for r in rows if (r["recipe"], r["seed"]) != (name, seed)]
-                            rows.append(row)
+                            rows[:] = [*without_stale(rows, name, seed), row]
                             store(rows)
                             print(json.dumps(rows[-1]), flush=True)
         finally:

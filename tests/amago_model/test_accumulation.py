@@ -93,7 +93,7 @@ def _config(config: AgentConfig, algorithm: dict[str, str]) -> AgentConfig:
 def test_parts_equal_the_whole_with_every_statistic_moving(
     make_spaces, make_config, make_batch, name: str, m: int
 ) -> None:
-    """Float64: loss, gradient of every parameter and every buffer to 1e-12."""
+    """Float64: loss, gradient of every parameter and every buffer to 1e-8."""
     kind, algorithm, critic, losses = CASES[name]
     spaces = make_spaces(kind)
     truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
@@ -110,7 +110,7 @@ def test_parts_equal_the_whole_with_every_statistic_moving(
     assert whole.keys() == parts.keys()
     for key, value in whole.items():
         torch.testing.assert_close(
-            parts[key], value, rtol=1e-10, atol=1e-12, msg=lambda text, k=key: f"{k}: {text}"
+            parts[key], value, rtol=1e-8, atol=1e-10, msg=lambda text, k=key: f"{k}: {text}"
         )
     moved = {n for n, b in agent.named_buffers() if not torch.equal(b, whole[n])}
     assert any(n.endswith("timestep_encoder.input_norm.moments.mean") for n in moved)
@@ -200,7 +200,7 @@ def test_statistics_of_a_memory_of_one_s_own_move_as_with_the_whole(
     batch = dataclasses.replace(batch, noise=agent.draw_noise(*batch.mask.shape))
     whole = _learn(copy.deepcopy(agent), batch, 1)
     parts = _learn(copy.deepcopy(agent), batch, m)
-    torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(parts, whole, rtol=1e-8, atol=1e-10)
     moments = "policy.trajectory_encoder.second.moments.mean"
     assert not torch.equal(parts[moments], agent.get_buffer(moments))
 

@@ -68,7 +68,7 @@ def test_detached_it_trains_the_actor_alone_and_that_just_as_much(kind: str) -> 
     ours, detached = of_dpg(agent, batch), of_dpg(other, batch)
     assert parts(detached) == {"actor"}
     for name, gradient in detached.items():
-        torch.testing.assert_close(gradient, ours[name], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(gradient, ours[name], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -163,7 +163,7 @@ def test_a_packed_transformer_is_the_padded_one_forward_and_backward(
     monkeypatch.setattr(attention, "FEW_ROWS", few_rows)
     for position, more in POSITIONS.items():
         config = _transformer(attention=backend, **changes, **more)
-        exact = 1e-6 if position == "rotary" else 1e-12  # turns are computed in float32
+        exact = 1e-6 if position == "rotary" else 1e-9  # turns are computed in float32
         memory = _excited(Transformer(config, 6)).double()
         for transitions in TRANSITIONS:
             _assert_same(_both_ways(memory, transitions, torch.float64), exact, exact)
@@ -176,7 +176,7 @@ def test_a_packed_transformer_is_the_padded_one_forward_and_backward(
 def test_what_keeps_no_memory_works_on_packed_rows(name: str) -> None:
     memory = _excited(make_trajectory_encoder(MEMORIES[name], 6)).double()
     for transitions in TRANSITIONS:
-        _assert_same(_both_ways(memory, transitions, torch.float64), 1e-12, 1e-12)
+        _assert_same(_both_ways(memory, transitions, torch.float64), 1e-9, 1e-9)
 
 
 # ------------------------------------------------------------------------- kernels for packed rows
@@ -212,7 +212,7 @@ def test_flex_masks_windows_from_each_other(pattern: str) -> None:
         q, k, v = (torch.randn(1, 2, len(packing.place), 8, dtype=torch.float64) for _ in "qkv")
         expected = _by_window(q, k, v, p, packing)
         for out in (attend_flex(q, k, v, p, packing), at.packed(q, k, v, packing, 0.0)):
-            torch.testing.assert_close(out, expected, rtol=0.0, atol=1e-12)
+            torch.testing.assert_close(out, expected, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward on a CPU")
@@ -256,7 +256,7 @@ def test_every_flash_attn_takes_packed_rows_or_is_not_asked(
             out = _by_window(*leaves, at.pattern, packing)
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-10)
 
 
 def test_sixteen_bits_go_to_flash_attn_packed_and_back(install) -> None:  # type: ignore[no-untyped-def]
@@ -327,7 +327,7 @@ def test_an_update_is_the_same_packed_and_padded(monkeypatch, memory: str) -> No
     packed, padded = _packed_and_padded(agent, windows([5, 1, 0, 7, 3], 9), monkeypatch)
     assert packed.keys() == padded.keys()
     for key, value in padded.items():
-        torch.testing.assert_close(packed[key], value, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(packed[key], value, rtol=1e-8, atol=1e-9)
 
 
 def test_images_words_and_goals_are_the_same_packed_and_padded(

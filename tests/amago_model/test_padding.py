@@ -72,7 +72,7 @@ def test_padding_changes_no_loss_metric_statistic_or_gradient(
     assert clean.keys() == dirty.keys()
     for key, value in clean.items():
         torch.testing.assert_close(
-            dirty[key], value, rtol=1e-9, atol=1e-11, msg=lambda text, k=key: f"{k}: {text}"
+            dirty[key], value, rtol=1e-8, atol=1e-9, msg=lambda text, k=key: f"{k}: {text}"
         )
         assert bool(value.isfinite().all()), key
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.ablations import TASKS, cell, fill, summary
+from benchmarks.ablations import TASKS, as_recipe, cell, fill, summary, without_stale
 from benchmarks.report import RESULTS
 from trainer.ablations import ABLATIONS
 
@@ -68,3 +68,21 @@ def test_a_measurement_that_is_not_the_recipe_says_so():
     assert cell(line, updates=1500) == "1.00 (1.00 … 1.00), 1 seed"
     assert cell(line, updates=3000).endswith(", 1500 updates")
     assert cell(None, updates=1) == "not measured"
+
+
+def test_runs_of_another_formula_of_dpg_say_so_and_are_measured_again() -> None:
+    """Until one run of the recipe as it is now takes the place of all of them."""
+    old = [row("pendulum_stitch", seed, -150.0) | {"dpg_detach_state": True} for seed in range(3)]
+    kept = row("ablation_dpg_detached", 0, -151.0) | {"dpg_detach_state": True}
+    assert [as_recipe(r) for r in (*old, kept)] == [False, False, False, True]
+    base, ablation = summary([*old, kept])
+    assert cell(base, updates=1500) == "-150 (-150 … -150), DPG detached"
+    assert cell(ablation, updates=1500) == "-151 (-151 … -151), 1 seed"
+    assert "mean_difference_to_base" not in ablation, "of runs of two formulas"
+    new = row("pendulum_stitch", 1, -160.0) | {"dpg_detach_state": False}
+    rows = [*without_stale([*old, kept], "pendulum_stitch", 1), new]
+    base, ablation = sorted(summary(rows), key=lambda line: line["mean"])
+    assert cell(base, updates=1500) == "-160 (-160 … -160), 1 seed"
+    assert rows == [kept, new]
+    again = new | {"mean": -155.0}
+    assert [*without_stale(rows, "pendulum_stitch", 1), again] == [kept, again]
