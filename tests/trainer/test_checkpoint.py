@@ -182,8 +182,9 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(tmp_path, caplog, 
         save(tmp_path, update, model, optimizer, {}, keep=2)
     bad = tmp_path / "update-000000004"
     harm(bad)
-    with pytest.raises(CheckpointError, match=f"checkpoint {bad}.*{why}"):
+    with pytest.raises(CheckpointError, match=f"checkpoint {bad}.*{why}") as told:
         read(bad)
+    assert str(told.value).count("checkpoint ") == 1
     assert newest(tmp_path).state["update"] == 3
     assert str(bad) in caplog.text and "trying an older one" in caplog.text
     shutil.rmtree(tmp_path / "update-000000003")
