@@ -66,10 +66,11 @@ def add(data: Path, count: int) -> None:
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n
                 WHERE (i + 1) * :per < :count)
             INSERT INTO shards (pk, id, dataset_pk, partition, state, sha256, bytes, rows,
-                trajectories, seq_min, seq_max, created_at)
+                trajectories, seq_min, seq_max, created_at, verified_at, checksums)
             SELECT :shard + i, printf('sh_00000000-0000-7000-8000-%012x', :shard + i), 1,
                 'protected', 'live', lower(hex(randomblob(32))), 33554432, :per * 201, :per,
-                :first + i * :per, :first + i * :per + :per - 1, 0 FROM n
+                :first + i * :per, :first + i * :per + :per - 1, 0,
+                strftime('%s', 'now'), x'' FROM n
             """,
             values,
         )

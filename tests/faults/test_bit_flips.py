@@ -325,7 +325,9 @@ def judge_segment(served: Served, name: str, sent: dict[str, str], path: Path) -
     client.flush(name)
     complete = all([world.judge_steps(client, i, digest) for i, digest in sent.items()])
     assert {t.id for t in client.trajectories(name, limit=100).items} == set(sent), "one vanished"
-    answer = client.sql(f'select trajectory_id, count(*) from "{name}".steps group by 1')
+    answer = client.sql(
+        f'select trajectory_id, count(*) from "{name}".steps group by 1', timeout=60
+    )
     assert all(row[1] == 11 and row[0] in sent for row in answer)
     lost = sum(one.trajectories for one in answer.excluded)
     assert len(answer) + lost == len(sent), "what is left out is said"
