@@ -25,6 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "privileged table": {"privileged": True},
     "multitask": CASES["multitask, climbing"],
     "classified": CASES["continuous, two-hot"],
+    # Not leaky ReLUs, whose constant critics have a short way of their own.
+    "smooth": {"kind": "continuous", "critic": {"activation": "gelu"}},
+    "lagged, smooth": {**CASES["lagged critics, continuous"], "critic": {"activation": "gelu"}},
     "lagged": CASES["lagged critics, continuous"],
     "lagged, classified": CASES["lagged critics, classified"],
 }
