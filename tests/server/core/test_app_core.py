@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from server.app import Defects
 from server.index.tables import REVISION
 from stepwell.testing import make_spec, make_trajectory
 
@@ -135,3 +138,36 @@ def test_a_body_that_stands_still_is_given_up_and_others_are_served(
         assert time.monotonic() - began < 5
     # Settings come from STEPWELL_* alone; a graceful end is 0 and leaves nothing to recover.
     assert service.stop() == 0
+
+
+def test_a_defect_is_answered_and_logged_once(
+    live: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither raised on into the server, which would log it again, nor a word of it sent."""
+
+    def broken() -> None:
+        raise ZeroDivisionError("secret")
+
+    live.http.app.add_api_route("/v1/runs/broken", broken, methods=["GET"])
+    live.http.app.router.routes.insert(0, live.http.app.router.routes.pop())
+    strict = TestClient(live.http.app, base_url=str(live.http.base_url))
+    answer = strict.get("/v1/runs/broken")  # it would raise what the server would see
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("ZeroDivisionError: secret") == 1
+
+
+def test_what_is_cut_off_by_a_stop_is_told_to_come_again() -> None:
+    sent: list[Any] = []
+
+    async def cancelled(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/"}
+    asyncio.run(Defects(cancelled)(scope, cancelled, send))
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"5") in sent[0]["headers"]

@@ -73,7 +73,7 @@ def test_a_refused_record_is_not_believed_by_the_next_start(
 
 
 def test_a_long_refusal_keeps_no_bodies_in_memory(
-    live: Any, monkeypatch: pytest.MonkeyPatch
+    live: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An exception that is raised again and again collects the frames of each time."""
     live.create()
@@ -81,6 +81,8 @@ def test_a_long_refusal_keeps_no_bodies_in_memory(
     for _ in range(3):
         assert live.send(encode(make(1), SPEC)).status_code == 507
     assert live.service.ingest.committer.trouble.__traceback__ is None
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("read-only: make room") == 1, "once, not for each post"
     error = ProblemError(507, "storage_full", "x", headers={"Retry-After": "5"})
     assert error.again() is not error and error.again().headers == error.headers
 
