@@ -39,6 +39,7 @@ from stepwell.spaces import (
     MultiDiscrete,
     Space,
     outside,
+    space_to_json,
 )
 
 Env = gymnasium.Env[Any, Any]
@@ -228,8 +229,8 @@ class Interface:
                     raise InvalidSpace(
                         f"{self.env_id} does not fit dataset {name}: {what} {key!r}; "
                         "collect into a dataset of its own (--dataset NEW-NAME)",
-                        expected=str(space),
-                        got=str(ours[key]),
+                        expected=_words(space),
+                        got=_words(ours[key]),
                     )
         return replace(self, spec=replace(spec, env=self.env_id))
 
@@ -253,8 +254,8 @@ class Interface:
         if _layout(wanted_action) != _layout(action):
             raise InvalidSpace(
                 f"{author} cannot play {self.env_id}: other actions",
-                expected=str(wanted_action),
-                got=str(action),
+                expected=_action_words(wanted_action),
+                got=_action_words(action),
             )
 
 
@@ -285,6 +286,19 @@ def interface_of(
     return Interface(
         env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
     )
+
+
+def _words(space: Space) -> str:
+    """A space as a message says it."""
+    fields = space_to_json(space)
+    kind = fields.pop("type")
+    return " ".join([str(kind), *(f"{key}={value}" for key, value in fields.items())])
+
+
+def _action_words(action: ActionSpace) -> str:
+    names = ("n", "nvec", "start", "shape")
+    parts = [f"{name}={value}" for name in names if (value := getattr(action, name))]
+    return " ".join([str(action.kind), *parts])
 
 
 def _form(shape: tuple[int, ...], categories: int | None) -> str:

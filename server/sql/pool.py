@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from server.index.mirror import Mirror, MirrorState
 from server.index.surface import TABLES
-from server.problems import ProblemError
+from server.problems import ProblemError, not_found
 from server.sql.catalog import catalog
 from server.sql.child import START_SECONDS, Fat, Late, Worker
 from server.sql.turns import Turns
@@ -312,8 +312,9 @@ class SqlPool:
         state = self._refreshed(text, deadline)
         if dataset is not None and dataset not in state.specs:
             # The specs are refreshed only for queries that look at steps: ask again, with those.
-            if dataset not in self._refreshed("steps", deadline).specs:
-                raise ProblemError(404, "not_found", f"there is no dataset {dataset!r}")
+            specs = self._refreshed("steps", deadline).specs
+            if dataset not in specs:
+                raise not_found("dataset", dataset, specs)
         return state
 
     def _refreshed(self, text: str, deadline: float) -> MirrorState:

@@ -166,17 +166,10 @@ def test_a_recording_that_leaves_episodes_behind_says_so(
 
 @pytest.mark.parametrize("program", [main, evaluate])
 def test_a_run_that_is_not_there_is_told_before_anything_loads(
-    service: Any,
-    client: Client,
-    name: str,
-    tmp_path: Path,
-    capsys: Any,
-    monkeypatch: Any,
-    program: Any,
+    service: Any, client: Client, name: str, tmp_path: Path, capsys: Any, program: Any
 ) -> None:
-    """With the nearest name, and no class name."""
+    """With the nearest name, and no class name. That torch has not loaded: test_architecture."""
     client.create_run(f"learner-{name}", "train")
-    monkeypatch.setattr("importlib.import_module", None)
     given = words(service, name, tmp_path)
     given[given.index("--random") : given.index("--random") + 1] = ["--policy", f"lerner-{name}"]
     assert program(given) == 1
