@@ -98,7 +98,7 @@ def offline() -> TrainConfig:
 
 
 def lunarlander_continuous() -> TrainConfig:
-    """The demo's second dataset: 274 to 278 on four training seeds of five and 203 on one, where the
+    """The demo's second dataset: 274 to 278 on four training seeds of five, 203 on one, where the
     data's mean is 26; with losses.dpg_detach_state 251 to 281 over ten.
 
     Five-step targets carry values back through 300 steps; one-step ones end lower, and differ more
