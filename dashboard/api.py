@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -25,13 +26,17 @@ from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
 from stepwell.messages import (
     Dataset,
     Evaluation,
+    EvaluationPage,
     Excluded,
     Health,
     Job,
+    JobPage,
     Launch,
+    LaunchPage,
     Policy,
     QuerySchema,
     Run,
+    RunPage,
     Series,
     Snapshot,
     TrajectoryInfo,
@@ -48,8 +53,10 @@ R = TypeVar("R")
 DEFAULT_URL = "http://127.0.0.1:8000"
 UPLOAD_LIMIT = 200_000_000
 """Bytes taken by the page itself; larger files go by the command line it shows."""
-LIST_LIMIT = 500
-"""Rows of any list that is fetched whole."""
+PAGE = 100
+"""Rows of one page of a list that may be long."""
+POINTS = 500
+"""Of one curve: of more, the service sends the lowest and the highest of each stretch."""
 
 
 def address() -> str:
@@ -100,15 +107,33 @@ def health() -> Health:
     return client().health()
 
 
+def answers() -> bool:
+    """Whether the service is there and ready, asked now."""
+    return client().ready()
+
+
 @read(3)
 def datasets() -> list[Dataset]:
     return client().datasets()
 
 
 @read(3)
-def runs() -> list[Run]:
-    """Newest first, as many as LIST_LIMIT."""
-    return list(client().runs())[:LIST_LIMIT]
+def runs(
+    *,
+    kind: str = "",
+    status: str = "",
+    search: str = "",
+    alive: bool | None = None,
+    since: float | None = None,
+    brief: bool = True,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> RunPage:
+    """One page, newest first, and how many match: found and counted by the service."""
+    return client().runs_page(
+        kind=kind or None, status=status or None, search=search or None, alive=alive, since=since,
+        brief=brief, limit=limit or PAGE, cursor=cursor,
+    )  # fmt: skip
 
 
 @read(3)
@@ -116,10 +141,12 @@ def run(name: str) -> Run:
     return client().run(name)
 
 
-@read(3)
-def metrics(name: str, points: int = 500) -> dict[str, Series]:
-    """Key → series, down-sampled by the service to at most `points` points each."""
-    return client().metrics(name, points=points)
+@read(60)
+def trend(name: str, key: str, last_step: int) -> list[float]:
+    """A few values of one metric; `last_step` makes it another question when a point has come."""
+    del last_step
+    found = client().metrics(name, (key,) if "," not in key else None, 40).get(key)
+    return [v for v in found.values if v is not None] if found else []
 
 
 @read(3)
@@ -134,7 +161,9 @@ def policies(name: str) -> list[Policy]:
 
 @read(3)
 def evaluations() -> list[Evaluation]:
-    return list(client().evaluations())[:LIST_LIMIT]
+    """All of them, newest first: the page ranks them."""
+    pages = client().pages(EvaluationPage, "/v1/evaluations", {"limit": 1000})
+    return [evaluation for page in pages for evaluation in page.items]
 
 
 @read(2)
@@ -143,18 +172,32 @@ def workers() -> list[Worker]:
 
 
 @read(2)
-def launches() -> list[Launch]:
-    return list(client().launches())[:LIST_LIMIT]
+def launches(cursor: str | None = None) -> LaunchPage:
+    """One page, newest first."""
+    params = {"limit": PAGE, "cursor": cursor}
+    return client().ask(LaunchPage, "GET", "/v1/launches", params=params)
+
+
+@read(2)
+def open_launches() -> list[Launch]:
+    """All that have not ended, on whichever page of the list they are."""
+    found: list[Launch] = []
+    for state in ("queued", "claimed", "running"):
+        pages = client().pages(LaunchPage, "/v1/launches", {"state": state, "limit": 1000})
+        found += [launch for page in pages for launch in page.items]
+    return found
 
 
 @read(5)
 def snapshots() -> list[Snapshot]:
-    return list(client().snapshots())[:LIST_LIMIT]
+    return list(client().snapshots())
 
 
 @read(2)
-def jobs() -> list[Job]:
-    return list(client().jobs())[:100]
+def jobs(cursor: str | None = None, state: str | None = None) -> JobPage:
+    """One page, newest first."""
+    params = {"limit": PAGE, "cursor": cursor, "state": state}
+    return client().ask(JobPage, "GET", "/v1/jobs", params=params)
 
 
 @read(3)
@@ -171,6 +214,91 @@ def steps(trajectory_id: str) -> Trajectory:
 @read(60)
 def query_schema() -> QuerySchema:
     return client().query_schema()
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+WHOLE_SECONDS = 60.0
+"""A curve that still grows is read anew after so long: a resumed run rewrites points it had."""
+KEYS_AT_ONCE = 50
+
+
+class Curve:
+    """One metric of one run: `steps`, `times` and `values` as arrays, NaN where none was finite."""
+
+    def __init__(self, series: Series, heartbeat: float):
+        self.steps = np.asarray(series.steps, np.int64)
+        self.times = np.asarray(series.times, float)
+        self.values = np.asarray(series.values, float)
+        self.heartbeat = heartbeat
+        """Of its run, when all of it was read."""
+        self.read_at = time.monotonic()
+
+    def extend(self, more: Series) -> None:
+        self.steps = np.append(self.steps, np.asarray(more.steps, np.int64))
+        self.times = np.append(self.times, np.asarray(more.times, float))
+        self.values = np.append(self.values, np.asarray(more.values, float))
+
+    def is_old(self, run: Run, last: int) -> bool:
+        """Whether to read all of it again, not only what lies beyond."""
+        waited = time.monotonic() - self.read_at > WHOLE_SECONDS or not run.alive
+        heard = run.heartbeat_at != self.heartbeat
+        return (heard and waited) or len(self.steps) > 2 * POINTS or last < self.steps[-1]
+
+
+class Curves:
+    """The curves on one screen: each is read whole once, and then only what lies beyond."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, float], dict[str, Curve]] = {}
+
+    def keep(self, chosen: Sequence[Run]) -> None:
+        """Forget the curves of runs that are not shown any more."""
+        for place in set(self._known) - {_place(run) for run in chosen}:
+            del self._known[place]
+
+    def get(self, run: Run, keys: Sequence[str]) -> dict[str, Curve]:
+        """Those of `keys` that this run has."""
+        known = self._known.setdefault(_place(run), {})
+        mine = [key for key in keys if key in run.latest_steps]
+        whole, beyond = [], {}
+        for key in mine:
+            last = run.latest_steps[key]
+            # A comma is the query's own separator: such a key comes with all the others, whole.
+            if key not in known or known[key].is_old(run, last):
+                whole.append(key)
+            elif last > known[key].steps[-1]:
+                if "," in key:
+                    whole.append(key)
+                else:
+                    beyond[key] = int(known[key].steps[-1])
+        if any("," in key for key in whole):
+            read = client().metrics(run.name, points=POINTS)
+            found = {key: read[key] for key in whole if key in read}
+        else:
+            found = _series(run.name, whole)
+        for key, series in found.items():
+            known[key] = Curve(series, run.heartbeat_at)
+        for key, series in _series(run.name, list(beyond), list(beyond.values())).items():
+            known[key].extend(series)
+        return {key: known[key] for key in mine if key in known}
+
+
+def _place(run: Run) -> tuple[str, str, float]:
+    """A run that was deleted and made again under its name is another one."""
+    return address(), run.name, run.created_at
+
+
+def _series(name: str, keys: list[str], after: list[int] | None = None) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    for start in range(0, len(keys), KEYS_AT_ONCE):
+        part = slice(start, start + KEYS_AT_ONCE)
+        steps = None if after is None else after[part]
+        found |= client().metrics(name, keys[part], POINTS, after=steps)
+    return found
+
+
+# --- queries ------------------------------------------------------------------------------------
 
 
 class Answer:

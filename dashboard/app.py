@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import api, state
+from dashboard import api, components, state
 from dashboard.views import (
     console,
     datasets,
@@ -20,15 +20,19 @@ from dashboard.views import (
 
 
 def health_line() -> None:
-    """The one line about the service that every page carries."""
-    try:
-        health = api.health()
-    except api.StepwellError:
+    """The one line about the service that every page carries, and what notices on a quiet page
+    that it is gone."""
+    if components.is_away():
         st.markdown(":red[● service not reachable]")
     else:
-        fine = health.status == "ok"
-        st.markdown(":green[● service ok]" if fine else f":orange[● degraded: {health.detail}]")
+        components.guarded(health)
     st.text(api.address())
+
+
+def health() -> None:
+    now = api.health()
+    fine = now.status == "ok"
+    st.markdown(":green[● service ok]" if fine else f":orange[● degraded: {now.detail}]")
 
 
 def main() -> None:

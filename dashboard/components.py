@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import streamlit as st
@@ -17,6 +18,11 @@ import streamlit as st
 from dashboard import api, state
 
 LIVE_SECONDS = 5.0
+IDLE_SECONDS = 30.0
+"""Between refreshes of a live part while nothing in it is going on."""
+RETRY_SECONDS = 3.0
+"""Between two looks whether a service that was away is back."""
+_AWAY = "_away"
 
 
 def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -26,6 +32,10 @@ def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Calla
         @functools.wraps(function)
         def show() -> None:
             st.title(title)
+            if is_away():
+                notice()
+                # Not an ordinary end: what was chosen and typed on the page is kept for its return.
+                st.stop()
             if subtitle:
                 st.caption(subtitle)
             guarded(function)
@@ -39,19 +49,50 @@ def guarded(function: Callable[[], None]) -> None:
     """Run a part of a page; a refusal becomes a message in its place, never a traceback."""
     try:
         function()
-    except api.ServiceUnreachable:
-        down()
+    except api.ServiceUnreachable as error:
+        away(error)
     except api.StepwellError as error:
         problem(error)
 
 
-def down() -> None:
+# --- a service that is away -----------------------------------------------------------------------
+
+
+def is_away() -> bool:
+    return _AWAY in st.session_state
+
+
+def away(error: Exception) -> NoReturn:
+    """Whichever part sees it: the whole page is drawn again, as one notice."""
+    st.session_state[_AWAY] = (str(error), time.monotonic())
+    st.rerun()
+
+
+def notice() -> None:
+    """In place of the page, until the service answers; then the page comes back by itself."""
+    why, _ = st.session_state[_AWAY]
     st.error(f"No answer from the service at {api.address()}.", icon=":material/cloud_off:")
-    st.write("Start it, or point this dashboard elsewhere with `stepwell dash --url URL`:")
+    st.caption(why)
+    st.write(
+        "This page looks again every few seconds and comes back by itself. Start the service, or "
+        "point the dashboard elsewhere with `stepwell dash --url URL`:"
+    )
     st.code("stepwell serve --data ./stepwell-data", language=None)
-    if st.button("Try again", key="try_again"):
-        api.refresh()
+    st.button("Try again", key="try_again", on_click=_come_back)
+    st.fragment(run_every=RETRY_SECONDS)(_look_again)()
+
+
+def _look_again() -> None:
+    # A service that is ready and yet breaks what the page asks must not be asked without a pause.
+    _, since = st.session_state.get(_AWAY, ("", 0.0))
+    if time.monotonic() - since >= RETRY_SECONDS / 2 and api.answers():
+        _come_back()
         st.rerun()
+
+
+def _come_back() -> None:
+    st.session_state.pop(_AWAY, None)
+    api.refresh()
 
 
 def problem(error: Exception) -> None:
@@ -63,8 +104,9 @@ def attempt(action: Callable[[], Any], done: str) -> bool:
     """Do a write from a button: a toast when it worked, the refusal's text when not."""
     try:
         action()
-    except api.ServiceUnreachable:
-        down()
+    except api.ServiceUnreachable as error:
+        # What was typed stays where it is; the page itself turns into the notice at its next look.
+        st.error(f"Not known whether this was done: {error}", icon=":material/cloud_off:")
         return False
     except api.StepwellError as error:
         problem(error)
@@ -80,14 +122,71 @@ def empty(message: str, command: str | None = None) -> None:
         st.code(command, language=None)
 
 
-def live_interval() -> float | None:
-    """Seconds between refreshes of the live parts, or None when the switch is off."""
-    return LIVE_SECONDS if st.session_state.get("live", True) else None
+def live(function: Callable[[], None], going_on: Callable[[], bool] = lambda: True) -> None:
+    """Draw a part that refreshes by itself while the sidebar's switch is on.
+
+    Every LIVE_SECONDS while something in it is `going_on`, else every IDLE_SECONDS: a page on which
+    nothing happens costs next to nothing.
+    """
+    was = going_on()
+    seconds = LIVE_SECONDS if was else IDLE_SECONDS
+    drawn = False
+
+    def part() -> None:
+        nonlocal drawn
+        # How often is settled when the whole page is drawn.
+        if drawn and going_on() != was:
+            st.rerun()
+        drawn = True
+        function()
+
+    interval = seconds if st.session_state.get("live", True) else None
+    st.fragment(run_every=interval)(functools.partial(guarded, part))()
 
 
-def live(function: Callable[[], None]) -> None:
-    """Draw a part that refreshes by itself while the sidebar's switch is on."""
-    st.fragment(run_every=live_interval())(functools.partial(guarded, function))()
+# --- long lists -----------------------------------------------------------------------------------
+
+
+class Pages:
+    """Where one stands in a list that the service hands out in pages, by cursor.
+
+    `about`: what the list is filtered by; another filter begins again at the newest.
+    """
+
+    def __init__(self, key: str, about: object = None):
+        self.key = key
+        place = st.session_state.get(f"{key}_pages")
+        if place is None or place[0] != about:
+            place = (about, [None])
+        self._about, self._cursors = place
+        st.session_state[f"{key}_pages"] = place
+
+    @property
+    def cursor(self) -> str | None:
+        return self._cursors[-1]
+
+    def _go(self, cursors: list[str | None]) -> None:
+        st.session_state[f"{self.key}_pages"] = (self._about, cursors)
+
+    def draw(self, shown: int, following: str | None, total: int | None = None) -> None:
+        """Which rows these are, and the way to the others; nothing where these are all."""
+        newer = len(self._cursors) > 1
+        if not newer and following is None:
+            return
+        first = api.PAGE * (len(self._cursors) - 1) + 1
+        rows = f"{first:,}–{first + shown - 1:,}" if shown else "none"
+        more = "; there are older ones" if following is not None else ""
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button(
+                "Newer", key=f"{self.key}_newer", icon=":material/chevron_left:",
+                disabled=not newer, on_click=self._go, args=(self._cursors[:-1] or [None],),
+            )  # fmt: skip
+            st.button(
+                "Older", key=f"{self.key}_older", icon=":material/chevron_right:",
+                disabled=following is None, on_click=self._go, args=([*self._cursors, following],),
+            )  # fmt: skip
+            of = f" of {total:,}" if total is not None else more
+            st.caption(f"Rows {rows}{of}, newest first")
 
 
 # --- tables and the SQL behind them --------------------------------------------------------------
@@ -187,6 +286,11 @@ STATE_MARKS = {
 def mark(name: str) -> str:
     """A state as a sign and a word: never by colour alone."""
     return STATE_MARKS.get(name, name)
+
+
+def run_mark(run: Any) -> str:
+    """A running run that nobody hears of is not simply running."""
+    return mark("lost" if run.status == "running" and not run.alive else run.status)
 
 
 def confirm_delete(what: str, name: str, key: str, action: Callable[[], None]) -> bool:

@@ -92,6 +92,8 @@ def _quick_chart(frame: pd.DataFrame) -> None:
             x = st.selectbox("Across", list(frame.columns), key="chart_x")
             y = st.selectbox("Up", numeric, index=min(1, len(numeric) - 1), key="chart_y")
         data = frame.head(charts.MAX_POINTS)
+        if len(data) < len(frame):
+            st.caption(f"The first {len(data):,} of {len(frame):,} rows.")
         if kind == "bars" or x not in numeric:
             chart = charts.bars(data, x=x, y=y, x_title=x, y_title=y)
         elif kind == "dots":

@@ -9,6 +9,9 @@ import streamlit as st
 
 from dashboard import api, charts, components, state
 
+WARNED = 5
+"""Newest jobs whose warnings are spelled out; the table has those of all."""
+AUTHORS = 100
 LIST_SQL = (
     "SELECT dataset, count(*) AS trajectories, sum(length) AS transitions,\n"
     "       avg(\"return\") FILTER (WHERE purpose = 'train') AS mean_return\n"
@@ -43,7 +46,7 @@ def show() -> None:
 
 
 def _table(found: list[Any]) -> None:
-    figures = api.sql(LIST_SQL).frame.set_index("dataset")
+    figures = api.sql(LIST_SQL, limit=100_000).frame.set_index("dataset")
     rows = []
     for d in found:
         limits = [
@@ -96,7 +99,7 @@ def _detail(dataset: Any) -> None:
     with snapshots:
         components.guarded(lambda: _snapshots(dataset))
     with jobs:
-        components.live(_jobs)
+        components.live(_jobs, lambda: bool(_open_jobs()))
     with manage:
         components.guarded(lambda: _manage(dataset))
 
@@ -141,10 +144,13 @@ def _summary(dataset: Any) -> None:
         "SELECT policy, source, purpose, count(*) AS trajectories,\n"
         '       avg("return") AS mean_return, avg(length) AS mean_length\n'
         f"FROM trajectories WHERE dataset = {state.literal(dataset.name)}\n"
-        "GROUP BY ALL ORDER BY trajectories DESC LIMIT 100"
+        "GROUP BY ALL ORDER BY trajectories DESC"
     )
     st.markdown("**Who made it**")
-    components.table(api.sql(sql).frame, "authors", sql=sql)
+    authors = api.sql(sql, limit=AUTHORS)
+    components.table(authors.frame, "authors", sql=sql)
+    if authors.truncated:
+        st.caption(f"The first {AUTHORS}; the SQL shows all.")
 
 
 def _schema(dataset: Any) -> None:
@@ -232,9 +238,14 @@ def _upload(names: list[str]) -> None:
             st.warning(warning)
 
 
+def _open_jobs() -> list[str]:
+    return [j.id for state in ("queued", "running") for j in api.jobs(state=state).items]
+
+
 def _jobs() -> None:
-    found = api.jobs()
-    if not found:
+    pages = components.Pages("jobs")
+    listed = api.jobs(pages.cursor)
+    if not listed.items:
         components.empty("No import has run yet.")
         return
     frame = pd.DataFrame(
@@ -245,18 +256,29 @@ def _jobs() -> None:
                 "state": components.mark(j.state),
                 "progress": j.progress,
                 "message": j.error.detail if j.error else j.message,
+                "warnings": _warnings(j),
                 "started": state.ago(j.created_at),
             }
-            for j in found
+            for j in listed.items
         ]
     )
     progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
     components.table(frame, "jobs", columns={"progress": progress})
-    running = [j.id for j in found if j.state in ("queued", "running")]
+    pages.draw(len(listed.items), listed.next)
+    # Beside the table, where a cell would cut them off: what an import left out is no detail.
+    for job in listed.items[:WARNED]:
+        for warning in _warnings(job):
+            st.warning(f"{job.message or job.kind} ({state.ago(job.created_at)}): {warning}",
+                       icon=":material/warning:")  # fmt: skip
+    running = _open_jobs()
     if running:
         job_id = st.selectbox("Running", running, key="job_cancel")
         if st.button("Cancel this job", icon=":material/cancel:", key="job_cancel_go"):
             components.attempt(lambda: api.cancel_job(str(job_id)), "cancelled")
+
+
+def _warnings(job: Any) -> list[str]:
+    return [str(warning) for warning in (job.result or {}).get("warnings", [])]
 
 
 # --- create, change, delete -----------------------------------------------------------------------

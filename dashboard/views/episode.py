@@ -10,6 +10,8 @@ import streamlit as st
 
 from dashboard import api, charts, components, state
 
+DIMENSIONS = 256
+"""Of one array; longer ones are read in SQL."""
 MOST_LINES = 8
 """Dimensions drawn unless one asks for others."""
 
@@ -97,6 +99,7 @@ def _rewards(trajectory: Any, t: int) -> None:
 
 def _actions(trajectory: Any, t: int) -> None:
     named = _dimensions(trajectory.actions)
+    _cut(trajectory.actions)
     if named:
         _lines(named, t, "Actions", "action (env units)", "actions")
 
@@ -105,7 +108,9 @@ def _observations(trajectory: Any, t: int) -> None:
     for key, array in trajectory.obs.items():
         if _is_image(array):
             st.image(_enlarged(array[t]), caption=f"{key} at t = {t}", width=280)
-    named = _dimensions({k: a for k, a in trajectory.obs.items() if not _is_image(a)})
+    vectors = {k: a for k, a in trajectory.obs.items() if not _is_image(a)}
+    named = _dimensions(vectors)
+    _cut(vectors)
     if named:
         _lines(named, t, "Observations", "observation (env units)", "observations")
 
@@ -162,9 +167,17 @@ def _dimensions(arrays: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for key, array in arrays.items():
         flat = array.reshape(len(array), -1)
-        for i in range(min(flat.shape[1], 256)):
+        for i in range(min(flat.shape[1], DIMENSIONS)):
             named[f"{key}[{i}]" if flat.shape[1] > 1 else key] = flat[:, i]
     return named
+
+
+def _cut(arrays: Any) -> None:
+    """Says what `_dimensions` leaves out."""
+    for key, array in arrays.items():
+        numbers = int(np.prod(array.shape[1:]))
+        if numbers > DIMENSIONS:
+            st.caption(f"The first {DIMENSIONS} of {numbers:,} numbers of {key}; SQL has all.")
 
 
 def _is_image(array: Any) -> bool:

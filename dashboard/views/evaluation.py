@@ -14,6 +14,9 @@ SQL = (
     " dataset, created_at\nFROM evaluations ORDER BY created_at DESC"
 )
 
+DRAWN = 40
+"""Bars of the picture."""
+
 
 @components.view(
     "Evaluation",
@@ -55,7 +58,7 @@ def _label(evaluation: Any) -> str:
 
 
 def _intervals(mine: list[Any]) -> None:
-    ranked = sorted(mine, key=lambda e: e.mean, reverse=True)[:40]
+    ranked = sorted(mine, key=lambda e: e.mean, reverse=True)[:DRAWN]
     names = [e.run or e.policy.split("/")[0] for e in ranked]
     frame = pd.DataFrame(
         [
@@ -73,9 +76,7 @@ def _intervals(mine: list[Any]) -> None:
         ]
     )
     confidence = ranked[0].confidence
-    # Runs first, oldest first, so that each has here the colour it has on the page Runs.
-    known = [r.name for r in reversed(api.runs())]
-    palette = state.colours([*known, *names])
+    palette = state.colours(names)
     st.altair_chart(
         charts.intervals(
             frame, x_title=f"return per episode (mean and {confidence:.0%} interval)",
@@ -83,6 +84,8 @@ def _intervals(mine: list[Any]) -> None:
         ),
         key="intervals",
     )  # fmt: skip
+    if len(mine) > DRAWN:
+        st.caption(f"The best {DRAWN} of {len(mine):,}; the table has all.")
 
 
 def _table(mine: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -23,21 +24,37 @@ INFLOW = (
 )
 
 
+DAY = 86_400
+NAMED = 10
+"""Of each kind of trouble; the others are counted."""
+RECENT = 8
+
+
 @components.view("Overview")
 def show() -> None:
-    if not api.datasets() and not api.runs():
+    if not api.datasets() and not api.runs(limit=1).total:
         components.empty(
             "The service is empty. Upload an offline dataset on the Datasets page, or let the "
             "demo fill it:",
             "stepwell demo",
         )
-    components.live(_figures)
-    components.live(_alerts)
+    components.live(_figures, _going_on)
+    components.live(_alerts, _going_on)
     left, right = st.columns([2, 3], gap="large")
     with left:
-        components.live(_inflow)
+        components.live(_inflow, _going_on)
     with right:
-        components.live(_active_runs)
+        components.live(_active_runs, _going_on)
+
+
+def _going_on() -> bool:
+    """Whether somebody works: a worker or a run that was just heard of."""
+    return any(w.alive for w in api.workers()) or _running(alive=True).total > 0
+
+
+def _running(alive: bool) -> Any:
+    """Running runs that are heard of, or not: counted by the service, over all there are."""
+    return api.runs(status="running", alive=alive)
 
 
 def _figures() -> None:
@@ -45,7 +62,7 @@ def _figures() -> None:
     row = answer.frame.iloc[0]
     stored = sum(d.stored_bytes for d in api.datasets())
     alive = [w for w in api.workers() if w.alive]
-    running = [r for r in api.runs() if r.status == "running"]
+    running, silent = _running(alive=True).total, _running(alive=False).total
     last = row["last_ingest"]
     components.numbers(
         [
@@ -56,7 +73,8 @@ def _figures() -> None:
             ("Protected", state.count(row["protected"]), "Trajectories never evicted"),
             ("Not yet sealed", state.count(row["unsealed"]), "Durable, not yet in SQL `steps`"),
             ("Workers", state.count(len(alive)), "With a recent heartbeat"),
-            ("Running", state.count(len(running)), "Runs of status running"),
+            ("Running", state.count(running), "Runs of status running that are heard of"),
+            ("Silent", state.count(silent), "Runs of status running, not heard of for 45 s"),
         ]
     )
     st.caption(f"Last trajectory {state.ago(None if pd.isna(last) else float(last))}.")
@@ -64,35 +82,63 @@ def _figures() -> None:
 
 
 def _alerts() -> None:
-    found: list[str] = []
     health = api.health()
-    if health.status != "ok":
-        found.append(f"The service is degraded: {health.detail}")
-    for worker in api.workers():
-        if worker.state == "failed":
-            last = (worker.last_error or "no message").strip().splitlines()[-1]
-            found.append(f"Worker {worker.id} failed: {last}")
-        elif not worker.alive and worker.state not in ("stopped",):
-            heard = state.ago(worker.heartbeat_at)
-            found.append(f"Worker {worker.id} ({worker.role}) was last heard {heard}.")
-    day_ago = time.time() - 86_400
-    for run in api.runs():
-        if run.status == "failed" and run.heartbeat_at > day_ago:
-            last = (run.error or "no message").strip().splitlines()[-1]
-            found.append(f"Run {run.name} failed: {last}")
-    for job in api.jobs():
-        if job.state == "failed" and job.created_at > day_ago:
-            why = job.error.detail if job.error else job.message
-            found.append(f"Job {job.kind} failed: {why}")
-    if not found:
-        st.success("Nothing needs attention.", icon=":material/check_circle:")
+    silent = _running(alive=False)
+    # To the minute: the answer is kept for a moment, under its arguments.
+    failed = api.runs(status="failed", since=time.time() // 60 * 60 - DAY)
+    workers = api.workers()
+    broken = [w for w in workers if w.state == "failed"]
+    # A silent run speaks for its worker.
+    named = {r.name for r in silent.items}
+    lost = [w for w in workers if not w.alive and w.state not in ("stopped", "failed")]
+    lost = [w for w in lost if w.run not in named]
+    jobs = [j for j in api.jobs(state="failed").items if j.created_at > time.time() - DAY]
+    with st.container():
+        trouble = silent.total or failed.total or broken or lost or jobs
+        if health.status == "ok" and not trouble:
+            st.success("Nothing needs attention.", icon=":material/check_circle:")
+            return
+        st.markdown("**Needs attention**")
+        if health.status != "ok":
+            st.warning(f"The service is degraded: {health.detail}", icon=":material/warning:")
+        _trouble(
+            silent.total, "running run is", "running runs are", "silent", "runs",
+            [f"{r.name} ({state.ago(r.heartbeat_at)})" for r in silent.items], status="silent",
+        )  # fmt: skip
+        _trouble(
+            failed.total, "run", "runs", "failed within a day", "runs",
+            [f"{r.name}: {_last_line(r.error)}" for r in failed.items], status="failed",
+        )  # fmt: skip
+        _trouble(
+            len(broken), "worker", "workers", "failed", "workers",
+            [f"{w.id}: {_last_line(w.last_error)}" for w in broken],
+        )  # fmt: skip
+        _trouble(
+            len(lost), "worker is", "workers are", "silent", "workers",
+            [f"{w.id} ({w.role}, {state.ago(w.heartbeat_at)})" for w in lost],
+        )  # fmt: skip
+        _trouble(
+            len(jobs), "job", "jobs", "failed within a day", "datasets",
+            [f"{j.kind}: {j.error.detail if j.error else j.message}" for j in jobs],
+        )  # fmt: skip
+
+
+def _trouble(
+    total: int, one: str, many: str, what: str, page: str, texts: list[str], **query: str
+) -> None:
+    """The first by name, all of them counted, and the way to the others."""
+    if not total:
         return
-    with st.container(border=True):
-        st.markdown(f"**{len(found)} to look at**")
-        for text in found[:10]:
-            st.warning(text, icon=":material/warning:")
-        if len(found) > 10:
-            st.caption(f"… and {len(found) - 10} more")
+    head = f"1 {one} {what}" if total == 1 else f"{total:,} {many} {what}"
+    rest = [f"… and {total - NAMED:,} more"] if total > NAMED else []
+    st.warning("  \n".join([f"**{head}**", *texts[:NAMED], *rest]), icon=":material/warning:")
+    place = state.page(page)
+    if rest and place is not None:
+        st.page_link(place, label=f"All {total:,}", query_params=query)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip() or "no message").splitlines()[-1]
 
 
 def _inflow() -> None:
@@ -119,8 +165,9 @@ def _inflow() -> None:
 
 def _active_runs() -> None:
     st.subheader("Runs")
-    runs = api.runs()[:8]
-    if not runs:
+    # With the steps of their metrics: a curve is read again only when a point has come.
+    found = api.runs(limit=RECENT, brief=False)
+    if not found.total:
         components.empty(
             "No run yet. Start a learner:", "stepwell train pendulum_stitch --dataset NAME"
         )
@@ -129,26 +176,29 @@ def _active_runs() -> None:
         [
             {
                 "run": r.name,
-                "status": components.mark(r.status),
-                "trend": _trend(r.name),
+                "status": components.run_mark(r),
+                "trend": _trend(r),
                 "kind": r.kind,
                 "heartbeat": state.ago(r.heartbeat_at),
                 "policies": r.policies,
             }
-            for r in runs
+            for r in found.items
         ]
     )
     components.table(
         frame, "recent_runs",
         columns={"trend": st.column_config.LineChartColumn("trend", help="Of its return or loss")},
-        sql="SELECT name, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC LIMIT 8",
+        sql=f"SELECT name, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
+        f" LIMIT {RECENT}",
     )  # fmt: skip
+    page = state.page("runs")
+    if found.total > RECENT and page is not None:
+        st.page_link(page, label=f"The newest {RECENT} of {found.total:,} runs; see all")
 
 
-def _trend(name: str) -> list[float]:
-    series = api.metrics(name, 40)
-    for key in sorted(series, key=_interest):
-        values = [v for v in series[key].values if v is not None]
+def _trend(run: Any) -> list[float]:
+    for key in sorted(run.latest_steps, key=_interest)[:3]:
+        values = api.trend(run.name, key, run.latest_steps[key])
         if len(values) > 1:
             return values
     return []

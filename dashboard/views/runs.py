@@ -14,74 +14,103 @@ METRICS_SQL = (
 )
 AXES = {"step": "step (updates or episodes)", "time": "time since its start (minutes)"}
 MOST_RUNS = 12
+LOG_LINES = 200
+CURVES = "_curves"
+PER_SECTION = 12
+"""Curves drawn of one section at a time."""
 OPEN = 10
 """Curves in sections that stand open from the start."""
 
 
 @components.view("Runs", "One row per execution; select some to compare their curves.")
 def show() -> None:
-    found = api.runs()
-    if not found:
-        components.empty("No run yet. Start a learner on a dataset:",
-                         "stepwell train pendulum_stitch --run first --dataset NAME")  # fmt: skip
-        return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.selectbox(
             "Kind", ["", "train", "collect", "eval"], key="kind", bind="query-params",
             format_func=lambda k: k or "all",
         )  # fmt: skip
         status = st.selectbox(
-            "Status", ["", "running", "finished", "stopped", "failed"], key="status",
+            "Status", ["", "running", "silent", "finished", "stopped", "failed"], key="status",
             bind="query-params", format_func=lambda s: s or "all",
+            help="silent: says that it is running, and was not heard of for 45 s",
         )  # fmt: skip
         text = st.text_input("Name or tag contains", key="search", bind="query-params")
-    matching = [r for r in found if _matches(r, kind, status, text)]
-    if not matching:
-        components.empty("No run matches these filters.")
+    pages = components.Pages("runs", (kind, status, text))
+
+    def look() -> Any:
+        search = (text or "").strip()[:200]
+        if status == "silent":
+            return api.runs(
+                kind=kind, status="running", alive=False, search=search, cursor=pages.cursor
+            )
+        return api.runs(kind=kind, status=status, search=search, cursor=pages.cursor)
+
+    found = look()
+    if not found.total:
+        if kind or status or text:
+            components.empty("No run matches these filters.")
+        else:
+            components.empty(
+                "No run yet. Start a learner on a dataset:",
+                "stepwell train pendulum_stitch --run first --dataset NAME",
+            )
         return
-    _table(matching)
-    names = [r.name for r in matching]
-    # Old links and deleted runs: keep what still exists.
-    if "run" in st.session_state:
-        st.session_state["run"] = [n for n in st.session_state["run"] if n in names]
-    chosen = st.multiselect(
-        "Runs to show", names, default=_first(matching), key="run", bind="query-params",
-        max_selections=MOST_RUNS,
-    )  # fmt: skip
+    components.live(lambda: _table(look().items), lambda: any(r.alive for r in look().items))
+    pages.draw(len(found.items), found.next, found.total)
+    chosen = _choose(found.items)
     if not chosen:
         st.caption("Choose at least one run.")
         return
-    colours = state.colours(r.name for r in reversed(found))
-    curves, details = st.tabs(["Curves", "Details"])
+    # In the order of choosing: another run beside them does not recolour those that are there.
+    colours = state.colours(chosen)
+    # Only what is open is read and drawn.
+    curves, details = st.tabs(["Curves", "Details"], key="part", bind="query-params")
     with curves:
-        _controls()
-        components.live(lambda: _curves(chosen, colours))
+        if curves.open:
+            _controls()
+            components.live(lambda: _curves(chosen, colours), lambda: _any_alive(chosen))
     with details:
-        name = chosen[0]
-        if len(chosen) > 1:
-            name = st.selectbox("Run", chosen, key="detail_run")
-        components.guarded(lambda: _details(name))
+        if details.open:
+            name = chosen[0]
+            if len(chosen) > 1:
+                name = st.selectbox("Run", chosen, key="detail_run")
+            components.guarded(lambda: _details(name))
+
+
+def _choose(listed: list[Any]) -> list[str]:
+    """Runs of this page of the list, and those chosen before or by a link, wherever they are."""
+    names = [r.name for r in listed]
+    asked = st.session_state.get("run", st.query_params.get_all("run"))
+    # Old links and deleted runs: keep what still exists.
+    kept = [n for n in dict.fromkeys(asked[:MOST_RUNS]) if n in names or _exists(n)]
+    known = "run" in st.session_state
+    if known and kept != asked:
+        st.session_state["run"] = kept
+    return st.multiselect(
+        "Runs to show", list(dict.fromkeys([*kept, *names])), key="run", bind="query-params",
+        default=None if known else _first(listed), max_selections=MOST_RUNS,
+        help="Those of the rows above; others are found by the filters or an address with ?run=",
+    )  # fmt: skip
+
+
+def _exists(name: str) -> bool:
+    try:
+        api.run(name)
+    except api.ServiceUnreachable:
+        raise
+    except api.StepwellError:
+        return False
+    return True
+
+
+def _any_alive(names: list[str]) -> bool:
+    return any(api.run(name).alive for name in names)
 
 
 def _first(runs: list[Any]) -> list[str]:
     """What one most likely came for: the newest learners, side by side."""
     learners = [r.name for r in runs if r.kind == "train"]
-    return learners[:3] or [runs[0].name]
-
-
-def _matches(run: Any, kind: str, status: str, text: str | None) -> bool:
-    words = (text or "").lower()
-    return (
-        (not kind or run.kind == kind)
-        and (not status or run.status == status)
-        and (not words or words in run.name.lower() or any(words in t.lower() for t in run.tags))
-    )
-
-
-def _status(run: Any) -> str:
-    if run.status == "running" and not run.alive:
-        return components.mark("lost")
-    return components.mark(run.status)
+    return learners[:3] or [r.name for r in runs[:1]]
 
 
 def _table(runs: list[Any]) -> None:
@@ -90,7 +119,7 @@ def _table(runs: list[Any]) -> None:
             {
                 "run": r.name,
                 "kind": r.kind,
-                "status": _status(r),
+                "status": components.run_mark(r),
                 "heartbeat": state.ago(r.heartbeat_at),
                 "started": state.ago(r.created_at),
                 "policies": r.policies,
@@ -120,35 +149,48 @@ def _controls() -> None:
         )
         st.slider("Smoothing", 0.0, 0.99, 0.0, 0.01, key="smooth", bind="query-params")
         st.toggle("Log scale", key="log", bind="query-params")
+        st.text_input("Metric contains", key="metric", bind="query-params")
 
 
 def _curves(chosen: list[str], colours: dict[str, str]) -> None:
     """Metrics in sections by the part of their key before the first slash, as W&B users know."""
-    series = {name: api.metrics(name) for name in chosen}
-    keys = sorted({key for one in series.values() for key in one})
-    if not keys:
+    runs = [api.run(name) for name in chosen]
+    words = (st.session_state.get("metric") or "").strip().lower()
+    every = sorted({key for run in runs for key in run.latest_steps})
+    keys = [key for key in every if words in key.lower()]
+    if not every:
         components.empty("These runs have reported no metric yet.")
-        return
-    sections: dict[str, list[str]] = {}
-    for key in keys:
-        section = key.split("/", 1)[0] if "/" in key else "general"
-        sections.setdefault(section, []).append(key)
-    # A lone curve needs no section of its own.
-    lone = [members.pop() for members in sections.values() if len(members) == 1]
-    if lone:
-        sections["general"] = sorted([*sections.get("general", []), *lone])
+    elif not keys:
+        components.empty(f"None of {len(every):,} metrics has such a name.")
+    store: api.Curves = st.session_state.setdefault(CURVES, api.Curves())
+    store.keep(runs)
     drawn = 0
-    for section in sorted((name for name in sections if sections[name]), key=_interest):
-        members = sections[section]
+    for section, members in _sections(keys):
         # Open what most people came for; the rest unfolds, or the page would be a wall.
-        with st.expander(f"{section} ({len(members)})", expanded=drawn + len(members) <= OPEN):
-            grid = st.columns(2, gap="medium")
-            for i, key in enumerate(members):
-                with grid[i % 2]:
-                    _curve(key, series, colours)
-        drawn += len(members)
+        size = min(len(members), PER_SECTION)
+        folder = st.expander(
+            f"{section} ({len(members)})", expanded=not drawn or drawn + size <= OPEN,
+            key=f"section_{section}", on_change="rerun",
+        )  # fmt: skip
+        drawn += size
+        with folder:
+            # A closed section costs nothing: neither a request nor a picture.
+            if folder.open:
+                _section(section, members, runs, store, colours)
     names = ", ".join(state.literal(name) for name in chosen)
     components.sql_note(METRICS_SQL.format(runs=names))
+
+
+def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        section = key.split("/", 1)[0] if "/" in key else "general"
+        found.setdefault(section, []).append(key)
+    # A lone curve needs no section of its own.
+    lone = [members.pop() for members in found.values() if len(members) == 1]
+    if lone:
+        found["general"] = sorted([*found.get("general", []), *lone])
+    return [(name, found[name]) for name in sorted(found, key=_interest) if found[name]]
 
 
 def _interest(section: str) -> tuple[int, str]:
@@ -159,33 +201,45 @@ def _interest(section: str) -> tuple[int, str]:
     return 9, section
 
 
+def _section(
+    name: str, members: list[str], runs: list[Any], store: Any, colours: dict[str, str]
+) -> None:
+    pages = -(-len(members) // PER_SECTION)
+    key = f"section_page_{name}"
+    if st.session_state.get(key, 1) > pages:
+        st.session_state[key] = 1
+    number = st.pagination(pages, key=key) if pages > 1 else 1
+    shown = members[(number - 1) * PER_SECTION :][:PER_SECTION]
+    series = {run.name: store.get(run, shown) for run in runs}
+    grid = st.columns(2, gap="medium")
+    for i, member in enumerate(shown):
+        with grid[i % 2]:
+            _curve(member, series, colours)
+
+
 def _curve(key: str, series: dict[str, Any], colours: dict[str, str]) -> None:
     axis = st.session_state.get("x") or "step"
+    weight = float(st.session_state.get("smooth", 0.0))
     parts = []
     for name, found in series.items():
         if key not in found:
             continue
         one = found[key]
-        frame = pd.DataFrame({"step": one.steps, "value": one.values, "run": name})
-        frame["time"] = [(moment - one.times[0]) / 60 for moment in one.times]
-        frame["value"] = charts.smooth(
-            frame["value"].astype(float), float(st.session_state.get("smooth", 0.0))
-        )
-        parts.append(frame)
-    data = pd.concat(parts, ignore_index=True).dropna(subset=["value"])
+        x = one.steps if axis == "step" else (one.times - one.times[0]) / 60
+        values = charts.smooth(pd.Series(one.values), weight)
+        parts.append(pd.DataFrame({axis: x, "value": values, "run": name}))
+    data = pd.concat(parts, ignore_index=True).dropna(subset=["value"]) if parts else pd.DataFrame()
     st.markdown(f"`{key}`")
     if data.empty:
         st.caption("no finite value yet")
         return
-    shown = {name: colours[name] for name in series if name in set(data["run"])}
-    st.altair_chart(
-        charts.lines(
-            data, x=axis, y="value", colour="run", colours=shown, x_title=AXES[axis],
-            y_title=key.rsplit("/", 1)[-1], log=bool(st.session_state.get("log", False)),
-            height=260,
-        ),
-        key=f"curve_{key}",
+    present = set(data["run"])
+    spec, frame = charts.line_spec(
+        data, x=axis, y="value", colour="run", x_title=AXES[axis],
+        colours={name: colours[name] for name in series if name in present},
+        y_title=key.rsplit("/", 1)[-1], log=bool(st.session_state.get("log", False)), height=260,
     )  # fmt: skip
+    st.vega_lite_chart(frame, spec, key=f"curve_{key}")
 
 
 # --- details --------------------------------------------------------------------------------------
@@ -193,9 +247,10 @@ def _curve(key: str, series: dict[str, Any], colours: dict[str, str]) -> None:
 
 def _details(name: str) -> None:
     run = api.run(name)
+    error = run.error.strip().splitlines()[-1] if run.error.strip() else ""
     components.numbers(
         [
-            ("Status", _status(run), run.error.strip().splitlines()[-1] if run.error else ""),
+            ("Status", components.run_mark(run), error),
             ("Heartbeat", state.ago(run.heartbeat_at), ""),
             ("Policies", state.count(run.policies), "Published"),
             ("Seed", "–" if run.seed is None else str(run.seed), ""),
@@ -209,7 +264,7 @@ def _details(name: str) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         _policies(name)
-        components.live(lambda: _log(name))
+        components.live(lambda: _log(name), lambda: api.run(name).alive)
     with right:
         _manage(run)
         with st.expander("Configuration, complete"):
@@ -259,10 +314,17 @@ def _policies(name: str) -> None:
 def _log(name: str) -> None:
     st.markdown("**Log**")
     text = api.run_log(name)
-    if text.strip():
-        st.code("\n".join(text.splitlines()[-200:]), language=None, height=280)
-    else:
+    if not text.strip():
         st.caption("It has written nothing.")
+        return
+    lines = text.splitlines()
+    st.code("\n".join(lines[-LOG_LINES:]), language=None, height=280)
+    if len(lines) > LOG_LINES:
+        st.download_button(
+            f"The last {LOG_LINES} of {len(lines):,} lines; download them all", text,
+            file_name=f"{name}.log", key="log_all", icon=":material/download:", type="tertiary",
+            on_click="ignore",
+        )  # fmt: skip
 
 
 def _manage(run: Any) -> None:

@@ -35,7 +35,7 @@ LINES = {
 def show() -> None:
     found = api.workers()
     if found:
-        components.live(_table)
+        components.live(_table, lambda: any(w.alive for w in api.workers()))
         _commands(found)
     else:
         components.empty("No worker has reported yet. Start one on any machine:")
@@ -93,7 +93,7 @@ def _commands(found: list[Any]) -> None:
 def _lines() -> None:
     """The command of each role, filled with what this service knows."""
     st.subheader("Start one by hand")
-    datasets, runs = api.datasets(), [r for r in api.runs() if r.kind == "train"]
+    datasets, runs = api.datasets(), api.runs(kind="train", limit=1).items
     known = {
         "dataset": datasets[0].name if datasets else "NAME",
         "env": next((d.spec["env"] for d in datasets if d.spec.get("env")), "ENV"),
@@ -108,7 +108,9 @@ def _lines() -> None:
 def _launches() -> None:
     st.subheader("Launches")
     st.caption("Work that waits for an agent (`stepwell agent`) on some machine to claim it.")
-    found = api.launches()
+    pages = components.Pages("launches")
+    listed = api.launches(pages.cursor)
+    found = listed.items
     if found:
         frame = pd.DataFrame(
             [
@@ -128,7 +130,8 @@ def _launches() -> None:
             ]
         )
         components.table(frame, "launches", height=min(280, 38 + 35 * len(frame)))
-        open_ones = [x.id for x in found if x.state in ("queued", "claimed", "running")]
+        pages.draw(len(found), listed.next)
+        open_ones = [x.id for x in api.open_launches()]
         if open_ones:
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 launch_id = st.selectbox("Launch", open_ones, key="launch_cancel")

@@ -31,7 +31,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
 
     def open_page(view: str, url: str, **query: str) -> AppTest:
         monkeypatch.setenv("STEPWELL_URL", url)
-        test = AppTest.from_function(draw, args=(view,), default_timeout=30)
+        test = AppTest.from_function(draw, args=(view,), default_timeout=120)
         for key, value in query.items():
             test.query_params[key] = value
         return test.run()

@@ -80,7 +80,7 @@ def test_upload_a_file(service, client: Client, name: str, page: Page) -> None:
     drawn.text_input(key="upload_name").set_value(name)
     drawn.text_input(key="upload_env").set_value("Toy-v0")
     drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=60)
+    drawn.button(key="upload_go").click().run(timeout=240)
     fine(drawn)
     made = client.dataset(name)
     assert (made.protected.trajectories, made.protected.steps) == (3, steps)
@@ -94,7 +94,7 @@ def test_a_bad_file_is_refused_with_its_reason(
     drawn.file_uploader(key="upload_file").upload("toy.npz", b"not a zip file at all")
     drawn.text_input(key="upload_name").set_value(name)
     drawn.run()
-    drawn.button(key="upload_go").click().run(timeout=60)
+    drawn.button(key="upload_go").click().run(timeout=240)
     assert [e.message for e in drawn.exception] == []
     assert len(drawn.error) == 1
     with pytest.raises(NotFound):
@@ -163,7 +163,7 @@ def test_label_one_trajectory(service, client: Client, dataset: str, page: Page)
 
 
 def test_set_an_alias_and_notes_of_a_run(service, client: Client, run: str, page: Page) -> None:
-    drawn = page("runs", service.url, run=run)
+    drawn = page("runs", service.url, run=run, part="Details")
     drawn.selectbox(key="alias_of").set_value(1)
     drawn.button(key="alias_go").click().run()
     fine(drawn)
@@ -177,7 +177,7 @@ def test_set_an_alias_and_notes_of_a_run(service, client: Client, run: str, page
 
 
 def test_delete_a_run(service, client: Client, run: str, page: Page) -> None:
-    drawn = page("runs", service.url, run=run)
+    drawn = page("runs", service.url, run=run, part="Details")
     drawn.text_input(key="delete_run_name").set_value(run)
     drawn.button(key="delete_run_go").click().run()
     with pytest.raises(NotFound):
@@ -198,7 +198,7 @@ def test_workers_hear_what_was_asked(
 
 def test_stop_the_workers_of_a_run(service, client: Client, run: str, page: Page) -> None:
     client.heartbeat(f"{run}-w", role="train", run=run)
-    drawn = page("runs", service.url, run=run)
+    drawn = page("runs", service.url, run=run, part="Details")
     drawn.button(key="run_stop").click().run()
     fine(drawn)
     assert client.heartbeat(f"{run}-w", role="train", run=run).command == "stop"

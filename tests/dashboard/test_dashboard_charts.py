@@ -73,3 +73,27 @@ def test_smoothing_is_an_unbiased_moving_average() -> None:
     assert charts.smooth(values, 0.0).tolist() == values.tolist()
     half = charts.smooth(values, 0.5).tolist()
     assert half == pytest.approx([1.0, (3 + 0.5) / 1.5, (5 + 1.5 + 0.25) / 1.75])
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("points", [3, 200])
+def test_the_quick_way_to_draw_lines_draws_the_same(points: int, log: bool) -> None:
+    frame = pd.DataFrame(
+        {
+            "step": range(points),
+            "value": range(points),
+            "run": ["a", "b"] * (points // 2) + ["a"] * (points % 2),
+        }
+    )
+    options = {**TITLES, "x": "step", "y": "value", "colour": "run", "log": log, "height": 260,
+               "colours": {"a": "#0b5cad", "b": "#17703b"}}  # fmt: skip
+    spec, data = charts.line_spec(frame, **options)
+    whole = charts.lines(frame, **options).to_dict()
+    (rows,) = whole.pop("datasets").values()
+    assert data.to_dict("records") == rows
+    for part in (whole, *whole["layer"]):
+        part.pop("data", None)
+    assert spec == whole
+    # What Streamlit adds to one picture must not be in the next.
+    spec["layer"].clear()
+    assert charts.line_spec(frame, **options)[0] == whole

@@ -11,6 +11,8 @@ import pytest
 
 import dashboard
 from dashboard import api
+from stepwell import Client
+from stepwell.messages import MetricPoint
 
 FOLDER = Path(dashboard.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
@@ -70,6 +72,82 @@ def test_cached_reads_never_answer_for_one_another(monkeypatch: pytest.MonkeyPat
     api.refresh()
     first(1)
     assert len(asked) == 5
+
+
+def test_a_curve_is_read_whole_once_and_then_only_what_lies_beyond(
+    service, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    asked: list[tuple[list[str], list[int] | None]] = []
+    whole = api._series
+
+    def spied(run: str, keys: list[str], after: list[int] | None = None):
+        if keys:
+            asked.append((keys, after))
+        return whole(run, keys, after)
+
+    monkeypatch.setattr(api, "_series", spied)
+
+    def log(key: str, **values: float) -> None:
+        points = [
+            MetricPoint(key=key, step=int(step[1:]), value=value, time=float(step[1:]))
+            for step, value in values.items()
+        ]
+        client.log_metrics(name, points)
+
+    client.create_run(name, "train")
+    log("a", s1=0.1, s2=0.2)
+    log("b", s1=1.0)
+    log("c,d", s1=3.0)
+    curves, keys = api.Curves(), ["a", "b", "c,d", "none"]
+
+    def values() -> dict[str, list[float]]:
+        return {k: c.values.tolist() for k, c in curves.get(client.run(name), keys).items()}
+
+    first = {"a": [0.1, 0.2], "b": [1.0], "c,d": [3.0]}
+    assert values() == first
+    asked.clear()
+    assert values() == first
+    assert asked == [], "nothing new, nothing read"
+    log("a", s3=0.3)
+    assert values() == {**first, "a": [0.1, 0.2, 0.3]}
+    assert asked == [(["a"], [2])]
+    # A resumed run says other things about steps it had: all is read again within a while.
+    log("a", s2=9.0)
+    assert values()["a"] == [0.1, 0.2, 0.3]
+    monkeypatch.setattr(api, "WHOLE_SECONDS", -1.0)
+    assert values()["a"] == [0.1, 9.0, 0.3]
+    # And when it has ended.
+    monkeypatch.setattr(api, "WHOLE_SECONDS", 1e9)
+    log("a", s1=7.0)
+    assert values()["a"] == [0.1, 9.0, 0.3]
+    client.patch_run(name, status="finished")
+    assert values()["a"] == [7.0, 9.0, 0.3]
+    asked.clear()
+    values()
+    assert asked == []
+    # Deleted and made anew under its name: another run.
+    client.delete_run(name)
+    client.create_run(name, "train")
+    log("a", s1=5.0)
+    assert values() == {"a": [5.0]}
+    curves.keep([])
+    assert curves._known == {}
+
+
+def test_long_curves_do_not_grow_without_end(
+    service, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    monkeypatch.setattr(api, "POINTS", 10)
+    client.create_run(name, "train")
+    curves = api.Curves()
+    for start in range(0, 100, 5):
+        points = [MetricPoint(key="a", step=start + i, value=1.0, time=0.0) for i in range(5)]
+        client.log_metrics(name, points)
+        curve = curves.get(client.run(name), ["a"])["a"]
+        assert len(curve.steps) <= 3 * 10
+        assert (curve.steps[0], curve.steps[-1]) == (0, start + 4)
 
 
 def test_lines_to_copy_name_options_that_exist() -> None:

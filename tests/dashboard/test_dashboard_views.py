@@ -1,5 +1,6 @@
 """Every page over a real service: empty, filled, and when nobody answers. Never a traceback."""
 
+import sqlite3
 import time
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard import api, components
 from stepwell import Box, Client, Discrete, EnvSpec
 from stepwell.messages import MetricPoint
 
@@ -71,9 +73,16 @@ def check(page: AppTest) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_without_a_service_every_page_says_how_to_start_one(view: str, page: Page) -> None:
     drawn = page(view, NOBODY)
-    assert [e.message for e in drawn.exception] == []
-    assert "No answer from the service" in drawn.error[0].value
+    only_the_notice(drawn)
     assert "stepwell serve" in texts(drawn)
+
+
+def only_the_notice(page: AppTest) -> None:
+    """One, in place of everything else, and no traceback."""
+    assert [e.message for e in page.exception] == []
+    assert [e.value.split(" at ")[0] for e in page.error] == ["No answer from the service"]
+    assert [b.key for b in page.button] == ["try_again"]
+    assert (len(page.metric), len(page.dataframe)) == (0, 0)
 
 
 def test_every_page_of_an_empty_service_says_what_to_do_next(fresh_service, page: Page) -> None:
@@ -93,6 +102,60 @@ def test_every_page_of_an_empty_service_says_what_to_do_next(fresh_service, page
         assert hints[view] in texts(drawn), view
 
 
+def test_a_service_that_stops_and_returns_is_one_notice_meanwhile(
+    fresh_service, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every page that is open, also one of several live parts. It comes back without a hand,
+    and what was chosen on it is still chosen."""
+    monkeypatch.setattr(components, "RETRY_SECONDS", 0.0)
+    with Client(fresh_service.url) as client:
+        client.create_dataset("d", EnvSpec.of(Box((2,)), Box((1,))))
+        for name in ("a", "b", "c"):
+            client.create_run(name, "train")
+        client.heartbeat("w", role="train", run="a")
+    pages = {view: page(view, fresh_service.url) for view in VIEWS}
+    for drawn in pages.values():
+        check(drawn)
+    runs, datasets = pages["runs"], pages["datasets"]
+    runs.multiselect(key="run").set_value(["b"])
+    runs.slider(key="smooth").set_value(0.5).run()
+    fresh_service.stop()
+    datasets.text_input(key="new_name").set_value("made")
+    datasets.button(key="new_go").click().run()
+    assert [e.message for e in datasets.exception] == []
+    assert datasets.error
+    assert not datasets.toast, "nobody may be told that it was done"
+    api.refresh()
+    for drawn in pages.values():
+        only_the_notice(drawn.run())
+        only_the_notice(drawn.run())
+    fresh_service.restart()
+    for drawn in pages.values():
+        drawn.run()
+        check(drawn)
+        assert "try_again" not in [b.key for b in drawn.button]
+    assert runs.multiselect(key="run").value == ["b"]
+    assert runs.slider(key="smooth").value == 0.5
+
+
+def test_a_part_that_breaks_while_the_service_is_ready_is_not_asked_without_a_pause(
+    service, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that cuts one route must not make the page draw itself over and over."""
+    asked = []
+
+    def broken(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise api.ServiceUnreachable("the connection broke")
+
+    monkeypatch.setattr(api, "sql", broken)
+    drawn = page("trajectories", service.url)
+    only_the_notice(drawn)
+    drawn.run()
+    only_the_notice(drawn)
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_page_draws_what_there_is(view: str, filled: str, service, page: Page) -> None:
     drawn = page(view, service.url)
@@ -100,18 +163,146 @@ def test_every_page_draws_what_there_is(view: str, filled: str, service, page: P
     assert len(drawn.dataframe) + len(drawn.metric) > 0
 
 
-def test_overview_counts_and_warns(filled: str, service, client: Client, page: Page) -> None:
-    """What failed is named where one looks first."""
-    client.heartbeat(f"{filled}-x", role="eval", state="failed", last_error="Trace\nValueError: no")
-    client.patch_run(f"{filled}-b", status="failed", error="NaN everywhere")
+def test_overview_counts(filled: str, service, client: Client, page: Page) -> None:
     drawn = page("overview", service.url)
     check(drawn)
     figures = {m.label: m.value for m in drawn.metric}
     total = client.sql("SELECT count(*) FROM trajectories").one()
     assert figures["Trajectories"] == f"{total:,}"
-    warnings = " ".join(w.value for w in drawn.warning)
-    more = " ".join(c.value for c in drawn.caption)
-    assert "ValueError: no" in warnings or "more" in more
+
+
+def test_what_needs_attention_is_named_and_counted_over_all_there_is(
+    fresh_service, page: Page
+) -> None:
+    """The newest of a list say nothing about the rest: the service counts."""
+    with Client(fresh_service.url) as client:
+        client.create_run("loud", "train")
+        client.heartbeat("w", role="train", run="loud")
+        drawn = page("overview", fresh_service.url)
+        check(drawn)
+        assert drawn.success[0].value == "Nothing needs attention."
+        client.heartbeat("x", role="eval", state="failed", last_error="Trace\nValueError: no")
+        client.patch_run("loud", status="failed", error="NaN everywhere")
+        for i in range(130):
+            client.create_run(f"quiet-{i:03d}", "train")
+        # Nobody reports for an hour, as the index has it.
+        with sqlite3.connect(fresh_service.data / "index.sqlite", timeout=60) as index:
+            index.execute(
+                "UPDATE runs SET heartbeat_at = heartbeat_at - 3600 WHERE name LIKE 'quiet%'"
+            )
+        index.close()
+        client.create_run("newest", "train")
+        api.refresh()
+        drawn.run()
+        check(drawn)
+        assert not drawn.success
+        figures = {m.label: m.value for m in drawn.metric}
+        assert (figures["Running"], figures["Silent"]) == ("1", "130")
+        silent, failed, worker = (w.value for w in drawn.warning)
+        assert "130 running runs are silent" in silent
+        assert "quiet-129 (1 h ago)" in silent
+        assert "and 120 more" in silent
+        assert "loud: NaN everywhere" in failed
+        assert "x: ValueError: no" in worker
+        listed = page("runs", fresh_service.url, status="silent")
+        check(listed)
+        assert listed.dataframe[0].value["run"].tolist()[0] == "quiet-129"
+        assert set(listed.dataframe[0].value["status"]) == {components.mark("lost")}
+
+
+def test_every_run_of_a_long_list_can_be_reached(
+    service, client: Client, name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By paging, by search and by address; and what is not shown is counted."""
+    monkeypatch.setattr(api, "PAGE", 10)
+    for i in range(25):
+        client.create_run(f"{name}-{i:02d}", "train", tags=[f"Odd-{name}"] if i % 2 else [])
+    drawn = page("runs", service.url, search=f"{name}-")
+    seen: list[str] = []
+    for place in ("1–10", "11–20", "21–25"):
+        check(drawn)
+        assert f"Rows {place} of 25, newest first" in texts(drawn)
+        seen += drawn.dataframe[0].value["run"].tolist()
+        if not drawn.button(key="runs_older").disabled:
+            drawn.button(key="runs_older").click().run()
+    assert seen == [f"{name}-{i:02d}" for i in range(24, -1, -1)]
+    drawn.button(key="runs_newer").click().run()
+    assert "Rows 11–20 of 25" in texts(drawn)
+    # Another filter begins at its newest.
+    drawn.text_input(key="search").set_value(f"odd-{name}").run()
+    check(drawn)
+    assert "Rows 1–10 of 12" in texts(drawn)
+    linked = page("runs", service.url, run=f"{name}-00")
+    check(linked)
+    assert linked.multiselect(key="run").value == [f"{name}-00"]
+
+
+def test_only_open_sections_are_read_and_drawn(
+    service, client: Client, name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of three hundred curves costs what one sees of it."""
+    client.create_run(name, "train")
+    keys = [f"{part}/m{i:02d}" for part in ("loss", "other") for i in range(30)]
+    client.log_metrics(name, [MetricPoint(key=k, step=1, value=1.0, time=0.0) for k in keys])
+    asked: list[str] = []
+    whole = api._series
+
+    def spied(name: str, wanted: list[str], after: list[int] | None = None):
+        asked.extend(wanted)
+        return whole(name, wanted, after)
+
+    monkeypatch.setattr(api, "_series", spied)
+    drawn = page("runs", service.url, run=name)
+    check(drawn)
+    first = [f"loss/m{i:02d}" for i in range(12)]
+    assert asked == first
+    assert sorted(m.value for m in drawn.markdown) == [f"`{key}`" for key in first]
+    drawn.pagination(key="section_page_loss").set_value(3).run()
+    check(drawn)
+    assert asked[12:] == [f"loss/m{i:02d}" for i in range(24, 30)]
+    drawn.text_input(key="metric").set_value("OTHER/m07").run()
+    check(drawn)
+    assert asked[18:] == ["other/m07"]
+    drawn.text_input(key="metric").set_value("nothing like this").run()
+    assert "None of 60 metrics" in texts(drawn)
+
+
+def test_a_page_goes_idle_when_what_it_shows_has_ended(
+    service, client: Client, name: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intervals: list[float | None] = []
+    real = components.st.fragment
+
+    def fragment(*, run_every: float | None = None):
+        intervals.append(run_every)
+        return real(run_every=run_every)
+
+    monkeypatch.setattr(components.st, "fragment", fragment)
+    client.create_run(name, "train")
+    drawn = page("runs", service.url, run=name, search=name)
+    check(drawn)
+    assert intervals == [components.LIVE_SECONDS] * 2
+    client.patch_run(name, status="finished")
+    api.refresh()
+    intervals.clear()
+    drawn.run()
+    check(drawn)
+    assert intervals == [components.IDLE_SECONDS] * 2
+    intervals.clear()
+    drawn.session_state["live"] = False
+    drawn.run()
+    assert intervals == [None] * 2
+
+
+def test_the_log_says_what_it_leaves_out(service, client: Client, name: str, page: Page) -> None:
+    client.create_run(name, "train")
+    client.patch_run(name, log="\n".join(f"line {i}" for i in range(250)))
+    drawn = page("runs", service.url, run=name, part="Details")
+    check(drawn)
+    assert "line 249" in texts(drawn)
+    assert [b.label for b in drawn.download_button if "lines" in b.label] == [
+        "The last 200 of 250 lines; download them all"
+    ]
 
 
 def test_dataset_detail_follows_the_url(filled: str, service, page: Page) -> None:
@@ -216,7 +407,7 @@ def test_runs_show_curves_of_those_chosen(service, filled: str, page: Page) -> N
     check(drawn)
     assert drawn.multiselect(key="run").value == [f"{filled}-a"]
     seen = texts(drawn)
-    for what in ("train/loss", "train/odd[0]", "evaluation/return", "hello from the log"):
+    for what in ("train/loss", "train/odd[0]", "evaluation/return"):
         assert what in seen
     drawn.multiselect(key="run").set_value([f"{filled}-a", f"{filled}-b"]).run()
     check(drawn)
