@@ -53,6 +53,10 @@ R = TypeVar("R")
 DEFAULT_URL = "http://127.0.0.1:8000"
 UPLOAD_LIMIT = 200_000_000
 """Bytes taken by the page itself; larger files go by the command line it shows."""
+ANSWER_SECONDS = 15.0
+"""Waited for an answer: longer than the longest thing a page asks for."""
+SQL_SECONDS = 5.0
+"""A query's, unless the console says otherwise."""
 PAGE = 100
 """Rows of one page of a list that may be long."""
 POINTS = 500
@@ -66,7 +70,7 @@ def address() -> str:
 @st.cache_resource(show_spinner=False, on_release=Client.close)
 def _client(url: str, token: str | None) -> Client:
     # A page that waits ten seconds for a service that is down looks broken itself.
-    return Client(url, token, timeout=15.0, retry_for=0.5)
+    return Client(url, token, timeout=ANSWER_SECONDS, retry_for=0.5)
 
 
 def client() -> Client:
@@ -327,9 +331,10 @@ def sql(
     *,
     dataset: str | None = None,
     limit: int = 1000,
-    timeout: float = 5.0,
+    timeout: float | None = None,
 ) -> Answer:
-    result = client().sql(query, params, dataset=dataset, limit=limit, timeout=timeout)
+    seconds = timeout or SQL_SECONDS
+    result = client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
     frame = _plain(result.to_pandas())
     return Answer(query, frame, result.truncated, result.elapsed_ms, result.excluded)
 

@@ -60,7 +60,7 @@ def show() -> None:
                 "Rows at most", 1, 100_000, 1000, key="limit", bind="query-params"
             )
             seconds = st.number_input(
-                "Seconds at most", 0.5, 60.0, 5.0, key="timeout", bind="query-params"
+                "Seconds at most", 0.5, 60.0, api.SQL_SECONDS, key="timeout", bind="query-params"
             )
         st.button("Run", type="primary", icon=":material/play_arrow:", key="run")
         if query.strip():

@@ -8,6 +8,8 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from dashboard import api
+
 
 def draw(view: str) -> None:
     """Runs inside AppTest, as a script of its own."""
@@ -23,6 +25,13 @@ def _no_leftovers() -> Iterator[None]:
     yield
     st.cache_data.clear()
     st.cache_resource.clear()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine, on which SQL waits its turn, is no defect of a page."""
+    monkeypatch.setattr(api, "ANSWER_SECONDS", 120.0)
+    monkeypatch.setattr(api, "SQL_SECONDS", 60.0)
 
 
 @pytest.fixture
