@@ -118,8 +118,7 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> No
         raise ProblemError(
             409,
             "conflict",
-            f"there is already a run {body.name!r}; choose another name, or send exist_ok to"
-            " resume it",
+            f"there is already a run {body.name!r}; choose another name, or resume it (exist_ok)",
         )
     if found["kind"] != body.kind:
         raise ProblemError(

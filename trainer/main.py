@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from stepwell._failure import fail
-from stepwell.errors import StepwellError
+from stepwell.client import Client
+from stepwell.errors import NotFound, StepwellError
 from trainer.config import TrainConfig
 from trainer.errors import ElsewhereError, TrainerError
 from trainer.options import Resolved, resolve
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.snapshot:
             config.require_data()
         launched = all(name in os.environ for name in LAUNCHED)
+        if not launched:
+            look_for_dataset(config)
         if config.processes > 1 and not launched:
             return launch(config, words)
         return run(resolved, words, quiet=rank != 0)
@@ -59,12 +62,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("stepwell train", error)
 
 
+def look_for_dataset(config: TrainConfig) -> None:
+    """Say at once that the dataset is not there, before processes, folders and a run are made.
+
+    A run that may be resumed has its data at home, one with data.wait_for_data waits for it; what
+    else may be wrong with the service is said by what needs it. Raises `NotFound`.
+    """
+    resumable = config.resume != "never" and (config.output / config.run).exists()
+    if not config.dataset or config.data.wait_for_data or resumable:
+        return
+    try:
+        with Client(timeout=5.0, retry_for=0.0) as client:
+            client.dataset(config.dataset)
+    except NotFound as error:
+        hint = "--data.wait-for-data SECONDS would wait for it"
+        raise NotFound({**error.problem, "detail": f"{error.detail}; {hint}"}) from None
+    except StepwellError:
+        pass
+
+
 def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int:
     """Train in this process, one of however many."""
     # After the help and the errors of the command line: torch takes a second to load.
     import torch
 
-    from stepwell.client import Client
     from trainer.loop import RunInfo, train
 
     def say(text: str) -> None:

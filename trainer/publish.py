@@ -177,8 +177,13 @@ class Publisher(Delivery):
     def _tidy(self) -> None:
         """Keep the newest delivered ones; the service keeps them all."""
         with self._lock:
-            files = [p for p in self._folder.glob("*.safetensors") if not self._waits(p)]
-            for old in sorted(files, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            files = [
+                path
+                for path in self._folder.glob("*.safetensors")
+                if path.stem.isdigit() and not self._waits(path)
+            ]
+            # By number: a clock that was put back would make the newest look oldest.
+            for old in sorted(files, key=lambda path: int(path.stem))[:-KEPT]:
                 old.unlink(missing_ok=True)
 
     def _waits(self, path: Path) -> bool:

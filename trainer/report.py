@@ -22,6 +22,7 @@ from stepwell.errors import Conflict, ServiceUnreachable, StepwellError
 from stepwell.failpoints import failpoint
 from trainer.config import TrainConfig, to_json
 from trainer.delivery import take_folder
+from trainer.errors import TrainerError
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.processes import World
 from trainer.publish import Publisher
@@ -160,7 +161,11 @@ class Report:
         except Conflict:
             # Ours after all, if a life of this run died between making the row and noting it.
             if (self.client.run(self.config.run).config or {}).get("claim") != claim:
-                raise
+                raise TrainerError(
+                    f"there is already a run {self.config.run!r}, and no checkpoint of it was taken"
+                    f" up from {self.home}; to resume it: --resume auto, with the --output that"
+                    " holds its checkpoints; for another run: --run NAME"
+                ) from None
 
     def has_policy(self, update: int) -> bool:
         """Whether the policy of this update was published; so it is where nobody publishes."""

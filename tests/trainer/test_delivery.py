@@ -430,3 +430,17 @@ def test_one_process_has_a_run_s_folder(tmp_path):
     take_folder(tmp_path, "r").close()
     shutil.rmtree(tmp_path)
     assert not logging.getLogger("trainer").handlers
+
+
+def test_the_newest_policies_stay_by_number_whatever_the_clock_said(service, agents, folder):
+    """A clock put back makes the newest file look oldest; another's file is none of ours."""
+    folder.mkdir()
+    (folder / "mine.safetensors").write_bytes(b"")
+    for version in range(1, 8):
+        publisher = Publisher(folder, service, "r", every=0.01)
+        publisher.publish(agents[0], version, {}, {})
+        assert publisher.close(30.0)
+        stamp = 2e9 - version
+        os.utime(folder / f"{version}.safetensors", (stamp, stamp))
+    kept = {f"{version}.safetensors" for version in range(8 - publish.KEPT, 8)}
+    assert {path.name for path in folder.glob("*.safetensors")} == kept | {"mine.safetensors"}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from amago_model import TimestepEncoderConfig
+from stepwell.errors import from_problem
 from trainer import checkpoint, publish
 from trainer.checkpoint import CheckpointError, newest
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
+from trainer.errors import TrainerError
 from trainer.loop import RunInfo, train
 from trainer.recipes import behaviour_cloning
 
@@ -129,3 +132,18 @@ def test_a_run_that_nobody_has_seen_begins_again(service, config):
     service.published.clear()
     assert train(quiet, service, RunInfo(), lambda _: None) == "finished"
     assert sorted(service.published) == [3]
+
+
+def test_a_name_that_is_taken_says_which_flags_resume_it(service, config, monkeypatch):
+    """Somebody else's run, or one whose output lies elsewhere."""
+    problem = {"status": 409, "title": "Conflict", "code": "conflict", "detail": "exists"}
+
+    def taken(*_: object, **__: object) -> None:
+        raise from_problem(problem)
+
+    monkeypatch.setattr(service, "create_run", taken)
+    another = SimpleNamespace(config={"claim": "another's"})
+    monkeypatch.setattr(service, "run", lambda _: another, raising=False)
+    words = "already a run 'seen'.*--resume auto.*--output.*--run NAME"
+    with pytest.raises(TrainerError, match=words):
+        train(config, service, RunInfo(), lambda _: None)

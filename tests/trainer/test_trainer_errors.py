@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stepwell.errors import NotFound
+from stepwell.testing import make_spec
 from trainer import launcher, main
+from trainer.config import TrainConfig
 from trainer.errors import ElsewhereError
 from trainer.processes import World
 
@@ -68,3 +73,30 @@ def test_what_fails_on_the_first_process_ends_the_others(monkeypatch):
     with pytest.raises(ElsewhereError) as failed:
         world.once(lambda: "not asked")
     assert failed.value.exit_status == 2
+
+
+def test_a_missing_dataset_is_said_before_anything_is_made(
+    client, name, tmp_path, capsys, monkeypatch
+):
+    """One line with the nearest name and the words that would have waited for it; exit 1."""
+    monkeypatch.setenv("STEPWELL_URL", client.url)
+    client.create_dataset(name, make_spec())
+    words = ["offline", "--dataset", f"{name}x", "--run", "r", "--output", str(tmp_path)]
+    assert main.main([*words, "--processes", "2"]) == 1
+    err = capsys.readouterr().err
+    assert f"{name}x" in err and f"did you mean {name!r}" in err
+    assert "--data.wait-for-data" in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_may_be_resumed_does_not_need_its_dataset(client, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPWELL_URL", client.url)
+    config = TrainConfig(dataset=name, run="r", output=tmp_path)
+    with pytest.raises(NotFound):
+        main.look_for_dataset(config)
+    (tmp_path / "r").mkdir()
+    main.look_for_dataset(config)
+    with pytest.raises(NotFound):
+        main.look_for_dataset(replace(config, resume="never"))
+    monkeypatch.setenv("STEPWELL_URL", "http://127.0.0.1:1")
+    main.look_for_dataset(replace(config, run="s"))  # what is wrong there is said by what needs it
