@@ -115,8 +115,12 @@ class Report:
                 self.client.patch_run(self.config.run, status="running")
         except ServiceUnreachable as error:
             if not resumed:
+                self._mine.close()
                 raise
             log.warning("the service is away; the run goes on without it: %s", error)
+        except BaseException:
+            self._mine.close()  # the run is not ours, so neither is its folder
+            raise
         with whole_file(self.home / "run.json") as file:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         failpoint("run.after_note")
