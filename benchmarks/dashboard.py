@@ -1,0 +1,180 @@
+"""What an open page costs: CPU seconds per five seconds of Streamlit, service and browser.
+
+    python -m benchmarks.dashboard [--cases few_ended …] [--seconds 30] [--checkout DIR] [--write]
+
+A real service, a real Streamlit and a headless Chromium (`--browser`) that shows the page Runs
+with three runs chosen, touched by nobody. While runs are `running`, a point of every metric
+arrives each second. `--checkout` measures the dashboard of another working tree beside this one.
+`--write` makes benchmarks/results/dashboard.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from benchmarks.report import ROOT, write
+from dashboard.main import free_port
+from stepwell import Client
+from stepwell.messages import MetricPoint
+
+CASES = {
+    "few_ended": {"keys": 12, "running": False},
+    "few_running": {"keys": 12, "running": True},
+    "many_ended": {"keys": 300, "running": False},
+    "many_running": {"keys": 300, "running": True},
+}
+RUNS = ("first", "second", "third")
+POINTS = 500
+SECTIONS = ("train", "evaluation", "actor", "critic", "optimizer", "data")
+
+
+def key(number: int) -> str:
+    return f"{SECTIONS[number % len(SECTIONS)]}/metric_{number:03d}"
+
+
+def points(keys: int, steps: range) -> list[MetricPoint]:
+    now = time.time()
+    return [
+        MetricPoint(key=key(k), step=step, value=1 / (step + k + 1), time=now + step - steps.stop)
+        for k in range(keys)
+        for step in steps
+    ]
+
+
+@contextlib.contextmanager
+def started(command: list[str], checkout: Path, log: Path, **env: str) -> Iterator[psutil.Process]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=checkout,
+            env={**inherited, "PYTHONPATH": str(checkout), **env},
+        )  # fmt: skip
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def wait_for(url: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (OSError, urllib.error.URLError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def cpu(process: psutil.Process) -> float:
+    """Seconds of a process and of all below it."""
+    total = 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def measure(case: str, checkout: Path, browser: str, settle: float, seconds: float) -> dict:
+    """CPU seconds per five seconds, by process."""
+    keys, running = CASES[case]["keys"], CASES[case]["running"]
+    with (
+        tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder,
+        contextlib.ExitStack() as s,
+    ):
+        place = Path(folder)
+        port, page_port = free_port(0), free_port(0)
+        url, page = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{page_port}"
+        serve = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(place / "data")]
+        service = s.enter_context(
+            started([*serve, "--port", str(port)], checkout, place / "service.log")
+        )
+        wait_for(f"{url}/readyz")
+        client = s.enter_context(Client(url))
+        for name in RUNS:
+            client.create_run(name, "train")
+            client.log_metrics(name, points(keys, range(POINTS)))
+            if not running:
+                client.patch_run(name, status="finished")
+        dash = [sys.executable, "-m", "dashboard.main", "--port", str(page_port), "--url", url]
+        streamlit = s.enter_context(started(dash, checkout, place / "page.log"))
+        wait_for(f"{page}/_stcore/health")
+        chosen = "&".join(f"run={name}" for name in RUNS)
+        profile = [f"--user-data-dir={place / 'profile'}", "--window-size=1400,1400"]
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+        tab = s.enter_context(
+            started([browser, *flags, *profile, f"{page}/runs?{chosen}"], checkout, place / "b.log")
+        )
+        over = threading.Event()
+
+        def learn() -> None:
+            step = POINTS
+            while not over.wait(1.0):
+                for name in RUNS:
+                    client.log_metrics(name, points(keys, range(step, step + 1)))
+                step += 1
+
+        if running:
+            thread = threading.Thread(target=learn)
+            thread.start()
+            s.callback(thread.join)
+            s.callback(over.set)
+        time.sleep(settle)
+        watched = {"streamlit": streamlit, "service": service, "browser": tab}
+        before = {name: cpu(process) for name, process in watched.items()}
+        began = time.monotonic()
+        time.sleep(seconds)
+        share = 5.0 / (time.monotonic() - began)
+        found = {name: round((cpu(p) - before[name]) * share, 3) for name, p in watched.items()}
+        return {"case": case, "runs": len(RUNS), "keys": keys, "running": running, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured, of each case")
+    parser.add_argument(
+        "--settle", type=float, default=20.0, help="before that, for the first draw"
+    )
+    parser.add_argument("--checkout", type=Path, default=ROOT, help="working tree to measure")
+    parser.add_argument("--browser", default="chromium")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for case in options.cases:
+        rows.append(
+            measure(case, options.checkout, options.browser, options.settle, options.seconds)
+        )
+        print(rows[-1], flush=True)
+    if options.write:
+        print(write("dashboard", {"cpu_seconds_per_5_s": rows}))
+
+
+if __name__ == "__main__":
+    main()
