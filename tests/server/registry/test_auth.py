@@ -106,7 +106,8 @@ def test_a_stranger_learns_whether_it_works_and_nothing_else(
     """Versions and the names of damaged files are for those who have a token."""
     for number in range(3):
         wrong = bearer(f"stw_{number}_x")
-        monkeypatch.setattr(closed.app.state.service.keeper, "trouble", "the index is damaged: x")
+        keeper = closed.app.state.service.keeper
+        monkeypatch.setattr(keeper, "_index_trouble", "the index is damaged: x")
         for path in sorted(OPEN):
             for head in ({}, wrong):
                 found = closed.get(path, headers=head).json()

@@ -212,7 +212,7 @@ def chosen_by(world: Any, select: str, dataset: str | None = None) -> dict[str, 
     found = world.service.sql.select_rows(select, dataset)
     ids: dict[int, str] = {}
     for path in found.state.places.values():
-        places = world.service.mirror.read_places(path)
+        places = world.service.mirror.read_places(found.state, path)
         ids |= dict(zip(places["pk"].to_pylist(), id_texts(id_bytes(places["id"])), strict=True))
     weights = [None] * len(found.rows) if found.weights is None else found.weights.tolist()
     return {ids[row]: weight for row, weight in zip(found.rows.tolist(), weights, strict=True)}
