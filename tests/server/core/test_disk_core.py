@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sqlite3
 import time
@@ -215,9 +216,11 @@ def test_no_request_data_gets_into_the_log(
 def test_traffic_leaks_neither_files_nor_much_memory(live: Any) -> None:
     live.create(capacity={"trajectories": 20})
 
+    seeds = itertools.count(0, 10)
+
     def traffic(rounds: int) -> None:
         for _ in range(rounds):
-            live.post(make(2, time.monotonic_ns() % 10**6))
+            live.post(make(2, next(seeds)))
             live.http.get("/v1/datasets/d")
             live.flush()
             live.http.get("/v1/nowhere")

@@ -82,10 +82,10 @@ def test_an_empty_directory_is_initialised_and_the_address_printed(tmp_path: Pat
         line = process.stdout.readline()
         found = re.fullmatch(r"stepwell serves .*/new at (http://127\.0\.0\.1:\d+)\n", line)
         assert found, line
-        with urllib.request.urlopen(f"{found[1]}/readyz") as answer:
+        with urllib.request.urlopen(f"{found[1]}/readyz", timeout=60) as answer:
             assert answer.status == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stdout.read() == ""
     assert (tmp_path / "new" / "index.sqlite").exists()
 
