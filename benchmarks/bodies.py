@@ -6,8 +6,8 @@ Each client posts one trajectory of so many megabytes over a raw socket, keeps t
 comes back until it is stored. Meanwhile somebody else posts 10 steps at a time. In the end the
 service is killed and started again: every acknowledged trajectory must be there, and some are read
 back and compared. The observations repeat, so that the shards fit on any disk; no step of the way
-in looks at that. Compaction is off: it merges small shards, and these are small only because they
-repeat. Writes benchmarks/results/bodies.json.
+in looks at that. Such shards are small, so compaction is at work beside the posts. Writes
+benchmarks/results/bodies.json.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def serve(folder: Path, port: int, env: dict[str, str]) -> subprocess.Popen[byte
     process = subprocess.Popen(
         [*command, "--log-level", "error"],
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "STEPWELL_SQL_WORKERS": "1", "STEPWELL_COMPACT_AFTER": "86400", **env},
+        env={**os.environ, "STEPWELL_SQL_WORKERS": "1", **env},
     )
     with Client(f"http://127.0.0.1:{port}") as client:
         client.wait_ready(60)

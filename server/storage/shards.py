@@ -223,14 +223,16 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
             source.open() as raw,
             pq.ParquetFile(raw, page_checksum_verification=True) as file,
         ):
-            groups = file.iter_batches(batch_size=MAX_GROUP_ROWS)
+            # Not iter_batches: its batches run over the ends of row groups, so that wide rows that
+            # compress well would be decoded by the gigabyte.
+            groups = map(file.read_row_group, range(file.num_row_groups))
             rest: pa.Table | None = None
             for entry in footer.entries:
                 while rest is None or rest.num_rows < entry.rows:
-                    more = pa.Table.from_batches([next(groups)])
+                    more = next(groups)
                     rest = more if rest is None else pa.concat_tables([rest, more])
                 yield entry, _plain(rest.slice(0, entry.rows), schema)
-                rest = rest.slice(entry.rows)
+                rest = rest.slice(entry.rows) if rest.num_rows > entry.rows else None
     except (OSError, pa.ArrowException, StopIteration) as error:
         raise ShardDamaged(f"{path.name}: {error}") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,6 +70,19 @@ def test_row_groups_hold_whole_trajectories_and_only_giants_are_split(tmp_path: 
     assert [entry.row_start for entry in entries] == [0, 10, 20, 30, 70_031]
     giant = read_trajectory(Source(tmp_path / "s.parquet"), 3)
     assert giant.digest == sent[3].digest
+
+
+def test_a_shard_is_read_in_the_memory_of_a_row_group(tmp_path: Path) -> None:
+    """Not in that of 65,536 rows, which wide ones make gigabytes: compaction reads whole shards."""
+    spec = make_spec(observation=4096)
+    sent = [make_trajectory(spec, length=63, seed=n) for n in range(24)]
+    write(tmp_path / "s.parquet", spec, sent, group_rows=64)
+    assert pq.read_metadata(tmp_path / "s.parquet").num_row_groups == 24
+    before, most = pa.total_allocated_bytes(), 0
+    for _, batch in read_batches(Source(tmp_path / "s.parquet")):
+        most = max(most, pa.total_allocated_bytes() - before)
+        one = batch.nbytes
+    assert one <= most < 6 * one
 
 
 def test_columns_are_encoded_as_measured(tmp_path: Path) -> None:
