@@ -27,7 +27,7 @@ from stepwell import (
     ServiceUnreachable,
     TooLarge,
 )
-from stepwell.codec import decode
+from stepwell.codec import decode, encode
 from stepwell.messages import IngestItem, IngestResult, Problem
 from stepwell.outbox import read_outbox
 from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
@@ -323,17 +323,21 @@ def test_a_full_outbox_says_so_and_keeps_what_it_has(outboxes, service):
 def test_a_full_outbox_can_wait_for_room(outboxes, service):
     service.down = ServiceUnreachable("not there")
     outbox = outboxes(max_bytes=6000, when_full="block")
+    sent = [make_trajectory(SPEC, length=10, seed=seed) for seed in range(10)]
+    sizes = np.cumsum([len(encode([trajectory], SPEC)) for trajectory in sent])
+    fits = int((sizes <= 6000).sum())
+    assert 1 < fits < 6
     done = []
 
     def act():
-        for i in range(10):
-            outbox.put(make_trajectory(SPEC))
+        for i, trajectory in enumerate(sent):
+            outbox.put(trajectory)
             done.append(i)
 
     actor = threading.Thread(target=act)
     actor.start()
-    wait_until(lambda: len(done) == 2 and service.attempts)
-    assert actor.is_alive() and len(done) == 2
+    wait_until(lambda: len(done) >= fits and service.attempts)
+    assert actor.is_alive() and len(done) == outbox.pending == fits
     service.down = None
     actor.join(60)
     assert len(done) == 10 and outbox.flush(60) and len(service.stored) == 10

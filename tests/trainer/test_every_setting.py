@@ -241,7 +241,8 @@ def test_every_setting_of_a_run_is_read_by_the_trainer(
     Those of the agent have a test of their own: tests/amago_model/test_settings_are_used.py.
     """
     service = fake(lengths=[[5, 6], [7]])
-    monkeypatch.setattr("stepwell.client.Client", lambda: nullcontext(service))
+    service.dataset = lambda _: None  # it is there
+    monkeypatch.setattr("trainer.main.Client", lambda **_: nullcontext(service))
     folders = [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"]
     mixture = tmp_path / "mixture.toml"
     source = '[[sources]]\nselect = "SELECT id FROM trajectories"\n'
