@@ -19,7 +19,7 @@ def provenance() -> dict[str, Any]:
     """Command, commit (with "+changes" when more than results is not clean), machine and date."""
     changed = _git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
     return {
-        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", _module(), *map(_shown, sys.argv[1:])]),
         "commit": _git("rev-parse", "HEAD") + ("+changes" if changed else ""),
         "machine": {
             "processor": _processor(),
@@ -37,6 +37,11 @@ def write(name: str, result: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**provenance(), **result}, indent=2) + "\n")
     return path
+
+
+def _shown(argument: str) -> str:
+    """Where things lie on one machine is nobody else's."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _module() -> str:

@@ -1,12 +1,13 @@
 """SQL under attack beside ingest: what runaway queries cost the others, and what they may take.
 
-    python -m benchmarks.sql_load                         [--seconds 6] [--rounds 3] [--disk FOLDER]
+    python -m benchmarks.sql_load            [--seconds 6] [--rounds 3] [--disk FOLDER] [--before DIR]
 
 Over HTTP, against a service of its own, every client with a token of its own:
     ingest      one poster alone and beside 16 clients with runaway queries, in turns
     neighbour   small queries of one client while another keeps 16 runaway queries going
     memory      resident memory of all SQL workers together while 8 clients send memory bombs
     deadlines   from the request to the end of the answer, less its timeout, under all that load
+`--before` measures another checkout too, in the same run (all but deadlines, which it may not keep).
 Results: benchmarks/results/sql_load.json.
 """
 
@@ -33,10 +34,10 @@ from typing import Any
 import psutil
 
 from benchmarks.ingest import PER_BODY, SPEC, Body
-from benchmarks.report import write
 from stepwell import Client
 from stepwell.messages import ARROW
 
+ITSELF = [sys.executable, "-P", str(Path(__file__).resolve())]
 FLOOD = 16
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
 # Stays in one vector function for a minute: the interrupt is not looked at.
@@ -131,6 +132,7 @@ def prober(port: int, token: str, sql: str, timeout: float, count: int) -> Any:
     return [caller.ask(sql, timeout)[:2] for _ in range(count)]
 
 
+PARTS = ["ingest", "neighbour", "memory", "deadlines", "deadlines_busy"]
 PROGRAMS: dict[str, Callable[..., Any]] = {"post": poster, "flood": flooder, "probe": prober}
 
 
@@ -146,7 +148,7 @@ class Started:
     """A program of PROGRAMS in a process of its own."""
 
     def __init__(self, name: str, *args: Any):
-        command = [sys.executable, "-m", "benchmarks.sql_load", "--program", name, json.dumps(args)]
+        command = [*ITSELF, "--program", name, json.dumps(args)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def result(self) -> Any:
@@ -325,14 +327,40 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="of posting, each time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
-    parser.add_argument("--only", nargs="+", default=["ingest", "neighbour", "memory", "deadlines"])
+    parser.add_argument("--only", nargs="+", default=PARTS)
+    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
     parser.add_argument("--program", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.program:
         name, raw = args.program
         print(json.dumps(PROGRAMS[name](*json.loads(raw))))
-        return 0
-    result: dict[str, Any] = {}
+    elif args.child:
+        print(json.dumps(measure(args)))
+    else:
+        from benchmarks.report import ROOT, write
+
+        result: dict[str, Any] = {}
+        if args.before:
+            before = [name for name in args.only if not name.startswith("deadlines")]
+            result["before"] = in_child(args.before, args, before)
+        result |= in_child(ROOT, args, args.only)
+        print(f"written to {write('sql_load', result)}")
+    return 0
+
+
+def in_child(code: Path, args: argparse.Namespace, only: list[str]) -> dict[str, Any]:
+    """Measure the code of a checkout, in processes of its own."""
+    command = [*ITSELF, "--child", "--seconds", str(args.seconds), "--rounds", str(args.rounds)]
+    command += ["--only", *only, *(["--disk", str(args.disk)] if args.disk else [])]
+    env = {**os.environ, "PYTHONPATH": str(code)}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, cwd="/")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The parts that are asked for, each with a service of its own."""
     parts: dict[str, Callable[[Service], dict[str, Any]]] = {
         "ingest": lambda service: ingest(service, args.seconds, args.rounds),
         "neighbour": lambda service: neighbour(service, 50),
@@ -340,14 +368,12 @@ def main() -> int:
         "deadlines": lambda service: deadlines(service, 200, 0),
         "deadlines_busy": lambda service: deadlines(service, 100, 8),
     }
-    for name, measure in parts.items():
-        if name in args.only:
-            with serving(args.disk) as service:
-                result[name] = measure(service)
-            print(name, json.dumps(result[name]), flush=True)
-    result["load_average"] = os.getloadavg()
-    print(f"written to {write('sql_load', result)}")
-    return 0
+    result: dict[str, Any] = {"load_before": os.getloadavg()[0]}
+    for name in args.only:
+        with serving(args.disk) as service:
+            result[name] = parts[name](service)
+        print(name, json.dumps(result[name]), file=sys.stderr, flush=True)
+    return result
 
 
 if __name__ == "__main__":

@@ -69,7 +69,14 @@ class Service:
 
     def start(self) -> None:
         """Start what has threads or processes of its own."""
-        for part in (self.ingest, self.keeper, self.scrub, self.mirror, self.sql):
+        for part in (
+            self.ingest,
+            self.keeper,
+            self.scrub,
+            self.mirror,
+            self.sql,
+            self.snapshots.at_hand,
+        ):
             part.start()
 
     def close(self) -> None:
@@ -77,7 +84,14 @@ class Service:
         with contextlib.ExitStack() as stack:  # one that fails must not keep the rest from it
             for close in (self._lock.release, self.db.close, self.ingest.close, self.keeper.close):
                 stack.callback(close)
-            for part in (self.mirror, self.sql, self.jobs, self.auth, self.scrub):
+            for part in (
+                self.mirror,
+                self.sql,
+                self.snapshots.at_hand,
+                self.jobs,
+                self.auth,
+                self.scrub,
+            ):
                 stack.callback(part.close)
 
 

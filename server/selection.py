@@ -60,14 +60,6 @@ class Block:
     def steps(self) -> int:
         return int(pc.sum(self.batch["length"]).as_py())
 
-    def at(self, batch: pa.RecordBatch) -> Block:
-        """The same block, whose rows now lie in `batch`; what was computed of it is kept."""
-        made = Block(batch)
-        for name in ("digest", "shards", "steps"):
-            if name in self.__dict__:
-                made.__dict__[name] = self.__dict__[name]
-        return made
-
     def same(self, other: Block) -> bool:
         """Whether it holds the same, and in the same places."""
         if self is other:

@@ -3,8 +3,8 @@
     SQL → rows of the mirror → blocks (selection.py), ordered by (component, dataset, seq)
       → DIR/snapshots/<file>.arrow (put once) → one transaction: snapshot, its shards, first lease
 
-A refresh (`since`) asks the SQL of what changed since then, and writes the blocks that differ; one
-that finds the same selection again gives back the earlier snapshot itself.
+A selection that was frozen before is only asked what changed since, and the blocks that differ are
+written (recent.py). A refresh (`since`) that finds the same again gives back the earlier snapshot.
 
 Where a trajectory lies may change (compaction); what it is may not. The file keeps both; when one
 of its shards is gone and its trajectories live on elsewhere, the places are looked up anew. A lease
@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -27,7 +26,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server import manifest_files
-from server.checksums import Corrupt, Source
+from server.checksums import Corrupt
 from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.mirror import Mirror
@@ -35,20 +34,16 @@ from server.index.tables import datasets, leases, shards, snapshot_shards, snaps
 from server.ingest.damage import Inspector
 from server.ingest.validate import difference as layouts_differ
 from server.problems import ProblemError, not_found
+from server.recent import AtHand, Finder, Found, Moved, Recent, Selector
 from server.selection import (
     Blocks,
     Component,
     Damaged,
-    Difference,
     Rules,
-    all_of,
     difference,
     digest_of,
-    select_all,
-    select_changed,
     sources_of,
 )
-from server.sql.pool import Selected
 from server.storage.store import Store, new_name
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
 from stepwell.messages import CreateSnapshot, Excluded, Lease, PutLease, Snapshot, SnapshotPage
@@ -58,50 +53,6 @@ log = structlog.get_logger("stepwell.snapshots")
 FIRST_TTL = 120.0
 """Seconds of the lease that comes with a new snapshot."""
 MAX_TRAJECTORIES = 20_000_000
-MANY_CHANGES = 0.25
-"""When a larger part of the trajectories has changed, all are asked again."""
-MOST_CHANGES = 200_000
-"""And when so many have: they are taken into memory at once."""
-RECENT, RECENT_ROWS = 16, 4_000_000
-"""Snapshots whose blocks are kept at hand, for their refresh; and their rows, of some 80 bytes."""
-
-
-class Selector(Protocol):
-    """What snapshots need of the SQL service."""
-
-    def select_rows(self, select: str, dataset: str | None = None) -> Selected: ...
-
-    def select_among(self, select: str, rows: pa.Table, dataset: str | None = None) -> Selected: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A selection as it was found at one moment of the index."""
-
-    blocks: Blocks
-    mark: int
-    epoch: int
-    reads: tuple[frozenset[str] | None, ...]
-    """Per component: the columns it reads, where it looks at one row at a time."""
-    damaged: Damaged
-    """Rows that were left out because their shards are damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Recent:
-    """A snapshot at hand."""
-
-    pk: int
-    blocks: Blocks
-    """What its file says."""
-    sources: tuple[Component, ...]
-    rules: Rules | None = None
-    found: _Found | None = None
-    """What its selection was when it was last asked: later than the file, or unknown."""
-
-
-class _Moved(Exception):
-    """What was selected was moved or deleted while the snapshot was made."""
 
 
 class Snapshots:
@@ -117,10 +68,10 @@ class Snapshots:
         inspector: Inspector,
     ):
         self._db, self._store, self._inspector = db, store, inspector
-        self._flush, self._selector, self._mirror = flush, selector, mirror
+        self._flush = flush
+        self._finder = Finder(selector, mirror)
+        self.at_hand = AtHand(self._finder, self._rules)
         self._moving = threading.Lock()
-        self._recent: OrderedDict[str, _Recent] = OrderedDict()
-        self._recent_lock = threading.Lock()
 
     # --- create, in the order it happens --------------------------------------------------------
 
@@ -130,12 +81,13 @@ class Snapshots:
         With `since`, and nothing else selected than there: that snapshot.
         """
         sources = tuple(sources_of(body))
-        earlier = None if body.since is None else self._at_hand(body.since)
+        if body.since is not None:
+            self._at_hand(body.since)
         self._flush()
         for attempt in range(3):
             try:
-                return self._create(body, sources, earlier)
-            except _Moved:
+                return self._create(body, sources, again=attempt > 0)
+            except Moved:
                 log.info("the selection moved while it was frozen", attempt=attempt)
         raise ProblemError(
             503,
@@ -145,10 +97,14 @@ class Snapshots:
         )
 
     def _create(
-        self, body: CreateSnapshot, sources: tuple[Component, ...], earlier: _Recent | None
+        self, body: CreateSnapshot, sources: tuple[Component, ...], *, again: bool
     ) -> Snapshot:
-        rules = Rules(body.include_eval, self._quarantined())
-        found = self._changed(sources, rules, earlier) or self._all(sources, rules)
+        rules = self._rules(body.include_eval)
+        base = body.since
+        if base is None and not again:
+            base = self.at_hand.alike(sources, rules)
+        earlier = None if base is None else self._at_hand(base)
+        found = self._finder.changed(sources, rules, earlier) or self._finder.all(sources, rules)
         _check_size(found)
         spec = self._common_spec({dataset for _, dataset, _ in found.blocks})
         shares = [source.share for source in sources]
@@ -156,19 +112,17 @@ class Snapshots:
         if earlier is not None and body.since is not None:
             before = self._described(body.since)
             if before.digest == digest:
-                self._remember(
-                    body.since, replace(earlier, sources=sources, rules=rules, found=found)
-                )
+                same = replace(earlier, sources=sources, rules=rules, found=found)
+                self.at_hand.put(body.since, same)
                 self._hold_at_least(body.since, body.holder)
                 return before.model_copy(update={"added": 0, "removed": 0})
-        change = None if earlier is None else difference(earlier.blocks, found.blocks)
         snapshot_id, name = new_name("sn"), new_name("snap", ".arrow")
-        table = manifest_files.whole(found.blocks, _metadata(snapshot_id, digest, shares))
-        chain = self._write(name, table, body.since, earlier, change)
+        metadata = _metadata(snapshot_id, digest, shares)
+        told, chain = self._write(name, found.blocks, metadata, base, earlier)
         failpoint("snapshot.after_rename")
         with self._db.write() as connection:
             if "base_pk" in chain and not _exists(connection, chain["base_pk"]):
-                raise _Moved
+                raise Moved
             pk = self._insert(
                 connection,
                 found.blocks,
@@ -180,8 +134,7 @@ class Snapshots:
                 spec=json.dumps(spec.to_json()),
                 datasets=json.dumps(sorted({dataset for _, dataset, _ in found.blocks})),
                 file=name,
-                added=None if change is None else change.added,
-                removed=None if change is None else change.removed,
+                **(told if body.since is not None else {}),
                 excluded=json.dumps(_excluded(found.damaged)),
                 **chain,
             )
@@ -191,76 +144,14 @@ class Snapshots:
             )
             failpoint("snapshot.before_commit")
         failpoint("snapshot.after_commit")
-        if "base_pk" not in chain:
-            # As the file has it, it takes the least memory.
-            path = self._store.path("snapshots", name)
-            written = manifest_files.read(Source(path, checksums=chain["checksums"]))
-            found = replace(found, blocks=_remapped(found.blocks, written))
-        self._remember(snapshot_id, _Recent(pk, found.blocks, sources, rules, found))
+        self.at_hand.put(snapshot_id, Recent(pk, found.blocks, sources, rules, found))
         return self.get(snapshot_id)
 
-    def _all(self, sources: Sequence[Component], rules: Rules) -> _Found:
-        """Ask for everything that is selected."""
-        blocks: Blocks = {}
-        reads: list[frozenset[str] | None] = []
-        marks, epochs, damaged = [], set(), Counter[tuple[str, str]]()
-        for component, source in enumerate(sources):
-            selected = self._selector().select_rows(source.select, source.dataset)
-            assert selected.state is not None
-            try:
-                some, spoiled = select_all(self._mirror(), component, selected, rules)
-            except FileNotFoundError as error:  # the answer took longer than the mirror keeps files
-                raise _Moved from error
-            except Corrupt as error:
-                log.error("a file of the mirror is damaged and made anew", error=str(error))
-                self._mirror().discard([f"mirror/{Path(error.path).name}"])
-                raise _Moved from error
-            blocks |= some
-            damaged += spoiled
-            reads.append(None if selected.reads is None else frozenset(selected.reads))
-            marks.append(selected.state.mark)
-            epochs.add(selected.state.epoch)
-        if len(epochs) > 1:
-            raise _Moved
-        return _Found(blocks, min(marks), epochs.pop(), tuple(reads), damaged)
-
-    def _changed(
-        self, sources: tuple[Component, ...], rules: Rules, earlier: _Recent | None
-    ) -> _Found | None:
-        """The same, of what changed since `earlier` alone; None where that does not do."""
-        if earlier is None or earlier.found is None or not earlier.blocks:
-            return None
-        last = earlier.found
-        if earlier.sources != sources or earlier.rules != rules:
-            return None
-        reads = frozenset({"dataset"}).union(*(names or () for names in last.reads))
-        if None in last.reads:
-            return None
-        count = self._mirror().count_changes(last.mark, last.epoch)
-        total = sum(map(len, last.blocks.values()))
-        if count is None or count > min(MOST_CHANGES, max(1000, MANY_CHANGES * total)):
-            return None
-        changes = self._mirror().changes(last.mark, last.epoch, sorted(reads))
-        if changes is None:
-            return None
-
-        def among(component: int) -> Selected:
-            source = sources[component]
-            if source.all:
-                return all_of(source.dataset, changes.places)
-            return self._selector().select_among(source.select, changes.columns, source.dataset)
-
-        try:
-            blocks = select_changed(last.blocks, changes, len(sources), among, rules)
-        except ProblemError as error:
-            log.info("changes could not be asked alone", error=error.detail[:200])
-            return None
-        return replace(last, blocks=blocks, mark=changes.mark)
-
-    def _quarantined(self) -> frozenset[str]:
+    def _rules(self, include_eval: bool) -> Rules:
         with self._db.read() as connection:
             found = sa.select(shards.c.id).where(shards.c.state == "quarantined")
-            return frozenset(connection.execute(found).scalars())
+            quarantined = frozenset(connection.execute(found).scalars())
+        return Rules(include_eval, quarantined)
 
     def _common_spec(self, names: set[str]) -> EnvSpec:
         d = datasets.c
@@ -269,7 +160,7 @@ class Snapshots:
                 sa.select(d.name, d.spec, d.spec_digest).where(d.name.in_(names)).order_by(d.pk)
             ).all()
         if not found:
-            raise _Moved
+            raise Moved
         first = found[0]
         spec = EnvSpec.from_json(json.loads(first.spec))
         for other in found[1:]:
@@ -289,31 +180,37 @@ class Snapshots:
     def _write(
         self,
         name: str,
-        table: pa.Table,
-        since: str | None,
-        earlier: _Recent | None,
-        change: Difference | None,
-    ) -> dict[str, Any]:
-        """Put the manifest, or only what changed; the columns that say which."""
-        if earlier is not None and since is not None and change is not None:
+        blocks: Blocks,
+        metadata: Mapping[bytes, bytes],
+        base: str | None,
+        earlier: Recent | None,
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """Put the manifest, or only what changed since `base`.
+
+        How much was added and removed since, and the columns that say how it was put.
+        """
+        told = {}
+        if base is not None and earlier is not None:
+            change = difference(earlier.blocks, blocks)
+            told = {"added": change.added, "removed": change.removed}
             with self._db.read() as connection:
-                before = _row(connection, since)
+                before = _row(connection, base)
             depth = before["depth"] + 1
             rows = before["delta_rows"] + sum(map(len, change.changed.values()))
-            if depth < manifest_files.LONGEST_CHAIN and 2 * rows <= table.num_rows:
-                metadata = dict(table.schema.metadata)
-                changes = manifest_files.changed(change.changed, change.gone, since, metadata)
-                stored = manifest_files.write(self._store, name, changes)
+            if depth < manifest_files.LONGEST_CHAIN and 2 * rows <= sum(map(len, blocks.values())):
+                table = manifest_files.changed(change.changed, change.gone, base, metadata)
+                stored = manifest_files.write(self._store, name, table)
                 chain = {"base_pk": earlier.pk, "depth": depth, "delta_rows": rows}
-                return {**chain, "checksums": stored.checksums}
-        return {"checksums": manifest_files.write(self._store, name, table).checksums}
+                return told, {**chain, "checksums": stored.checksums}
+        stored = manifest_files.write(self._store, name, manifest_files.whole(blocks, metadata))
+        return told, {"checksums": stored.checksums}
 
     def _insert(self, connection: Connection, blocks: Blocks, **values: Any) -> int:
-        """The row of a snapshot, and what it needs. Raises `_Moved` when some of that is gone."""
+        """The row of a snapshot, and what it needs. Raises `Moved` when some of that is gone."""
         names = frozenset[str]().union(*(block.shards for block in blocks.values()))
         count, size = _existing(connection, names)
         if count != len(names):
-            raise _Moved
+            raise Moved
         pk = connection.execute(
             sa.insert(snapshots)
             .values(
@@ -330,18 +227,14 @@ class Snapshots:
         _hold(connection, pk, names)
         return int(pk)
 
-    # --- at hand --------------------------------------------------------------------------------
-
-    def _at_hand(self, snapshot_id: str) -> _Recent:
-        with self._recent_lock:
-            if (recent := self._recent.get(snapshot_id)) is not None:
-                self._recent.move_to_end(snapshot_id)
+    def _at_hand(self, snapshot_id: str) -> Recent:
+        recent = self.at_hand.get(snapshot_id)
         with self._db.read() as connection:
             row = _row(connection, snapshot_id)
             if recent is not None:
                 return recent
             blocks = self._load(connection, row)
-        return self._remember(snapshot_id, _Recent(row["pk"], blocks, ()))
+        return self.at_hand.put(snapshot_id, Recent(row["pk"], blocks, ()))
 
     def _load(self, connection: Connection, row: Any) -> Blocks:
         """What the files of a snapshot hold. Raises 410 `damaged`."""
@@ -349,20 +242,6 @@ class Snapshots:
             return manifest_files.load(self._store, connection, row)
         except Corrupt as error:
             raise self._inspector.refuse(f"snapshots/{Path(error.path).name}") from None
-
-    def _remember(self, snapshot_id: str, recent: _Recent) -> _Recent:
-        with self._recent_lock:
-            self._recent[snapshot_id] = recent
-            self._recent.move_to_end(snapshot_id)
-            while len(self._recent) > 1 and (
-                len(self._recent) > RECENT or _rows_at_hand(self._recent.values()) > RECENT_ROWS
-            ):
-                self._recent.popitem(last=False)
-        return recent
-
-    def _forget(self, snapshot_id: str) -> None:
-        with self._recent_lock:
-            self._recent.pop(snapshot_id, None)
 
     # --- look -----------------------------------------------------------------------------------
 
@@ -489,21 +368,7 @@ class Snapshots:
                 delta_rows=0,
             )
         )
-        self._forget(snapshot_id)
-
-
-def _remapped(blocks: Blocks, table: pa.Table) -> Blocks:
-    """The same blocks, whose batches lie in a file: with what was computed of them."""
-    made: Blocks = {}
-    for (key, block), batch in zip(blocks.items(), table.to_batches(), strict=True):
-        made[key] = block.at(batch)
-    return made
-
-
-def _rows_at_hand(recent: Iterable[_Recent]) -> int:
-    """Blocks that several snapshots share count once."""
-    found = {id(block): len(block) for one in recent for block in one.blocks.values()}
-    return sum(found.values())
+        self.at_hand.forget(snapshot_id)
 
 
 def _excluded(damaged: Damaged) -> list[dict[str, Any]]:
@@ -513,7 +378,7 @@ def _excluded(damaged: Damaged) -> list[dict[str, Any]]:
     ]
 
 
-def _check_size(found: _Found) -> None:
+def _check_size(found: Found) -> None:
     if not found.blocks and found.damaged:
         raise ProblemError(
             410, "damaged", "everything selected lies in damaged shards; see: stepwell fsck"

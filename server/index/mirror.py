@@ -181,15 +181,16 @@ class Mirror:
         source = Source(self._directory.parent / path, checksums=state.checksums[path])
         return pa.ipc.open_file(pa.py_buffer(source.read())).get_batch(0)
 
-    def count_changes(self, mark: int, epoch: int) -> int | None:
-        """How many trajectories have a newer mark; None when rows vanished in bulk meanwhile."""
+    def count_changes(self, mark: int, epoch: int, most: int) -> int | None:
+        """How many trajectories have a newer mark, counted up to `most`; None when rows vanished
+        in bulk meanwhile."""
         with self._changes_lock:
             db = self._changes_db
             found = dict(db.execute("SELECT name, value FROM counters"))
             if int(found.get("epoch", 0)) != epoch:
                 return None
-            sql = "SELECT count(*) FROM trajectories WHERE mark > ?"
-            return int(db.execute(sql, (mark,)).fetchone()[0])
+            sql = "SELECT count(*) FROM (SELECT 1 FROM trajectories WHERE mark > ? LIMIT ?)"
+            return int(db.execute(sql, (mark, most)).fetchone()[0])
 
     def changes(self, mark: int, epoch: int, columns: Iterable[str]) -> Changes | None:
         """All that changed since, at one moment; None when rows vanished in bulk meanwhile.
@@ -450,14 +451,14 @@ def _changes(db: sqlite3.Connection, since: int, mark: int, columns: list[str]) 
             dead.setdefault(names[pk], []).append(seq)
     rows = changed_rows(db, since)
     shards = {0: None}
-    for pk in np.unique(rows["shard_pk"].to_numpy()).tolist():
+    for pk in np.unique(rows["shard_pk"]).tolist():
         if pk:
             shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
     places = places_of_rows(rows, names, shards)
     return Changes(
         mark,
         places,
-        _changed_columns(db, since, rows["pk"].to_numpy(), places, columns),
+        _changed_columns(db, since, rows["pk"], places, columns),
         {name: np.asarray(seqs, np.int64) for name, seqs in dead.items()},
     )
 

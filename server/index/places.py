@@ -8,14 +8,14 @@ stepwell/manifest.py, in its types: selecting is a mask, and a manifest's block 
 
 from __future__ import annotations
 
-import binascii
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
-from pyarrow import csv
+from numpy.typing import NDArray
 
 from stepwell.manifest import SCHEMA as MANIFEST
 
@@ -36,78 +36,62 @@ _INTEGERS = {
     **{"truncated": "t.truncated", "final_obs_valid": "t.final_obs_valid"},
     "train": "t.purpose <> 'eval'",
 }
-_FORMAT = ",".join(["%d"] * len(_INTEGERS)) + ',%s,%.16s,"%s"'
-_LINE = (
-    f"printf('{_FORMAT}', {', '.join(_INTEGERS.values())},"
-    " t.id, t.digest, replace(t.env, '\"', '\"\"'))"
-)
-_KINDS = {name: pa.int64() for name in _INTEGERS}
-_KINDS |= {"id": pa.string(), "digest": pa.string(), "env": pa.string()}
+_TEXTS = {
+    "id": "group_concat(t.id, '')",
+    "content": "group_concat(substr(t.digest, 1, 16), '')",
+    "env": "json_group_array(t.env)",
+}
+_COLUMNS = [*(f"group_concat({sql})" for sql in _INTEGERS.values()), *_TEXTS.values()]
 
 
-def changed_rows(db: sqlite3.Connection, since: int) -> pa.Table:
-    """Rows with a newer mark, in columns. As one text: SQLite writes it and Arrow reads it in half
-    the time that a Python object per value takes."""
-    text = db.execute(f"SELECT group_concat({_LINE}, char(10)) {CHANGED}", (since,)).fetchone()[0]
-    if text is None:
-        kinds = {**_KINDS, "return": pa.float64()}
-        return pa.table({name: pa.array([], kind) for name, kind in kinds.items()})
-    found = csv.read_csv(
-        pa.BufferReader(text.encode()),
-        csv.ReadOptions(column_names=list(_KINDS), use_threads=False),
-        csv.ParseOptions(newlines_in_values=True),
-        csv.ConvertOptions(column_types=_KINDS, null_values=[]),
-    )
+def changed_rows(db: sqlite3.Connection, since: int) -> dict[str, Any]:
+    """Rows with a newer mark, in columns: int64 arrays; `return` as float64; ids and contents as
+    hexadecimal digits; `env` as a list. Call it inside a transaction.
+
+    SQLite joins each column into one text, which NumPy reads in half the time that a Python object
+    per value takes. All columns come in the order of the index.
+    """
+    found = db.execute(f"SELECT {', '.join(_COLUMNS)} {CHANGED}", (since,)).fetchone()
+    columns = dict(zip((*_INTEGERS, *_TEXTS), found, strict=True))
+    rows: dict[str, Any] = {
+        name: np.fromstring(columns[name] or "", np.int64, sep=",") for name in _INTEGERS
+    }
+    rows |= {"id": (columns["id"] or "").replace("-", ""), "content": columns["content"] or ""}
+    rows["env"] = orjson.loads(columns["env"])
     # As text to the last bit they would take as long as all the others together.
-    returns = dict(db.execute(f'SELECT t.pk, t."return" {CHANGED}', (since,)).fetchall())
-    values = [returns[pk] for pk in found["pk"].to_pylist()]
-    return found.append_column("return", pa.array(values, pa.float64())).combine_chunks()
+    returns = db.execute(f'SELECT t."return" {CHANGED}', (since,)).fetchall()
+    rows["return"] = np.array(returns, np.float64).reshape(-1)
+    return rows
 
 
 def places_of_rows(
-    rows: pa.Table, datasets: Mapping[int, str], shards: Mapping[int, str | None]
+    rows: Mapping[str, Any], datasets: Mapping[int, str], shards: Mapping[int, str | None]
 ) -> pa.RecordBatch:
     """`changed_rows` as a batch of SCHEMA; the names belong to `dataset_pk` and `shard_pk`."""
-    count = rows.num_rows
+    count = len(rows["pk"])
     shard = _named(rows["shard_pk"], shards)
     made: dict[str, Any] = {
+        **rows,
         "usable": shard.is_valid(),
-        "id": _uuids_of(rows["id"], count),
+        "id": _uuids(rows["id"], count),
         "dataset": _named(rows["dataset_pk"], datasets),
         "shard": shard,
-        "env": rows["env"].combine_chunks().dictionary_encode(),
-        "content": _contents(rows["digest"].to_pylist(), count),
+        "env": _dictionary(rows["env"]),
+        "content": _contents(rows["content"], count),
     }
-    arrays = []
-    for field in SCHEMA:
-        column = made[field.name] if field.name in made else _one(rows[field.name])
-        arrays.append(pa.array(column, field.type) if isinstance(column, np.ndarray) else column)
+    columns = (made[field.name] for field in SCHEMA)
+    arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in columns]
     arrays = [array.cast(field.type) for array, field in zip(arrays, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-
-
-def _named(column: pa.ChunkedArray, names: Mapping[int, str | None]) -> pa.DictionaryArray:
-    codes, place = np.unique(column.to_numpy(), return_inverse=True)
+def _named(column: NDArray[np.int64], names: Mapping[int, str | None]) -> pa.DictionaryArray:
+    codes, place = np.unique(column, return_inverse=True)
     texts = [names[code] for code in codes.tolist()]
     valid = np.asarray([text is not None for text in texts], bool)[place]
     return pa.DictionaryArray.from_arrays(
         pa.array(place.astype(np.int32), mask=~valid),
         pa.array([text or "" for text in texts], pa.string()),
-    )
-
-
-def _uuids_of(column: pa.ChunkedArray, count: int) -> pa.Array:
-    """Texts of 36 characters, as they lie in memory."""
-    text = _one(column)
-    at = text.offset * 36
-    raw = np.frombuffer(text.buffers()[2] or b"", np.uint8)[at : at + 36 * count].reshape(-1, 36)
-    digits = np.delete(raw, (8, 13, 18, 23), axis=1).tobytes()
-    return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(16), count, [None, pa.py_buffer(binascii.unhexlify(digits))]
     )
 
 
@@ -121,12 +105,12 @@ def places_of(
         "pk": np.asarray(pks, np.int64),
         "usable": shard.is_valid(),
         "train": np.asarray([purpose != "eval" for purpose in columns["purpose"]], bool),
-        "id": _uuids(columns["id"], count),
+        "id": _uuids("".join(columns["id"]).replace("-", ""), count),
         "dataset": _dictionary(columns["dataset"]),
         "shard": shard,
         "env": _dictionary(columns["env"]),
         "row_start": _integers(row_start, pa.int64()),
-        "content": _contents(columns["digest"], count),
+        "content": _contents("".join(text[:16] for text in columns["digest"]), count),
     }
     for field in COLUMNS:
         if field.name in made:
@@ -151,13 +135,12 @@ def _integers(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind).fill_null(0)
 
 
-def _uuids(texts: Sequence[str], count: int) -> pa.Array:
-    raw = bytes.fromhex("".join(texts).replace("-", ""))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, pa.py_buffer(raw)])
+def _uuids(digits: str, count: int) -> pa.Array:
+    """Of 32 hexadecimal digits each."""
+    raw = pa.py_buffer(bytes.fromhex(digits))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, raw])
 
 
-def _contents(digests: Sequence[str], count: int) -> Any:
-    if not count:
-        return np.zeros(0, np.uint64)
-    raw = np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(count, -1)
-    return np.ascontiguousarray(raw[:, :8]).view(">u8").astype(np.uint64).reshape(count)
+def _contents(digits: str, count: int) -> NDArray[np.uint64]:
+    """Of 16 hexadecimal digits each."""
+    return np.frombuffer(bytes.fromhex(digits), ">u8", count).astype(np.uint64)

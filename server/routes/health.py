@@ -44,13 +44,9 @@ def _health(service: ServiceDep, request: Request) -> Health:
     why = [str(trouble.got)] if trouble is not None else []
     if service.ingest.sealer.failure:
         why.append(f"sealing: {service.ingest.sealer.failure}")
-    for loop in (service.ingest.committer.loop, service.ingest.sealer.loop):
-        if loop.trouble:
-            why.append(loop.trouble)
-    if service.keeper.trouble:
-        why.append(service.keeper.trouble)
-    if service.scrub.trouble:
-        why.append(service.scrub.trouble)
+    loops = (service.ingest.committer.loop, service.ingest.sealer.loop)
+    parts = (*loops, service.keeper, service.scrub, service.snapshots.at_hand)
+    why += [part.trouble for part in parts if part.trouble]
     if bad := sorted(service.inspector.quarantined):
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
     if bad := sorted(service.inspector.refused | service.ingest.sealer.damaged):

@@ -235,6 +235,7 @@ class SqlPool:
         """
         _check_json(select, None)
         with self._turn(OWN):
+            self._start_own()  # while the tables are brought up to date
             deadline = self._deadline(time.monotonic(), timeout)
             state = self._state(f"{select} trajectories", dataset, deadline)
             return self._select(select, dataset, state, deadline, timeout)

@@ -260,7 +260,7 @@ def flips_while_it_runs(
     shards = rng.sample(candidates(world, served, "shard"), 3)
     others = {k: rng.choice(candidates(world, served, k)) for k in ("policy", "snapshot", "mirror")}
     damaged = [*shards, others["policy"], others["snapshot"]]
-    served.service.snapshots._recent.clear()  # from memory it would be right
+    served.service.snapshots.at_hand.clear()  # from memory it would be right
     with ExitStack() as stack:
         for path in (*damaged, others["mirror"]):
             stack.enter_context(flipped(path, rng))

@@ -213,7 +213,7 @@ def test_a_damaged_snapshot_is_refused_by_name(live: Any) -> None:
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
     (file,) = (live.data / "snapshots").iterdir()
     flip(file, file.stat().st_size // 2)
-    live.service.snapshots._recent.clear()  # from memory it would be right
+    live.service.snapshots.at_hand.clear()  # from memory it would be right
     response = live.http.get(f"/v1/snapshots/{made['id']}/manifest")
     assert (response.status_code, response.json()["code"]) == (410, "damaged")
     assert file.name in response.json()["detail"]

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from benchmarks.snapshots import add, fill
-from server import manifest_files, selection, snapshots
+from server import manifest_files, recent, selection
 from server.checksums import Source
 from server.deps import Service
 from server.index.tables import shards
@@ -24,7 +24,7 @@ from server.upkeep.compact import compact
 from server.upkeep.retain import retain
 from stepwell import manifest
 from stepwell.messages import CreateSnapshot
-from stepwell.testing import make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory, wait_until
 
 SPEC = make_spec(observation=3, action=2)
 SQL_WORKERS = 1
@@ -79,14 +79,15 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
     live.create("e")
     rng, seed = random.Random(5), 0
     asked = 0
-    every = snapshots.Snapshots._all
+    every = recent.Finder.all
 
     def counted(*args: Any) -> Any:
         nonlocal asked
         asked += 1
         return every(*args)
 
-    monkeypatch.setattr(snapshots.Snapshots, "_all", counted)
+    monkeypatch.setattr(recent.Finder, "all", counted)
+    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 1)
     select = "SELECT id, length AS weight FROM trajectories WHERE not list_contains(tags, 'no')"
     body = {
         "from": [{"select": select}, {"select": "SELECT id FROM trajectories WHERE length > 4"}]
@@ -113,11 +114,18 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
                 args = (service.settings, service.db, service.store, service.ingest)
                 compact(*args, service.inspector, time.time() + 1)
                 retain(service.settings, service.db, service.store, service.db.uptime())
+            if rng.random() < 0.5:
+                service.snapshots.at_hand.follow()
         asked = 0
         now = create(live, **body, since=last.id)
+        alike = create(live, **body)
         assert asked == 0, "the refresh looked at everything"
-        whole = create(live, **body)
-        assert who(rows(live, now)) == who(rows(live, whole)), step
+        with monkeypatch.context() as patch:
+            patch.setattr(recent.AtHand, "alike", lambda *_: None)
+            whole = create(live, **body)
+        assert asked == len(body["from"]) - 1, "the whole was not looked at"
+        assert who(rows(live, now)) == who(rows(live, whole)) == who(rows(live, alike)), step
+        assert (alike.added, alike.removed) == (None, None)
         assert now.id == last.id or now.digest == whole.digest != last.digest
         if now.id != last.id:
             ids = [set(t["id"].to_pylist()) for t in (before, rows(live, now))]
@@ -140,10 +148,80 @@ def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.Monkey
     live.post(make(3, 10), "e")
     live.post(make(3, 20), "d")
     with monkeypatch.context() as patch:
-        patch.setattr(live.service.snapshots, "_selector", None)
+        patch.setattr(live.service.snapshots._finder, "_selector", None)
         second = create(live, dataset="d", since=first.id)
     assert (second.added, second.datasets) == (3, ["d"])
     assert plain(rows(live, second)) == plain(rows(live, create(live, dataset="d")))
+
+
+def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changed is read ahead of the next look, as soon as it is much; an error shows, and is
+    no end."""
+    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 3)
+    live.create("d")
+    live.post(make(5, 0), "d")
+    body = {"dataset": "d", "where": "length > 0"}
+    first = create(live, **body)
+    at_hand, looks = live.service.snapshots.at_hand, []
+    really = recent.Finder.changed
+
+    def seen(*args: Any) -> Any:
+        looks.append(args)
+        return really(*args)
+
+    monkeypatch.setattr(recent.Finder, "changed", seen)
+    live.post(make(2, 10), "d")
+    live.service.ingest.flush()
+    at_hand.follow()
+    assert not looks, "two are read in no time when they are asked for"
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("unexpected")
+
+    live.post(make(1, 20), "d")
+    live.service.ingest.flush()
+    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(recent.Finder, "behind", broken)
+        wait_until(lambda: "unexpected" in at_hand.trouble, what="the error is shown")
+        assert "unexpected" in live.http.get("/readyz").text
+    finder = live.service.snapshots._finder
+    wait_until(lambda: not at_hand.trouble, what="the loop went on")
+    wait_until(lambda: finder.behind(at_hand.get(first.id).found, 1) == 0, what="it caught up")
+
+    changes = live.service.mirror.changes
+    counts = []
+
+    def counted(*args: Any) -> Any:
+        found = changes(*args)
+        counts.append(found.places.num_rows)
+        return found
+
+    monkeypatch.setattr(live.service.mirror, "changes", counted)
+    second = create(live, **body, since=first.id)
+    assert (second.added, counts) == (3, [0])
+
+    monkeypatch.setattr(recent, "FOLLOW_FOR", -1.0)
+    at_hand.close()
+    looks.clear()
+    live.post(make(4, 30), "d")
+    live.service.ingest.flush()
+    at_hand.follow()
+    assert not looks, "nobody has asked for it for a long time"
+
+
+def test_the_same_selection_again_shares_what_is_at_hand(live: Any) -> None:
+    """As when ten learners begin with one dataset: it is looked at, kept and written once."""
+    live.create("d")
+    live.post(make(9, 0), "d")
+    found = [create(live, dataset="d", where="length > 3") for _ in range(3)]
+    assert len({one.id for one in found}) == 3 and len({one.digest for one in found}) == 1
+    blocks = [live.service.snapshots.at_hand.get(one.id).blocks for one in found]
+    assert all(a is b for a, b in zip(blocks[0].values(), blocks[2].values(), strict=True))
+    assert [held(live, one) for one in found] == [0, 1, 2]
+    assert who(rows(live, found[0])) == who(rows(live, found[2]))
+    other = create(live, dataset="d", where="length > 4")
+    assert held(live, other) == 0 and other.trajectories < found[0].trajectories
 
 
 def test_a_growing_dataset_s_snapshots_take_the_room_of_a_few(start: Callable[..., Any]) -> None:
@@ -224,7 +302,7 @@ def test_a_manifest_of_before_revision_0004_is_read_and_refreshed(live: Any) -> 
         writer.write_table(old)
     with live.service.db.write() as connection:  # nor were there checksums
         connection.exec_driver_sql("UPDATE snapshots SET checksums = NULL")
-    live.service.snapshots._recent.clear()
+    live.service.snapshots.at_hand.clear()
     found = rows(live, first)
     assert found.drop_columns(["content"]).to_pylist() == now.drop_columns(["content"]).to_pylist()
     live.post(make(3, 50))
