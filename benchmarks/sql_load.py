@@ -1,13 +1,13 @@
 """SQL under attack beside ingest: what runaway queries cost the others, and what they may take.
 
-    python -m benchmarks.sql_load            [--seconds 6] [--rounds 3] [--disk FOLDER] [--before DIR]
+    python -m benchmarks.sql_load  [--seconds 6] [--rounds 5] [--disk FOLDER] [--before DIR]
 
 Over HTTP, against a service of its own, every client with a token of its own:
     ingest      one poster alone and beside 16 clients with runaway queries, in turns
     neighbour   small queries of one client while another keeps 16 runaway queries going
     memory      resident memory of all SQL workers together while 8 clients send memory bombs
     deadlines   from the request to the end of the answer, less its timeout, under all that load
-`--before` measures another checkout too, in the same run (all but deadlines, which it may not keep).
+`--before` measures another checkout too, in the same run, but not whether it keeps its deadlines.
 Results: benchmarks/results/sql_load.json.
 """
 
@@ -325,7 +325,7 @@ def quantiles(values: list[float]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6.0, help="of posting, each time")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
     parser.add_argument("--only", nargs="+", default=PARTS)
     parser.add_argument("--before", type=Path, help="another checkout, to compare with")
