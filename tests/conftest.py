@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from stepwell import Client
+from stepwell.testing import wait_until
 
 START_SECONDS = 300.0
 STOP_SECONDS = 120.0
@@ -67,14 +67,17 @@ class ServiceProcess:
 
     def wait_ready(self) -> None:
         assert self._process is not None, "not started"
-        deadline = time.monotonic() + START_SECONDS
+        process = self._process
         with Client(self.url, self.token, timeout=5.0, retry_for=0.0) as probe:
-            while not probe.ready():
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    code = self._process.poll()
-                    self.kill()
-                    raise AssertionError(f"service did not start (exit {code}):\n{self.tail()}")
-                time.sleep(0.02)
+            try:
+                wait_until(lambda: probe.ready() or process.poll() is not None, START_SECONDS)
+                assert process.poll() is None
+            except AssertionError:
+                code = process.poll()
+                self.kill()
+                raise AssertionError(
+                    f"service did not start (exit {code}):\n{self.tail()}"
+                ) from None
 
     def client(self, **options: float) -> Client:
         """A new client, closed with the service."""

@@ -90,6 +90,23 @@ def _catches_everything(handler: ast.ExceptHandler) -> bool:
     return handler.type is None or bool(names & {"Exception", "BaseException"})
 
 
+def test_no_sleep_of_a_test_stands_for_an_event() -> None:
+    """A busy machine takes longer than anybody thought: `stepwell.testing.wait_until` asks until it
+    is so. What only spreads work over time says so: "# a moment: why"."""
+    slept = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        lines = path.read_text().splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if not isinstance(node, ast.Call) or "# a moment: " in lines[node.lineno - 1]:
+                continue
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else ""
+            name = function.id if isinstance(function, ast.Name) else name
+            if name == "sleep" and ast.unparse(node) != "asyncio.sleep(0)":
+                slept.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert slept == []
+
+
 def test_every_top_level_folder_is_in_the_readme() -> None:
     """A newcomer finds each folder in the README's table, and none that is not there."""
     readme = (ROOT / "README.md").read_text()

@@ -4,13 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from stepwell.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = [sys.executable, "-m", "stepwell.cli", "demo", "--no-dashboard"]
@@ -73,13 +74,13 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 120
     children: list[psutil.Process] = []
-    while time.monotonic() < deadline:
-        children = psutil.Process(process.pid).children(recursive=True)
-        if any("trainer" in " ".join(child.cmdline()) for child in _alive(children)):
-            break
-        time.sleep(0.1)
+
+    def training() -> bool:
+        children[:] = psutil.Process(process.pid).children(recursive=True)
+        return any("trainer" in " ".join(child.cmdline()) for child in _alive(children))
+
+    wait_until(training, 120, what="the trainer", pause=0.1)
     assert any("serve" in " ".join(child.cmdline()) for child in _alive(children))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=90)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from server.index.work_tables import jobs as table
 from server.jobs import JobContext, Jobs
 from server.problems import ProblemError
 from server.settings import Settings
+from stepwell.testing import wait_until
 
 
 @pytest.fixture
@@ -37,12 +37,9 @@ def jobs(db: Database) -> Iterator[Jobs]:
 
 
 def wait(jobs: Jobs, job_id: str) -> Any:
-    for _ in range(500):
-        job = jobs.get(job_id)
-        if job.state not in ("queued", "running"):
-            return job
-        time.sleep(0.01)
-    raise AssertionError(job)
+    running = ("queued", "running")
+    wait_until(lambda: jobs.get(job_id).state not in running, what="the end of the job")
+    return jobs.get(job_id)
 
 
 def test_a_job_that_succeeds(jobs: Jobs) -> None:
@@ -102,7 +99,6 @@ def test_cancelling_a_running_and_a_queued_job(jobs: Jobs) -> None:
     def work(context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
         started.release()
         while True:
-            time.sleep(0.01)
             context.check()
 
     submitted = [jobs.submit("endless", work, {}) for _ in range(3)]
@@ -139,7 +135,6 @@ def test_a_stop_ends_running_jobs_as_interrupted(db: Database) -> None:
     def work(context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
         started.set()
         while True:
-            time.sleep(0.01)
             context.check()
 
     job_id = jobs.submit("endless", work, {}).id

@@ -498,7 +498,7 @@ def test_kill_minus_9_loses_nothing_and_doubles_nothing(tmp_path):
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
             lines = [child.stdout.readline() for _ in range(rng.integers(6, 40))]
-            time.sleep(float(rng.uniform(0.0, 0.02)))  # anywhere within a put or a send
+            time.sleep(float(rng.uniform(0.0, 0.02)))  # a moment: anywhere within a put or a send
             child.kill()
             for line in [*lines, *child.stdout]:
                 name, _, digest = line.strip().partition(" ")

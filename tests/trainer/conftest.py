@@ -29,6 +29,7 @@ class FakeService:
         self.folder, self.spec = folder, spec
         self.shards: dict[str, list[Trajectory]] = {}
         self.down = False
+        self.refused = 0
         self.leases: list[str] = []
         self.metrics: dict[tuple[str, int], float | None] = {}
         self.published: dict[int, bytes] = {}
@@ -69,6 +70,7 @@ class FakeService:
 
     def _up(self) -> None:
         if self.down:
+            self.refused += 1
             raise ServiceUnreachable("no answer; start one with: stepwell serve")
 
     def create_snapshot(self, *, sources=None, dataset=None, where=None, **_: object):

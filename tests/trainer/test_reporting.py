@@ -13,7 +13,7 @@ import pytest
 from amago_model import Agent, load_policy
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.errors import Conflict, ServiceUnreachable, from_problem
-from stepwell.testing import make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory, wait_until
 from trainer.data.fields import spaces_of
 from trainer.loop import RunInfo, train
 from trainer.metrics import Heartbeat, MetricLog
@@ -21,13 +21,6 @@ from trainer.options import resolve
 from trainer.publish import Publisher
 from trainer.recipes import behaviour_cloning
 from trainer.run_log import RunLog, Warnings
-
-
-def until(true, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -42,7 +35,7 @@ def test_metrics_have_no_gap_after_an_outage(service, tmp_path):
         service.down = 100 <= step < 200
         log.log(step, {"loss": step / 2, "bad": float("nan")})
         if step == 150:
-            time.sleep(0.05)
+            wait_until(lambda: service.refused, what="an attempt")
     assert log.close(10.0) and log.unsent == 0
     assert [service.metrics["loss", step] for step in range(300)] == [s / 2 for s in range(300)]
     assert service.metrics["bad", 0] is None
@@ -142,7 +135,7 @@ def test_log_lines_arrive_in_order_and_once_after_an_outage(service, run_log):
         service.down = 30 <= number < 60
         log.write(f"line {number}")
         if number == 45:
-            time.sleep(0.05)
+            wait_until(lambda: service.refused, what="an attempt")
     assert log.close(10.0)
     assert said(service) == [f"line {number}" for number in range(100)]
     assert service.logs["r"].startswith(time.strftime("%Y-", time.gmtime()))
@@ -162,7 +155,7 @@ def test_lines_whose_answer_was_lost_are_not_sent_twice(service, run_log, monkey
     monkeypatch.setattr(service, "patch_run", patch)
     log = run_log()
     log.write("one\ntwo")
-    until(lambda: lost)
+    wait_until(lambda: lost)
     log.write("three")
     assert log.close(10.0) and len(lost) == 2
     assert said(service) == ["one", "two", "three"]
@@ -190,7 +183,7 @@ def test_the_log_is_bounded_and_never_in_the_way(service, run_log, monkeypatch):
     for number in range(50):
         log.write(f"line {number}: {'x' * 10_000}"[:60])
     service.down = False
-    until(lambda: not log.unsent)
+    wait_until(lambda: not log.unsent)
     log.write("after")
     log.write("y" * 10_000)
     assert log.close(10.0)
@@ -229,7 +222,7 @@ def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, tmp_p
     publisher = Publisher(tmp_path, service, "r")
     publisher.publish(agent, 20, {"run": "r"}, {"training": {"seed": 1}})
     assert publisher.close(10.0)
-    until(lambda: set(service.published) == {10, 20})
+    wait_until(lambda: set(service.published) == {10, 20})
     policy = load_policy(service.published[20])
     assert policy.metadata["extra"] == {"run": "r", "training": {"seed": 1}}
     assert policy.metadata["step"] == 20
@@ -266,13 +259,13 @@ def test_heartbeats_carry_numbers_out_and_commands_in(service):
     beat = Heartbeat(
         service, "w", {"role": "train", "run": "r"}, lambda: {"updates": 3.0}, every=0.01
     )
-    until(lambda: seen)
+    wait_until(lambda: seen)
     service.down, service.command = True, "pause"
-    time.sleep(0.05)
+    wait_until(lambda: service.refused, what="an attempt")
     assert beat.command == "none"
     service.down = False
-    until(lambda: beat.command == "pause")
+    wait_until(lambda: beat.command == "pause")
     service.command = "resume"
-    until(lambda: beat.command == "resume")
+    wait_until(lambda: beat.command == "resume")
     beat.close(state="stopped")
     assert seen[-1]["state"] == "stopped" and seen[0]["counters"] == {"updates": 3.0}

@@ -8,15 +8,15 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from amago_model.policy_file import load_policy
-from stepwell.testing import make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory, wait_until
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import load_agent
 from trainer.data import stream
@@ -83,11 +83,12 @@ class Run:
 
     def wait_for_update(self, process: subprocess.Popen[str], update: int) -> None:
         path = self.folder / self.name / "metrics.jsonl"
-        deadline = time.monotonic() + PATIENCE
-        while not path.exists() or f'"step": {update},' not in path.read_text():
+
+        def there() -> bool:
             assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+            return path.exists() and f'"step": {update},' in path.read_text()
+
+        wait_until(there, PATIENCE, what=f"update {update}", pause=0.002)
 
     def checkpoint(self) -> checkpoints.Checkpoint:
         found = checkpoints.newest(self.folder / self.name / "checkpoints")
@@ -249,17 +250,20 @@ def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
     run.wait_for_update(process, 3)
     with service.client() as client:
 
+        def worker() -> Any:
+            assert process.poll() is None
+            return next(w for w in client.workers() if w.run == "ordered")
+
         def wait_for(state: str) -> None:
-            deadline = time.monotonic() + PATIENCE
-            while next(w for w in client.workers() if w.run == "ordered").state != state:
-                assert time.monotonic() < deadline and process.poll() is None
-                time.sleep(0.05)
+            wait_until(lambda: worker().state == state, PATIENCE, what=state)
 
         wait_for("running")
         client.command("train-ordered", "pause")
         wait_for("paused")
         stood = max(run.curve("loss/total"))
-        time.sleep(0.7)
+        for _ in range(2):
+            heard = worker().heartbeat_at
+            wait_until(lambda h=heard: worker().heartbeat_at != h, PATIENCE, what="a heartbeat")
         assert max(run.curve("loss/total")) == stood
         client.command("train-ordered", "stop")
         output, _ = process.communicate(timeout=PATIENCE)
@@ -329,10 +333,12 @@ def test_growing_data_and_an_outage(fresh_service, tmp_path):
     process = run.start(updates=100_000)
     run.wait_for_update(process, 10)
     client.post("growing", [make_trajectory(spec, length=30, seed=9)])
-    deadline = time.monotonic() + PATIENCE
-    while max(run.curve("data/trajectories").values()) < 5:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
+
+    def grown() -> bool:
+        assert process.poll() is None
+        return max(run.curve("data/trajectories").values()) >= 5
+
+    wait_until(grown, PATIENCE, what="the fifth trajectory")
     fresh_service.kill()
     reached = max(run.curve("loss/total"))
     run.wait_for_update(process, reached + 60)

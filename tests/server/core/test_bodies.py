@@ -25,7 +25,7 @@ from server.telemetry import Telemetry
 from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.spaces import Box, EnvSpec
-from stepwell.testing import make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory, wait_until
 
 SPEC = make_spec(observation=3, action=2)
 GOOD = encode([make_trajectory(SPEC)], SPEC)
@@ -185,7 +185,7 @@ def test_many_threads_and_tasks_leave_nothing_behind(monkeypatch: pytest.MonkeyP
         try:
             await lease.cover((1 + number % 17) * MB)
             most = max(most, budget.held)
-            await asyncio.sleep(0.001 * (number % 5))
+            await asyncio.sleep(0.001 * (number % 5))  # a moment: so that they overlap
             await lease.cover(lease.size + MB)
             most = max(most, budget.held)
         except ProblemError:
@@ -424,10 +424,7 @@ def test_a_post_holds_its_memory_until_its_bytes_are_written(
         answer = live.send(GOOD)
         assert (answer.status_code, answer.json()["code"]) == (503, "too_slow")
         assert live.service.bodies.held >= len(GOOD)
-    deadline = time.monotonic() + 30
-    while live.service.bodies.held and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert live.service.bodies.held == 0
+    wait_until(lambda: live.service.bodies.held == 0, what="the memory given back")
     assert len(live.listing()) == 1
 
 
@@ -498,13 +495,6 @@ def metric(client: Any, name: str) -> float:
     return float(line.split()[1])
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def tight(start_service: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     yield lambda **env: start_service(env={**TIGHT, **env})
@@ -520,7 +510,7 @@ def test_silent_clients_lose_their_place_when_others_need_it(tight: Callable[...
         client.create_dataset("d", spec)
         began = time.monotonic()
         silent = [open_post(service.port, 20 * MB) for _ in range(2)]
-        wait_for(lambda: metric(client, "stepwell_body_held_bytes") >= 40 * MB)
+        wait_until(lambda: metric(client, "stepwell_body_held_bytes") >= 40 * MB)
         # The client is told 429 at first, while it is still sending; it comes again by itself.
         answers: list[Any] = []
         poster = threading.Thread(
@@ -534,7 +524,7 @@ def test_silent_clients_lose_their_place_when_others_need_it(tight: Callable[...
         assert time.monotonic() - began < 24 * 5
         poster.join(60)
         assert answers[0].items[0].status == "stored"
-        wait_for(lambda: metric(client, "stepwell_body_held_bytes") == 0)
+        wait_until(lambda: metric(client, "stepwell_body_held_bytes") == 0)
         assert metric(client, "stepwell_body_refused_total") >= 1
 
 
@@ -556,8 +546,8 @@ def test_a_client_that_goes_away_is_no_defect_and_leaves_nothing(tight: Callable
                         f"{route} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
                         f"{framing}\r\n\r\n5\r\nhello\r\n".encode()
                     )
-                    wait_for(lambda: metric(client, "stepwell_body_held_bytes") > 0)
-                wait_for(lambda: metric(client, "stepwell_body_held_bytes") == 0)
+                    wait_until(lambda: metric(client, "stepwell_body_held_bytes") > 0)
+                wait_until(lambda: metric(client, "stepwell_body_held_bytes") == 0)
         with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
             sock.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
             sock.recv(1000)

@@ -21,6 +21,7 @@ from server.imports.importer import ImportRequest
 from server.imports.source import Options
 from server.settings import Settings
 from stepwell.messages import Job
+from stepwell.testing import wait_until
 from stepwell.trajectory import Trajectory
 
 Arrays = dict[str, Any]
@@ -98,13 +99,12 @@ class Importing:
         job: Job = self.service.imports.submit(request, upload, digest, len(data))
         return job
 
-    def wait(self, job: Job, seconds: float = 60.0) -> Job:
-        deadline = time.monotonic() + seconds
-        while job.state in ("queued", "running"):
-            assert time.monotonic() < deadline, job
-            time.sleep(0.02)
-            job = self.service.jobs.get(job.id)
-        return job
+    def wait(self, job: Job) -> Job:
+        get = self.service.jobs.get
+        running = ("queued", "running")
+        wait_until(lambda: get(job.id).state not in running, what="the end of the job")
+        ended: Job = get(job.id)
+        return ended
 
     def run(self, path: Path, dataset: str, **fields: Any) -> Job:
         return self.wait(self.submit(path, dataset, **fields))

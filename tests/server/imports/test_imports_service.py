@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from server.settings import Settings
 from server.storage.shards import read_footer
 from stepwell.codec import decode
 from stepwell.messages import ARROW
+from stepwell.testing import wait_until
 
 from .conftest import table, write
 
@@ -225,12 +225,11 @@ def test_a_start_removes_what_a_dead_import_left(tmp_path: Path) -> None:
 
 
 def wait(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
-    for _ in range(600):
-        job = client.get(f"/v1/jobs/{job['id']}").json()
-        if job["state"] not in ("queued", "running"):
-            return job
-        time.sleep(0.02)
-    raise AssertionError(job)
+    def ended() -> Any:
+        found = client.get(f"/v1/jobs/{job['id']}").json()
+        return None if found["state"] in ("queued", "running") else found
+
+    return dict(wait_until(ended, what="the end of the job"))
 
 
 @pytest.fixture(scope="module")
