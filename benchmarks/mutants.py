@@ -48,7 +48,10 @@ GROUPS = {
     "auth": Group(("server/auth.py",), ("tests/server/registry/test_auth.py",)),
     "ingest": Group(("server/ingest/*.py",), ("tests/server/core",)),
     "storage": Group(("server/storage/*.py",), ("tests/server/core",)),
-    "sql": Group(("server/sql/*.py",), ("tests/server/sql", "tests/server/test_query.py")),
+    "sql": Group(
+        ("server/sql/*.py",),
+        ("tests/server/sql", "tests/server/test_query.py", "tests/server/test_sandbox_calls.py"),
+    ),
     "outbox": Group(
         ("stepwell/outbox.py", "stepwell/_outbox_folder.py"),
         (
@@ -183,7 +186,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--groups", nargs="+", choices=sorted(GROUPS), default=sorted(GROUPS))
     parser.add_argument("--sample", type=int, default=0, help="mutants of each group; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="which sample")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants tested at the same time")
+    parser.add_argument(
+        "--jobs", type=int, default=4, help="mutants at the same time: tests wait a lot"
+    )
     return parser
 
 
