@@ -1,11 +1,11 @@
 """What an open page costs: CPU seconds per five seconds of Streamlit, service and browser.
 
-    python -m benchmarks.dashboard [--cases few_ended …] [--seconds 30] [--checkout DIR] [--write]
+    python -m benchmarks.dashboard [--cases few_ended …] [--seconds 30] [--before DIR]
 
 A real service, a real Streamlit and a headless Chromium (`--browser`) that shows the page Runs
 with three runs chosen, touched by nobody. While runs are `running`, a point of every metric
-arrives each second. `--checkout` measures the dashboard of another working tree beside this one.
-`--write` makes benchmarks/results/dashboard.json.
+arrives each second. `--before` measures the dashboard of another checkout too, case by case in the
+same run. Writes benchmarks/results/dashboard.json.
 """
 
 from __future__ import annotations
@@ -162,18 +162,19 @@ def main() -> None:
     parser.add_argument(
         "--settle", type=float, default=20.0, help="before that, for the first draw"
     )
-    parser.add_argument("--checkout", type=Path, default=ROOT, help="working tree to measure")
+    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
     parser.add_argument("--browser", default="chromium")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    checkouts = {"before": options.before} if options.before else {}
+    checkouts["now"] = ROOT
     rows = []
     for case in options.cases:
-        rows.append(
-            measure(case, options.checkout, options.browser, options.settle, options.seconds)
-        )
-        print(rows[-1], flush=True)
-    if options.write:
-        print(write("dashboard", {"cpu_seconds_per_5_s": rows}))
+        for name, checkout in checkouts.items():
+            found = measure(case, checkout, options.browser, options.settle, options.seconds)
+            rows.append({"code": name, **found})
+            print(rows[-1], flush=True)
+    load = round(os.getloadavg()[0], 1)
+    print(write("dashboard", {"cpu_seconds_per_5_s": rows, "load_after": load}))
 
 
 if __name__ == "__main__":
