@@ -2,9 +2,9 @@
 
 mutmut chooses a mutant by the environment. Children that get an environment of their own (confined
 SQL workers, importers) would run the unmutated code; while coverage is recorded, children would
-record into nothing. So a test that starts or asks a confined child is taken to reach all that such
-children run, but for the module that is their program: there it has another name, and tests of
-their own process reach it.
+record into nothing. So a test that starts a process of ours is taken to reach everything, and one
+that starts or asks a confined child all that such children run; but for the module that is their
+program: there it has another name, and tests of their own process reach it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,32 @@ from mutmut.utils.format_utils import mangled_name_from_mutant_name
 
 VARIABLE = "MUTANT_UNDER_TEST"
 _PHASES = ("stats", "list_all_tests", "mutant_generation")
-_IN_CHILDREN = [f"server/sql/{name}.py.meta" for name in ("confine", "files", "guard", "selecting")]
+_CONFINED = ("server.sql.worker", "server.imports")
+_IN_CONFINED = (
+    "server.sql.confine",
+    "server.sql.files",
+    "server.sql.guard",
+    "server.sql.selecting",
+)
 _plain = subprocess.Popen.__init__
 
 
 def _functions() -> set[str]:
-    """Of the modules that confined children run."""
+    """All that is mutated, but for the program of SQL workers."""
     root = Path(__file__).resolve().parents[1]
-    metas = [root / name for name in _IN_CHILDREN if (root / name).exists()]
-    keys = [key for meta in metas for key in json.loads(meta.read_text())["exit_code_by_key"]]
-    return {mangled_name_from_mutant_name(key) for key in keys}
+    texts = [path.read_text() for path in root.rglob("*.py.meta")]
+    keys = [key for text in texts for key in json.loads(text)["exit_code_by_key"]]
+    names = {mangled_name_from_mutant_name(key) for key in keys}
+    return {name for name in names if not name.startswith("server.sql.worker.")}
 
 
 _REACHED = _functions()
+_REACHED_CONFINED = {name for name in _REACHED if name.startswith(_IN_CONFINED)}
 
 
-def _note() -> None:
+def _note(confined: bool) -> None:
     if os.environ.get(VARIABLE) == "stats":
-        state()._stats.update(_REACHED)
+        state()._stats.update(_REACHED_CONFINED if confined else _REACHED)
 
 
 def _with_mutant(self: Any, *args: Any, **options: Any) -> None:
@@ -45,7 +53,9 @@ def _with_mutant(self: Any, *args: Any, **options: Any) -> None:
     given = options.get("env")
     env = dict(os.environ if given is None else given)
     options["env"] = env | {VARIABLE: "" if chosen in _PHASES else chosen}
-    _note()
+    command = str(args[0] if args else options.get("args"))
+    if "python" in command:
+        _note(any(name in command for name in _CONFINED))
     _plain(self, *args, **options)
 
 
@@ -58,7 +68,7 @@ def pytest_sessionstart() -> None:
     ask = Worker.ask
 
     def noted(self: Any, *args: Any, **options: Any) -> Any:
-        _note()
+        _note(confined=True)
         return ask(self, *args, **options)
 
     Worker.ask = noted  # type: ignore[method-assign]

@@ -98,9 +98,9 @@ def test_a_jump_of_the_wall_clock_takes_nothing_that_is_leased(jumping: Jumping)
         assert pq.read_metadata(path).num_rows > 0
 
 
-@pytest.mark.parametrize("offset", [DAY, -DAY])
+@pytest.mark.parametrize("offset", [HOUR, -HOUR, DAY, -DAY])
 def test_a_lease_survives_a_restart_at_another_time(jumping: Jumping, offset: float) -> None:
-    """Killed, and started a day later or earlier, as its clock says."""
+    """Killed, and started an hour or a day later or earlier, as its clock says."""
     with jumping.service.client(timeout=60.0) as client:
         snapshot, shard = jumping.dead_shard(client, "trainer")
         client.lease(snapshot, "trainer", ttl=600.0)
