@@ -137,6 +137,8 @@ def test_of_an_empty_folder_there_is_none(tmp_path):
     assert newest(tmp_path / "none") is None and oldest_update(tmp_path / "none") is None
     (tmp_path / "update-odd").mkdir()
     assert oldest_update(tmp_path) is None
+    (tmp_path / "update-000000007.2").mkdir()
+    assert oldest_update(tmp_path) == 7
 
 
 def damage(path: Path, name: str) -> None:

@@ -142,6 +142,13 @@ def test_moving_shares_are_as_pure_in_k_as_any_sample(sources):
         assert [rows(one.samples(step * 12 + i, 1))[0] for i in range(12)] == expected
 
 
+@pytest.mark.parametrize("total", [6, 5, 2])
+def test_a_trajectory_no_longer_than_the_window_is_drawn_whole(total):
+    order = Order(manifest_of([total]), DataConfig(batch=1, window=6, padding="center"), 0)
+    drawn = order.samples(0, 200)
+    assert set(drawn.start.tolist()) == {0} and set(drawn.length.tolist()) == {total}
+
+
 @pytest.mark.parametrize("padding", ["none", "both", "left", "right", "center"])
 def test_padded_sampling_ranges_by_brute_force(padding):
     """Each mode draws exactly the starts that its definition allows, equally often."""
