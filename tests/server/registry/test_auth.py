@@ -284,7 +284,8 @@ def test_wrong_tokens_are_slowed_down_and_valid_ones_pass(
     now[0] += auth.FAILURES * auth.FORGIVEN_EVERY
     assert closed.get("/v1/runs", headers=bearer("stw_x_guess")).status_code == 401
     captured = capsys.readouterr()
-    assert (captured.out + captured.err).count("many wrong tokens") <= 2
+    said = (captured.out + captured.err).count("many wrong tokens from one address; if it is")
+    assert said == 2, "as patience ended, and as what was forgiven was used up"
 
 
 def test_failures_are_counted_by_address_in_constant_memory() -> None:
@@ -402,11 +403,94 @@ def test_secrets_are_shown_once_and_stored_hashed(closed: TestClient, tmp_path: 
     index = sqlite3.connect(tmp_path / "data" / "index.sqlite")
     try:
         stored = index.execute("SELECT * FROM tokens").fetchall()
-        noted = index.execute("SELECT who, action FROM audit").fetchall()
     finally:
         index.close()
     assert secret not in json.dumps(stored)
-    assert noted == [("operator", "token.create")]
+
+
+def test_what_is_done_to_tokens_is_noted(closed: TestClient, tmp_path: Path) -> None:
+    """Who, what, to which token, when; and they are listed newest first."""
+    before = time.time()
+    names = ["a", "b", "c"]
+    ids = [token(closed, "read", "sql", name=name).split("_")[1] for name in names]
+    listed = closed.get("/v1/tokens", headers=bearer(OPERATOR)).json()["items"]
+    assert [item["name"] for item in listed] == ["c", "b", "a"]
+    assert all(before <= item["created_at"] <= time.time() for item in listed)
+    admin = token(closed, "admin", name="me")
+    assert closed.delete(f"/v1/tokens/{ids[1]}", headers=bearer(admin)).status_code == 204
+    index = sqlite3.connect(tmp_path / "data" / "index.sqlite")
+    try:
+        noted = index.execute("SELECT who, action, subject, detail, time FROM audit").fetchall()
+    finally:
+        index.close()
+    me = admin.split("_")[1]
+    scopes = ["read", "sql"]
+    made = [("operator", i, {"name": n, "scopes": scopes}) for i, n in zip(ids, names, strict=True)]
+    made.append(("operator", me, {"name": "me", "scopes": ["admin"]}))
+    expected = [(who, "token.create", subject, detail) for who, subject, detail in made]
+    expected.append((me, "token.revoke", ids[1], {}))
+    assert [(*row[:3], json.loads(row[3])) for row in noted] == expected
+    assert all(before <= row[4] <= time.time() for row in noted)
+
+
+@pytest.mark.parametrize(
+    ("header", "detail"),
+    [
+        (None, "this service needs a token: set STEPWELL_TOKEN"),
+        ("Basic abc", "the Authorization header is not of the form: Bearer TOKEN"),
+        ("Bearer ", "the Authorization header is not of the form: Bearer TOKEN"),
+        ("Bearer stw_0_x", "the token is unknown or was revoked"),
+        ("Bearer other", "the token is unknown or was revoked"),
+    ],
+)
+def test_a_refusal_says_what_it_expects(
+    closed: TestClient, header: str | None, detail: str
+) -> None:
+    answer = closed.get("/v1/runs", headers={} if header is None else {"authorization": header})
+    told = {
+        **{"type": "about:blank", "title": "Unauthorized", "status": 401, "detail": detail},
+        **{"code": "unauthorized", "expected": "Authorization: Bearer stw_…"},
+    }
+    assert {**answer.json(), "type": "about:blank"} == told
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert answer.headers["connection"] == "close"
+
+
+def test_a_right_that_is_missing_is_named(closed: TestClient) -> None:
+    """Also what there is instead; and what slows down who tries tokens says how to be heard."""
+    head = bearer(token(closed, "read", "ingest:hop*"))
+    answer = closed.post("/v1/query", json={"sql": "SELECT 1"}, headers=head).json()
+    assert (answer["status"], answer["code"]) == (403, "forbidden")
+    assert answer["detail"] == "the token may not POST /v1/query"
+    assert (answer["expected"], answer["got"]) == ("one of sql, admin", "read, ingest:hop*")
+    answer = closed.get("/v1/tokens", headers=head).json()
+    assert answer["expected"] == "one of admin"
+    for _ in range(auth.FAILURES + 1):
+        answer = closed.get("/v1/runs", headers=bearer("stw_x_guess")).json()
+    assert answer["code"] == "too_many_failed_tokens"
+    assert answer["expected"] == "Authorization: Bearer stw_…"
+    assert answer["detail"] == (
+        "the token is wrong, as were many before it from this address; a valid one is answered"
+        " at any time"
+    )
+
+
+def test_an_expired_manager_is_none(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last living token that manages the others stays, whoever managed them once."""
+    admin = app.post("/v1/tokens", json={"name": "me", "scopes": ["admin"]}).json()
+    head = bearer(admin["token"])
+    for name, seconds in (("brief", 60), ("long", 7200)):
+        body = {"name": name, "scopes": ["admin"], "expires_in": seconds}
+        assert app.post("/v1/tokens", json=body, headers=head).status_code == 201
+    later = time.time() + 3600
+    monkeypatch.setattr(auth.time, "time", lambda: later)
+    listed = app.get("/v1/tokens", headers=head).json()["items"]
+    long = next(item["id"] for item in listed if item["name"] == "long")
+    assert app.delete(f"/v1/tokens/{long}", headers=head).status_code == 204
+    answer = app.delete(f"/v1/tokens/{admin['id']}", headers=head)
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert answer.json()["detail"].startswith("this is the last token that may manage the others;")
 
 
 def test_expired_and_revoked_tokens_open_nothing(
