@@ -54,14 +54,17 @@ def columns_of(text: str, parser: Any, known: frozenset[str]) -> frozenset[str] 
     node = tree_of(text, parser)["node"]
     if node.get("type") != "SELECT_NODE" or any(_full(node.get(name)) for name in _EMPTY):
         return None
-    if any(m.get("type") != "ORDER_MODIFIER" for m in node.get("modifiers", [])):
+    if node.get("aggregate_handling", "STANDARD_HANDLING") != "STANDARD_HANDLING":
+        return None
+    modifiers = node.get("modifiers", [])
+    if any(m.get("type") != "ORDER_MODIFIER" for m in modifiers):
         return None
     table = node.get("from_table", {})
     named = (table.get("type"), table.get("table_name", "").lower())
     schema = table.get("schema_name", "").lower()
     if named != ("BASE_TABLE", "trajectories") or schema not in ("", "main"):
         return None
-    if _full(table.get("sample")) or _full(table.get("column_name_alias")):
+    if any(_full(table.get(name)) for name in ("sample", "column_name_alias", "at_clause")):
         return None
     ids = [column for column in node["select_list"] if _is_id(column)]
     if len(ids) != 1:
@@ -69,6 +72,9 @@ def columns_of(text: str, parser: Any, known: frozenset[str]) -> frozenset[str] 
     found: set[str] = set()
     stack: list[Any] = [c for c in node["select_list"] if c is not ids[0]]
     stack += [node.get("where_clause")]
+    # An order changes nothing, but what it names must be there.
+    orders = [order["expression"] for m in modifiers for order in m.get("orders", [])]
+    stack += [order for order in orders if not _is_id(order)]
     while stack:
         part = stack.pop()
         if isinstance(part, list):

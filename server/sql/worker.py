@@ -123,6 +123,8 @@ def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     size = source.read(4)
     if not size:
         return None
+    if len(size) < 4:
+        raise EOFError("the stream ended inside a frame")
     header = json.loads(_exactly(source, struct.unpack(">I", size)[0]))
     return header, _exactly(source, int(header.get("bytes", 0)))
 
@@ -187,8 +189,11 @@ def _refusal(code: str, detail: str, expected: str = "", got: str = "") -> dict[
 
 
 def _clean(error: BaseException) -> str:
-    """DuckDB's words without where the data lies."""
-    return str(error).replace(os.getcwd() + "/", "").replace(os.getcwd(), "")[:2000]
+    """DuckDB's words without where the data lies; of our own file system's, the last line."""
+    text = str(error)
+    if "Traceback (most recent call last)" in text:
+        text = text.strip().splitlines()[-1]
+    return text.replace(os.getcwd() + "/", "").replace(os.getcwd(), "")[:2000]
 
 
 def _connect(memory: int, files: Any = None) -> Any:
@@ -385,7 +390,7 @@ def _json(
     while not cut and (batch := connection.fetchmany(_BATCH)):
         for row in batch:
             raw = json.dumps([_plain(value) for value in row], allow_nan=False).encode()
-            if rows == limit or len(text_of) + len(raw) + 1 > max_bytes:
+            if rows == limit or len(text_of) + bool(rows) + len(raw) + 1 > max_bytes:
                 cut = True
                 break
             if rows:

@@ -242,7 +242,8 @@ def test_a_selection_for_a_dataset_sees_only_that_one(world: Any) -> None:
     ("select", "reads"),
     [
         ("select id from trajectories", []),
-        ("select id from trajectories as t order by t.seq", []),
+        ("select id from trajectories as t order by t.seq, t.id", ["seq"]),
+        ("select id from trajectories group by all", None),
         (
             "select id, 1 + length as weight from trajectories where env like 'a%' and tags = []",
             ["env", "length", "tags"],
