@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from server import auth
@@ -537,6 +538,31 @@ def test_use_is_noted_and_outlives_a_restart(start_app: Callable[..., TestClient
     assert first is not None and first >= before
     app = start_app(token=OPERATOR)
     assert used() == first
+
+
+def test_a_full_disk_is_not_asked_at_every_request(
+    closed: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the last use could not be saved, nobody is refused, and it is tried again in a while."""
+    reader, now, tried = bearer(token(closed, "read")), [1000.0], []
+    book = closed.app.state.service.auth  # type: ignore[attr-defined]
+    monkeypatch.setattr(auth.time, "monotonic", lambda: now[0])
+
+    def full(*_: object) -> None:
+        tried.append(now[0])
+        raise sa.exc.OperationalError("UPDATE", {}, OSError("no space left on device"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(book, "save_used", full)
+        for seconds in (0.0, 1.0, auth.USED_INTERVAL - 2.0, 1.0, 1.0):
+            now[0] += seconds
+            assert closed.get("/v1/runs", headers=reader).status_code == 200
+    assert tried == [1000.0, 1000.0 + auth.USED_INTERVAL]
+    now[0] += auth.USED_INTERVAL
+    assert closed.get("/v1/runs", headers=reader).status_code == 200
+    assert not book.due(), "saved"
+    now[0] += 10 * auth.USED_INTERVAL
+    assert not book.due(), "and nothing new since"
 
 
 @pytest.mark.parametrize("scopes", [[], ["root"], ["ingest:"], ["ingest:UPPER"], ["read write"]])
