@@ -27,18 +27,28 @@ def made() -> list[Trajectory]:
     return [make_trajectory(SPEC, length=5 + i, seed=i) for i in range(3)]
 
 
+def write(path: Path, made: list[Trajectory], less: int = 0, **options: int) -> list[Entry]:
+    """A shard of these, with the rows of the last `less` missing."""
+    entries = [
+        Entry(
+            header=t.header(),
+            digest=t.digest,
+            seq=number,
+            partition="fifo",
+            total_reward=float(t.rewards.sum()),
+            bytes=1,
+            created_at=0.0,
+        )
+        for number, t in enumerate(made)
+    ]
+    batches = [to_batch(t, SPEC, arrow_schema(SPEC)) for t in made[: len(made) - less]]
+    return shards.write_shard(path, "d", SPEC, entries, iter(batches), **options)
+
+
 @pytest.fixture
 def shard(tmp_path: Path, made: list[Trajectory]) -> Path:
     path = tmp_path / "shard.parquet"
-    entries = [
-        Entry(
-            header=t.header(), digest=t.digest, seq=i, partition="fifo",
-            total_reward=float(t.rewards.sum()), bytes=1, created_at=0.0,
-        )
-        for i, t in enumerate(made)
-    ]  # fmt: skip
-    batches = [to_batch(t, SPEC, arrow_schema(SPEC)) for t in made]
-    shards.write_shard(path, "d", SPEC, entries, iter(batches))
+    write(path, made)
     return path
 
 
@@ -61,6 +71,35 @@ def rewritten(shard: Path) -> Callable[..., Source]:
 def table_of(source: Path) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads(pq.read_metadata(source).metadata[TRAJECTORIES_KEY])
     return found
+
+
+def groups_of(path: Path) -> list[int]:
+    found = pq.read_metadata(path)
+    return [found.row_group(number).num_rows for number in range(found.num_row_groups)]
+
+
+def test_a_row_group_ends_where_the_next_would_be_too_much(tmp_path: Path) -> None:
+    """In rows, or in bytes; at the limit it goes in, and one alone always does."""
+    alike = [make_trajectory(SPEC, length=9, seed=i) for i in range(5)]
+    path, size = tmp_path / "groups.parquet", to_batch(alike[0], SPEC, arrow_schema(SPEC)).nbytes
+    for options, groups in (
+        ({"group_rows": 20}, [20, 20, 10]),
+        ({"group_rows": 19}, [10] * 5),
+        ({"group_rows": 1}, [10] * 5),
+        ({"group_bytes": 2 * size}, [20, 20, 10]),
+        ({"group_bytes": 2 * size - 1}, [10] * 5),
+        ({"group_bytes": 3 * size}, [30, 20]),
+        ({}, [50]),
+    ):
+        placed = write(path, alike, **options)
+        assert groups_of(path) == groups, options
+        assert [entry.row_start for entry in placed] == [0, 10, 20, 30, 40]
+
+
+def test_descriptions_without_their_rows_are_refused(tmp_path: Path) -> None:
+    made = [make_trajectory(SPEC, length=4, seed=i) for i in range(3)]
+    with pytest.raises(ValueError, match="shorter"):
+        write(tmp_path / "short.parquet", made, less=1)
 
 
 def test_a_footer_says_what_was_written(shard: Path, made: list[Trajectory]) -> None:
