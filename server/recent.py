@@ -227,9 +227,10 @@ class AtHand:
             if (self._finder.behind(recent.found, FOLLOW_BEHIND) or 0) < FOLLOW_BEHIND:
                 continue
             rules = self._rules(recent.rules.include_eval)
+            # None where everything must be asked again: by who wants it, not by us at every round.
             found = self._finder.changed(recent.sources, rules, recent)
             with self._lock:
-                if found is not None and self._recent.get(name) is recent:
+                if self._recent.get(name) is recent:
                     self._recent[name] = replace(recent, found=found)
 
 

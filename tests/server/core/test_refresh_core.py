@@ -210,6 +210,23 @@ def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPat
     assert not looks, "nobody has asked for it for a long time"
 
 
+def test_who_is_left_far_behind_is_not_followed(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is asked again when the next snapshot is made, and not before."""
+    live.create("d")
+    live.post(make(5, 0), "d")
+    body = {"dataset": "d", "where": "length > 0"}
+    first = create(live, **body)
+    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 1)
+    monkeypatch.setattr(recent, "MOST_CHANGES", 2)
+    at_hand = live.service.snapshots.at_hand
+    live.post(make(3, 10), "d")
+    live.service.ingest.flush()
+    wait_until(lambda: at_hand.get(first.id).found is None, what="it is given up")
+    second = create(live, **body, since=first.id)
+    assert (second.added, second.trajectories) == (3, 8)
+    assert at_hand.get(second.id).found is not None
+
+
 def test_the_same_selection_again_shares_what_is_at_hand(live: Any) -> None:
     """As when ten learners begin with one dataset: it is looked at, kept and written once."""
     live.create("d")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import orjson
 import pytest
 
@@ -14,6 +15,7 @@ from server import datasets
 from server.bodies import Lease
 from server.deps import Service
 from server.settings import Settings
+from server.sql import worker
 from stepwell.codec import encode
 from stepwell.messages import CreateDataset
 from stepwell.spaces import EnvSpec
@@ -91,3 +93,11 @@ def world(make_world: Callable[..., World]) -> World:
     world.post("rich", [make_trajectory(rich, length=4, seed=s) for s in range(3)])
     world.post("plain", [make_trajectory(plain, length=20, seed=99, purpose="eval")], seal=False)
     return world
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[Any]:
+    """DuckDB's own reading of SQL, as a worker has it."""
+    connection = duckdb.connect(":memory:", config=worker.THREADS)
+    yield connection
+    connection.close()

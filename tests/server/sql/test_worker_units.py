@@ -26,13 +26,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from server.checksums import BLOCK, Corrupt, checksums_of
-from server.index.mirror import MirrorState
-from server.index.surface import TABLES
 from server.sql import catalog, guard, selecting, worker
 from server.sql.files import StoredFiles
-from server.sql.guard import Allowed, NotAllowed, check
+from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream, read_frame, write_frame
-from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 LONG = 60.0
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
@@ -49,13 +46,8 @@ EVALUATIONS = [["id", "VARCHAR"], ["dataset", "VARCHAR"]]
 HEAD = [["dataset", "VARCHAR", "t.dataset"], ["trajectory_id", "VARCHAR", "t.id"]]
 TIME = ["t", "INTEGER", "s.t"]
 KNOWN = ["dataset", "env", "length", "tags"]
-
-
-@pytest.fixture(scope="module")
-def parser() -> Iterator[Any]:
-    connection = duckdb.connect(":memory:", config=worker.THREADS)
-    yield connection
-    connection.close()
+FLOATS, SIGNED = ("float16", "float32", "float64"), ("int8", "int16", "int32", "int64")
+DTYPES = ("bool", *FLOATS, *SIGNED, "uint8", "uint16", "uint32")
 
 
 class Store:
@@ -173,6 +165,10 @@ def connect(store: Store) -> Iterator[Callable[[], Any]]:
     yield make
     for connection in made:
         connection.close()
+
+
+def box(shape: list[int], dtype: str = "float32", **bounds: Any) -> dict[str, Any]:
+    return {"type": "Box", "shape": shape, "dtype": dtype, **bounds}
 
 
 def request(sql: str, **fields: Any) -> dict[str, Any]:
@@ -1243,6 +1239,64 @@ def test_quoting() -> None:
     assert worker._stored("a'b/c") == "'stored://a''b/c'"
 
 
+def test_the_columns_of_a_spec_can_be_selected(connect: Callable[[], Any], store: Store) -> None:
+    """Every kind of column, read back from a shard as it was written."""
+    spec = json.dumps(
+        {
+            "observations": {
+                **{name: box([2], name, low=0, high=1) for name in DTYPES},
+                **{f"one_{name}": box([], name, low=0, high=1) for name in DTYPES},
+            },
+            "actions": {"action": box([2])},
+            "env": "",
+        }
+    )
+    arrow = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
+    columns: dict[str, pa.Array] = {}
+    for name in DTYPES:
+        kind = arrow.get(name) or getattr(pa, {"bool": "int8"}.get(name, name))()
+        flags = pa.array([True]) if name == "bool" else pa.array([1], pa.int64()).cast(kind)
+        columns[f"obs.one_{name}"] = flags
+        columns[f"obs.{name}"] = pa.FixedSizeListArray.from_arrays(
+            pa.array([0, 1], pa.int64()).cast(kind), 2
+        )
+    columns["obs.uint8"] = pa.array([b"\x00\x01"], pa.binary(2))
+    columns["action"] = pa.array([[0.5, 0.25]], pa.list_(pa.float32(), 2))
+    for name in ("traj_idx", "t"):
+        columns[name] = pa.array([0], pa.int32())
+    columns["reward"] = pa.array([1.5], pa.float32())
+    for name in ("terminated", "truncated", "is_last"):
+        columns[name] = pa.array([name == "is_last"])
+    file = store.parquet("shards/fifo/every.parquet", columns)
+    row = {"id": "x1", "dataset": "every", "traj_idx": 0, "_file": f"stored://{file}", "_pk": 1}
+    listed = store.parquet("mirror/t.parquet", {k: pa.array([v]) for k, v in row.items()})
+    kinds = [[k, "VARCHAR" if isinstance(v, str) else "BIGINT"] for k, v in row.items()]
+    tables = {
+        "tables": {"trajectories": {"columns": kinds, "files": [listed]}},
+        "datasets": {
+            "every": {"columns": catalog.step_columns(spec), "files": [file], "excluded": []}
+        },
+        "common": catalog.COMMON,
+    }
+    connection = connect()
+    make(connection, tables, ("every", "steps"))
+    found = connection.sql("select * from every.steps")
+    wanted = [(name, kind.replace('"', "")) for name, kind, _ in catalog.step_columns(spec)]
+    types = [str(kind).replace('"', "") for kind in found.types]
+    assert list(zip(found.columns, types, strict=True)) == wanted
+    values = dict(zip(found.columns, found.fetchall()[0], strict=True))
+    obs = values.pop("obs")
+    assert values.pop("action") == (0.5, 0.25)
+    assert values == {
+        **{"dataset": "every", "trajectory_id": "x1", "t": 0, "reward": 1.5},
+        **{"terminated": False, "truncated": False, "is_last": True},
+    }
+    assert obs.pop("uint8") == b"\x00\x01"
+    for name in DTYPES:
+        assert obs[f"one_{name}"] == 1
+        assert name == "uint8" or obs[name] == (0, 1)
+
+
 # --- selections -----------------------------------------------------------------------------------
 
 
@@ -1625,205 +1679,6 @@ def test_parts_of_older_trees(parser: Any) -> None:
     assert found == {"length", "env"}
 
 
-# --- the guard ------------------------------------------------------------------------------------
-
-
-def refusal(parser: Any, sql: str) -> tuple[str, str, str]:
-    with pytest.raises(NotAllowed) as caught:
-        check(sql, parser)
-    return str(caught.value), caught.value.expected, caught.value.got
-
-
-ONE = "one SELECT statement"
-
-
-@pytest.mark.parametrize(
-    ("sql", "said", "got"),
-    [
-        ("", "exactly one statement can be run", "0 statements"),
-        (" ; -- nothing", "exactly one statement can be run", "0 statements"),
-        ("select 1; select 2", "exactly one statement can be run", "2 statements"),
-        ("select 1; drop table t; select 3", "exactly one statement can be run", "3 statements"),
-        ("drop table t", "only SELECT can be run", "DROP statement"),
-        ("insert into t select 1", "only SELECT can be run", "INSERT statement"),
-        ("delete from t", "only SELECT can be run", "DELETE statement"),
-        ("copy (select 1) to 'x'", "only SELECT can be run", "COPY statement"),
-        ("set threads = 4", "only SELECT can be run", "SET statement"),
-        ("attach 'x' as y", "only SELECT can be run", "ATTACH statement"),
-        ("explain select 1", "only SELECT can be run", "EXPLAIN statement"),
-    ],
-)
-def test_one_select_and_nothing_else(parser: Any, sql: str, said: str, got: str) -> None:
-    assert refusal(parser, sql) == (said, ONE, got)
-
-
-class Scripted:
-    """A parser that answers what it is told."""
-
-    def __init__(self, *answers: list[Any], row: Any = None):
-        self.answers, self.row, self.asked = list(answers), row, []
-
-    def extract_statements(self, sql: str) -> list[Any]:
-        self.asked.append(sql)
-        kinds = self.answers.pop(0)
-        return [SimpleNamespace(query="select 1 ; --", type=kind) for kind in kinds]
-
-    def execute(self, sql: str, params: list[str]) -> Any:
-        self.asked.append((sql, params))
-        return SimpleNamespace(fetchone=lambda: self.row)
-
-
-SELECT, DROP = duckdb.StatementType.SELECT, duckdb.StatementType.DROP
-
-
-@pytest.mark.parametrize("again", [[], [SELECT, SELECT], [DROP]])
-def test_what_is_not_one_select_inside_another(again: list[Any]) -> None:
-    scripted: Any = Scripted([SELECT], again)
-    assert refusal(scripted, "x") == (
-        "only a plain SELECT can be run",
-        ONE,
-        "several statements in one",
-    )
-    assert scripted.asked == ["x", "SELECT * FROM (\nselect 1 \n) AS q LIMIT 1"]
-
-
-@pytest.mark.parametrize(
-    ("row", "got"),
-    [
-        (None, "no statement"),
-        ((json.dumps({"error": True, "error_message": "m" * 300}),), "m" * 200),
-        ((json.dumps({"error": True}),), "no statement"),
-        ((json.dumps({"error": True, "statements": [{"a": 1}]}),), "no statement"),
-        ((json.dumps({"error": False, "statements": []}),), "no statement"),
-        ((json.dumps({"error": False, "statements": [{}, {}]}),), "no statement"),
-        ((json.dumps({}),), "no statement"),
-    ],
-)
-def test_a_select_without_a_tree(row: Any, got: str) -> None:
-    scripted: Any = Scripted([SELECT], [SELECT], row=row)
-    said = "this form of SELECT is not supported here"
-    assert refusal(scripted, "x") == (said, ONE, got)
-    assert scripted.asked[2] == ("SELECT json_serialize_sql(?::VARCHAR)", ["select 1 "])
-    with pytest.raises(NotAllowed):
-        guard.tree_of("select 1", scripted)
-
-
-def test_a_tree() -> None:
-    scripted: Any = Scripted(row=(json.dumps({"error": False, "statements": [{"node": 5}]}),))
-    assert guard.tree_of("select 1", scripted) == {"node": 5}
-    assert scripted.asked == [("SELECT json_serialize_sql(?::VARCHAR)", ["select 1"])]
-
-
-def test_a_statement_that_duckdb_does_not_parse(parser: Any) -> None:
-    with pytest.raises(duckdb.ParserException):
-        check("selec 1", parser)
-
-
-def test_a_refusal_has_words() -> None:
-    plain = NotAllowed("why")
-    assert (str(plain), plain.expected, plain.got) == ("why", ONE, "")
-
-
-def test_a_statement_is_wrapped_on_lines_of_its_own() -> None:
-    allowed = Allowed("select 1 -- x", frozenset())
-    assert allowed.wrapped(7) == "SELECT * FROM (\nselect 1 -- x\n) AS q LIMIT 7"
-    assert allowed.wrapped(True).endswith("LIMIT 1")
-
-
-@pytest.mark.parametrize(
-    ("sql", "text"),
-    [
-        ("select 1", "select 1"),
-        ("select 1;", "select 1"),
-        ("select 1 ; ; -- c;", "select 1 "),
-        ("select ';' as \"a;b\" ; -- c;", "select ';' as \"a;b\" "),
-        ("select /* ; é */ 'é;' ; ", "select /* ; é */ 'é;' "),
-        ("select 1 -- é ; \n", "select 1 -- é ; \n"),
-    ],
-)
-def test_semicolons_and_comments(parser: Any, sql: str, text: str) -> None:
-    found = check(sql, parser)
-    assert (found.text, found.tables) == (text, frozenset())
-    assert parser.execute(found.wrapped(1)).fetchall()
-    assert guard._without_semicolon(sql) == text
-
-
-A_AND_B = {("", "a"), ("", "b")}
-
-
-@pytest.mark.parametrize(
-    ("sql", "tables"),
-    [
-        ("select 1", set()),
-        ("select * from Trajectories", {("", "trajectories")}),
-        ('from "My-Data".Steps s', {("my-data", "steps")}),
-        ("select * from a join b using (x), c", {("", "a"), ("", "b"), ("", "c")}),
-        ("select (select 1 from X.y) from a where 1 in (from b)", {("x", "y"), *A_AND_B}),
-        ("with q as (from a) select * from q", {("", "a"), ("", "q")}),
-        ("from a union (from b)", A_AND_B),
-        ("select * from range(3), generate_series(2), unnest([1])", set()),
-        ("select * from repeat(1, 2), repeat_row(1, 2), json_each('{}'), json_tree('{}')", set()),
-        ("select * from RANGE(abs(3)), a", {("", "a")}),
-    ],
-)
-def test_the_tables_that_it_names(parser: Any, sql: str, tables: set[tuple[str, str]]) -> None:
-    found = check(sql, parser)
-    assert found.tables == tables and isinstance(found.tables, frozenset)
-
-
-FORBIDDEN = [
-    *("current_setting", "getenv", "query", "query_table", "write_log", "nextval", "currval"),
-    *("json_execute_serialized_sql", "json_serialize_plan", "glob", "force_checkpoint"),
-    *("from_substrait", "from_substrait_json", "getvariable", "which_secret"),
-    *("read_csv", "read_", "parquet_metadata", "arrow_scan", "pandas_scan", "python_x"),
-    *("sniff_csv", "duckdb_settings", "pragma_version", "seq_scan", "seq_scan_x", "index_scan"),
-    *("index_scan_x", "load_x", "export_x", "copy_x", "enable_logging", "disable_logging"),
-    "truncate_duckdb_logs",
-]
-TABLE_FUNCTIONS = [
-    *("generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest")
-]
-
-
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_functions_that_reach_out_of_a_query(parser: Any, name: str) -> None:
-    wanted = (f"the function {name}() is not available here", "functions of values", name)
-    for sql in (
-        f"select {name}('x')",
-        f"select 1 where 1 in (select {name.upper()}('x') from a)",
-        f"select * from range({name}('x'))",
-        f"select * from (select [{name}('x')])",
-    ):
-        assert refusal(parser, sql) == wanted
-    as_table = (
-        f"the table function {name}() is not available here",
-        "tables of GET /v1/query/schema, or generate_series, json_each, json_tree, range, repeat,"
-        " repeat_row, unnest",
-        name,
-    )
-    assert refusal(parser, f"select * from {name}('x')") == as_table
-
-
-@pytest.mark.parametrize("name", ["read_text", "glob", "duckdb_views", "sqlite_scan", "md5", "x"])
-def test_table_functions_that_are_not_on_the_list(parser: Any, name: str) -> None:
-    for sql in (f"from {name}('x')", f"select (select 1 from range(2), {name.upper()}('x'))"):
-        said, expected, got = refusal(parser, sql)
-        assert said == f"the table function {name}() is not available here"
-        assert expected.startswith("tables of GET /v1/query/schema, or generate_series, ")
-        assert got == name
-
-
-def test_functions_that_are_allowed(parser: Any) -> None:
-    assert sorted(guard.TABLE_FUNCTIONS) == TABLE_FUNCTIONS
-    for name in TABLE_FUNCTIONS:
-        guard._check_function(name, True)
-        guard._check_function(name, False)
-    check("select sum(a), md5('x'), copyx(1), reader(2), readx(3), sequence(4), loads(5)", parser)
-    guard._check_function("md5", False)
-    with pytest.raises(NotAllowed):
-        guard._check_function("md5", True)
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -1951,288 +1806,3 @@ def test_damage_in_a_query(ask: Ask, tables: dict[str, Any], store: Store) -> No
     header, _ = ask("select count(*) from plain.steps", tables)
     assert not header["ok"] and str(store.folder) not in header["detail"]
     assert store.files.damaged == {"shards/fifo/p.parquet"}
-
-
-# --- the catalog ----------------------------------------------------------------------------------
-
-
-DTYPES = {
-    "float16": "FLOAT",
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "bool": "BOOLEAN",
-    "int8": "TINYINT",
-    "int16": "SMALLINT",
-    "int32": "INTEGER",
-    "int64": "BIGINT",
-    "uint8": "UTINYINT",
-    "uint16": "USMALLINT",
-    "uint32": "UINTEGER",
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_type_of_every_dtype(dtype: str) -> None:
-    item = {"bool": "TINYINT"}.get(dtype, DTYPES[dtype])
-    bounds = (0.0, 1.0)
-    assert catalog.sql_type(Box((), dtype, *bounds)) == DTYPES[dtype]
-    for shape, size in (((1,), 1), ((3,), 3), ((2, 3, 4), 24)):
-        wanted = "BLOB" if dtype == "uint8" else f"{item}[{size}]"
-        assert catalog.sql_type(Box(shape, dtype, *bounds)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("space", "kind"),
-    [
-        (Discrete(5, start=-2), "BIGINT"),
-        (MultiDiscrete((2, 3)), "BIGINT[2]"),
-        (MultiBinary(4), "TINYINT[4]"),
-        (Box((100_000,)), "FLOAT[100000]"),
-        (Box((100_001,)), "FLOAT[]"),
-        (Box((250, 400), "int32"), "INTEGER[100000]"),
-        (Box((2, 50_001), "bool", 0.0, 1.0), "TINYINT[]"),
-        (Box((500, 500), "uint8", 0.0, 255.0), "BLOB"),
-    ],
-)
-def test_the_type_of_every_space(space: Any, kind: str) -> None:
-    assert catalog.sql_type(space) == kind
-
-
-def box(shape: list[int], dtype: str = "float32", **bounds: Any) -> dict[str, Any]:
-    return {"type": "Box", "shape": shape, "dtype": dtype, **bounds}
-
-
-PLAIN = json.dumps(
-    {
-        "observations": {"observation": box([4])},
-        "actions": {"action": {"type": "Discrete", "n": 3}},
-        "env": "Plain-v0",
-    }
-)
-RICH = json.dumps(
-    {
-        "observations": {
-            "camera": box([4, 5, 3], "uint8", low=0, high=255),
-            "arm/angles": box([2, 3], "float64"),
-            "legal": box([3], "bool", low=0, high=1),
-            "room": {"type": "Discrete", "n": 5},
-        },
-        "actions": {"move": box([2]), "grip": {"type": "MultiDiscrete", "nvec": [2, 3]}},
-        "infos": {"lidar": box([3], "int16"), "distance": box([])},
-        "action_known": True,
-        "env": "Rich-v0",
-    }
-)
-ONE_ACTION = json.dumps(
-    {
-        "observations": {"observation": box([4])},
-        "actions": {"move": box([2])},
-        "env": "",
-    }
-)
-START = [
-    ("dataset", "VARCHAR", "t.dataset"),
-    ("trajectory_id", "VARCHAR", "t.id"),
-    ("t", "INTEGER", "s.t"),
-]
-END = [
-    ("reward", "FLOAT", "s.reward"),
-    ("terminated", "BOOLEAN", "s.terminated"),
-    ("truncated", "BOOLEAN", "s.truncated"),
-    ("is_last", "BOOLEAN", "s.is_last"),
-]
-OBSERVATION = (
-    "obs",
-    'STRUCT("observation" FLOAT[4])',
-    'struct_pack("observation" := CAST(s."obs.observation" AS FLOAT[4]))',
-)
-PLAIN_COLUMNS = [
-    *START,
-    OBSERVATION,
-    ("action", "BIGINT", 'CAST(s."action" AS BIGINT)'),
-    *END,
-]
-RICH_COLUMNS = [
-    *START,
-    (
-        "obs",
-        'STRUCT("arm/angles" DOUBLE[6], "camera" BLOB, "legal" TINYINT[3], "room" BIGINT)',
-        'struct_pack("arm/angles" := CAST(s."obs.arm/angles" AS DOUBLE[6]),'
-        ' "camera" := CAST(s."obs.camera" AS BLOB),'
-        ' "legal" := CAST(s."obs.legal" AS TINYINT[3]),'
-        ' "room" := CAST(s."obs.room" AS BIGINT))',
-    ),
-    (
-        "action",
-        'STRUCT("grip" BIGINT[2], "move" FLOAT[2])',
-        'struct_pack("grip" := CAST(s."action.grip" AS BIGINT[2]),'
-        ' "move" := CAST(s."action.move" AS FLOAT[2]))',
-    ),
-    *END,
-    ("action_known", "BOOLEAN", 's."action_known"'),
-    (
-        "info",
-        'STRUCT("distance" FLOAT, "lidar" SMALLINT[3])',
-        'struct_pack("distance" := CAST(s."info.distance" AS FLOAT),'
-        ' "lidar" := CAST(s."info.lidar" AS SMALLINT[3]))',
-    ),
-]
-COMMON = [
-    *(("dataset", "VARCHAR"), ("trajectory_id", "VARCHAR"), ("t", "INTEGER")),
-    *(("reward", "FLOAT"), ("terminated", "BOOLEAN"), ("truncated", "BOOLEAN")),
-    ("is_last", "BOOLEAN"),
-]
-
-
-def test_the_columns_of_steps() -> None:
-    catalog.step_columns.cache_clear()
-    assert catalog.step_columns(PLAIN) == PLAIN_COLUMNS
-    assert catalog.step_columns(RICH) == RICH_COLUMNS
-    assert catalog.step_columns(ONE_ACTION) == [
-        *START,
-        OBSERVATION,
-        (
-            "action",
-            'STRUCT("move" FLOAT[2])',
-            'struct_pack("move" := CAST(s."action.move" AS FLOAT[2]))',
-        ),
-        *END,
-    ]
-    assert catalog.COMMON == COMMON
-
-
-def test_the_columns_of_a_spec_are_kept() -> None:
-    catalog.step_columns.cache_clear()
-    assert catalog.step_columns(PLAIN) is catalog.step_columns(PLAIN)
-    assert catalog.step_columns.cache_info().maxsize == 256
-
-
-def test_the_catalog_of_a_state() -> None:
-    state = MirrorState(
-        version=3,
-        tables={"metrics": ["mirror/m1", "mirror/m2"], "workers": []},
-        specs={"plain": PLAIN, "rich": RICH},
-        shards={"plain": ["shards/fifo/a"]},
-        excluded={"rich": [("bad", 2)]},
-    )
-    found = catalog.catalog(state)
-    assert found == {
-        "tables": {
-            "metrics": {
-                "columns": [
-                    *(("run", "VARCHAR"), ("key", "VARCHAR"), ("step", "BIGINT")),
-                    *(("time", "DOUBLE"), ("value", "DOUBLE")),
-                ],
-                "files": ["mirror/m1", "mirror/m2"],
-            },
-            "workers": {"columns": TABLES["workers"], "files": []},
-        },
-        "datasets": {
-            "plain": {"columns": PLAIN_COLUMNS, "files": ["shards/fifo/a"], "excluded": []},
-            "rich": {"columns": RICH_COLUMNS, "files": [], "excluded": [("bad", 2)]},
-        },
-        "common": COMMON,
-    }
-    assert json.loads(json.dumps(found))["datasets"]["rich"]["excluded"] == [["bad", 2]]
-
-
-def shown(table: Any) -> tuple[str, list[tuple[str, str]], str]:
-    return table.name, [(c.name, c.type) for c in table.columns], table.description
-
-
-def test_the_surface_for_people() -> None:
-    tables = [shown(table) for table in catalog.describe({"plain": PLAIN, "rich": RICH}).tables]
-    names = [
-        *("trajectories", "datasets", "runs", "metrics", "policies", "evaluations", "workers"),
-    ]
-    assert [name for name, _, _ in tables] == [*names, "steps", '"plain".steps', '"rich".steps']
-    assert sorted(catalog.DESCRIPTIONS) == sorted([*names, "steps"])
-    for name, columns, description in tables[:7]:
-        hidden = [("_file", "VARCHAR"), ("_pk", "BIGINT")] if name == "trajectories" else []
-        assert columns + hidden == TABLES[name]
-        assert description == catalog.DESCRIPTIONS[name] != ""
-    assert tables[7:] == [
-        ("steps", COMMON, catalog.DESCRIPTIONS["steps"]),
-        (
-            '"plain".steps',
-            [(name, kind) for name, kind, _ in PLAIN_COLUMNS],
-            "steps of dataset plain; bare `steps` when the request names it",
-        ),
-        (
-            '"rich".steps',
-            [(name, kind) for name, kind, _ in RICH_COLUMNS],
-            "steps of dataset rich; bare `steps` when the request names it",
-        ),
-    ]
-
-
-def test_bare_steps_for_people() -> None:
-    """What all datasets have in common; without any, what each of them will have."""
-
-    def columns(specs: dict[str, str]) -> list[tuple[str, str]]:
-        found = {table.name: table for table in catalog.describe(specs).tables}
-        return shown(found["steps"])[1]
-
-    assert columns({}) == COMMON
-    assert columns({"a": PLAIN}) == [(name, kind) for name, kind, _ in PLAIN_COLUMNS]
-    with_observation = [*COMMON[:3], OBSERVATION[:2], *COMMON[3:]]
-    assert columns({"a": PLAIN, "b": ONE_ACTION}) == with_observation
-    assert columns({"a": PLAIN, "b": ONE_ACTION, "c": RICH}) == COMMON
-
-
-def test_the_columns_of_a_spec_can_be_selected(connect: Callable[[], Any], store: Store) -> None:
-    """Every kind of column, read back from a shard as it was written."""
-    spec = json.dumps(
-        {
-            "observations": {
-                **{name: box([2], name, low=0, high=1) for name in DTYPES},
-                **{f"one_{name}": box([], name, low=0, high=1) for name in DTYPES},
-            },
-            "actions": {"action": box([2])},
-            "env": "",
-        }
-    )
-    arrow = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
-    columns: dict[str, pa.Array] = {}
-    for name in DTYPES:
-        kind = arrow.get(name) or getattr(pa, {"bool": "int8"}.get(name, name))()
-        flags = pa.array([True]) if name == "bool" else pa.array([1], pa.int64()).cast(kind)
-        columns[f"obs.one_{name}"] = flags
-        columns[f"obs.{name}"] = pa.FixedSizeListArray.from_arrays(
-            pa.array([0, 1], pa.int64()).cast(kind), 2
-        )
-    columns["obs.uint8"] = pa.array([b"\x00\x01"], pa.binary(2))
-    columns["action"] = pa.array([[0.5, 0.25]], pa.list_(pa.float32(), 2))
-    for name in ("traj_idx", "t"):
-        columns[name] = pa.array([0], pa.int32())
-    columns["reward"] = pa.array([1.5], pa.float32())
-    for name in ("terminated", "truncated", "is_last"):
-        columns[name] = pa.array([name == "is_last"])
-    file = store.parquet("shards/fifo/every.parquet", columns)
-    row = {"id": "x1", "dataset": "every", "traj_idx": 0, "_file": f"stored://{file}", "_pk": 1}
-    listed = store.parquet("mirror/t.parquet", {k: pa.array([v]) for k, v in row.items()})
-    kinds = [[k, "VARCHAR" if isinstance(v, str) else "BIGINT"] for k, v in row.items()]
-    tables = {
-        "tables": {"trajectories": {"columns": kinds, "files": [listed]}},
-        "datasets": {
-            "every": {"columns": catalog.step_columns(spec), "files": [file], "excluded": []}
-        },
-        "common": catalog.COMMON,
-    }
-    connection = connect()
-    make(connection, tables, ("every", "steps"))
-    found = connection.sql("select * from every.steps")
-    wanted = [(name, kind.replace('"', "")) for name, kind, _ in catalog.step_columns(spec)]
-    types = [str(kind).replace('"', "") for kind in found.types]
-    assert list(zip(found.columns, types, strict=True)) == wanted
-    values = dict(zip(found.columns, found.fetchall()[0], strict=True))
-    obs = values.pop("obs")
-    assert values.pop("action") == (0.5, 0.25)
-    assert values == {
-        **{"dataset": "every", "trajectory_id": "x1", "t": 0, "reward": 1.5},
-        **{"terminated": False, "truncated": False, "is_last": True},
-    }
-    assert obs.pop("uint8") == b"\x00\x01"
-    for name in DTYPES:
-        assert obs[f"one_{name}"] == 1
-        assert name == "uint8" or obs[name] == (0, 1)
