@@ -1,11 +1,15 @@
 """How fast trajectories become durable: posts to a real service against plain append + fdatasync.
 
     python -m benchmarks.ingest [--threads 1 2 4 8] [--seconds 8] [--disk DIR]
+    python -m benchmarks.ingest --before DIR [--rounds 8] [--threads 2] [--seconds 4]
 
 1000 steps of 17 + 6 floats each, 8 per body, from client threads in a process of their own that
 does next to nothing: bodies are encoded once, only the ids in them change. The same bytes are
 appended to a file and fdatasynced in slices between, since a shared disk has moods: the ratio is
 what counts. Writes benchmarks/results/ingest.json.
+
+With `--before`, the services of another checkout and of this one are posted to in turns, after the
+other: how fast, and what each costs in CPU. Writes benchmarks/results/ingest_before.json.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import write
+import psutil
+
+from benchmarks.report import ROOT, write
 from stepwell import Client
 from stepwell.codec import encode
 from stepwell.messages import ARROW
@@ -115,15 +121,49 @@ def _at(values: list[float], share: float) -> float:
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3, 2)
 
 
+def post(url: str, threads: int, seconds: float) -> dict[str, Any]:
+    """`post_for`, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.ingest", "--client", url]
+    command += ["--threads", str(threads), "--seconds", str(seconds)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def compare(
+    folder: Path, before: Path, rounds: int, threads: int, seconds: float
+) -> dict[str, Any]:
+    """Two services, posted to in turns; the first round warms up and does not count."""
+    codes = {"before": before, "now": ROOT}
+    services = {name: serve(folder / name, code) for name, code in codes.items()}
+    found: dict[str, Any] = {name: {"per_second": [], "cpu_ms_each": []} for name in codes}
+    try:
+        for number in range(rounds + 1):
+            for name, (process, url) in services.items():
+                service = psutil.Process(process.pid)
+                began = service.cpu_times()
+                posted = post(url, threads, seconds)
+                ended, count = service.cpu_times(), len(posted["waits"]) * PER_BODY
+                if number:
+                    cpu = ended.user + ended.system - began.user - began.system
+                    found[name]["per_second"].append(round(count / posted["seconds"], 1))
+                    found[name]["cpu_ms_each"].append(round(1e3 * cpu / count, 3))
+    finally:
+        for process, _ in services.values():
+            process.terminate()
+            process.wait(30)
+    for key in ("per_second", "cpu_ms_each"):
+        pairs = zip(found["before"][key], found["now"][key], strict=True)
+        found[f"{key}_now_by_before"] = round(statistics.median(b / a for a, b in pairs), 3)
+    return found
+
+
 def measure(url: str, folder: Path, threads: int, seconds: float) -> dict[str, Any]:
     """Slices of posting and of plain appending, in turn."""
     posted, plain = [], []
     for _ in range(SLICES):
         plain.append(append_for(folder, seconds / SLICES / 4))
-        command = [sys.executable, "-m", "benchmarks.ingest", "--client", url]
-        command += ["--threads", str(threads), "--seconds", str(seconds / SLICES)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        posted.append(json.loads(done.stdout))
+        posted.append(post(url, threads, seconds / SLICES))
     waits = [wait for one in posted for wait in one["waits"]]
     took = sum(one["seconds"] for one in posted)
     mb = sum(one["bytes"] for one in posted) / took / 1e6
@@ -141,13 +181,15 @@ def measure(url: str, folder: Path, threads: int, seconds: float) -> dict[str, A
     }
 
 
-def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+def serve(folder: Path, code: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
+    """A service with the dataset of the bench; of another checkout's code, if any."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(folder / "data")]
+    env = os.environ if code is None else {**os.environ, "PYTHONPATH": str(code)}
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--log-level", "error"], stdout=subprocess.DEVNULL
+        [*command, "--port", str(port), "--log-level", "error"], stdout=subprocess.DEVNULL, env=env
     )
     url = f"http://127.0.0.1:{port}"
     with Client(url) as client:
@@ -161,11 +203,20 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--seconds", type=float, default=8.0, help="of posting, per line")
     parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
+    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--rounds", type=int, default=8, help="of such a comparison")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
         host, _, port = args.client.removeprefix("http://").partition(":")
         print(json.dumps(post_for(host, int(port), args.threads[0], args.seconds)))
+        return 0
+    if args.before:
+        threads = args.threads[0] if len(args.threads) == 1 else 2
+        with tempfile.TemporaryDirectory(dir=args.disk) as temporary:
+            compared = compare(Path(temporary), args.before, args.rounds, threads, args.seconds)
+        compared |= {"threads": threads, "load_average": os.getloadavg()}
+        print(json.dumps(compared, indent=1), write("ingest_before", compared), sep="\n")
         return 0
     with tempfile.TemporaryDirectory(dir=args.disk) as temporary:
         process, url = serve(Path(temporary))
