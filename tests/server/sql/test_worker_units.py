@@ -301,6 +301,18 @@ def test_a_stream_of_arrow_knows_its_length() -> None:
         assert raw_of(stream) == raw, "it can be written again"
 
 
+def test_a_length_that_is_cut_is_no_frame() -> None:
+    for cut in (b"\0", b"\0\0\0"):
+        with pytest.raises(EOFError, match="inside a frame"):
+            read_frame(io.BytesIO(cut))
+
+
+def test_an_error_shows_no_path_of_the_installation() -> None:
+    """What our own file system raises inside DuckDB comes with its traceback."""
+    text = 'Traceback (most recent call last):\n  File "/opt/x.py", line 1\nOSError: a is damaged\n'
+    assert worker._clean(RuntimeError(text)) == "OSError: a is damaged"
+
+
 # --- the process ----------------------------------------------------------------------------------
 
 
