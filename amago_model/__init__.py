@@ -1,19 +1,19 @@
 """The agent: encoders, memory, heads and losses. Tensors and a config in, a loss or an action out.
 
 Knows no files of data, no network and no environments. Start at agent.py (the algorithm), batch.py
-(the data, drawn) and config (every setting).
+(the data, drawn) and config (every setting). Settings, presets and errors load at once; what needs
+torch when it is first asked for, so that a command line can refuse a word without waiting for it.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 try:
     __version__ = version("stepwell")
 except PackageNotFoundError:  # a bare checkout, as on a machine that only runs the benchmark
     __version__ = "0+unknown"
 
-from amago_model.acting import ActingPolicy
-from amago_model.agent import Agent, MultiTaskAgent, make_agent
-from amago_model.batch import Batch, decode_action, encode_action, previous_features
 from amago_model.config import (
     ActionSpace,
     ActorConfig,
@@ -47,12 +47,17 @@ from amago_model.errors import (
     UnregisteredError,
     UnusedError,
 )
-from amago_model.loss_inputs import LossInputs
-from amago_model.policy_file import load_policy, save_policy
 from amago_model.presets import multitask, published_v3
 from amago_model.registry import register
 from amago_model.unused import fitting
-from amago_model.values import Values
+
+if TYPE_CHECKING:
+    from amago_model.acting import ActingPolicy
+    from amago_model.agent import Agent, MultiTaskAgent, make_agent
+    from amago_model.batch import Batch, decode_action, encode_action, previous_features
+    from amago_model.loss_inputs import LossInputs
+    from amago_model.policy_file import load_policy, save_policy
+    from amago_model.values import Values
 
 __all__ = [
     "ActingPolicy",
@@ -102,3 +107,23 @@ __all__ = [
     "register",
     "save_policy",
 ]
+
+_WITH_TORCH = {
+    "acting": ("ActingPolicy",),
+    "agent": ("Agent", "MultiTaskAgent", "make_agent"),
+    "batch": ("Batch", "decode_action", "encode_action", "previous_features"),
+    "loss_inputs": ("LossInputs",),
+    "policy_file": ("load_policy", "save_policy"),
+    "values": ("Values",),
+}
+_MODULE = {name: module for module, names in _WITH_TORCH.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,13 +10,10 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from amago_model.actor import Actor
 from amago_model.checked import Checked, Unused, refuse, setting_default, unused
 from amago_model.config import AgentConfig, Spaces
-from amago_model.critic import CriticEnsemble
 from amago_model.modalities import not_one_image, unused_kinds
 from amago_model.registry import Kind, registered, settings_read
-from amago_model.timestep_encoders import TimestepEncoder
 
 C = TypeVar("C", bound=Checked)
 
@@ -97,7 +94,7 @@ def _unread_of_rows(config: AgentConfig, spaces: Spaces) -> list[Unused]:
     """What to say of settings of the row encoder that these observations have no use for."""
     rows, own = config.timestep_encoder, config.custom.timestep_encoder
     if own:
-        if not _inherits("timestep_encoder", own, TimestepEncoder):
+        if not _inherits("timestep_encoder", own):
             return []  # told by _unread_by_own_parts
         why = f"custom.timestep_encoder={own!r} takes the place of it"
         return unused(why, (rows, ["kind", "previous_features"])) + unused_kinds(rows, spaces)
@@ -117,23 +114,19 @@ def _unread_by_own_parts(config: AgentConfig, spaces: Spaces) -> list[Unused]:
     # What others read of them.
     softened = spaces.action.kind == "discrete" and config.critic.soften_data_actions
     privileged = spaces.keys("critic") and config.losses.trains_critic
-    built_in: dict[Kind, tuple[type | None, Checked, tuple[str, ...]]] = {
-        "timestep_encoder": (
-            TimestepEncoder,
-            config.timestep_encoder,
-            OF_PRIVILEGED if privileged else (),
-        ),
-        "trajectory_encoder": (None, config.trajectory_encoder, ()),
-        "actor": (Actor, config.actor, OF_SOFTENING if softened else ()),
-        "critic": (CriticEnsemble, config.critic, OF_ENSEMBLES),
+    built_in: dict[Kind, tuple[Checked, tuple[str, ...]]] = {
+        "timestep_encoder": (config.timestep_encoder, OF_PRIVILEGED if privileged else ()),
+        "trajectory_encoder": (config.trajectory_encoder, ()),
+        "actor": (config.actor, OF_SOFTENING if softened else ()),
+        "critic": (config.critic, OF_ENSEMBLES),
     }
     found: list[Unused] = []
-    for kind, (base, section, others) in built_in.items():
+    for kind, (section, others) in built_in.items():
         name = getattr(config.custom, kind)
         if not name:
             continue
         reads = settings_read(kind, name)
-        if (base is not None and _inherits(kind, name, base)) or reads == "all":
+        if _inherits(kind, name) or reads == "all":
             continue
         why = f"custom.{kind}={name!r} does not read it"
         unread = [x for x in section.setting_names() if x not in (*reads, *others)]
@@ -142,10 +135,20 @@ def _unread_by_own_parts(config: AgentConfig, spaces: Spaces) -> list[Unused]:
     return found
 
 
-def _inherits(kind: Kind, name: str, base: type) -> bool:
+def _inherits(kind: Kind, name: str) -> bool:
     """Whether what was registered is a subclass of the built-in part, whose settings it reads."""
+    # Here, because they load torch, and settings are read without it.
+    from amago_model.actor import Actor
+    from amago_model.critic import CriticEnsemble
+    from amago_model.timestep_encoders import TimestepEncoder
+
+    bases: dict[Kind, type] = {
+        "timestep_encoder": TimestepEncoder,
+        "actor": Actor,
+        "critic": CriticEnsemble,
+    }
     made = registered(kind, name)
-    return isinstance(made, type) and issubclass(made, base)
+    return isinstance(made, type) and kind in bases and issubclass(made, bases[kind])
 
 
 def _without(config: C, names: Collection[str]) -> C:

@@ -11,6 +11,7 @@ import sys
 
 from rich.console import Console
 
+from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EvaluateConfig, UsageError, parse, parse_reference
 from stepwell._failure import fail
 from stepwell.client import Client
@@ -27,12 +28,10 @@ def main(argv: list[str] | None = None) -> int:
         from collector.play import collect
 
         tally = collect(config, console=Console(stderr=True))
-    except StepwellError as error:
+    except (StepwellError, AmagoError) as error:
         return fail("stepwell collect", error)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:
-        return _of_the_agent("stepwell collect", error)
     return 0 if tally.steps or not tally.broken else 1
 
 
@@ -45,13 +44,11 @@ def evaluate(argv: list[str] | None = None) -> int:
         from collector.evaluate import run_evaluation
 
         result, notes = run_evaluation(config, console)
-    except StepwellError as error:
+    except (StepwellError, AmagoError) as error:
         return fail("stepwell evaluate", error)
     except KeyboardInterrupt:
         console.print("stopped; nothing was scored", highlight=False)
         return 130
-    except Exception as error:
-        return _of_the_agent("stepwell evaluate", error)
     if config.json:
         print(json.dumps({**result.to_json(), **notes}, indent=2))
     else:
@@ -93,15 +90,6 @@ def _look(config: CollectConfig | EvaluateConfig) -> None:
 def _missing(error: NotFound, hint: str) -> NotFound:
     detail = "; ".join(filter(None, (error.detail, hint)))
     return NotFound({**error.problem, "detail": detail})
-
-
-def _of_the_agent(program: str, error: Exception) -> int:
-    """What the agent's own package refuses is said in a line; a defect stays a defect."""
-    from amago_model.errors import AmagoError
-
-    if isinstance(error, AmagoError):
-        return fail(program, error)
-    raise error
 
 
 if __name__ == "__main__":

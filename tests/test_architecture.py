@@ -18,13 +18,22 @@ PACKAGES = ["amago_model", "collector", "dashboard", "migrations", "server", "st
 
 FORBIDDEN = {
     "stepwell": ["torch", "fastapi", "sqlalchemy", "duckdb", "gymnasium", "streamlit", "pandas"],
-    "amago_model": ["pyarrow", "httpx2", "pydantic", "gymnasium", "accelerate", "stepwell"],
+    "amago_model": [
+        "torch",
+        "pyarrow",
+        "httpx2",
+        "pydantic",
+        "gymnasium",
+        "accelerate",
+        "stepwell",
+    ],
     "server.app": ["torch", "gymnasium", "amago_model", "streamlit"],
     "dashboard.api": ["torch", "gymnasium", "amago_model", "duckdb", "server"],
-    "trainer.main": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
+    "amago_model.agent": ["pyarrow", "httpx2", "pydantic", "gymnasium", "accelerate", "stepwell"],
+    # A wrong name is said before torch and environments load.
+    "trainer.main": ["torch", "accelerate", "gymnasium", "fastapi", "sqlalchemy", "streamlit"],
+    "collector.main": ["torch", "gymnasium"],
     "trainer.loop": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
-    # A wrong name is said before these load.
-    "collector.main": ["torch", "gymnasium", "amago_model"],
     "collector.play": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
     "collector.evaluate": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
 }

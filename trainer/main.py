@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from amago_model.errors import AmagoError
 from stepwell._failure import fail
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
@@ -32,8 +33,6 @@ LAUNCHED = ("RANK", "WORLD_SIZE")
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit status. 0 also when it was told to stop and wrote a checkpoint."""
     words = list(sys.argv[1:] if argv is None else argv)
-    from amago_model.errors import AmagoError
-
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
@@ -83,7 +82,7 @@ def look_for_dataset(config: TrainConfig) -> None:
 
 def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int:
     """Train in this process, one of however many."""
-    # After the help and the errors of the command line: torch takes a second to load.
+    # After the help and the errors of the command line: torch takes seconds to load.
     import torch
 
     from trainer.loop import RunInfo, train

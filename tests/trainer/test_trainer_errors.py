@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -87,6 +90,26 @@ def test_a_missing_dataset_is_said_before_anything_is_made(
     assert f"{name}x" in err and f"did you mean {name!r}" in err
     assert "--data.wait-for-data" in err and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_dataset_is_said_before_torch_loads(service, name, tmp_path):
+    """Whatever the recipe: all are read, one is asked for."""
+    words = ["pendulum_stitch", "--dataset", name, "--run", "r", "--output", str(tmp_path)]
+    code = (
+        "import sys; from trainer.main import main; from trainer.options import resolve\n"
+        "from trainer.ablations import ABLATIONS; from trainer.recipes import RECIPES\n"
+        "for recipe in (*RECIPES, *ABLATIONS): resolve([recipe])\n"
+        f"print(main({words!r}), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"STEPWELL_URL": service.url},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "1 False\n"
+    assert f"there is no dataset {name!r}" in done.stderr
 
 
 def test_a_run_that_may_be_resumed_does_not_need_its_dataset(client, name, tmp_path, monkeypatch):
