@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_epoch, next_mark
+from server.index.db import Database, next_dataset_pk, next_epoch, next_mark
 from server.index.tables import (
     ALIVE,
     datasets,
@@ -59,9 +59,10 @@ def insert(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
             expected=f"a layout of digest {taken}, or another name",
             got=spec.digest,
         )
-    pk = connection.execute(
-        sa.insert(datasets)
-        .values(
+    pk = next_dataset_pk(connection)
+    connection.execute(
+        sa.insert(datasets).values(
+            pk=pk,
             name=body.name,
             spec=json.dumps(spec.to_json()),
             spec_digest=spec.digest,
@@ -70,9 +71,8 @@ def insert(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
             created_at=time.time(),
             **_capacity_columns(body.capacity),
         )
-        .returning(datasets.c.pk)
-    ).scalar_one()
-    return int(pk)
+    )
+    return pk
 
 
 def absent(connection: Connection, name: str) -> ProblemError:

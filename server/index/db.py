@@ -128,6 +128,11 @@ def next_epoch(connection: Connection) -> int:
     return _bump(connection, "epoch")
 
 
+def next_dataset_pk(connection: Connection) -> int:
+    """A key that no dataset had before: who was sent to a deleted one must not meet another."""
+    return _bump(connection, "dataset")
+
+
 def _bump(connection: Connection, name: str) -> int:
     value = connection.execute(
         sa.update(counters)

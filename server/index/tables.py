@@ -7,7 +7,7 @@
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
-          ├─< policies ─< policy_aliases          counters  (mark, epoch, uptime)
+          ├─< policies ─< policy_aliases          counters  (mark, epoch, …)
           └─< evaluations
 
 What is drawn without lines (workers, launches, tokens, jobs, audit) is in work_tables.py.
@@ -16,8 +16,8 @@ Times (`_at`) are Unix seconds and for people. What something waits for is count
 uptime (`_uptime`, seconds; db.py): no jump of the wall clock shortens it. JSON columns hold text.
 `pk` is ours, `id` and `name` are the world's.
 Every change of a trajectory stamps it with the next `mark`, so that the SQL mirror can follow by
-`mark > last`; a removal of rows in bulk raises `epoch`, which tells it to start afresh. What the
-index refuses by itself stands in triggers.py.
+`mark > last`; a removal of rows in bulk raises `epoch`, which tells it to start afresh. `dataset`
+is the newest dataset's key. What the index refuses by itself stands in triggers.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sqlalchemy import (
 from server.index import work_tables  # noqa: F401 - of the same metadata
 from server.index.metadata import metadata as metadata  # complete once this module is loaded
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 # --- data -------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ REVISION = "0005"
 counters = Table(
     "counters",
     metadata,
-    Column("name", String(32), primary_key=True),  # "mark", "epoch", "uptime" (ms)
+    Column("name", String(32), primary_key=True),  # "mark", "epoch", "uptime" (ms), "dataset"
     Column("value", BigInteger, nullable=False),
 )
 

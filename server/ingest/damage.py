@@ -99,7 +99,7 @@ class Inspector:
         if found is not None and found.sha256 == row.sha256:
             if found.checksums != row.checksums:
                 log.info("the checksums of a whole shard were computed anew", shard=row.id)
-            self._keep(shards, row.pk, found.checksums)
+            self._keep(shards, row.pk, found)
             return True
         return not self._quarantine(row.id)
 
@@ -148,15 +148,15 @@ class Inspector:
                 return False
             return True
         self.refused.discard(where)
-        self._keep(policies, pk, found.checksums)
+        self._keep(policies, pk, found)
         return True
 
-    def _keep(self, table: sa.Table, pk: int, checksums: bytes) -> None:
+    def _keep(self, table: sa.Table, pk: int, found: Examined) -> None:
         with self._db.write() as connection:
             connection.execute(
-                sa.update(table)
-                .where(table.c.pk == pk)
-                .values(checksums=checksums, verified_at=time.time())
+                sa.update(table)  # a key may be another file's by now
+                .where(table.c.pk == pk, table.c.sha256 == found.sha256)
+                .values(checksums=found.checksums, verified_at=time.time())
             )
 
     # --- at a start -------------------------------------------------------------------------------

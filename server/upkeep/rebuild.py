@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source, examine
-from server.index.db import Database, next_epoch, next_mark, upgrade
+from server.index.db import Database, next_dataset_pk, next_epoch, next_mark, upgrade
 from server.index.tables import datasets, segments, shards
 from server.ingest.bulk import FOLDER, SUFFIX
 from server.ingest.evict import enforce
@@ -229,9 +229,8 @@ def _insert(
         said = salvaged.datasets.get(name, {})
         if said.get("spec_digest") == dataset.spec.digest:
             values |= said
-        pk = connection.execute(
-            sa.insert(datasets).values(values).returning(datasets.c.pk)
-        ).scalar_one()
+        pk = next_dataset_pk(connection)
+        connection.execute(sa.insert(datasets).values(pk=pk, **values))
         rows, taken = [], set()
         for entry, place in ordered:
             seq = entry.seq

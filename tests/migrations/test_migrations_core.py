@@ -12,7 +12,15 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from server.index.db import ROOT, Database, IndexUnusable, connect, revision, upgrade
+from server.index.db import (
+    ROOT,
+    Database,
+    IndexUnusable,
+    connect,
+    next_dataset_pk,
+    revision,
+    upgrade,
+)
 from server.index.tables import REVISION, counters, metadata
 from server.index.triggers import TRIGGERS
 
@@ -62,7 +70,8 @@ def test_the_migrated_schema_is_the_one_in_tables(tmp_path: Path) -> None:
             "ck_trajectories_state",
             "ck_trajectories_purpose",
         }
-        assert c.execute(sa.select(counters.c.name)).scalars().all() == ["epoch", "mark", "uptime"]
+        names = c.execute(sa.select(counters.c.name)).scalars().all()
+        assert sorted(names) == ["dataset", "epoch", "mark", "uptime"]
     engine.dispose()
 
 
@@ -74,7 +83,24 @@ def test_down_to_nothing_and_up_again(tmp_path: Path) -> None:
     assert upgrade(path) == REVISION
     db = Database(path)
     with db.write() as c:
-        assert c.execute(sa.select(sa.func.count()).select_from(counters)).scalar() == 3
+        assert c.execute(sa.select(sa.func.count()).select_from(counters)).scalar() == 4
+    db.close()
+
+
+def test_keys_of_datasets_are_counted_from_those_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    command.upgrade(config(path), "0005")
+    engine = connect(path)
+    with engine.begin() as c:
+        c.exec_driver_sql(
+            "INSERT INTO datasets (pk, name, spec, spec_digest, created_at)"
+            " VALUES (3, 'a', '{}', '', 0), (7, 'b', '{}', '', 0)"
+        )
+    engine.dispose()
+    upgrade(path)
+    db = Database(path)
+    with db.write() as c:
+        assert next_dataset_pk(c) == 8
     db.close()
 
 

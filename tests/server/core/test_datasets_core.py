@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from server.ingest import pipeline
+from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -138,6 +140,28 @@ def test_a_dataset_is_deleted_with_its_trajectories_unless_some_are_protected(li
     assert live.http.delete("/v1/datasets/d").status_code == 404
     live.create()  # the name is free again, and so are the ids
     assert live.post([other]) == [("stored", 1)]
+
+
+def test_a_post_to_a_deleted_dataset_never_reaches_the_next_of_its_name(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted and made anew, with another layout, while the body was being read."""
+    live.create()
+    real, other = pipeline.read_body, make_spec(observation=5, action=1)
+
+    def slow(body: Any, dataset: Any) -> Any:
+        if dataset.spec.digest == SPEC.digest:
+            assert live.http.delete("/v1/datasets/d").status_code == 204
+            live.create(spec=other)
+        return real(body, dataset)
+
+    monkeypatch.setattr(pipeline, "read_body", slow)
+    response = live.send(encode([make_trajectory(SPEC)], SPEC))
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+    assert live.listing() == []
+    mine = make_trajectory(other)
+    assert live.post([mine], spec=other) == [("stored", 1)]
+    assert live.steps(mine).digest == mine.digest
 
 
 def test_a_leased_snapshot_survives_the_deletion_of_its_dataset(live: Any) -> None:
