@@ -98,9 +98,9 @@ class Networks(nn.Module):
         return [p for p in self.parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def update_targets(self) -> None:
+    def update_targets(self, bad: Tensor | None = None) -> None:
         """Move the slow copies towards the learned weights. Call it after each optimiser step
-        (before it, if `LossConfig.targets_before_step`)."""
+        (before it, if `LossConfig.targets_before_step`). `bad` is that of step_adamw."""
         if self.critic is None:
             return
         slow: list[Tensor] = list(self.target_critic.parameters())
@@ -108,15 +108,22 @@ class Networks(nn.Module):
         if self.config.losses.use_target_actor:
             slow += self.target_actor.parameters()
             learned += self.policy.actor.parameters()
-        torch._foreach_lerp_(slow, learned, self.config.losses.tau)
+        if bad is None:
+            torch._foreach_lerp_(slow, learned, self.config.losses.tau)
+            return
+        way = torch._foreach_sub(learned, slow)
+        torch._foreach_mul_(way, self.config.losses.tau * (1.0 - bad))
+        torch._foreach_add_(slow, way)
 
     @torch.no_grad()
-    def keep_critics(self) -> None:
+    def keep_critics(self, bad: Tensor | None = None) -> None:
         """With `LossConfig.lagged_critics`, keep the critics as they are for the next update. Call
-        it before each optimiser step."""
+        it before each optimiser step. `bad` is that of step_adamw."""
         if self.critic is not None and self.lagged_critic is not None:
-            kept, learned = self.lagged_critic.parameters(), self.critic.parameters()
-            torch._foreach_copy_(list(kept), list(learned))
+            kept, learned = list(self.lagged_critic.parameters()), list(self.critic.parameters())
+            if bad is not None:
+                learned = [torch.where(bad > 0, a, b) for a, b in zip(kept, learned, strict=True)]
+            torch._foreach_copy_(kept, learned)
 
     def _rows(self, batch: Batch, packing: Packing | None = None) -> Tensor:
         return self.policy.rows(

@@ -27,11 +27,18 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
 
 
 @torch.no_grad()
-def step_adamw(optimizer: torch.optim.AdamW) -> None:
-    """What `optimizer.step()` does, of an AdamW made with fused=True and else default options."""
+def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
+    """What `optimizer.step()` does, of an AdamW made with fused=True and else default options.
+
+    bad [] float32: where it is 1 and not 0, nothing is changed; who does not know which it is need
+    not wait for the device.
+    """
     groups = [[p for p in g["params"] if p.grad is not None] for g in optimizer.param_groups]
     if not all(p in optimizer.state for learned in groups for p in learned):
-        optimizer.step()  # which makes the state of what it steps for the first time
+        # Which makes the state of what it steps for the first time, and knows `bad` by this name.
+        optimizer.found_inf = bad  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.found_inf = None  # type: ignore[attr-defined]
         return
     for group, learned in zip(optimizer.param_groups, groups, strict=True):
         if not learned:
@@ -53,7 +60,10 @@ def step_adamw(optimizer: torch.optim.AdamW) -> None:
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            found_inf=bad,
         )
+        if bad is not None:
+            torch._foreach_sub_(steps, bad)
 
 
 def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:

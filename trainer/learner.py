@@ -14,7 +14,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,12 +36,24 @@ class TrainingDiverged(TrainerError):
     """Too many gradients were NaN or infinite, or the agent's statistics are."""
 
 
-@dataclass(slots=True)
 class Update:
     """What came of one update. Tensors stay on the device: reading one is a synchronisation."""
 
-    metrics: Metrics
-    skipped: bool = False
+    def __init__(self, metrics: Metrics, finite: Tensor) -> None:
+        self.metrics = metrics
+        self._finite, self._arrived = finite, None
+        if finite.device.type == "cuda":
+            self._finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._finite.copy_(finite, non_blocking=True)
+            self._arrived = torch.cuda.Event(blocking=True)
+            self._arrived.record()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its gradient was not finite, so that it changed no weight. Waits for that."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return not bool(self._finite)
 
 
 class Learner:
@@ -85,6 +96,9 @@ class Learner:
         self.scaler = accelerator.scaler
         self.parameters = agent.trainable_parameters()
         self.skipped = 0
+        self.late = accelerator.device.type == "cuda"
+        """An update is judged when the next one is on its way: the processor waits for no update of
+        a GPU, and so runs ahead of it."""
 
     def _refuse_parts(self) -> None:
         exact = self.agent.config.timestep_encoder.images.augment_exact
@@ -107,8 +121,7 @@ class Learner:
     def update(self, update: int, batch: Batch, *, detailed: bool = False) -> Update:
         """Learn from this process's share of the batch of an update.
 
-        Skips the step where the gradient is not finite, on every process alike; raises
-        `TrainingDiverged` when that happened too often.
+        Skips the step where the gradient is not finite, on every process alike; `judge` it.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(update)
@@ -132,19 +145,40 @@ class Learner:
                 seen.append(shown)
         metrics = _together(seen)
         norm = self._clip()
-        if not bool(torch.isfinite(norm)):
-            self._skip(update)
-            return Update(metrics, skipped=True)
-        early = self.agent.config.losses.targets_before_step  # as published; see presets.py
-        if early:
-            self.agent.update_targets()
-        self.agent.keep_critics()
-        step_adamw(self.optimizer)
+        finite = torch.isfinite(norm)
+        bad = (~finite).to(torch.float32) if self.late else None
+        if bad is not None or bool(finite):
+            early = self.agent.config.losses.targets_before_step  # as published; see presets.py
+            if early:
+                self.agent.update_targets(bad)
+            self.agent.keep_critics(bad)
+            step_adamw(self.optimizer, bad)
+            if not early:
+                self.agent.update_targets(bad)
+            metrics["optimizer/gradient_norm"] = norm
         forget_gradients(self.parameters)
-        if not early:
-            self.agent.update_targets()
-        metrics["optimizer/gradient_norm"] = norm
-        return Update(metrics)
+        return Update(metrics, finite)
+
+    def judge(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
+        """Whether an update was skipped, and what ends the training if that was once too often.
+
+        Every update is judged once, in order, by every process.
+        """
+        if not result.skipped:
+            return False, None
+        self.skipped += 1
+        for name, value in self.agent.named_buffers():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                return True, TrainingDiverged(
+                    f"update {update}: the statistics {name} are no longer finite. Resume from a "
+                    "checkpoint with a lower optimizer.learning_rate or reward multiplier"
+                )
+        if self.skipped >= self.config.max_bad_updates:
+            return True, TrainingDiverged(
+                f"{self.skipped} updates had a NaN or infinite gradient, the last one {update}; "
+                "lower optimizer.learning_rate, or look at the samples named above"
+            )
+        return True, None
 
     @property
     def world(self) -> int:
@@ -178,21 +212,6 @@ class Learner:
         if self.world > 1:
             dist.all_reduce(total)
         return dict(zip(names, (total / self.world).tolist(), strict=True))
-
-    def _skip(self, update: int) -> None:
-        self.skipped += 1
-        forget_gradients(self.parameters)
-        for name, value in self.agent.named_buffers():
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise TrainingDiverged(
-                    f"update {update}: the statistics {name} are no longer finite. Resume from a "
-                    "checkpoint with a lower optimizer.learning_rate or reward multiplier"
-                )
-        if self.skipped >= self.config.max_bad_updates:
-            raise TrainingDiverged(
-                f"{self.skipped} updates had a NaN or infinite gradient, the last one {update}; "
-                "lower optimizer.learning_rate, or look at the samples named above"
-            )
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:

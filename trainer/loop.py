@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,9 +25,9 @@ from trainer import checkpoint as checkpoints
 from trainer.blame import explain_skip
 from trainer.config import SettingError, TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
-from trainer.data.loader import Loader
+from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
-from trainer.learner import Learner, TrainingDiverged, over_processes
+from trainer.learner import Learner, TrainingDiverged, Update, over_processes
 from trainer.processes import World, make_accelerator
 from trainer.report import GO, PAUSE, STOP, Report, RunInfo
 from trainer.unused import for_spaces
@@ -151,8 +152,19 @@ def _loop(
     if update and _due(every.publish_every, update) and not report.has_policy(update):
         published = report.publish(agent, update, data)
 
+    unjudged: deque[tuple[int, Loaded, Update]] = deque()
+
+    def judge(but: int) -> None:
+        """All updates but the last few, of which a GPU may not know yet what came of them."""
+        while len(unjudged) > but:
+            number, its, result = unjudged.popleft()
+            skipped, ending = learner.judge(number, result)
+            if skipped:
+                explain_skip(number, its, world, ending)
+
     def save() -> int:
         nonlocal oldest
+        judge(0)
         if world.is_main:
             state = {
                 "views": data.history,
@@ -177,13 +189,9 @@ def _loop(
         loaded = next(loader)
         clock.waited += time.perf_counter() - began
         logging_now = _due(every.log_every, update + 1) or update + 1 == config.updates
-        skipped, ending = learner.skipped, None
-        try:
-            result = learner.update(update, loaded.batch, detailed=logging_now)
-        except TrainingDiverged as error:
-            ending = error
-        if learner.skipped > skipped:
-            explain_skip(update, loaded, world, ending)
+        result = learner.update(update, loaded.batch, detailed=logging_now)
+        unjudged.append((update, loaded, result))
+        judge(but=int(learner.late and not logging_now))
         update += 1
         report.update = update
 

@@ -15,8 +15,8 @@ from amago_model import TimestepEncoderConfig
 from stepwell import Box, EnvSpec
 from stepwell.testing import make_trajectory
 from trainer import blame
-from trainer.config import DataConfig, OptimizerConfig
-from trainer.learner import TrainingDiverged
+from trainer.config import DataConfig, OptimizerConfig, ScheduleConfig
+from trainer.learner import Learner, TrainingDiverged
 from trainer.loop import RunInfo, train
 from trainer.recipes import behaviour_cloning
 
@@ -48,7 +48,7 @@ def spoilt(fake):
     return make
 
 
-def run(service, folder, *, whiten: bool) -> None:
+def run(service, folder, *, whiten: bool, log_every: int = 50) -> None:
     config = behaviour_cloning()
     rows = TimestepEncoderConfig(d_hidden=8, d_output=8, normalize_inputs=whiten)
     config = replace(
@@ -61,6 +61,7 @@ def run(service, folder, *, whiten: bool) -> None:
         agent=replace(config.agent, timestep_encoder=rows),
         data=DataConfig(batch=8, window=4, padding="both", cache=folder / "cache"),
         optimizer=OptimizerConfig(max_bad_updates=3),
+        schedule=ScheduleConfig(log_every=log_every),
     )
     train(config, service, RunInfo(), lambda _: None)
 
@@ -83,6 +84,41 @@ def test_a_bad_number_is_named_with_its_trajectory(spoilt, tmp_path, column, val
     said = str(caught.value)
     assert said.count(culprit) == 2 and f"""--where "id <> '{culprit}'\"""" in said
     assert "learning_rate" not in said
+
+
+@pytest.mark.parametrize("log_every", [50, 1])
+def test_updates_of_a_gpu_are_judged_when_the_next_is_on_its_way(
+    spoilt, tmp_path, monkeypatch, caplog, log_every
+):
+    """Nobody waits for an update before the next one was asked for, but where its numbers are
+    shown; and a bad one is told with the samples that were its own."""
+    told: list[tuple[str, int]] = []
+    real_update, real_judge = Learner.update, Learner.judge
+
+    def update(self, number, batch, **options):
+        self.late = True
+        told.append(("update", number))
+        return real_update(self, number, batch, **options)
+
+    def judge(self, number, result):
+        told.append(("judge", number))
+        return real_judge(self, number, result)
+
+    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(Learner, "judge", judge)
+    service = spoilt("reward", np.nan)
+    culprit = service.trajectories()[5].id
+    with pytest.raises(TrainingDiverged, match=f"the reward is nan at step {ROW} of.*{culprit}"):
+        run(service, tmp_path, whiten=False, log_every=log_every)
+    order = [number for what, number in told if what == "judge"]
+    assert order == list(range(len(order)))
+    lag = {
+        number: told.index(("judge", number)) > told.index(("update", number + 1))
+        for number in order[:-1]
+    }
+    assert set(lag.values()) == {log_every == 50}
+    named = [r.getMessage() for r in caplog.records if "its windows" in r.getMessage()]
+    assert len(named) == 3 and all(culprit in line for line in named)
 
 
 @pytest.mark.parametrize("found", [None, ["the reward is nan at step 1 of b", "b"]])

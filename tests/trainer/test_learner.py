@@ -213,13 +213,54 @@ def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
     learner.update(0, batch)
     before = [p.clone() for p in learner.parameters]
     hook = learner.parameters[0].register_hook(lambda grad: grad * float("nan"))
-    assert learner.update(1, batch).skipped
+    assert learner.judge(1, learner.update(1, batch)) == (True, None)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
-    with pytest.raises(TrainingDiverged, match=r"2 updates.*learning_rate"):
-        learner.update(2, batch)
+    skipped, ending = learner.judge(2, learner.update(2, batch))
+    assert skipped and learner.skipped == 2 and isinstance(ending, TrainingDiverged)
+    assert "2 updates" in str(ending) and "learning_rate" in str(ending)
     hook.remove()
-    assert not learner.update(3, batch).skipped
+    assert learner.judge(3, learner.update(3, batch)) == (False, None)
     assert all(bool(torch.isfinite(p).all()) for p in learner.parameters)
+
+
+@pytest.mark.parametrize("first_bad", [0, 2])
+@pytest.mark.parametrize("published", [False, True], ids=["ours", "published"])
+def test_an_update_that_is_judged_later_changes_what_one_judged_at_once_does(
+    fake, tmp_path, published, first_bad
+):
+    """As on a GPU: a bad gradient, the very first or one in between, moves no weight, slow copy,
+    kept critic or memory of the optimiser, though nobody knows of it when it is stepped."""
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    config = pendulum_stitch()
+    losses = replace(
+        config.agent.losses,
+        lagged_critics=published, targets_before_step=published, use_target_actor=True,
+    )  # fmt: skip
+    config = replace(config, agent=replace(config.agent, losses=losses))
+    found = []
+    for late in (False, True):
+        torch.manual_seed(0)
+        learner = learner_of(config, service.spec)
+        learner.late = late
+        results = []
+        for update in range(5):
+            bad = update in (first_bad, 3)
+            hook = learner.parameters[0].register_hook(
+                lambda grad, bad=bad: grad * float("nan") if bad else grad
+            )
+            results.append(learner.update(update, batch))
+            hook.remove()
+        judged = [learner.judge(update, result)[0] for update, result in enumerate(results)]
+        assert [i for i, skipped in enumerate(judged) if skipped] == sorted({first_bad, 3})
+        memory = [
+            value
+            for p in learner.parameters
+            for _, value in sorted(learner.optimizer.state[p].items())
+        ]
+        found.append([*learner.agent.state_dict().values(), *memory])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 # ------------------------------------------------------------------------------------ checkpoints
