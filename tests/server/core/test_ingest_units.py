@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.index.tables import partition_stats, segments, tombstones, trajectories
-from server.ingest import commit, pipeline, seal, spool
+from server.ingest import commit, pipeline, seal, spool, validate
 from server.ingest.answers import answer_known, conflict, too_large
 from server.ingest.commit import Submission
 from server.ingest.recover import recover
@@ -778,3 +778,152 @@ def test_an_arrow_message_is_the_body() -> None:
     record = encode_entry("d", entry_of(sent), message)
     assert bytes(record.body) == bytes(message)
     assert pa.py_buffer(record.body).address == message.address
+
+
+def test_a_disk_error_that_nobody_thought_of_is_read_only_too(
+    still: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any OSError while a group is written: 503, nothing is stored, the segment is given up."""
+    live, (sent,) = still.live, make(1)
+    monkeypatch.setattr(commit, "insert_rows", Mock(side_effect=OSError(errno.EPERM, "not yours")))
+    one = submission(live, [sent])
+    still.committer._handle([one])
+    error = one.answer.exception(0)
+    assert isinstance(error, ProblemError)
+    assert (error.status, error.code, error.got) == (503, "read_only", "not yours")
+    assert error.detail == commit.READ_ONLY
+    assert still.committer._spool.current is None and len(still.committer.full) == 1
+    assert live.service.telemetry.writable._value.get() == 0
+
+
+def test_a_body_of_too_many_is_refused_whole(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "MAX_ITEMS", 2)
+    live.create()
+    response = live.send(encode(make(3), SPEC))
+    assert response.status_code == 422
+    problem = response.json()
+    assert (problem["code"], problem["expected"]) == ("invalid_stream", "≤ 2")
+    assert "too many trajectories in one body" in problem["detail"]
+    assert live.listing() == []
+    assert len(live.post(make(2))) == 2
+
+
+def test_a_bad_stream_says_what_came(live: Any) -> None:
+    live.create()
+    (sent,) = make(1)
+    problem = live.send(b"?" * 64).json()
+    assert problem["code"] == "invalid_stream" and problem["expected"]
+    body = encode([sent], SPEC)
+    cut = live.send(body[: len(body) // 2]).json()
+    assert (cut["code"], live.listing()) == ("invalid_stream", [])
+
+
+# --- what a start finds -------------------------------------------------------------------------
+
+
+def states(live: Any) -> dict[str, str]:
+    with live.service.db.read() as connection:
+        rows = connection.execute(sa.select(segments.c.name, segments.c.state)).all()
+    return {row.name: row.state for row in rows}
+
+
+@pytest.mark.parametrize("known_there", [True, False])
+@pytest.mark.parametrize("found", ["torn at birth", "no segment", "gone"])
+def test_a_segment_that_cannot_be_is_named_if_the_index_knows_it(
+    still: Any, found: str, known_there: bool
+) -> None:
+    """Others are recovered beside it."""
+    live = still.live
+    kept, lost = make(2)
+    still.committer._handle([submission(live, [lost])])
+    segment = still.committer.rotate()
+    assert segment is not None and segment.pk is not None
+    still.committer._handle([submission(live, [kept])])
+    other = still.committer.rotate()
+    assert other is not None
+    if not known_there:
+        with live.service.db.write() as connection:
+            connection.exec_driver_sql(f"DELETE FROM trajectories WHERE segment_pk = {segment.pk}")
+            connection.execute(sa.delete(segments).where(segments.c.pk == segment.pk))
+    path = live.data / "segments" / segment.name
+    path.unlink()
+    if found != "gone":
+        path.write_bytes(MAGIC if found == "torn at birth" else b"?" * 500)
+    left = recover(live.service.db, live.service.store)
+    assert [(one.name, one.pk, one.records) for one in left] == [(other.name, other.pk, 1)]
+    assert states(live) == {other.name: "open"} | ({segment.name: "damaged"} if known_there else {})
+    assert path.exists() == (found == "no segment"), "what cannot be read is kept"
+
+
+def test_what_was_consumed_is_removed(still: Any) -> None:
+    live = still.live
+    still.committer._handle([submission(live, make(1))])
+    segment = still.committer.rotate()
+    assert segment is not None
+    with live.service.db.write() as connection:
+        connection.exec_driver_sql("DELETE FROM trajectories")
+        connection.exec_driver_sql("UPDATE segments SET state = 'consumed'")
+    assert recover(live.service.db, live.service.store) == []
+    assert states(live) == {} and live.service.store.names("segments") == []
+
+
+def test_whole_records_without_rows_are_indexed_under_the_same_rules(still: Any) -> None:
+    """In order, once each, within the capacity, each change with its mark."""
+    live = still.live
+    live.create("small", capacity={"trajectories": 2})
+    sent = make(3)
+    spool = still.committer._spool
+    dataset = live.service.ingest.registry.get("small")
+    late = [dataclasses.replace(entry_of(t, 0), created_at=time.time()) for t in sent]
+    items = [
+        encode_entry("small", entry, to_batch(t, dataset.spec, dataset.schema).serialize())
+        for entry, t in zip(late, sent, strict=True)
+    ]
+    spool.append([("small", dataset.spec, [items[0], items[0], *items[1:]])])
+    segment = spool.rotate()
+    assert segment is not None
+    before = mark_of(live)
+    (left,) = recover(live.service.db, live.service.store)
+    with live.service.db.read() as connection:
+        t = trajectories.c
+        rows = connection.execute(
+            sa.select(t.id, t.seq, t.state, t.mark, t.env, t.segment_pk).order_by(t.seq)
+        ).all()
+    assert [(r.id, r.seq, r.state) for r in rows] == [
+        (sent[0].id, 1, "evicted"), (sent[1].id, 2, "spooled"), (sent[2].id, 3, "spooled")
+    ]  # fmt: skip
+    assert {r.mark for r in rows} == {before + 1} and {r.env for r in rows} == {SPEC.env}
+    assert {r.segment_pk for r in rows} == {left.pk} and left.name == segment.name
+    assert live.dataset("small")["evicted"] == 1
+    assert recover(live.service.db, live.service.store)[0].pk == left.pk
+    assert mark_of(live) == before + 1, "nothing was left to do"
+
+
+def test_records_for_a_dataset_that_is_gone_or_younger_are_left_out(still: Any) -> None:
+    """It was deleted; or deleted and made again, and the record is the earlier one's."""
+    live = still.live
+    sent = make(2)
+    spool = still.committer._spool
+    dataset = live.service.ingest.registry.get("d")
+    records = [
+        encode_entry(name, entry_of(t), to_batch(t, dataset.spec, dataset.schema).serialize())
+        for name, t in zip(("d", "nobody"), sent, strict=True)
+    ]
+    spool.append([("d", dataset.spec, records[:1]), ("nobody", dataset.spec, records[1:])])
+    spool.rotate()
+    assert recover(live.service.db, live.service.store) == []
+    assert live.listing() == [] and live.service.store.names("segments") == []
+
+
+def test_registered_datasets_are_remembered_each_under_its_name(live: Any) -> None:
+    live.create()
+    live.create("other", spec=make_spec(observation=5))
+    registry = live.service.ingest.registry
+    first, other = registry.get("d"), registry.get("other")
+    assert registry.get("d") is first and registry.get("other") is other
+    assert (first.name, other.name) == ("d", "other") and first.pk != other.pk
+    assert first.spec.digest == first.spec_digest == SPEC.digest
+    assert first.schema.equals(arrow_schema(SPEC))
+    registry.forget("d")
+    registry.forget("never")
+    assert registry.get("d") is not first and registry.get("other") is other
