@@ -96,9 +96,9 @@ class Learner:
         self.scaler = accelerator.scaler
         self.parameters = agent.trainable_parameters()
         self.skipped = 0
-        self.late = accelerator.device.type == "cuda"
-        """An update is judged when the next one is on its way: the processor waits for no update of
-        a GPU, and so runs ahead of it."""
+        self.defers_check = accelerator.device.type == "cuda"
+        """On a GPU an update is checked when the next one is on its way: the processor waits for
+        none, and so runs ahead."""
 
     def _refuse_parts(self) -> None:
         exact = self.agent.config.timestep_encoder.images.augment_exact
@@ -121,7 +121,7 @@ class Learner:
     def update(self, update: int, batch: Batch, *, detailed: bool = False) -> Update:
         """Learn from this process's share of the batch of an update.
 
-        Skips the step where the gradient is not finite, on every process alike; `judge` it.
+        Skips the step where the gradient is not finite, on every process alike; see `check_finite`.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(update)
@@ -146,7 +146,7 @@ class Learner:
         metrics = _together(seen)
         norm = self._clip()
         finite = torch.isfinite(norm)
-        bad = (~finite).to(torch.float32) if self.late else None
+        bad = (~finite).to(torch.float32) if self.defers_check else None
         if bad is not None or bool(finite):
             early = self.agent.config.losses.targets_before_step  # as published; see presets.py
             if early:
@@ -159,10 +159,10 @@ class Learner:
         forget_gradients(self.parameters)
         return Update(metrics, finite)
 
-    def judge(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
+    def check_finite(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
         """Whether an update was skipped, and what ends the training if that was once too often.
 
-        Every update is judged once, in order, by every process.
+        Called once for each update, in order, by every process.
         """
         if not result.skipped:
             return False, None

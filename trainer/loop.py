@@ -152,19 +152,19 @@ def _loop(
     if update and _due(every.publish_every, update) and not report.has_policy(update):
         published = report.publish(agent, update, data)
 
-    unjudged: deque[tuple[int, Loaded, Update]] = deque()
+    pending: deque[tuple[int, Loaded, Update]] = deque()
 
-    def judge(but: int) -> None:
+    def check_pending(leave: int) -> None:
         """All updates but the last few, of which a GPU may not know yet what came of them."""
-        while len(unjudged) > but:
-            number, its, result = unjudged.popleft()
-            skipped, ending = learner.judge(number, result)
+        while len(pending) > leave:
+            number, its, result = pending.popleft()
+            skipped, ending = learner.check_finite(number, result)
             if skipped:
                 explain_skip(number, its, world, ending)
 
     def save() -> int:
         nonlocal oldest
-        judge(0)
+        check_pending(leave=0)
         if world.is_main:
             state = {
                 "views": data.history,
@@ -190,8 +190,8 @@ def _loop(
         clock.waited += time.perf_counter() - began
         logging_now = _due(every.log_every, update + 1) or update + 1 == config.updates
         result = learner.update(update, loaded.batch, detailed=logging_now)
-        unjudged.append((update, loaded, result))
-        judge(but=int(learner.late and not logging_now))
+        pending.append((update, loaded, result))
+        check_pending(leave=int(learner.defers_check and not logging_now))
         update += 1
         report.update = update
 

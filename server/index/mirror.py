@@ -14,7 +14,6 @@ the queries that still read them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
@@ -42,6 +41,7 @@ from server.index.surface import (
     TRAJECTORIES,
     TRAJECTORY_SQL,
 )
+from stepwell._background import BackgroundLoop
 
 PIECE = 8192
 RUNS_PER_PIECE = 8
@@ -140,6 +140,7 @@ class Mirror:
         """Of the content at a version: replaced, never changed, so that states can share it."""
         self._garbage: list[tuple[float, str]] = []
         self._written = 0
+        self._filling = BackgroundLoop("mirror", self._fill, every=0.0)
 
     def state(self, sql: str | None = None) -> MirrorState:
         """The state now, refreshed as far as `sql` may look (None: everything).
@@ -227,14 +228,19 @@ class Mirror:
 
     def start(self) -> None:
         """Fill it ahead of the first query: a million trajectories take ten seconds."""
-        threading.Thread(target=self._fill, name="mirror", daemon=True).start()
+        self._filling.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be filled ahead; queries try it themselves."""
+        return self._filling.trouble
 
     def _fill(self) -> None:
-        # Closed before it began: then nobody needs it.
-        with contextlib.suppress(sqlite3.ProgrammingError):
-            self.state()
+        self.state()
+        self._filling.stop()
 
     def close(self) -> None:
+        self._filling.stop()
         with self._lock, self._changes_lock:
             self._db.close()
             self._changes_db.close()

@@ -45,8 +45,8 @@ def _health(service: ServiceDep, request: Request) -> Health:
     if service.ingest.sealer.failure:
         why.append(f"sealing: {service.ingest.sealer.failure}")
     loops = (service.ingest.committer.loop, service.ingest.sealer.loop)
-    parts = (*loops, service.keeper, service.scrub, service.snapshots.at_hand)
-    why += [part.trouble for part in parts if part.trouble]
+    upkeep = (service.keeper, service.scrub, service.snapshots.at_hand, service.mirror)
+    why += [part.trouble for part in (*loops, *upkeep) if part.trouble]
     if bad := sorted(service.inspector.quarantined):
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
     if bad := sorted(service.inspector.refused | service.ingest.sealer.damaged):

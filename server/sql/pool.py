@@ -478,7 +478,7 @@ class SqlPool:
             try:
                 if self._started(turns, nice=instead_of is not None):
                     return
-            except Exception as error:
+            except BaseException as error:  # whatever it was: without workers nobody can ask
                 log.error("a SQL worker did not start", error=repr(error), again_in=wait)
             time.sleep(wait)
             wait = min(2 * wait, 10.0)

@@ -87,33 +87,33 @@ def test_a_bad_number_is_named_with_its_trajectory(spoilt, tmp_path, column, val
 
 
 @pytest.mark.parametrize("log_every", [50, 1])
-def test_updates_of_a_gpu_are_judged_when_the_next_is_on_its_way(
+def test_updates_of_a_gpu_are_checked_when_the_next_is_on_its_way(
     spoilt, tmp_path, monkeypatch, caplog, log_every
 ):
     """Nobody waits for an update before the next one was asked for, but where its numbers are
     shown; and a bad one is told with the samples that were its own."""
     told: list[tuple[str, int]] = []
-    real_update, real_judge = Learner.update, Learner.judge
+    real_update, real_check = Learner.update, Learner.check_finite
 
     def update(self, number, batch, **options):
-        self.late = True
+        self.defers_check = True
         told.append(("update", number))
         return real_update(self, number, batch, **options)
 
-    def judge(self, number, result):
-        told.append(("judge", number))
-        return real_judge(self, number, result)
+    def check(self, number, result):
+        told.append(("check", number))
+        return real_check(self, number, result)
 
     monkeypatch.setattr(Learner, "update", update)
-    monkeypatch.setattr(Learner, "judge", judge)
+    monkeypatch.setattr(Learner, "check_finite", check)
     service = spoilt("reward", np.nan)
     culprit = service.trajectories()[5].id
     with pytest.raises(TrainingDiverged, match=f"the reward is nan at step {ROW} of.*{culprit}"):
         run(service, tmp_path, whiten=False, log_every=log_every)
-    order = [number for what, number in told if what == "judge"]
+    order = [number for what, number in told if what == "check"]
     assert order == list(range(len(order)))
     lag = {
-        number: told.index(("judge", number)) > told.index(("update", number + 1))
+        number: told.index(("check", number)) > told.index(("update", number + 1))
         for number in order[:-1]
     }
     assert set(lag.values()) == {log_every == 50}

@@ -213,19 +213,19 @@ def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
     learner.update(0, batch)
     before = [p.clone() for p in learner.parameters]
     hook = learner.parameters[0].register_hook(lambda grad: grad * float("nan"))
-    assert learner.judge(1, learner.update(1, batch)) == (True, None)
+    assert learner.check_finite(1, learner.update(1, batch)) == (True, None)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
-    skipped, ending = learner.judge(2, learner.update(2, batch))
+    skipped, ending = learner.check_finite(2, learner.update(2, batch))
     assert skipped and learner.skipped == 2 and isinstance(ending, TrainingDiverged)
     assert "2 updates" in str(ending) and "learning_rate" in str(ending)
     hook.remove()
-    assert learner.judge(3, learner.update(3, batch)) == (False, None)
+    assert learner.check_finite(3, learner.update(3, batch)) == (False, None)
     assert all(bool(torch.isfinite(p).all()) for p in learner.parameters)
 
 
 @pytest.mark.parametrize("first_bad", [0, 2])
 @pytest.mark.parametrize("published", [False, True], ids=["ours", "published"])
-def test_an_update_that_is_judged_later_changes_what_one_judged_at_once_does(
+def test_an_update_that_is_checked_later_changes_what_one_checked_at_once_does(
     fake, tmp_path, published, first_bad
 ):
     """As on a GPU: a bad gradient, the very first or one in between, moves no weight, slow copy,
@@ -242,7 +242,7 @@ def test_an_update_that_is_judged_later_changes_what_one_judged_at_once_does(
     for late in (False, True):
         torch.manual_seed(0)
         learner = learner_of(config, service.spec)
-        learner.late = late
+        learner.defers_check = late
         results = []
         for update in range(5):
             bad = update in (first_bad, 3)
@@ -251,8 +251,8 @@ def test_an_update_that_is_judged_later_changes_what_one_judged_at_once_does(
             )
             results.append(learner.update(update, batch))
             hook.remove()
-        judged = [learner.judge(update, result)[0] for update, result in enumerate(results)]
-        assert [i for i, skipped in enumerate(judged) if skipped] == sorted({first_bad, 3})
+        checked = [learner.check_finite(update, result)[0] for update, result in enumerate(results)]
+        assert [i for i, skipped in enumerate(checked) if skipped] == sorted({first_bad, 3})
         memory = [
             value
             for p in learner.parameters

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.index.mirror import Mirror
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory, wait_until
 
@@ -94,3 +95,22 @@ def test_a_job_that_ends_oddly_has_failed(start: Callable[..., Any], error: Base
     job = jobs.submit("odd", work, {})
     assert wait_until(lambda: jobs.get(job.id).error).code == "internal_error"
     assert jobs.get(job.id).state == "failed"
+
+
+@pytest.mark.parametrize("error", UNEXPECTED, ids=repr)
+def test_filling_the_mirror_ahead_goes_on(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """And ends where it is filled; a service that is closed meanwhile closes."""
+    thrown = Thrown(Mirror._refresh, error)
+    monkeypatch.setattr(Mirror, "_refresh", lambda self, wanted: thrown(self, wanted))
+    live = start()
+    mirror = live.service.mirror
+    wait_until(lambda: "mirror" in mirror.trouble and thrown.hits > 1)
+    assert "mirror" in live.http.get("/readyz").json()["detail"]
+    thrown.on = False
+    wait_until(lambda: not mirror._filling.alive, what="it is filled")
+    assert not mirror.trouble and live.http.get("/readyz").json()["status"] == "ok"
+    thrown.on = True
+    start()  # the one before is closed, this one cannot be filled
+    start()

@@ -335,8 +335,11 @@ def test_a_killed_worker_is_an_error_and_not_the_end(world: Any) -> None:
     assert world.rows("select 42") == [[42]]
 
 
+@pytest.mark.parametrize(
+    "error", [EOFError("dead on arrival"), MemoryError("odd"), SystemExit("odd")], ids=repr
+)
 def test_a_worker_that_does_not_start_is_tried_again(
-    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     tried: list[bool] = []
 
@@ -344,7 +347,7 @@ def test_a_worker_that_does_not_start_is_tried_again(
         def wait_ready(self) -> None:
             tried.append(True)
             if len(tried) < 3:
-                raise EOFError("dead on arrival")
+                raise error
             super().wait_ready()
 
     monkeypatch.setattr(module, "Worker", Broken)
