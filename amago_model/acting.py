@@ -63,7 +63,7 @@ class ActingPolicy(nn.Module):
     @property
     def d_state(self) -> int:
         """D: width of the state vector."""
-        return int(self.trajectory_encoder.d_output)  # type: ignore[arg-type]
+        return int(self.trajectory_encoder.d_output)
 
     def _shown(self, obs: dict[str, Tensor]) -> Shown:
         return {"obs": {key: obs[key] for key in self.actor_keys}} if self.actor_keys else {}
@@ -96,7 +96,8 @@ class ActingPolicy(nn.Module):
             show_reset=self.config.timestep_encoder.show_reset,
         )
         if packing is not None and takes_packing(self.timestep_encoder):
-            return self.timestep_encoder(obs, previous, valid, packing=packing)
+            out: Tensor = self.timestep_encoder(obs, previous, valid, packing=packing)
+            return out
         rows = self.timestep_encoder(obs, previous, valid)
         return rows if packing is None else packing.rows(rows)
 
@@ -105,11 +106,15 @@ class ActingPolicy(nn.Module):
 
         With a packing [1, M, D], those of rows that exist.
         """
+        memory = self.trajectory_encoder
+        out: Tensor
         if packing is None:
-            return self.trajectory_encoder(rows, time_idx)
-        if takes_packing(self.trajectory_encoder):
-            return self.trajectory_encoder(rows, packing.rows(time_idx), packing=packing)
-        return packing.rows(self.trajectory_encoder(packing.windows(rows), time_idx))
+            out = memory(rows, time_idx)
+        elif takes_packing(memory):
+            out = memory(rows, packing.rows(time_idx), packing=packing)
+        else:
+            out = packing.rows(memory(packing.windows(rows), time_idx))
+        return out
 
     def packing(self, mask: Tensor) -> Packing | None:
         """The rows to compute of windows whose transitions exist in mask [B, T]; None: all of them.
@@ -125,7 +130,7 @@ class ActingPolicy(nn.Module):
             takes_packing(self.timestep_encoder) or takes_packing(self.trajectory_encoder)
         )
         if mask.is_cuda and hasattr(self.trajectory_encoder, "gains_by_packing"):
-            gains = self.trajectory_encoder.gains_by_packing(mask.device)  # type: ignore[operator]
+            gains = self.trajectory_encoder.gains_by_packing(mask.device)
         return pack(mask) if gains else None
 
     def kernels(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, str]:
@@ -138,11 +143,11 @@ class ActingPolicy(nn.Module):
 
     def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
         """The memory of n episodes that are about to begin."""
-        return self.trajectory_encoder.initial_hidden(n, device)  # type: ignore[operator]
+        return self.trajectory_encoder.initial_hidden(n, device)
 
     def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
         """Forget, in the rows where done [n] bool is True. Use only the hidden state it returns."""
-        return self.trajectory_encoder.reset_hidden(hidden, done)  # type: ignore[operator]
+        return self.trajectory_encoder.reset_hidden(hidden, done)
 
     @torch.no_grad()
     def act(
@@ -182,7 +187,7 @@ class ActingPolicy(nn.Module):
             prev_reward.unsqueeze(1),
             time,
         )
-        state, hidden = self.trajectory_encoder.step(rows, time, hidden)  # type: ignore[operator]
+        state, hidden = self.trajectory_encoder.step(rows, time, hidden)
         policy = self.actor.acting(state.squeeze(1), self.legal(obs), **self._shown(obs))
         x = policy.sample(generator) if sample else policy.greedy()
         return decode_action(self.spaces.action, x), hidden

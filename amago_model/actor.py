@@ -82,7 +82,8 @@ class _Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.branch(x)
+        out: Tensor = x + self.branch(x)
+        return out
 
 
 def _residual_mlp(config: ActorConfig, d_state: int, d_output: int) -> nn.Sequential:

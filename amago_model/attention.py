@@ -192,13 +192,14 @@ def attend_flex(
     with warnings.catch_warnings():
         # On a CPU it runs unfused on purpose: no compiler is asked for, and the sums are the same.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        return _flex_kernel(q.device.type)(
+        out: Tensor = _flex_kernel(q.device.type)(
             q.contiguous(),
             k.contiguous(),
             v.contiguous(),
             score_mod=modify if bias or clip else None,
             block_mask=blocks,
         )
+        return out
 
 
 # ------------------------------------------------------------------------------------- the choice
@@ -336,11 +337,11 @@ class Attention:
         lengths = [n for n in packing.lengths if n]
         if q.device.type != "cpu" or q.shape[-2] < FEW_ROWS * len(lengths):
             rows = (x.transpose(1, 2) for x in (q, k, v))  # [1, M, H, E]
-            padded = (packing.windows(x, longest).transpose(1, 2) for x in rows)
-            out = self._windows(*padded, dropout, longest)
+            q, k, v = (packing.windows(x, longest).transpose(1, 2) for x in rows)
+            out = self._windows(q, k, v, dropout, longest)
             return packing.rows(out.transpose(1, 2)).transpose(1, 2)
         parts = zip(*(x.split(lengths, dim=2) for x in (q, k, v)), strict=True)
-        outs = [self._windows(*part, dropout, longest).transpose(1, 2) for part in parts]
+        outs = [self._windows(*qkv, dropout, longest).transpose(1, 2) for qkv in parts]  # type: ignore[call-arg]
         return torch.cat(outs, dim=1).transpose(1, 2)
 
     def _windows(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, longest: int) -> Tensor:

@@ -251,7 +251,7 @@ def previous_features(
     reward = torch.where(exists, prev_reward.to(torch.float32), 0.0)
     shown = exists if known is None else exists & known
     action = torch.where(shown.unsqueeze(-1), encode_action(spaces.action, prev_action), 0.0)
-    parts = (reward.unsqueeze(-1), action)
+    parts = [reward.unsqueeze(-1), action]
     if show_reset:
-        parts = (*parts, (~exists).to(torch.float32).unsqueeze(-1))
+        parts.append((~exists).to(torch.float32).unsqueeze(-1))
     return torch.cat(parts, dim=-1)

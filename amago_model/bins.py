@@ -45,7 +45,8 @@ class Bins(nn.Module):
             position = (z - self.centres[0]).clamp(min=0.0) / self.width
             position = position.clamp(max=self.config.n_bins - 1)
             index = torch.arange(self.config.n_bins, device=z.device)
-            return (1.0 - (position - index).abs()).clamp(min=0.0)
+            out: Tensor = (1.0 - (position - index).abs()).clamp(min=0.0)
+            return out
         if self.config.renormalize:
             return self._renormalized(z)
         inner = (self.centres[:-1] + self.centres[1:]) / 2.0
@@ -60,7 +61,8 @@ class Bins(nn.Module):
         half, deviation = self.width / 2.0, self.config.sigma * self.width
         upper, lower = self.centres + half - z, self.centres - half - z
         mass = torch.special.ndtr(upper / deviation) - torch.special.ndtr(lower / deviation)
-        return mass / mass.sum(-1, keepdim=True).clamp(min=1e-8)
+        out: Tensor = mass / mass.sum(-1, keepdim=True).clamp(min=1e-8)
+        return out
 
     def expected(self, logits: Tensor) -> Tensor:
         """[..., n] -> [...]: the return of the mean centre."""
@@ -73,4 +75,5 @@ class Bins(nn.Module):
             return None
         value = torch.tensor(float(self.config.init_value))
         z = symlog(value) if self.config.symlog else value
-        return -0.5 * ((self.centres - z) / (4.0 * self.width)).square()
+        out: Tensor = -0.5 * ((self.centres - z) / (4.0 * self.width)).square()
+        return out

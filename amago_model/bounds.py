@@ -77,7 +77,7 @@ def _held(
         value = rising(x.clamp(max=reach))
     if not torch.is_grad_enabled():
         return value
-    inside = rising(_Inward.apply(x, low, high))
+    inside = rising(_Inward.apply(x, low, high))  # type: ignore[no-untyped-call]
     return value + (inside - inside.detach())
 
 

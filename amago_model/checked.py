@@ -75,7 +75,7 @@ def _build(cls: type[T], data: Any, where: str) -> T:
                 f"{where}: unknown setting {key!r}; the nearest known one is {near[0]!r}. "
                 f"Known settings: {', '.join(sorted(known))}"
             )
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values = {k: _from_json(hints[k], v, f"{where}.{k}") for k, v in data.items()}
     try:
         return cls(**values)
@@ -87,7 +87,7 @@ class Checked:
     """Type and Literal checks for every field, and the JSON round trip."""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = _hints(type(self))  # type: ignore[arg-type]
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if not _matches(value, hints[f.name]):
@@ -98,7 +98,8 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types only; `from_dict` gives back an equal object."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
+        values: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return values
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

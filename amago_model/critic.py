@@ -123,7 +123,8 @@ class CriticEnsemble(nn.Module):
         layers = self._layers()
         x = affine(state.expand(len(layers[0][0]), -1, -1), *layers[0])
         out = self._upper_layers(layers, self._hidden(layers, x))
-        return out.unflatten(-1, (self.n_gammas, self.action.n))
+        result: Tensor = out.unflatten(-1, (self.n_gammas, self.action.n))
+        return result
 
     def values(self, state_part: StatePart, action: Tensor, *, frozen: bool = False) -> Tensor:
         """N states and encoded actions [K, N, G, A] -> [C, K, N, G]."""
@@ -158,7 +159,8 @@ class CriticEnsemble(nn.Module):
                 first = self._first_of_told(layers)
                 out = self._answers(first, layers, part[i : i + 1, entry // g], told[:, entry])
                 values[i, :, entry] = self.scalar(out)[0, ..., 0].to(values.dtype)
-        return values.unflatten(-1, (n, g))
+        result: Tensor = values.unflatten(-1, (n, g))
+        return result
 
     def _first_of_told(self, layers: Layers) -> Tensor:
         """The first layer's weight and bias for what critics are told: [C, 2 + A, H]."""

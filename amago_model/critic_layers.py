@@ -87,7 +87,9 @@ def constant_answers(
         [C, M, d_out]
     """
     flat = [tensor.detach() for layer in upper for tensor in layer]
-    return _Constant.apply(told, state.detach(), first.detach(), slope, *flat)  # type: ignore[no-any-return]
+    return _Constant.apply(  # type: ignore[no-any-return, no-untyped-call]
+        told, state.detach(), first.detach(), slope, *flat
+    )
 
 
 class _Constant(torch.autograd.Function):

@@ -82,7 +82,8 @@ class Categorical:
 
     def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
         """[...], in nats."""
-        return torch.special.entr(self.probs).sum(-1)
+        out: Tensor = torch.special.entr(self.probs).sum(-1)
+        return out
 
 
 @dataclass(slots=True)
@@ -190,7 +191,8 @@ class OneHots:
 
     def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
         """[...], in nats."""
-        return torch.special.entr(self.probs).sum(-1)
+        out: Tensor = torch.special.entr(self.probs).sum(-1)
+        return out
 
 
 Distribution = Categorical | TanhGaussian | Beta | GaussianMixture | MultiBinary | OneHots

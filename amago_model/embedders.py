@@ -67,7 +67,8 @@ class TokenEmbedder(nn.Module):
             last = (self.length - 1 - absent.sum(1)).clamp(min=0)
             state = states[torch.arange(len(states), device=states.device), last]
         state = torch.where(absent.all(1, keepdim=True), 0.0, state)
-        return self.out(state).unflatten(0, x.shape[:2])
+        result: Tensor = self.out(state).unflatten(0, x.shape[:2])
+        return result
 
 
 class GoalEmbedder(nn.Module):
@@ -98,4 +99,7 @@ class GoalEmbedder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, goals, d] -> [B, L, d_output]."""
-        return self.net(x.flatten(2).to(self.net[-1].weight.dtype))
+        norm = self.net[-1]
+        assert isinstance(norm, nn.LayerNorm)
+        out: Tensor = self.net(x.flatten(2).to(norm.weight.dtype))
+        return out

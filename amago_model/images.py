@@ -75,7 +75,8 @@ class ImageEncoder(nn.Module):
         if x.dtype == torch.uint8:
             pixels = pixels / 128.0 - 1.0
         features = self.linear(self.convolutions(pixels).flatten(1))
-        return self.activation(self.norm(features)).unflatten(0, x.shape[:2])
+        out: Tensor = self.activation(self.norm(features)).unflatten(0, x.shape[:2])
+        return out
 
 
 def shifted(frames: Tensor, shift: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def shifted(frames: Tensor, shift: Tensor) -> Tensor:
     return frames[which, rows[:, :, None], columns[:, None, :]]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def draw_shifts(
     b: int, length: int, images: int, *, config: ImageConfig, device: torch.device
 ) -> Tensor:

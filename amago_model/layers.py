@@ -74,7 +74,8 @@ class UnitBall(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / ((length.detach() if self.detach else length) + 1e-5)
+        out: Tensor = x / ((length.detach() if self.detach else length) + 1e-5)
+        return out
 
 
 class HyperSphere(nn.Module):
@@ -91,7 +92,8 @@ class SimplicialNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         groups = x.unflatten(-1, (-1, SIMNORM_GROUP)).softmax(dim=-1)
         # A softmax needs its output for its gradient, and activations write in place.
-        return groups.flatten(-2).clone()
+        out: Tensor = groups.flatten(-2).clone()
+        return out
 
 
 def make_norm(name: Norm, width: int) -> nn.Module:
@@ -199,4 +201,5 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.branch(x)
+        out: Tensor = x + self.branch(x)
+        return out

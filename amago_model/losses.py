@@ -26,7 +26,8 @@ def subset_indices(
     """
     if replacement:
         uniform = torch.special.ndtr(noise[:size])
-        return (uniform * n_critics).long().clamp(max=n_critics - 1)
+        out: Tensor = (uniform * n_critics).long().clamp(max=n_critics - 1)
+        return out
     return noise.topk(size, dim=0).indices if size < n_critics else None
 
 

@@ -74,7 +74,8 @@ class MambaBlock(nn.Module):
         u = F.silu(self.convolution(F.pad(u.transpose(1, 2), before)).transpose(1, 2))
         delta, b, c = self._selected(u)
         y = selective_scan(u, delta, -self.log_rates.exp(), b, c, self.skip, scan)
-        return x + self.contract(y * F.silu(gate))
+        out: Tensor = x + self.contract(y * F.silu(gate))
+        return out
 
     def step(self, x: Tensor, recent: Tensor, state: Tensor) -> Tensor:
         """x [N, 1, d_model], recent [N, D, d_conv - 1] and state [N, S, D], both written into."""
@@ -85,7 +86,8 @@ class MambaBlock(nn.Module):
         u, delta, b, c = (z.to(state.dtype) for z in (u, *self._selected(u)))
         state.mul_((delta * -self.log_rates.exp()).exp()).addcmul_(b.transpose(1, 2), delta * u)
         y = c @ state + self.skip * u
-        return x + self.contract(y * F.silu(gate))
+        out: Tensor = x + self.contract(y * F.silu(gate))
+        return out
 
 
 class Mamba(nn.Module):
@@ -113,7 +115,8 @@ class Mamba(nn.Module):
         h = self.embed(x)
         for layer in self.layers:
             h = layer(h, self.scan_name)
-        return self.norm(h)
+        out: Tensor = self.norm(h)
+        return out
 
     def initial_hidden(self, n: int, device: torch.device | str) -> MambaHidden:
         c, like = self.config, self.embed.weight

@@ -120,7 +120,8 @@ class Networks(nn.Module):
         """With `LossConfig.lagged_critics`, keep the critics as they are for the next update. Call
         it before each optimiser step. `bad` is that of step_adamw."""
         if self.critic is not None and self.lagged_critic is not None:
-            kept, learned = list(self.lagged_critic.parameters()), list(self.critic.parameters())
+            kept: list[Tensor] = list(self.lagged_critic.parameters())
+            learned: list[Tensor] = list(self.critic.parameters())
             if bad is not None:
                 learned = [torch.where(bad > 0, a, b) for a, b in zip(kept, learned, strict=True)]
             torch._foreach_copy_(kept, learned)
@@ -143,7 +144,8 @@ class Networks(nn.Module):
 
     def _privileged(self, batch: Batch, packing: Packing | None = None) -> Tensor:
         """[B, L, P], or [1, M, P] by a packing."""
-        return self.privileged(batch.obs, batch.row_mask, packing)
+        out: Tensor = self.privileged(batch.obs, batch.row_mask, packing)
+        return out
 
     def _encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
         """`padded`: with the transitions that do not exist, everywhere."""

@@ -52,7 +52,8 @@ class Noise:
         # A CPU draws sixteen numbers at a time, and the last sixteen of a draw in another way.
         drawn = -(-math.prod(size) // 16) * 16
         noise = torch.randn((n_transitions, drawn), device=device)
-        return noise[:, : math.prod(size)].unflatten(1, size).transpose(0, 1)
+        out: Tensor = noise[:, : math.prod(size)].unflatten(1, size).transpose(0, 1)
+        return out
 
     def split(self, noise: Tensor) -> dict[str, Tensor]:
         """[N, width] -> by what it is for: [K_c, N, G, W], [K_a, N, G, W] and [C, N, G]."""

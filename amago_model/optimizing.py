@@ -21,7 +21,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.tensor(0.0)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
@@ -63,7 +63,7 @@ def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
             found_inf=bad,
         )
         if bad is not None:
-            torch._foreach_sub_(steps, bad)
+            torch._foreach_sub_(steps, [bad] * len(steps))
 
 
 def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:

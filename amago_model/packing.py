@@ -63,7 +63,8 @@ class Packing:
         """[1, M, ...] -> [B, length, ...], zeros where no row is; L, unless another is wanted."""
         b, length = len(self.lengths), length or self.padded
         full = x.new_zeros(b * length, *x.shape[2:]).index_copy(0, self._place(length), x[0])
-        return full.unflatten(0, (b, length))
+        out: Tensor = full.unflatten(0, (b, length))
+        return out
 
     def _place(self, length: int) -> Tensor:
         """As `place`, in windows of another length."""
@@ -95,7 +96,7 @@ def pack(mask: Tensor) -> Packing | None:
 
 def takes_packing(module: nn.Module) -> bool:
     """Whether the forward of a module has an argument `packing`."""
-    return _takes_packing(type(module))
+    return _takes_packing(type(module))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)

@@ -47,7 +47,7 @@ class PrivilegedFeatures(nn.Module):
             elif kind == "goals":
                 self.embedders.append(GoalEmbedder(config.goals, key, space))
         self.n_images = sum(isinstance(part, ImageEncoder) for part in self.embedders)
-        self.width = plain + sum(int(part.d_output) for part in self.embedders)  # type: ignore[arg-type]
+        self.width = plain + sum(int(part.d_output) for part in self.embedders)  # type: ignore[arg-type, misc]
 
     def forward(
         self, obs: dict[str, Tensor], valid: Tensor, packing: Packing | None = None
@@ -83,4 +83,7 @@ class PrivilegedFeatures(nn.Module):
         """[B, L, images, 2], in training and if wanted."""
         if not (self.training and self.images.augment and self.n_images):
             return None
-        return draw_shifts(*valid.shape, self.n_images, config=self.images, device=valid.device)
+        out: Tensor = draw_shifts(
+            *valid.shape, self.n_images, config=self.images, device=valid.device
+        )
+        return out

@@ -120,7 +120,7 @@ def _backward(
     return grad_du * delta, grad_delta + grad_du * u, grad_a, grad_b, grad_c
 
 
-@torch.compiler.disable  # a compiler would unroll the loop over time
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it would unroll the loop over time
 def _scan_in_torch(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     u, delta, b, c = (x.transpose(0, 1).contiguous() for x in (u, delta, b, c))
     return _Scan.apply(u, delta, a, b, c).transpose(0, 1)  # type: ignore[no-untyped-call,no-any-return]

@@ -105,7 +105,8 @@ class TimestepEncoder(nn.Module):
         )
         self.d_previous = 1 + spaces.action.width
         self.input_norm: InputNorm | None = None
-        self._make_layers(sum(int(part.d_output) for part in self._embedders()))
+        widths = [int(part.d_output) for part in self._embedders()]  # type: ignore[arg-type]
+        self._make_layers(sum(widths))
 
     def _make_layers(self, embedded: int) -> None:
         """Of what comes after the embedders, which make so many features."""
@@ -116,7 +117,7 @@ class TimestepEncoder(nn.Module):
         )
         width = observed + self.d_previous + config.show_reset + embedded
         self.d_output = _scaled(config, "d_output", "out_norm", width)
-        self.mlp = make_mlp(
+        self.mlp: nn.Sequential = make_mlp(
             width,
             _scaled(config, "d_hidden", "norm", width),
             config.n_layers,
@@ -190,7 +191,8 @@ class TimestepEncoder(nn.Module):
         for embedder in (*self.tokens, *self.goals):
             part = embedder(only_valid(obs[embedder.key], valid))
             parts.append(self._shown(embedder, part))
-        return self.out_norm(self.mlp(torch.cat(parts, dim=-1) if len(parts) > 1 else x))
+        out: Tensor = self.out_norm(self.mlp(torch.cat(parts, dim=-1) if len(parts) > 1 else x))
+        return out
 
     def _plain_features(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """What becomes of `plain`: whitened, as far as it is to be."""
@@ -210,7 +212,10 @@ class TimestepEncoder(nn.Module):
         config = self.config.images
         if not self.training or valid is None or not config.augment:
             return None
-        return draw_shifts(*valid.shape, len(self.images), config=config, device=valid.device)
+        out: Tensor = draw_shifts(
+            *valid.shape, len(self.images), config=config, device=valid.device
+        )
+        return out
 
 
 class ImageTimestepEncoder(TimestepEncoder):

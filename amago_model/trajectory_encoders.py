@@ -82,7 +82,8 @@ class FeedForwardTrajectoryEncoder(_NoMemory):
         )
 
     def forward(self, x: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:  # noqa: ARG002
-        return self.net(x)
+        out: Tensor = self.net(x)
+        return out
 
 
 class GRUTrajectoryEncoder(nn.Module):
@@ -100,7 +101,8 @@ class GRUTrajectoryEncoder(nn.Module):
         return self.config.d_output
 
     def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
-        return self.norm(self.out(self.gru(x)[0]))
+        result: Tensor = self.norm(self.out(self.gru(x)[0]))
+        return result
 
     def initial_hidden(self, n: int, device: torch.device | str) -> Tensor:
         shape, dtype = (self.config.n_layers, n, self.config.d_hidden), self.out.weight.dtype

@@ -274,7 +274,8 @@ class Transformer(nn.Module):
         h, turn = self._embed(x, time_idx)
         for layer in self.layers:
             h = layer(h, turn, packing)
-        return self.norm(h)
+        out: Tensor = self.norm(h)
+        return out
 
     def initial_hidden(self, n: int, device: torch.device | str) -> TransformerHidden:
         c = self.config

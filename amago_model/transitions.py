@@ -58,7 +58,8 @@ class Transitions:
         if self.place is not None:
             full = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
             x = full.index_copy(0, self.place, x)
-        return x.unflatten(0, self.shape)
+        out: Tensor = x.unflatten(0, self.shape)
+        return out
 
     def transitions(self, x: Tensor) -> Tensor:
         """[B, T, ...] -> [N, ...]"""
@@ -145,17 +146,22 @@ def make_transitions(
     else:
         action = at(place, encode_action(space, batch.action).flatten(0, 1)).to(whole)
         shown = action = torch.where(known.unsqueeze(-1), action, 0.0)
+    row: Tensor | None
     if place is not None and packing is not None:
         row = packing.before(place)
     else:
         row = row_before(place, batch)
     before, after = ends(row, state, state.detach())
-    fields = {"state_t": before, "state_tp1": after, "seen_t": before, "seen_tp1": after}
-    if seen is not state:
-        fields["seen_t"], fields["seen_tp1"] = ends(row, seen, seen.detach())
-    legal_t, legal_tp1 = (None, None) if legal is None else ends(row, legal, legal)
+    seen_t, seen_tp1 = (before, after) if seen is state else ends(row, seen, seen.detach())
+    legal_t: Tensor | None = None
+    legal_tp1: Tensor | None = None
+    if legal is not None:
+        legal_t, legal_tp1 = ends(row, legal, legal)
     return Transitions(
-        **fields,
+        state_t=before,
+        state_tp1=after,
+        seen_t=seen_t,
+        seen_tp1=seen_tp1,
         shown=shown,
         legal_t=legal_t,
         legal_tp1=legal_tp1,
@@ -167,7 +173,9 @@ def make_transitions(
         learnable=learnable,
         shape=(batch.mask.shape[0], batch.mask.shape[1]),
         place=place,
-        **noise,
+        target_noise=noise["target_noise"],
+        own_noise=noise["own_noise"],
+        subset_noise=noise["subset_noise"],
     )
 
 

@@ -261,7 +261,8 @@ def run_evaluation(
             if config.upload:
                 stopped = isinstance(error, KeyboardInterrupt)
                 status = "stopped" if stopped else "failed"
-                close_run(client, run, status, reason_of(error), outbox and outbox.directory)
+                folder = None if outbox is None else outbox.directory
+                close_run(client, run, status, reason_of(error), folder)
             raise
         if outbox is not None:
             trouble = notes.get("undelivered", "")

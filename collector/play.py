@@ -151,7 +151,8 @@ def _end(session: Session, error: BaseException | None = None) -> None:
         status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
     if undelivered:
         status = "failed"
-    why = "; ".join(filter(None, (error and reason_of(error), undelivered)))
+    reasons = (reason_of(error) if error is not None else "", undelivered)
+    why = "; ".join(filter(None, reasons))
     close_run(session.client, session.run, status, why, session.outbox.directory)
     _summary(session)
     if undelivered and error is None:

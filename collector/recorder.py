@@ -220,7 +220,7 @@ class Recorder:
         )
         self._sink(trajectory, self._index)
 
-    def _read(self, info: Mapping[str, Any]) -> None:
+    def _read(self, info: Mapping[Any, Any]) -> None:
         """Numbers that the environment reports; of each name the last one counts."""
         for key, value in info.items():
             if not isinstance(key, str):

@@ -424,13 +424,14 @@ def add_label(ids: Sequence[str], field: str, label: str) -> None:
     for trajectory_id in ids:
         now = getattr(client().trajectory(trajectory_id), field)
         if label not in now:
-            client().patch_trajectory(trajectory_id, **{field: [*now, label]})
+            change: dict[str, Any] = {field: [*now, label]}
+            client().patch_trajectory(trajectory_id, **change)
     refresh()
 
 
 def npz(trajectory: Trajectory) -> bytes:
     """The arrays of a trajectory as an .npz file: obs.<key>, action.<key>, rewards, ends."""
-    arrays: dict[str, np.ndarray] = {f"obs.{k}": v for k, v in trajectory.obs.items()}
+    arrays: dict[str, Any] = {f"obs.{k}": v for k, v in trajectory.obs.items()}
     arrays |= {f"action.{k}": v for k, v in trajectory.actions.items()}
     arrays["rewards"] = trajectory.rewards
     arrays["terminated"] = np.asarray(trajectory.terminated)

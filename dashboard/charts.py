@@ -179,8 +179,8 @@ def _colour(
     field: str | None, colours: Mapping[str, str] | None, *, legend: bool = True
 ) -> alt.Color | alt.ColorValue:
     if field is None:
-        return alt.value(MAIN)
-    scale = alt.Undefined
+        return alt.ColorValue(MAIN)
+    scale: Any = alt.Undefined
     if colours:
         scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     key = None
@@ -197,11 +197,12 @@ def _renamed(data: pd.DataFrame, named: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame({short: data[name] for short, name in named.items()})
 
 
-def _finish(chart: alt.LayerChart) -> alt.LayerChart:
-    return (
+def _finish(chart: alt.LayerChart | alt.FacetChart) -> alt.LayerChart:
+    finished: alt.LayerChart = (
         chart.configure_axis(
             labelColor=INK, titleColor=INK, gridColor="#e3e8ee", domainColor=QUIET, labelLimit=260
         )
         .configure_legend(labelColor=INK, titleColor=INK)
         .configure_view(stroke=None)
     )
+    return finished

@@ -155,9 +155,11 @@ class Pages:
 
     def __init__(self, key: str, about: object = None):
         self.key = key
-        place = st.session_state.get(f"{key}_pages")
+        place: Any = st.session_state.get(f"{key}_pages")
         if place is None or place[0] != about:
             place = (about, [None])
+        self._about: object
+        self._cursors: list[str | None]
         self._about, self._cursors = place
         st.session_state[f"{key}_pages"] = place
 
@@ -222,7 +224,8 @@ def table(
     if select is None:
         st.dataframe(frame, key=key, **options)
     else:
-        event = st.dataframe(frame, key=key, on_select="rerun", selection_mode=select, **options)
+        options |= {"on_select": "rerun", "selection_mode": select}
+        event: Any = st.dataframe(frame, key=key, **options)
         chosen = [int(row) for row in event["selection"]["rows"] if row < len(frame)]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.download_button(

@@ -412,4 +412,5 @@ def ablated(base: TrainConfig, ablation: Ablation) -> TrainConfig:
         for section in sections:
             table = table.setdefault(section, {})
         table[leaf] = value
-    return replace(base, nested)
+    config: TrainConfig = replace(base, nested)
+    return config

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -23,10 +24,11 @@ from stepwell.client import Client
 from stepwell.errors import NotFound
 from trainer import checkpoint as checkpoints
 from trainer.blame import explain_skip
-from trainer.config import SettingError, TrainConfig, flatten, to_json
+from trainer.config import TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
+from trainer.errors import SettingError
 from trainer.learner import Learner, TrainingDiverged, Update, over_processes
 from trainer.processes import World, make_accelerator
 from trainer.report import GO, PAUSE, STOP, Report, RunInfo
@@ -198,7 +200,7 @@ def _loop(
         # Once in a while, all ranks: numbers. Reading them waits for the device.
         if logging_now:
             order = loader.view(loaded.step).order
-            seen = {**result.metrics, **loaded.metrics}
+            seen: dict[str, Any] = {**result.metrics, **loaded.metrics}
             values = over_processes(world.numbers({k: float(v) for k, v in seen.items()}))
             values |= {
                 "progress/updates": update,

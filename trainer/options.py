@@ -22,13 +22,13 @@ from stepwell._failure import mistakes_in_one_line
 from stepwell._plugins import import_plugins
 from trainer.ablations import ABLATIONS
 from trainer.config import (
-    SettingError,
     TrainConfig,
     flatten,
     replace,
     to_json,
     unknown_setting,
 )
+from trainer.errors import SettingError
 from trainer.recipes import RECIPES, draft
 from trainer.unused import checked
 

@@ -37,11 +37,11 @@ from trainer.config import (
     DataConfig,
     OptimizerConfig,
     ScheduleConfig,
-    SettingError,
     TrainConfig,
     flatten,
     to_json,
 )
+from trainer.errors import SettingError
 from trainer.unused import checked
 
 BEST_TENTH = (

@@ -125,7 +125,7 @@ class Report:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         failpoint("run.after_note")
         self.metrics = MetricLog(self.home, self.client, self.config.run)
-        self._open_log()
+        run_log = self._open_log()
         self.publisher = Publisher(self.home / "policies", self.client, self.config.run)
         fields = {
             "role": "train",
@@ -134,7 +134,13 @@ class Report:
             "pid": os.getpid(),
             "state": "running",
         }
-        self._parts = [self.metrics, self._run_log, self.publisher, data]
+        parts: list[Data | Publisher | MetricLog | RunLog] = [
+            self.metrics,
+            run_log,
+            self.publisher,
+            data,
+        ]
+        self._parts = parts
         self.heartbeat = Heartbeat(
             self.client,
             f"train-{self.config.run}",
@@ -149,14 +155,16 @@ class Report:
         """What is wrong with the threads that work for this run; empty where all is well."""
         return "; ".join(text for part in self._parts if (text := part.trouble))
 
-    def _open_log(self) -> None:
-        self._run_log = RunLog(self.home, self.client, self.config.run)
+    def _open_log(self) -> RunLog:
+        assert self.client is not None
+        run_log = self._run_log = RunLog(self.home, self.client, self.config.run)
         self._warnings = Warnings(self._run_log)
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._warnings)
         for text, said_at in self._early:
-            self._run_log.write(text, said_at)
+            run_log.write(text, said_at)
         self._early.clear()
+        return run_log
 
     def _create(self, row: dict[str, Any], claim: str, resumed: bool) -> None:
         assert self.client is not None

@@ -177,7 +177,8 @@ class Data:
         """
         found = self._phase == "" and self._errand.done
         busy = self._phase != "" and not self._errand.done
-        wish, found, busy, oldest = self.world.largest_of([wish, found, busy, oldest])
+        mine = [wish, int(found), int(busy), oldest]
+        wish, found, busy, oldest = self.world.largest_of(mine)  # type: ignore[assignment]
         self._forget(oldest)
         if self._phase:
             return wish, not busy and self._go_on(loader, update)

@@ -47,7 +47,7 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
             raise InvalidData("steps", expected="at least 1", got=str(steps))
         self.colours, self.steps = colours, steps
         self.render_mode = render_mode
-        self.observation_space = spaces.Dict(
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]
             {
                 "image": spaces.Box(0, 255, (SQUARE, SQUARE * colours, 3), np.uint8),
                 "mission": spaces.MultiDiscrete([VOCABULARY] * LONGEST),

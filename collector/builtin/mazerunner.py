@@ -82,7 +82,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
         self.min_goals, self.max_goals = min_goals, max_goals
         self.shuffle_actions, self.maze_seed, self.hide_plan = shuffle_actions, maze_seed, hide_plan
         self.render_mode = render_mode
-        self.observation_space = spaces.Dict(
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]
             {
                 "observation": spaces.Box(0.0, 1.0, (7,), np.float32),
                 "goals": spaces.Box(DONE, size - 1, (max_goals, 2), np.int16),

@@ -219,11 +219,14 @@ def _upload(names: list[str]) -> None:
     bar = st.progress(0.0, "sending")
     made: list[Any] = []
 
+    def show(done: float, what: str) -> None:
+        bar.progress(min(done, 1.0), what)
+
     def go() -> None:
         made.append(
             api.upload(
                 name, file.name, file, partition=str(partition), env=env,
-                progress=lambda done, what: bar.progress(min(done, 1.0), what),
+                progress=show,
             )
         )  # fmt: skip
 

@@ -48,7 +48,10 @@ def draw(info: Any) -> None:
 def _facts(info: Any) -> None:
     with st.container(horizontal=True):
         end = "terminated" if info.terminated else "truncated" if info.truncated else "not ended"
-        st.badge(end, color={"terminated": "green", "truncated": "orange"}.get(end, "gray"))
+        if end == "not ended":
+            st.badge(end, color="gray")
+        else:
+            st.badge(end, color="green" if end == "terminated" else "orange")
         st.badge(
             info.partition, icon=":material/shield:" if info.partition == "protected" else None
         )

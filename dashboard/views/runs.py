@@ -341,7 +341,7 @@ def _manage(run: Any) -> None:
             if st.button(what.capitalize(), icon=f":material/{icon}:", key=f"run_{what}",
                          disabled=not mine):  # fmt: skip
                 components.attempt(
-                    lambda what=what: [api.command(w.id, what) for w in mine],  # type: ignore[misc]
+                    lambda what=what: [api.command(w.id, what) for w in mine],  # type: ignore[func-returns-value, misc]
                     f"asked to {what}",
                 )
     if not mine:

@@ -79,7 +79,7 @@ def _commands(found: list[Any]) -> None:
             if st.button(what.capitalize(), icon=f":material/{icon}:", help=note,
                          key=f"ask_{what}", disabled=not chosen):  # fmt: skip
                 done = components.attempt(
-                    lambda what=what: [api.command(w, what) for w in chosen],  # type: ignore[misc]
+                    lambda what=what: [api.command(w, what) for w in chosen],  # type: ignore[func-returns-value, misc]
                     f"{len(chosen)} asked to {what}",
                 )
                 if done:

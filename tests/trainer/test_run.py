@@ -252,10 +252,11 @@ def test_commands_from_the_service_are_obeyed(service, dataset, tmp_path):
 
         def worker() -> Any:
             assert process.poll() is None
-            return next(w for w in client.workers() if w.run == "ordered")
+            # Its first heartbeat may come after the numbers of its first updates.
+            return next((w for w in client.workers() if w.run == "ordered"), None)
 
         def wait_for(state: str) -> None:
-            wait_until(lambda: worker().state == state, PATIENCE, what=state)
+            wait_until(lambda: (w := worker()) and w.state == state, PATIENCE, what=state)
 
         wait_for("running")
         client.command("train-ordered", "pause")

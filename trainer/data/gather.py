@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from trainer.data.fields import Field
 from trainer.data.order import Ints, Windows
 from trainer.data.snapshot import Manifest
 
-Column = NDArray[np.generic]
+Column = NDArray[Any]
 
 
 class Place:
@@ -63,7 +64,7 @@ class Columns:
         if bool((at < 0).any() or (self._begin + after > self._end).any()):
             raise IndexError(f"{field.name}: trajectories lie outside their columns")
         space = (ctypes.c_uint8 * (highest - lowest)).from_address(lowest)
-        self._bytes: NDArray[np.uint8] = np.frombuffer(space, np.uint8)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(memoryview(space), np.uint8)
         self._raw = memoryview(self._bytes.data)
         self._windows: dict[int, NDArray[np.void]] = {}
 
@@ -77,7 +78,9 @@ class Columns:
         manifest, column = self._manifest, self._mapped[self._manifest.shard[trajectory]]
         assert column is not None
         begin = int(manifest.row_start[trajectory]) + 1 + self.field.arrives
-        return column[begin : begin + int(manifest.length[trajectory]) + 1 + first_row(self.field)]
+        end = begin + int(manifest.length[trajectory]) + 1 + first_row(self.field)
+        rows: Column = column[begin:end]
+        return rows
 
     def fresh(self, place: Place) -> NDArray[np.generic]:
         """[n, rows, *shape] in memory of its own; what lies behind a column's end is zero."""

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import DataConfig, SettingError, SourceConfig
+from trainer.config import DataConfig, SourceConfig
 from trainer.data.snapshot import DataError, Manifest
+from trainer.errors import SettingError
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -181,14 +182,16 @@ class Order:
         # The stride deals components out over the batch, so that every rank's slice is a mixture.
         point = ((place * self.stride) % b + shift) / b
         edges = np.cumsum(self._shares(step), axis=-1)[..., :-1]
-        return np.sum(edges <= point[:, None], axis=-1, dtype=np.int64)
+        component: Ints = np.sum(edges <= point[:, None], axis=-1, dtype=np.int64)
+        return component
 
     def _shares(self, step: Ints) -> NDArray[np.float64]:
         """Share of each component at each of these steps [n], as [n, components] or one for all."""
         if not self.config.ramp_updates:
             return self.first_shares
         way = np.minimum(step / self.config.ramp_updates, 1.0)[:, None]
-        return (1.0 - way) * self.first_shares + way * self.last_shares
+        shares: NDArray[np.float64] = (1.0 - way) * self.first_shares + way * self.last_shares
+        return shares
 
     def _edges(self, manifest: Manifest, rows: Ints) -> NDArray[np.float64] | Ints | None:
         size = {

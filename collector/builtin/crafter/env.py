@@ -101,7 +101,7 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         self.render_mode = render_mode
         self._choose_goals(min_goals, max_goals, among, instruction)
         self._world = world.World(area)
-        seen: dict[str, spaces.Space[Any]] = {
+        views: dict[str, dict[str, spaces.Space[Any]]] = {
             "textures": {
                 "map": spaces.MultiDiscrete([len(world.TILES)] * (world.VIEW[0] * world.VIEW[1])),
                 "numbers": spaces.Box(-1.0, 1.0, (len(world.ITEMS) + 5,), np.float32),
@@ -111,11 +111,11 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
                 "inventory": spaces.Box(0.0, 1.0, (len(world.ITEMS),), np.float32),
             },
             "render": {"image": spaces.Box(0, 255, (64, 64, 3), np.uint8)},
-        }[view]
+        }
         words = len(asked.WORDS)
-        self.observation_space = spaces.Dict(
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]
             {
-                **seen,
+                **views[view],
                 "goals": spaces.Box(COMPLETED, words - 1, (max_goals, WIDTH), np.int16),
                 "achieved": spaces.Box(NOTHING, words - 1, (3, WIDTH), np.int16),
             }

@@ -45,7 +45,7 @@ class InOrder(dict[Any, None]):
         del self[item]
 
 
-class World(crafter.Env):
+class World(crafter.Env):  # type: ignore[misc]  # the package has no types
     """`crafter.Env` with one seed a world and without a time limit; x goes right, y down."""
 
     def __init__(self, area: int) -> None:
@@ -62,7 +62,7 @@ class World(crafter.Env):
         self._update_time()
         self._player = objects.Player(self._world, (x // 2, y // 2))
         self._last_health = self._player.health
-        self._unlocked = set()
+        self._unlocked: set[str] = set()
         self._world.add(self._player)
         if world_seed is None:
             worldgen.generate_world(self._world, self._player)

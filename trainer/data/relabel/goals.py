@@ -31,7 +31,8 @@ def matches(achieved: Array, goal: Array, tolerance: float) -> NDArray[np.bool_]
 
 def plan_of(shown: Array, pad: float) -> Array:
     """The goals [k, d] among the slots [K, d] of row 0: those that are not pads."""
-    return shown[~(shown == pad).all(axis=-1)]
+    real: Array = shown[~(shown == pad).all(axis=-1)]
+    return real
 
 
 def follow(plan: Array, achieved: Array, tolerance: float) -> list[int]:

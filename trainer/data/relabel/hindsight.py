@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from stepwell import EnvSpec
-from trainer.config import SettingError
 from trainer.data.relabel.episode import Episode
 from trainer.data.relabel.registry import (
     Relabeler,
@@ -21,6 +20,7 @@ from trainer.data.relabel.registry import (
     require_one_dtype,
 )
 from trainer.data.snapshot import DataError
+from trainer.errors import SettingError
 
 
 @register("hindsight")

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import EnvSpec
-from trainer.config import SettingError
 from trainer.data.relabel.episode import Array, Episode
 from trainer.data.relabel.goals import as_sets, follow, matches, plan_of, show, show_active
 from trainer.data.relabel.rarity import Rarity, sharpened
@@ -27,6 +26,7 @@ from trainer.data.relabel.registry import (
     require_one_dtype,
 )
 from trainer.data.snapshot import DataError
+from trainer.errors import SettingError
 
 
 @register("instructions")

@@ -22,14 +22,14 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
 from stepwell import EnvSpec
-from trainer.config import SettingError
 from trainer.data.relabel.episode import Episode
 from trainer.data.snapshot import DataError
+from trainer.errors import SettingError
 
 
 class Relabeler(ABC):
@@ -70,7 +70,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
                 f"register: relabeler {name!r} is {known.__module__}.{known.__qualname__} already; "
                 f"{made.__module__}.{made.__qualname__} needs another name"
             )
-        if not dataclasses.is_dataclass(made):
+        if not dataclasses.is_dataclass(cast(object, made)):
             raise SettingError(f"register: {made.__qualname__} must be a frozen dataclass")
         _registered[name] = made
         return made

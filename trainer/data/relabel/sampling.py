@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +114,7 @@ class Relabeling:
     def episode(self, row: int) -> Episode:
         """A trajectory of the manifest as it was recorded, read-only."""
         known = self._columns.get("action_known")
-        masks = {
+        masks: dict[str, Any] = {
             name: self._columns[name].whole(row) > 0 for name in LOSS_MASKS if name in self._columns
         }
         manifest = self._manifest
