@@ -1234,15 +1234,75 @@ def test_the_statement_of_bare_steps() -> None:
     names = {name: f"v{i}" for i, name in enumerate(chosen)}
     common = {"common": [["k", "INTEGER"]]}
     assert worker._bare_steps(chosen, names, common, "two") == "SELECT * FROM v1"
-    assert worker._bare_steps(chosen, names, common, None) == (
-        'SELECT "a", "c" FROM v0 UNION ALL SELECT "a", "c" FROM v1'
+    assert worker._bare_steps(chosen, names, common, None) == " UNION ALL ".join(
+        (
+            worker._steps_sql({"columns": [a, c], "files": ["f"]}),
+            worker._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
+        )
+    )
+    again = {**chosen, "three": {"columns": [c, a], "files": ["h", "i"]}}
+    assert worker._bare_steps(again, names, common, None) == " UNION ALL ".join(
+        (
+            worker._steps_sql({"columns": [a, c], "files": ["f", "h", "i"]}),
+            worker._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
+        )
     )
     assert worker._bare_steps({"one": chosen["one"]}, names, common, None) == (
-        'SELECT "a", "b", "c" FROM v0'
+        worker._steps_sql({"columns": [a, b, c], "files": ["f"]})
     )
     nothing = 'SELECT CAST(NULL AS INTEGER) AS "k" WHERE false'
     assert worker._bare_steps({}, {}, common, "two") == nothing
     assert worker._bare_steps({"none": chosen["none"]}, names, common, None) == nothing
+
+
+def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
+    """A scan for each dataset would take memory of its own for every GROUP BY: 60 of them, in 20 MiB."""
+    count, shards = 60, []
+    for number in range(count):
+        shards.append(f"shards/fifo/{number}.parquet")
+        store.parquet(
+            shards[-1],
+            {
+                "traj_idx": pa.array([0, 0], pa.int32()),
+                "t": pa.array([0, 1], pa.int32()),
+                "reward": pa.array([float(number), None], pa.float32()),
+                f"obs.{number % 3}": pa.array([1.0, 2.0]),
+            },
+        )
+    listed = store.parquet(
+        "mirror/trajectories.parquet",
+        {
+            "id": pa.array([str(n) for n in range(count)]),
+            "_file": pa.array([f"stored://{name}" for name in shards]),
+            "traj_idx": pa.array([0] * count, pa.int32()),
+        },
+    )
+    own = [["id", "VARCHAR", "t.id"], ["t", "INTEGER", "s.t"], ["reward", "FLOAT", "s.reward"]]
+    trajectories = [["id", "VARCHAR"], ["_file", "VARCHAR"], ["traj_idx", "INTEGER"]]
+    asked = {
+        "tables": {"trajectories": {"columns": trajectories, "files": [listed]}},
+        "datasets": {
+            f"d{n}": {
+                "columns": [*own, [f"obs.{n % 3}", "DOUBLE", f's."obs.{n % 3}"']],
+                "files": [name],
+                "excluded": [],
+            }
+            for n, name in enumerate(shards)
+        },
+        "common": [],
+    }
+    connection = worker._connect(20 << 20, store.files)
+    try:
+        worker._make_tables(connection, frozenset({("", "steps")}), asked, {"form": "json"})
+        query = "SELECT t, avg(reward), count(*) FROM steps GROUP BY t ORDER BY t"
+        assert connection.execute(query).fetchall() == [
+            (0, (count - 1) / 2, count),
+            (1, None, count),
+        ]
+        columns = [row[0] for row in connection.execute("DESCRIBE steps").fetchall()]
+        assert columns == ["id", "t", "reward"]
+    finally:
+        connection.close()
 
 
 def test_quoting() -> None:
