@@ -1256,7 +1256,7 @@ def test_the_statement_of_bare_steps() -> None:
 
 
 def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
-    """A scan for each dataset would take memory of its own for every GROUP BY: 60 of them, in 20 MiB."""
+    """A scan for each would take memory of its own for every GROUP BY: 60 of them, in 20 MiB."""
     count, shards = 60, []
     for number in range(count):
         shards.append(f"shards/fifo/{number}.parquet")
