@@ -46,7 +46,7 @@ class Publisher(Delivery):
         super().__init__(client, run, every=every)
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._lock = folder, threading.Lock()
-        for litter in folder.glob(f".*{TEMPORARY}"):  # of a life that was killed
+        for litter in folder.rglob(f".*{TEMPORARY}"):  # of a life that was killed
             litter.unlink(missing_ok=True)
         self._waiting = {version: self._size(version) for version in self._noted()}
         self._start()

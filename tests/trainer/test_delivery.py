@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from amago_model import Agent
+from stepwell._files import TEMPORARY
 from stepwell.errors import InvalidData, ServiceUnreachable, from_problem
 from stepwell.testing import make_spec, wait_until
 from trainer import publish
@@ -311,6 +312,9 @@ def test_killed_anywhere_no_policy_is_lost(tmp_path, failpoint):
     env = {**os.environ, "STEPWELL_FAILPOINT": failpoint}
     assert subprocess.run(command, env=env, timeout=120).returncode == -9
     env.pop("STEPWELL_FAILPOINT")
+    # The kill may also meet the sender while it writes why one was refused.
+    (folder / "refused").mkdir(parents=True, exist_ok=True)
+    (folder / "refused" / f".2.json.0{TEMPORARY}").touch()
     assert subprocess.run(command, env=env, timeout=120).returncode == 0
     lines = sent.read_text().splitlines()
     assert list(dict.fromkeys(lines)) == [f"{v} policy {v}" for v in (1, 2, 3)]
