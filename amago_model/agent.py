@@ -41,23 +41,23 @@ class Agent(Judging):
 
         s      = memory(row_encoder(observation, previous action and reward))      once, online
         a'     ~ target_actor(s[t+1])                          K_c samples, or all probabilities
-        q'     = min (mean, if online_weight is 0) over M of C target_critics(s[t+1], mean over a')
+        q'     = min (mean, if dpg_weight is 0) over M of C target_critics(s[t+1], mean over a')
         y      = multiplied reward + g * (not terminated) * q'                     or n steps of it
         popart takes in y, then y~ = (y - mean) / sigma
         L_critic  = mean over C (w critic(s[t], a[t]) + b - y~)^2                  trains s too
         a_pi   ~ actor(s[t])                                   K_a samples, or all probabilities
         v      = mean over a_pi of the critics                 they and their copy of s[t] constant
         A      = w mean over C (critic(s[t], a[t]) - v)        in deviations of the return
-        L_climb   = - (w min over C of v + b)                  through a_pi into the actor and s
-        L_clone   = - f(A) log actor(a[t] | s[t])              gradient into the actor and s
-        loss   = critic_weight L_critic + online_weight L_climb + offline_weight L_clone
+        L_dpg   = - (w min over C of v + b)                  through a_pi into the actor and s
+        L_bc   = - f(A) log actor(a[t] | s[t])              gradient into the actor and s
+        loss   = critic_weight L_critic + dpg_weight L_dpg + bc_weight L_bc
 
     and after the optimiser's step, `update_targets`: target += tau * (online - target).
 
-    Each loss is a mean over the transitions its mask leaves: climbing needs a real row, cloning
+    Each loss is a mean over the transitions its mask leaves: DPG needs a real row, BC
     also a known action, the critic also a termination or a recorded next observation; and the data
     may forbid either learner any transition (Batch.actor_mask, critic_mask). Truncation
-    bootstraps, termination does not. With fake_filter and online_weight 0 this is behaviour
+    bootstraps, termination does not. With behavior_cloning and dpg_weight 0 this is behaviour
     cloning and there is no critic at all. Settings that make formulas those that were published
     are in presets.py; with lagged_critics v asks critics from before the last step, with
     dpg_detach_state the actor behind a_pi takes s[t] as a constant, too.
@@ -114,19 +114,17 @@ class Agent(Judging):
                 prediction = self.normalized(seen.q)
                 target = self.value_norm.normalize(seen.target)
                 terms["critic"] = losses.critic_loss(
-                    prediction, target, tr.learnable, n.get("critic")
+                    prediction, target, tr.critic_mask, n.get("critic")
                 )
             else:
                 label = self.critic.bins.label(seen.target)
                 terms["critic"] = losses.classification_loss(
-                    seen.answers, label, tr.learnable, n.get("critic")
+                    seen.answers, label, tr.critic_mask, n.get("critic")
                 )
-            if c.online_weight > 0:
-                terms["climb"] = losses.climbing_loss(seen.value, tr.climbable, n.get("climb"))
+            if c.dpg_weight > 0:
+                terms["dpg"] = losses.dpg_loss(seen.value, tr.dpg_mask, n.get("dpg"))
         if seen.log_prob is not None:
-            terms["clone"] = losses.cloning_loss(
-                seen.log_prob, seen.weight, tr.imitable, n.get("clone")
-            )
+            terms["bc"] = losses.bc_loss(seen.log_prob, seen.weight, tr.bc_mask, n.get("bc"))
         for name, loss in self._own_losses.items():
             terms[name] = loss(self, seen)
         return terms
@@ -134,7 +132,7 @@ class Agent(Judging):
     def weights(self) -> dict[str, float]:
         """By the name of a term, how much it counts. Terms that are not there may be here."""
         c, own = self.config.losses, self.config.custom
-        built_in = {"critic": c.critic_weight, "climb": c.online_weight, "clone": c.offline_weight}
+        built_in = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
         return built_in | dict(zip(own.losses, own.loss_weights or repeat(1.0), strict=False))
 
     def _look(self, batch: Batch, counts: dict[str, float] | None) -> LossInputs:
@@ -145,17 +143,17 @@ class Agent(Judging):
         if self.critic is not None:
             seen.target = self._target(batch, tr)
             if self.training:
-                self.value_norm.update(seen.target, tr.learnable)
+                self.value_norm.update(seen.target, tr.critic_mask)
             seen.answers, v = self._values(tr, dpg_policy)
-            seen.value = self.normalized(self._climbed(tr, dpg_policy, v))
+            seen.value = self.normalized(self._dpg_value(tr, dpg_policy, v))
             seen.q = self.critic.scalar(seen.answers)
             seen.advantage = self._advantage(seen.q.detach(), v.detach())
-        if self.config.losses.offline_weight > 0:
+        if self.config.losses.bc_weight > 0:
             if self.sampled and self.config.critic.soften_data_actions:
                 seen.log_prob = data_log_prob(self._choices(policy), tr.shown)
             else:
                 seen.log_prob = data_log_prob(policy, tr.action)
-            seen.weight = self._filter(seen.advantage, tr.imitable)
+            seen.weight = self._filter(seen.advantage, tr.bc_mask)
         return seen
 
     @torch.no_grad()
@@ -203,10 +201,10 @@ class Agent(Judging):
             for part in parts:
                 tr = self._encode(part)
                 if self.training:
-                    self.value_norm.update(self._target(part, tr), tr.learnable)
+                    self.value_norm.update(self._target(part, tr), tr.critic_mask)
                 if self._batch_norm:
                     out, v = self._values(tr)
-                    advantages.append((self.critic.scalar(out), v, tr.imitable))
+                    advantages.append((self.critic.scalar(out), v, tr.bc_mask))
         with collecting(self.advantage_moments):
             for q_sa, v, mask in advantages:
                 self.advantage_moments.update(self._advantage(q_sa, v), mask)
@@ -219,7 +217,7 @@ class Agent(Judging):
     def loss_counts(batch: Batch) -> dict[str, Tensor]:
         """How many transitions each loss of this batch is a mean of; sums of these are `counts`."""
         masks = loss_masks(batch)
-        counted = {"climb": masks.climbable, "clone": masks.imitable, "critic": masks.learnable}
+        counted = {"dpg": masks.dpg_mask, "bc": masks.bc_mask, "critic": masks.critic_mask}
         return {name: mask.sum() for name, mask in counted.items()}
 
     def _counts(self, tr: Transitions, given: dict[str, float] | None) -> dict[str, Tensor]:
@@ -227,7 +225,7 @@ class Agent(Judging):
         like = self.gammas
         counts = {k: torch.as_tensor(v, device=like.device) for k, v in (given or {}).items()}
         if epsilon := self.config.losses.count_epsilon:
-            for name in ("critic", "climb", "clone"):
+            for name in ("critic", "dpg", "bc"):
                 # A transition has a term for each discount, and of the critic loss for each critic.
                 terms = like.numel() * (self.config.critic.n_critics if name == "critic" else 1)
                 own = counts.get(name, tr.mask_of(name).sum())
@@ -253,7 +251,7 @@ class Agent(Judging):
 
     def _filter(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
         c = self.config.losses
-        if c.fake_filter or advantage is None:
+        if c.behavior_cloning or advantage is None:
             return None
         if self._batch_norm:
             advantage = losses.normalized_advantage(
@@ -278,7 +276,7 @@ class Agent(Judging):
         """
         if self.critic is None:
             raise ConfigError(
-                "get_values: with fake_filter and online_weight=0 there is no critic to ask; "
+                "get_values: with behavior_cloning and dpg_weight=0 there is no critic to ask; "
                 "train with a critic to compare actions"
             )
         batch.check(self.spaces)
@@ -289,7 +287,7 @@ class Agent(Judging):
             out, v_raw = self._values(tr)
             q_raw = self.critic.scalar(out)
             advantage = self._advantage(q_raw, v_raw)
-            weight = self._filter(advantage, tr.imitable)
+            weight = self._filter(advantage, tr.bc_mask)
             scale = self.config.losses.reward_multiplier
             q, v = self._returns(q_raw) / scale, self._returns(v_raw) / scale
         finally:
@@ -305,9 +303,9 @@ class MultiTaskAgent(Agent):
     """The same update where discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024).
 
     Critics take actions as an input, one-hot where discrete, and values of the policy are means
-    over its samples: straight-through Gumbel-softmax carries a gradient where something climbs.
+    over its samples: straight-through Gumbel-softmax carries the gradient of DPG.
     Its companions are critics that classify returns, which care little for their scale (one task's
-    rewards may be a thousand times another's), more samples and no climbing: presets.multitask.
+    rewards may be a thousand times another's), more samples and no DPG: presets.multitask.
     """
 
     sampled: ClassVar[bool] = True

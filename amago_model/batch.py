@@ -63,7 +63,7 @@ class Batch:
     """What the update draws, from `Agent.draw_noise`: [B, T, width]; None lets it draw by itself.
     Parts of a batch that carry the whole's noise make the same update as the whole."""
     actor_mask: Tensor | None = None
-    """[B, T] bool: the actor may learn from transition t, by imitating and by climbing; None: from
+    """[B, T] bool: the actor may learn from transition t, by BC and by DPG; None: from
     all. What the actor may not learn from, critics may, and later steps' returns and memory see."""
     critic_mask: Tensor | None = None
     """[B, T] bool: the same for critics and the statistics of returns."""

@@ -190,19 +190,19 @@ class CriticEnsemble(nn.Module):
         return torch.cat([self._block(first, layers, *block) for block in blocks], dim=2)
 
     def _block(self, first: Tensor, layers: Layers, state: Tensor, told: Tensor) -> Tensor:
-        if (slope := self._climbed_slope(layers, told)) is not None:
+        if (slope := self._constant_slope(layers, told)) is not None:
             out = constant_answers(told, state, first, layers[1:], slope)
         else:
             x = self._hidden(layers, first_layer(told, first, state)).flatten(1, -2)
             out = self._upper_layers(layers, x)
         return out.view(len(first), *told.shape[:3], out.shape[-1])
 
-    def _climbed_slope(self, layers: Layers, told: Tensor) -> float | None:
+    def _constant_slope(self, layers: Layers, told: Tensor) -> float | None:
         """Of the activation, if these layers are constants that `constant_answers` can serve."""
-        climbed = torch.is_grad_enabled() and told.requires_grad and not layers[0][0].requires_grad
+        constant = torch.is_grad_enabled() and told.requires_grad and not layers[0][0].requires_grad
         dropout = self.training and self.config.dropout > 0
         # A critic of somebody's own may do anything between its layers.
-        if type(self) is not CriticEnsemble or not climbed or dropout or not on_plain_cpu(told):
+        if type(self) is not CriticEnsemble or not constant or dropout or not on_plain_cpu(told):
             return None
         return leaky_slope(self.activation)
 

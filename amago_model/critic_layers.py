@@ -1,6 +1,6 @@
-"""The arithmetic of a critic ensemble's layers, and critics as constants for an actor to climb.
+"""The arithmetic of a critic ensemble's layers, and critics as constants for DPG.
 
-Climbing follows the lowest critic of each state and discount, so all the others get a gradient of
+DPG follows the lowest critic of each state and discount, so all the others get a gradient of
 zero there. Going back, each critic is asked about those rows alone in which it got another: with C
 critics a C-th of the work. For a CPU, which knows at once how many these are.
 

@@ -127,7 +127,7 @@ class MultiBinary:
 class OneHots:
     """One of nvec[i] choices for every part i, independently; actions are one-hots side by side.
 
-    With a single part it is a Categorical whose samples can be climbed.
+    With a single part it is a Categorical whose samples carry a gradient.
     """
 
     probs: Tensor

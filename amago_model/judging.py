@@ -37,7 +37,7 @@ class Judging(Networks):
             sparse = tr.seen_tp1.device.type == "cpu" and not torch.compiler.is_compiling()
             asked = chosen if sparse and not c.custom.critic else None
             q = policy_value(critic, part, policy, tr.target_noise, chosen=asked)
-        value = self._returns(losses.over_subset(q, chosen, minimum=c.losses.online_weight > 0))
+        value = self._returns(losses.over_subset(q, chosen, minimum=c.losses.dpg_weight > 0))
         targets = critic_targets(batch, tr.windows(value), self.gammas, c.losses)
         return tr.transitions(targets)
 
@@ -45,14 +45,14 @@ class Judging(Networks):
         """Critics on the data's actions, [C, N, G, 1 or bins], and on the policy's own, [C, N, G].
 
         The first has gradients to critics and states. To the second both are constants: its
-        gradient goes through the actions alone, to all that `policy` was made of (if online_weight
+        gradient goes through the actions alone, to all that `policy` was made of (if dpg_weight
         is above 0). `policy` is the actor's, if at hand.
         """
         c = self.config.losses
         assert self.critic is not None
         judge = self.lagged_critic if self.critic.bins is None else None
-        climbs = c.online_weight > 0 and torch.is_grad_enabled()
-        with torch.set_grad_enabled(climbs):
+        with_dpg = c.dpg_weight > 0 and torch.is_grad_enabled()
+        with torch.set_grad_enabled(with_dpg):
             if policy is None:
                 policy = self.policy.actor(tr.state_t.detach(), tr.legal_t, **tr.actor_t)
             policy = self._choices(policy)
@@ -69,7 +69,7 @@ class Judging(Networks):
         part = self.critic.state_part(tr.seen_t, **tr.critic_t)
         repeated = tr.shown[None, :, None, :].expand(1, -1, len(c.gammas), -1)
         out = self.critic.outputs(part, repeated).squeeze(1)
-        with torch.set_grad_enabled(climbs):
+        with torch.set_grad_enabled(with_dpg):
             if judge is not None:
                 return out, self._lagged_values(tr, policy)
             v = policy_value(self.critic, part.detach(), policy, tr.own_noise, frozen=True)
@@ -81,8 +81,8 @@ class Judging(Networks):
         part = self.lagged_critic.state_part(tr.seen_t.detach(), **tr.critic_t)
         return policy_value(self.lagged_critic, part, policy, tr.own_noise, frozen=True)
 
-    def _climbed(self, tr: Transitions, policy: Distribution, v: Tensor) -> Tensor:
-        """[C, N, G]: what climbing follows, if `v` is what advantages take from."""
+    def _dpg_value(self, tr: Transitions, policy: Distribution, v: Tensor) -> Tensor:
+        """[C, N, G]: what DPG raises, if `v` is what advantages take from."""
         assert self.critic is not None
         if self.lagged_critic is None or self.critic.bins is None:
             return v

@@ -29,7 +29,7 @@ class LossInputs:
     policy: Distribution
     """The actor before each transition, [N, G, …]. Gradient to the actor and the states."""
     log_prob: Tensor | None = None
-    """[N, G] of the data's actions under `policy`; None with offline_weight=0."""
+    """[N, G] of the data's actions under `policy`; None with bc_weight=0."""
     answers: Tensor | None = None
     """[C, N, G, 1 or bins]: the critics' raw output on the data's actions. Gradient to critics and
     states."""
@@ -41,13 +41,13 @@ class LossInputs:
     value: Tensor | None = None
     """[C, N, G]: what the critics (with lagged_critics: as they were a step ago), as constants, say
     of the policy's own actions, in deviations from the mean return. Gradient, through these, to the
-    actor and the states (if online_weight is above 0; with dpg_detach_state to the actor)."""
+    actor and the states (if dpg_weight is above 0; with dpg_detach_state to the actor)."""
     advantage: Tensor | None = None
     """[N, G] of the data's actions, as the filter sees it."""
     weight: Tensor | None = None
     """[N, G]: what the filter makes of it; None where nothing is filtered."""
 
-    def mean(self, x: Tensor, over: Literal["critic", "climb", "clone"]) -> Tensor:
+    def mean(self, x: Tensor, over: Literal["critic", "dpg", "bc"]) -> Tensor:
         """The mean of x [N, …] over the transitions that a built-in term is a mean of: scalar.
 
         Also where the batch is one part of many: then the parts' means add up to the whole's.

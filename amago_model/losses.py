@@ -111,14 +111,12 @@ def clipped_target(target: Tensor, low: float | None, high: float | None) -> Ten
     return target if low is None and high is None else target.clamp(min=low, max=high)
 
 
-def cloning_loss(
-    log_prob: Tensor, weight: Tensor | None, mask: Tensor, count: Tensor | None
-) -> Tensor:
+def bc_loss(log_prob: Tensor, weight: Tensor | None, mask: Tensor, count: Tensor | None) -> Tensor:
     """-weight x log pi(data action), log_prob and weight [N, G]; no weight is behaviour cloning."""
     weighted = log_prob if weight is None else weight.detach() * log_prob
     return -masked_mean(weighted, mask, count)
 
 
-def climbing_loss(value: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
+def dpg_loss(value: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
     """-min over critics of the value of the policy's own actions, [C, N, G] (DPG)."""
     return -masked_mean(value.amin(0), mask, count)

@@ -1,4 +1,4 @@
-"""The networks of an agent and their slow copies: what acts, what judges, and their statistics.
+"""The networks of an agent and its target networks: what acts, what judges, and statistics.
 
 Also how a batch becomes the transitions that they are asked about. Letters: B windows, T
 transitions, L = T + 1 rows, D state width, P width of what only critics see.
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Networks(nn.Module):
-    """A policy; and where values are learned, critics, slow copies, PopArt."""
+    """A policy; and where values are learned, critics, target networks, PopArt."""
 
     sampled: ClassVar[bool] = False
     """Whether critics meet the policy's discrete actions as samples, not all with their odds."""
@@ -99,7 +99,7 @@ class Networks(nn.Module):
 
     @torch.no_grad()
     def update_targets(self, bad: Tensor | None = None) -> None:
-        """Move the slow copies towards the learned weights. Call it after each optimiser step
+        """Move the target networks towards the learned weights. Call it after each optimiser step
         (before it, if `LossConfig.targets_before_step`). `bad` is that of step_adamw."""
         if self.critic is None:
             return

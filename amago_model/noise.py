@@ -33,8 +33,8 @@ class Noise:
         g, c = len(config.losses.gammas), config.critic
         everyone = c.n_critics_target == c.n_critics and not c.subset_replacement
         return cls(
-            (config.losses.n_target_actions, g, width),
-            (config.losses.n_policy_actions, g, width),
+            (config.losses.n_actions_in_critic_loss, g, width),
+            (config.losses.n_actions_in_actor_loss, g, width),
             (0 if everyone or not learns_values else c.n_critics, g),
         )
 

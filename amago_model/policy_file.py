@@ -27,7 +27,8 @@ from amago_model.checked import unfinished
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
-FORMAT = 1
+FORMAT = 2
+"""1 had other names for settings."""
 _FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
 _MAX_HEADER = 100_000_000  # as safetensors itself
 
@@ -86,8 +87,8 @@ def load_policy(
         )
     if found != str(FORMAT):
         raise PolicyFileError(
-            f"policy format {found} is not the {FORMAT} that this version reads; "
-            "use the version of the package that wrote it"
+            f"policy format {found} is not the {FORMAT} that this version reads (settings have "
+            "other names now); load it with the version that wrote it, or publish it anew"
         )
     try:
         about = json.loads(metadata[_POLICY_KEY])

@@ -61,10 +61,10 @@ DEVIATIONS: dict[str, Deviation] = {
         True, "what of a HL-Gauss label lies outside is lost; here it belongs to the edge's bin"
     ),
     "losses.targets_before_step": Deviation(
-        True, "the slow copies move before the optimiser's step; here after it"
+        True, "the target networks move before the optimiser's step; here after it"
     ),
     "losses.lagged_critics": Deviation(
-        True, "climbing and advantages ask critics one update old; here the critics as they are"
+        True, "DPG and advantages ask critics one update old; here the critics as they are"
     ),
     "losses.count_epsilon": Deviation(
         1e-5, "a loss is a sum over the count + 1e-5; here over the count"
@@ -141,5 +141,5 @@ def multitask(config: AgentConfig | None = None) -> AgentConfig:
         config,
         algorithm="multitask",
         critic=replace(config.critic, kind="twohot"),
-        losses=replace(config.losses, online_weight=0.0, offline_weight=1.0, n_policy_actions=3),
+        losses=replace(config.losses, dpg_weight=0.0, bc_weight=1.0, n_actions_in_actor_loss=3),
     )

@@ -35,9 +35,9 @@ class Transitions:
     shown: Tensor  # [N, A]: the action as critics see it
     exists: Tensor  # [N] bool: the transition is not padding
     known: Tensor  # [N] bool: ... and so does its action
-    climbable: Tensor  # [N] bool: it exists, and the actor may learn from it
-    imitable: Tensor  # [N] bool: ... and its action is known
-    learnable: Tensor  # [N] bool: known, with a target, and critics may learn from it
+    dpg_mask: Tensor  # [N] bool: it exists, and the actor may learn from it
+    bc_mask: Tensor  # [N] bool: ... and its action is known
+    critic_mask: Tensor  # [N] bool: known, with a target, and critics may learn from it
     shape: tuple[int, int]  # B, T
     target_noise: Tensor  # [K_c, N, G, W] standard normal; nothing if discrete
     own_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
@@ -50,7 +50,7 @@ class Transitions:
 
     def mask_of(self, loss: str) -> Tensor:
         """[N] bool: what a built-in loss, by its name, is a mean over."""
-        masks = {"critic": self.learnable, "climb": self.climbable, "clone": self.imitable}
+        masks = {"critic": self.critic_mask, "dpg": self.dpg_mask, "bc": self.bc_mask}
         return masks[loss]
 
     def windows(self, x: Tensor) -> Tensor:
@@ -88,23 +88,23 @@ class LossMasks(NamedTuple):
 
     known: Tensor
     """The transition exists, and its action was recorded."""
-    climbable: Tensor
+    dpg_mask: Tensor
     """It exists, and the actor may learn from it."""
-    imitable: Tensor
+    bc_mask: Tensor
     """Besides, its action was recorded."""
-    learnable: Tensor
+    critic_mask: Tensor
     """Its action was recorded, it ends the task or arrives at an observation that was, and critics
     may learn from it."""
 
 
 def loss_masks(batch: Batch) -> LossMasks:
     known = batch.mask & batch.action_known
-    learnable = known & (batch.terminated | batch.next_obs_valid)
+    critic_mask = known & (batch.terminated | batch.next_obs_valid)
     if batch.critic_mask is not None:
-        learnable = learnable & batch.critic_mask
+        critic_mask = critic_mask & batch.critic_mask
     if batch.actor_mask is None:
-        return LossMasks(known, batch.mask, known, learnable)
-    return LossMasks(known, batch.mask & batch.actor_mask, known & batch.actor_mask, learnable)
+        return LossMasks(known, batch.mask, known, critic_mask)
+    return LossMasks(known, batch.mask & batch.actor_mask, known & batch.actor_mask, critic_mask)
 
 
 def make_transitions(
@@ -129,12 +129,12 @@ def make_transitions(
         place: the transitions wanted, see `places`; None only without a packing.
     """
     masks = loss_masks(batch)
-    exists, known, learnable = (
-        at(place, mask.flatten()) for mask in (batch.mask, masks.known, masks.learnable)
+    exists, known, critic_mask = (
+        at(place, mask.flatten()) for mask in (batch.mask, masks.known, masks.critic_mask)
     )
-    climbable, imitable = exists, known
+    dpg_mask, bc_mask = exists, known
     if batch.actor_mask is not None:
-        climbable, imitable = (at(place, m.flatten()) for m in (masks.climbable, masks.imitable))
+        dpg_mask, bc_mask = (at(place, m.flatten()) for m in (masks.dpg_mask, masks.bc_mask))
     space, whole = spaces.action, noise["own_noise"].dtype  # under autocast states may be halves
     if space.kind == "discrete":
         action = action_index(space, batch.action).clamp(0, space.n - 1)
@@ -168,9 +168,9 @@ def make_transitions(
         action=action,
         exists=exists,
         known=known,
-        climbable=climbable,
-        imitable=imitable,
-        learnable=learnable,
+        dpg_mask=dpg_mask,
+        bc_mask=bc_mask,
+        critic_mask=critic_mask,
         shape=(batch.mask.shape[0], batch.mask.shape[1]),
         place=place,
         target_noise=noise["target_noise"],

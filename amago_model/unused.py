@@ -24,7 +24,7 @@ OF_SWITCHES = ("mean_log_prob",)
 OF_NUMBERS = (
     *("continuous", "beta", "gmm", "std_low", "std_high", "log_prob_clip", "bound_gradient"),
 )
-SAMPLES = ("n_target_actions", "n_policy_actions")
+SAMPLES = ("n_actions_in_critic_loss", "n_actions_in_actor_loss")
 OF_ENSEMBLES = (
     *("n_critics", "n_critics_target", "subset_replacement", "soften_data_actions"),
     *("popart", "popart_beta", "popart_init_nu"),

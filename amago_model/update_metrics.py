@@ -24,17 +24,17 @@ def critic_metrics(
     mean, deviation = over_critics(q[..., -1] / scale)
     y = target[:, -1] / scale
     return {
-        "value/q_mean": masked_mean(mean, tr.learnable),
-        "value/q_std_over_critics": masked_mean(deviation, tr.learnable),
-        "value/target_mean": masked_mean(y, tr.learnable),
-        "value/target_min": -_masked_max(-y, tr.learnable),
-        "value/target_max": _masked_max(y, tr.learnable),
-        "value/advantage_mean": masked_mean(advantage[:, -1], tr.imitable),
+        "value/q_mean": masked_mean(mean, tr.critic_mask),
+        "value/q_std_over_critics": masked_mean(deviation, tr.critic_mask),
+        "value/target_mean": masked_mean(y, tr.critic_mask),
+        "value/target_min": -_masked_max(-y, tr.critic_mask),
+        "value/target_max": _masked_max(y, tr.critic_mask),
+        "value/advantage_mean": masked_mean(advantage[:, -1], tr.bc_mask),
         "popart/mean": norm.mean[-1] / scale,
         "popart/sigma": norm.sigma[-1] / scale,
         "popart/w": norm.w[-1].clone(),
         "popart/b": norm.b[-1].clone(),
-        "count/critic": tr.learnable.sum(),
+        "count/critic": tr.critic_mask.sum(),
     }
 
 
@@ -45,13 +45,13 @@ def actor_metrics(
     """The policy before each transition; log_prob and the filter's weight [N, G]."""
     entropy = policy.entropy(tr.own_noise)[:, -1]
     metrics = {
-        "policy/log_prob": masked_mean(log_prob[:, -1], tr.imitable),
+        "policy/log_prob": masked_mean(log_prob[:, -1], tr.bc_mask),
         "policy/entropy": masked_mean(entropy, tr.exists),
-        "count/imitable": tr.imitable.sum(),
+        "count/bc": tr.bc_mask.sum(),
         "count/transitions": tr.exists.sum(),
     }
     if weight is not None:
-        metrics["policy/filter_mean"] = masked_mean(weight[:, -1], tr.imitable)
+        metrics["policy/filter_mean"] = masked_mean(weight[:, -1], tr.bc_mask)
     return metrics
 
 

@@ -61,7 +61,7 @@ def update_matmuls(
         rows: the same of rows, for what works on each by itself in the encoders; default
             B x (T + 1). Attention is counted over whole windows.
         plain: nothing is compiled and this is a CPU. Then target critics answer only where they
-            were drawn, and a climbed critic gets a gradient only where it is the lowest.
+            were drawn, and in DPG a critic gets a gradient only where it is the lowest.
 
     Raises:
         ValueError: a part whose matmuls are not known here.
@@ -122,7 +122,7 @@ def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     found: list[Matmul] = []
     if loss.trains_critic:
         found += [_linear("target actor", n, i, o, passes=1) for i, o in pairs]
-    learns = loss.offline_weight > 0 or not loss.dpg_detach_state
+    learns = loss.bc_weight > 0 or not loss.dpg_detach_state
     found += [_linear("actor", n, i, o, passes=3 if learns else 1) for i, o in pairs]
     if loss.dpg_detach_state:
         found += [
@@ -142,7 +142,7 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
         pairs = [(d, h), *hidden, (h, g * a)]
         learn = [_linear("critics", n, i, o, passes=3, batch=e) for i, o in pairs]
         return learn + [replace(x, part="target critics", times=1) for x in learn]
-    k_c, k_a = (a, a) if discrete else (loss.n_target_actions, loss.n_policy_actions)
+    k_c, k_a = (a, a) if discrete else (loss.n_actions_in_critic_loss, loss.n_actions_in_actor_loss)
     drawn = q.n_critics_target < e and not q.subset_replacement and plain
     asked = q.n_critics_target if drawn else e
 
@@ -178,11 +178,11 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
         found.append(_linear(data, n, d, h, passes=3, batch=e))
         found += asked_about(data, 1, e, 3, _linear(data, n * g, w, h, passes=2, batch=e))
     found += once("critics of the policy", k_a, e)
-    if loss.online_weight > 0:
-        climbed, back = "critics that are climbed", 1 if plain else e
+    if loss.dpg_weight > 0:
+        dpg, back = "critics of DPG", 1 if plain else e
         width = d + w if unsplit(k_a) and not plain else w
-        first = _linear(climbed, k_a * n * g, width, h, passes=1, batch=back)
-        found += asked_about(climbed, k_a, back, 1, first)
+        first = _linear(dpg, k_a * n * g, width, h, passes=1, batch=back)
+        found += asked_about(dpg, k_a, back, 1, first)
     return found
 
 

@@ -64,7 +64,7 @@ USUAL = vectors(17, 6)
 """What a recipe is measured on unless it is made for something else: HalfCheetah's shape."""
 SPACES: dict[str, Spaces] = {
     "pendulum_stitch": vectors(3, 1),
-    "behaviour_cloning": vectors(3, 1),
+    "bc": vectors(3, 1),
     "bc10": vectors(3, 1),
     "lunarlander_continuous": vectors(8, 2),
     "recall": choices(6, 4),

@@ -1,8 +1,8 @@
 """The same update as plainly as it can be written: what `benchmarks.update` compares ours with.
 
 Eager float32; critics as one batched matmul, each row of it [state | discount | action] in full;
-a full copy of the critics, brought up to date after every step, for the values that the actor
-climbs; every critic answers every target; AdamW as torch offers it by default; the moving average
+a full copy of the critics, brought up to date after every step, for the values that DPG
+raises; every critic answers every target; AdamW as torch offers it by default; the moving average
 parameter by parameter. Encoders, actor and loss functions are ours: same mathematics, same code.
 """
 
@@ -68,7 +68,7 @@ class Baseline:
         self.config, self.grad_clip = agent.config, grad_clip
         device = agent.gammas.device
         self.critics = PlainCritics(agent.critic).to(device)
-        self.climbed = copy.deepcopy(self.critics).requires_grad_(False)
+        self.frozen_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.targets = PlainCritics(agent.target_critic).to(device).requires_grad_(False)
         self.norm: PopArt = self.agent.value_norm
         self.parameters = [*self.agent.policy.parameters(), *self.critics.parameters()]
@@ -101,7 +101,7 @@ class Baseline:
         for slow, fast in pairs:
             for p, q in zip(slow.parameters(), fast.parameters(), strict=True):
                 p.lerp_(q, self.config.losses.tau)
-        for p, q in zip(self.climbed.parameters(), self.critics.parameters(), strict=True):
+        for p, q in zip(self.frozen_critics.parameters(), self.critics.parameters(), strict=True):
             p.copy_(q)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -113,33 +113,33 @@ class Baseline:
             q = losses.ensemble_subset(
                 q,
                 c.critic.n_critics_target,
-                minimum=c.losses.online_weight > 0,
+                minimum=c.losses.dpg_weight > 0,
                 noise=tr.subset_noise,
                 replacement=c.critic.subset_replacement,
             )
             q_next = self.norm.value(q).unflatten(0, tr.shape)
             target = critic_targets(batch, q_next, self.agent.gammas, c.losses).flatten(0, 1)
-        self.norm.update(target, tr.learnable)
+        self.norm.update(target, tr.critic_mask)
         q_sa = self._of_data(tr.state_t, tr.action)
         prediction = self.norm.normalized_value(q_sa)
         goal = self.norm.normalize(target)
-        loss = c.losses.critic_weight * losses.critic_loss(prediction, goal, tr.learnable, None)
+        loss = c.losses.critic_weight * losses.critic_loss(prediction, goal, tr.critic_mask, None)
         policy = own = self._actor(tr.state_t)
-        with torch.set_grad_enabled(c.losses.online_weight > 0):
+        with torch.set_grad_enabled(c.losses.dpg_weight > 0):
             state = tr.state_t.detach()
             if c.losses.dpg_detach_state:
                 own = self._actor(state)
-            v = self._value(self.climbed, state, own, tr.own_noise)
+            v = self._value(self.frozen_critics, state, own, tr.own_noise)
             value = self.norm.normalized_value(v)
-        if c.losses.online_weight > 0:
-            climb = losses.climbing_loss(value, tr.exists, None)
-            loss = loss + c.losses.online_weight * climb
-        if c.losses.offline_weight > 0:
+        if c.losses.dpg_weight > 0:
+            dpg = losses.dpg_loss(value, tr.exists, None)
+            loss = loss + c.losses.dpg_weight * dpg
+        if c.losses.bc_weight > 0:
             advantage = (prediction.detach() - value.detach()).mean(0)
             weight = losses.advantage_weight(advantage, c.losses)
             log_prob = data_log_prob(policy, tr.action)
-            clone = losses.cloning_loss(log_prob, weight, tr.imitable, None)
-            loss = loss + c.losses.offline_weight * clone
+            bc = losses.bc_loss(log_prob, weight, tr.bc_mask, None)
+            loss = loss + c.losses.bc_weight * bc
         return loss
 
     @property

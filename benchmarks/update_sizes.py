@@ -3,7 +3,7 @@
 small, medium, long   the agent's default heads (7 discounts, 4 critics) on Transformers: 256 wide,
                       3 layers, windows of 128; 512 wide, 6, 512; 256 wide, 3, 2048
 amago1                a memory-free agent, 64 wide, on 32 windows of 32: one discount, 2 critics,
-                      climbing and binary-filtered cloning
+                      DPG and binary-filtered BC
 amago2                the same, exponentially filtered cloning only
 amago3                the same with 7 discounts, 4 critics, 3 action samples and a Beta policy
 
@@ -85,19 +85,19 @@ def _memory_free(actor: ActorConfig, critic: CriticConfig, losses: LossConfig) -
 
 def _amago(row: int) -> AgentConfig:
     actor, critic = ActorConfig(d_hidden=128), CriticConfig(d_hidden=128, n_critics=2)
-    common = {"gamma": 0.98, "reward_multiplier": 0.1, "offline_weight": 1.0, "tau": 0.01}
+    common = {"gamma": 0.98, "reward_multiplier": 0.1, "bc_weight": 1.0, "tau": 0.01}
     if row == 1:
-        losses = LossConfig(extra_gammas=(), online_weight=0.3, **common)
+        losses = LossConfig(auxiliary_gammas=(), dpg_weight=0.3, **common)
     elif row == 2:
-        losses = LossConfig(extra_gammas=(), online_weight=0.0, filter="exp", **common)
+        losses = LossConfig(auxiliary_gammas=(), dpg_weight=0.0, filter="exp", **common)
     else:
         actor = ActorConfig(d_hidden=128, continuous="beta")
         critic = CriticConfig(d_hidden=128)
         losses = LossConfig(
-            online_weight=0.0,
+            dpg_weight=0.0,
             filter="exp",
-            n_target_actions=3,
-            n_policy_actions=3,
+            n_actions_in_critic_loss=3,
+            n_actions_in_actor_loss=3,
             **common,
         )
     return _memory_free(actor, critic, losses)

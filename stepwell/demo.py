@@ -102,7 +102,7 @@ def _run(options: Options, processes: Processes, console: Console) -> int:
             *("--outbox", str(options.data / "outbox")),
         )
         runs = {
-            "behaviour cloning": (f"{prefix}-bc", "behaviour_cloning"),
+            "behaviour cloning": (f"{prefix}-bc", "bc"),
             "10% BC": (f"{prefix}-bc10", "bc10"),
             "our agent": (agent, options.recipe),
         }

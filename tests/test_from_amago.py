@@ -19,7 +19,9 @@ from trainer import config as trainer_config
 from trainer.config import SourceConfig, TrainConfig, flatten, to_json
 from trainer.options import resolve
 
-PAGE = (Path(__file__).parents[1] / "docs" / "from_amago.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "from_amago.md").read_text()
+METRICS = set(re.findall(r"`([a-z]+/[a-z_]+)`", (DOCS / "training.md").read_text()))
 SETTINGS = flatten(to_json(TrainConfig()))
 SECTIONS = {path.rpartition(".")[0] for path in SETTINGS}
 MIXTURES = {f"sources.{f.name}" for f in fields(SourceConfig)}
@@ -61,8 +63,8 @@ def test_each_row_leads_to_one_thing_of_ours_or_says_why_not(row: tuple[str, str
 
 
 def check(word: str) -> None:
-    """A setting, with or without a value; a command, with or without an option; something to
-    import."""
+    """A setting, with or without a value; a metric; a command, with or without an option;
+    something to import."""
     if word.startswith("stepwell "):
         _, command, *options = shlex.split(word)
         assert command in COMMANDS
@@ -73,6 +75,8 @@ def check(word: str) -> None:
         thing: Any = importlib.import_module(module)
         for name in names:
             thing = getattr(thing, name)
+    elif re.fullmatch("[a-z]+/[a-z_]+", word):
+        assert word in METRICS | {f"popart/{x}" for x in ("mean", "sigma", "w", "b")}
     elif word not in MIXTURES:
         path, _, value = word.partition(" = ")
         assert path in SETTINGS, path

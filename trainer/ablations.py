@@ -46,9 +46,9 @@ ABLATIONS: dict[str, Ablation] = {
     for row in (
         # --- the update, on pendulum-stitch -------------------------------------------------------
         Ablation(
-            name="ablation_no_climbing",
+            name="ablation_no_dpg",
             base="pendulum_stitch",
-            changes={f"{LOSSES}.online_weight": 0.0},
+            changes={f"{LOSSES}.dpg_weight": 0.0},
             about="The actor only imitates what the filter leaves; targets are means over critics.",
         ),
         Ablation(
@@ -60,13 +60,13 @@ ABLATIONS: dict[str, Ablation] = {
         Ablation(
             name="ablation_no_cloning",
             base="pendulum_stitch",
-            changes={f"{LOSSES}.offline_weight": 0.0},
-            about="The actor only climbs the critic; nothing holds it near the data.",
+            changes={f"{LOSSES}.bc_weight": 0.0},
+            about="The actor learns by DPG alone; nothing holds it near the data.",
         ),
         Ablation(
             name="ablation_no_filter",
             base="pendulum_stitch",
-            changes={f"{LOSSES}.fake_filter": True},
+            changes={f"{LOSSES}.behavior_cloning": True},
             about="Every action of the data is imitated, good or bad.",
         ),
         Ablation(
@@ -94,7 +94,7 @@ ABLATIONS: dict[str, Ablation] = {
             about="A target rests on one critic of the ensemble, drawn at random.",
         ),
         Ablation(
-            name="ablation_no_slow_copies",
+            name="ablation_no_target_networks",
             base="pendulum_stitch",
             changes={f"{LOSSES}.tau": 1.0},
             about="Targets come from the learned weights themselves.",
@@ -103,12 +103,12 @@ ABLATIONS: dict[str, Ablation] = {
             name="ablation_no_target_actor",
             base="pendulum_stitch",
             changes={f"{LOSSES}.use_target_actor": False},
-            about="Next actions in targets come from the learned actor, not its slow copy.",
+            about="Next actions in targets come from the learned actor, not its target network.",
         ),
         Ablation(
             name="ablation_many_discounts",
             base="pendulum_stitch",
-            changes={f"{LOSSES}.extra_gammas": (0.1, 0.9, 0.95)},
+            changes={f"{LOSSES}.auxiliary_gammas": (0.1, 0.9, 0.95)},
             about="Three shorter discounts are learned beside the one that acts.",
         ),
         Ablation(
@@ -187,8 +187,8 @@ ABLATIONS: dict[str, Ablation] = {
         Ablation(
             name="ablation_mixture",
             base="pendulum_stitch",
-            changes={f"{ACTOR}.continuous": "gmm", f"{LOSSES}.online_weight": 0.0},
-            about="Actions come from mixtures of Gaussians, which cannot climb.",
+            changes={f"{ACTOR}.continuous": "gmm", f"{LOSSES}.dpg_weight": 0.0},
+            about="Actions come from mixtures of Gaussians, which have no gradient for DPG.",
         ),
         Ablation(
             name="ablation_residual_actor",
@@ -231,13 +231,13 @@ ABLATIONS: dict[str, Ablation] = {
         Ablation(
             name="ablation_tmaze_dpg",
             base="tmaze",
-            changes={f"{LOSSES}.online_weight": 0.3},
-            about="The actor climbs the critic, too, and the memory learns from it.",
+            changes={f"{LOSSES}.dpg_weight": 0.3},
+            about="The actor learns by DPG, too, and the memory learns from it.",
         ),
         Ablation(
             name="ablation_tmaze_dpg_detached",
             base="tmaze",
-            changes={f"{LOSSES}.online_weight": 0.3, f"{LOSSES}.dpg_detach_state": True},
+            changes={f"{LOSSES}.dpg_weight": 0.3, f"{LOSSES}.dpg_detach_state": True},
             about="The same, but the memory does not learn from DPG.",
         ),
         # --- the memory, on the T-Maze ------------------------------------------------------------
@@ -252,7 +252,7 @@ ABLATIONS: dict[str, Ablation] = {
             base="tmaze",
             # Without a critic the others have no use, and must be at their defaults.
             changes={
-                f"{LOSSES}.fake_filter": True,
+                f"{LOSSES}.behavior_cloning": True,
                 f"{LOSSES}.reward_multiplier": 10.0,
                 f"{LOSSES}.tau": 0.003,
                 f"{CRITIC}.n_critics": 4,

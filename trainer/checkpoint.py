@@ -1,7 +1,7 @@
 """A trainer's private resume state: a folder that is there whole, or not at all.
 
     checkpoints/update-000000500/
-        agent.safetensors        weights, slow copies, statistics of inputs and returns
+        agent.safetensors        weights, target networks, statistics of inputs and returns
         optimizer.safetensors    <parameter>|exp_avg, |exp_avg_sq, |step
         state.json               clocks, views of the data, config, spaces, versions
         manifest.json            sha256 of each, written last
@@ -36,7 +36,8 @@ from stepwell.failpoints import failpoint
 from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
+"""1 had other names for settings."""
 FILES = ("agent.safetensors", "optimizer.safetensors", "state.json")
 
 

@@ -254,8 +254,8 @@ class TrainConfig:
             )
         if self.data.critic_mask and not self.agent.losses.trains_critic:
             raise SettingError(
-                f"data.critic_mask: {self.data.critic_mask!r}, but behaviour cloning (fake_filter "
-                "with online_weight=0) has no critic; leave it out, or name it in data.actor_mask"
+                f"data.critic_mask: {self.data.critic_mask!r}, but there is no critic with "
+                "behavior_cloning and dpg_weight=0; leave it out, or name it in data.actor_mask"
             )
         every = ScheduleConfig().agree_every
         if self.processes == 1 and self.schedule.agree_every != every:

@@ -1,4 +1,4 @@
-"""One update: forward, backward, clip, step, slow copies. Knows batches and an agent, no more.
+"""One update: forward, backward, clip, step, target networks. Knows batches and an agent only.
 
 An update does not depend on how its batch is cut, over processes or over micro-batches: statistics
 take in the whole before it is used, each part's losses are averaged over the counts of the whole,
@@ -225,10 +225,10 @@ def _cut(batch: Batch, parts: int) -> list[Batch]:
 
 # What a metric is a mean (or the extreme) of, by the beginning of its name.
 _MEAN_OVER = {
-    "value/advantage_mean": "count/imitable",
+    "value/advantage_mean": "count/bc",
     "value/": "count/critic",
     "policy/entropy": "count/transitions",
-    "policy/": "count/imitable",
+    "policy/": "count/bc",
 }
 
 

@@ -23,13 +23,13 @@ from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from trainer import checkpoint as checkpoints
-from trainer.blame import explain_skip
 from trainer.config import TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
 from trainer.errors import SettingError
 from trainer.learner import Learner, TrainingDiverged, Update, over_processes
+from trainer.nan_diagnostics import explain_skip
 from trainer.processes import World, make_accelerator
 from trainer.report import GO, PAUSE, STOP, Report, RunInfo
 from trainer.unused import for_spaces

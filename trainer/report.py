@@ -36,7 +36,7 @@ LOGGERS = ("trainer", "stepwell._background")
 PROGRESS_EVERY = 60.0
 """Seconds between lines of progress in the run's log; on the screen there are more."""
 LONGEST_NOTES = 4096
-LEARNERS = {"count/imitable": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
+LEARNERS = {"count/bc": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
 """By metric that counts the steps it learns from: who, and the setting that leaves steps out."""
 
 

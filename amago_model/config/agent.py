@@ -51,7 +51,7 @@ class CustomConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_settings()
-        taken = {"critic", "climb", "clone", "total"}
+        taken = {"critic", "dpg", "bc", "total"}
         own = len(set(self.losses) - taken) == len(self.losses) and all(self.losses)
         names = f"names, each once, and none of {', '.join(sorted(taken))}; to change a built-in "
         self.require("losses", own, names + "term, override Agent.terms")
@@ -120,11 +120,11 @@ class AgentConfig(Checked):
             if read_elsewhere():
                 self._check_sections()
             refuse(self._unused())
-        if self.actor.continuous == "gmm" and self.losses.online_weight > 0:
+        if self.actor.continuous == "gmm" and self.losses.dpg_weight > 0:
             raise ConfigError(
-                "ActorConfig.continuous: samples of 'gmm' have no gradient, so nothing can climb "
-                f"the critic with online_weight={self.losses.online_weight}; set "
-                "losses.online_weight=0 or another distribution"
+                "ActorConfig.continuous: samples of 'gmm' have no gradient, so DPG cannot use "
+                f"the critic with dpg_weight={self.losses.dpg_weight}; set "
+                "losses.dpg_weight=0 or another distribution"
             )
 
     def own_parts_read(self) -> AbstractContextManager[None]:
@@ -142,19 +142,19 @@ class AgentConfig(Checked):
         losses = self.losses
         found: list[Unused] = []
         if not losses.filters:
-            why = "with fake_filter or offline_weight=0 no advantage is filtered"
+            why = "with behavior_cloning or bc_weight=0 no advantage is filtered"
             found += unused(why, (losses, OF_ADVANTAGES), (self.custom, ["filter"]))
         elif self.custom.filter:
             why = f"CustomConfig.filter={self.custom.filter!r} takes the place of it"
             found += unused(why, (losses, OF_THE_FILTER))
         if not losses.trains_critic:
-            why = "behaviour cloning (fake_filter with online_weight=0) has no critic"
+            why = "behaviour cloning (behavior_cloning with dpg_weight=0) has no critic"
             critics = (self.critic, self.critic.setting_names()), (self.custom, ["critic"])
             found += unused(why, (losses, OF_CRITICS), *critics, (self, ["algorithm"]))
-        elif self.critic.kind != "scalar" and not losses.online_weight:
-            why = "nothing climbs, and advantages ask critics that classify as they are"
+        elif self.critic.kind != "scalar" and not losses.dpg_weight:
+            why = "there is no DPG, and advantages ask critics that classify as they are"
             found += unused(why, (losses, ["lagged_critics"]))
-        if not losses.offline_weight:
-            why = "with offline_weight=0 nothing asks for the probability of a data action"
+        if not losses.bc_weight:
+            why = "with bc_weight=0 nothing asks for the probability of a data action"
             found += unused(why, (self.actor, ["log_prob_clip", "mean_log_prob"]))
         return found

@@ -80,7 +80,7 @@ class ActorConfig(Checked):
     dropout: float = 0.0
     """Dropout probability after each hidden layer."""
     continuous: Literal["tanh_gaussian", "beta", "gmm"] = "tanh_gaussian"
-    """Continuous: family of the distribution. gmm has no gradient: it needs online_weight 0."""
+    """Continuous: family of the distribution. gmm has no gradient: it needs dpg_weight 0."""
     beta: BetaConfig = field(default_factory=BetaConfig)
     """Settings of continuous=beta."""
     gmm: GMMConfig = field(default_factory=GMMConfig)

@@ -17,9 +17,15 @@ OF_ADVANTAGES = (*OF_THE_FILTER, "filter_batch_norm", "filter_advantage")
 """Settings of nothing else than the filtering of advantages."""
 OF_CRITICS = (
     *("reward_multiplier", "n_step", "td_lambda", "target_low", "target_high", "critic_weight"),
-    *("n_target_actions", "targets_before_step", "lagged_critics", "use_target_actor", "tau"),
+    *(
+        "n_actions_in_critic_loss",
+        "targets_before_step",
+        "lagged_critics",
+        "use_target_actor",
+        "tau",
+    ),
 )
-"""Settings of what critics learn, and of slow copies."""
+"""Settings of what critics learn, and of target networks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +56,11 @@ class LeakyFilterConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Checked):
-    """The terms of the update: critic, filtered behaviour cloning, climbing the critic (DPG)."""
+    """The terms of the update: critic, DPG, advantage-filtered behaviour cloning (BC)."""
 
     gamma: float = 0.999
     """Discount of the policy that acts."""
-    extra_gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
+    auxiliary_gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
     """Further discounts learned in parallel, to shape the state vector; may be empty. One that
     gamma is, too, is learned once, as gamma."""
     reward_multiplier: float = 10.0
@@ -70,10 +76,10 @@ class LossConfig(Checked):
     """Targets are clipped to at most this, a return in the environment's units; none does not."""
     critic_weight: float = 10.0
     """Weight of the critic loss."""
-    online_weight: float = 1.0
-    """Weight of the term that climbs the critic (DPG); above 0, targets are ensemble minima."""
-    offline_weight: float = 0.1
-    """Weight of the (filtered) behaviour-cloning term."""
+    dpg_weight: float = 1.0
+    """Weight of the DPG loss; above 0, targets are minima over the ensemble."""
+    bc_weight: float = 0.1
+    """Weight of the (filtered) behaviour cloning loss."""
     filter: Literal["binary", "exp", "leaky_relu"] = "binary"
     """Weight of a data action by its advantage: 1 above the threshold, exp(beta x advantage), or a
     bent line (leaky_filter)."""
@@ -89,40 +95,40 @@ class LossConfig(Checked):
     """exp: smallest weight; published: 1e-7."""
     filter_max: float = 20.0
     """exp: largest weight."""
-    fake_filter: bool = False
-    """Imitate every action: behaviour cloning. With online_weight 0 there is no critic at all."""
-    n_target_actions: int = 1
+    behavior_cloning: bool = False
+    """Imitate every action: behaviour cloning. With dpg_weight 0 there is no critic at all."""
+    n_actions_in_critic_loss: int = 1
     """Policy samples that estimate the value of the next state. Not for discrete actions, unless
     algorithm=multitask: critics answer for all of them."""
-    n_policy_actions: int = 1
+    n_actions_in_actor_loss: int = 1
     """Policy samples in the advantage and in the DPG term, and for the logged entropy of continuous
-    actions. Not for discrete actions, unless algorithm=multitask, as n_target_actions."""
+    actions. Not for discrete actions, unless algorithm=multitask, as n_actions_in_critic_loss."""
     filter_advantage: Literal["normalized", "raw"] = "normalized"
     """What the filter sees: advantages in deviations of the return, or (as published) of the
     critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
     targets_before_step: bool = False
-    """As published: the slow copies move before the optimiser's step, not after it."""
+    """As published: the target networks move before the optimiser's step, not after it."""
     dpg_detach_state: bool = False
     """DPG trains the actor alone: the state that it acts on is a constant. Off, as published, the
     gradient goes on through the actor into the encoders. Critics always see a constant there."""
     lagged_critics: bool = False
-    """As published: climbing, and advantages of critics that do not classify, ask copies of the
+    """As published: DPG, and advantages of critics that do not classify, ask copies of the
     critics from before the last step, one update old. One more set of critics in memory."""
     count_epsilon: float = 0.0
     """Added to the number of terms that each loss is a mean of; published: 1e-5."""
     use_target_actor: bool = True
-    """Next actions come from the slowly moving copy of the actor."""
+    """Next actions come from the target actor."""
     tau: float = 0.003
     """How far the copies move towards the learned weights after each update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, values in (("gamma", (self.gamma,)), ("extra_gammas", self.extra_gammas)):
+        for name, values in (("gamma", (self.gamma,)), ("auxiliary_gammas", self.auxiliary_gammas)):
             self.require(name, all(0 <= g < 1 for g in values), "discounts in [0, 1)")
-        once = len(set(self.extra_gammas)) == len(self.extra_gammas)
-        self.require("extra_gammas", once, "each discount once")
-        self.require_sizes(n_step=1024, n_target_actions=1024, n_policy_actions=1024)
-        for name in ("critic_weight", "online_weight", "offline_weight"):
+        once = len(set(self.auxiliary_gammas)) == len(self.auxiliary_gammas)
+        self.require("auxiliary_gammas", once, "each discount once")
+        self.require_sizes(n_step=1024, n_actions_in_critic_loss=1024, n_actions_in_actor_loss=1024)
+        for name in ("critic_weight", "dpg_weight", "bc_weight"):
             value = getattr(self, name)
             self.require(name, math.isfinite(value) and value >= 0, "a finite number, at least 0")
         self.require("tau", 0 < self.tau <= 1, "a number in (0, 1]")
@@ -134,15 +140,15 @@ class LossConfig(Checked):
         self.require("filter_min", 0 <= self.filter_min < self.filter_max, "from 0 to filter_max")
         self._check_targets()
         refuse(self._unused())
-        if self.online_weight == 0 and self.offline_weight == 0:
+        if self.dpg_weight == 0 and self.bc_weight == 0:
             raise ConfigError(
-                "LossConfig.offline_weight: it and online_weight are both 0, so nothing would "
+                "LossConfig.bc_weight: it and dpg_weight are both 0, so nothing would "
                 "train the actor; raise one of them"
             )
         if self.trains_critic and self.critic_weight == 0:
             raise ConfigError(
                 "LossConfig.critic_weight: 0 leaves the critic untrained while the actor follows "
-                "it; raise it, or set fake_filter with online_weight=0 for behaviour cloning"
+                "it; raise it, or set behavior_cloning with dpg_weight=0 for behaviour cloning"
             )
 
     def _check_targets(self) -> None:
@@ -156,12 +162,12 @@ class LossConfig(Checked):
 
     def _unused(self) -> list[Unused]:
         found = either_or(self, "td_lambda", "n_step", "they are two ways of doing the same")
-        if self.online_weight == 0:
-            why = "with online_weight=0 there is no DPG"
-            found += unused(why, (self, ["dpg_detach_state"]), instead="raise online_weight or ")
-        if self.offline_weight == 0:
-            why = "with offline_weight=0 no action of the data is imitated"
-            found += unused(why, (self, ["fake_filter"]), instead="raise offline_weight or ")
+        if self.dpg_weight == 0:
+            why = "with dpg_weight=0 there is no DPG"
+            found += unused(why, (self, ["dpg_detach_state"]), instead="raise dpg_weight or ")
+        if self.bc_weight == 0:
+            why = "with bc_weight=0 no action of the data is imitated"
+            found += unused(why, (self, ["behavior_cloning"]), instead="raise bc_weight or ")
         if self.filters:
             kinds = {
                 "leaky_relu": ("leaky_filter",),
@@ -174,14 +180,14 @@ class LossConfig(Checked):
     @property
     def gammas(self) -> tuple[float, ...]:
         """All discounts; the last one acts."""
-        return (*(g for g in self.extra_gammas if g != self.gamma), self.gamma)
+        return (*(g for g in self.auxiliary_gammas if g != self.gamma), self.gamma)
 
     @property
     def trains_critic(self) -> bool:
         """False for pure behaviour cloning, which builds no critic."""
-        return not (self.fake_filter and self.online_weight == 0)
+        return not (self.behavior_cloning and self.dpg_weight == 0)
 
     @property
     def filters(self) -> bool:
         """Whether the advantage decides how much an action of the data is imitated."""
-        return self.offline_weight > 0 and not self.fake_filter
+        return self.bc_weight > 0 and not self.behavior_cloning

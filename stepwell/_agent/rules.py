@@ -57,7 +57,7 @@ ROLES: dict[str, Role] = {
         ),
         sections=("agent.", "optimizer.", "schedule."),
         lists=frozenset(
-            ["agent.losses.extra_gammas", "data.relabel"]
+            ["agent.losses.auxiliary_gammas", "data.relabel"]
             + [f"agent.custom.{name}" for name in ("losses", "loss_weights", "settings")]
             + [
                 f"agent.timestep_encoder.{name}"

@@ -74,8 +74,8 @@ def agent_of(
     critic: dict[str, Any] | None = None,
     losses: dict[str, Any] | None = None,
 ) -> Agent:
-    """In float64, with statistics and slow copies that have already gone their own ways."""
-    defaults = {"gamma": 0.9, "extra_gammas": (0.5,), "online_weight": 0.6, "offline_weight": 0.7}
+    """In float64, with statistics and target networks that have already gone their own ways."""
+    defaults = {"gamma": 0.9, "auxiliary_gammas": (0.5,), "dpg_weight": 0.6, "bc_weight": 0.7}
     wanted = LossConfig(**(defaults | (losses or {})))
     small = {"n_critics": 3, "d_hidden": 4, "n_layers": 1} | (critic or {})
     if small.get("popart", True):
@@ -138,7 +138,7 @@ Case = dict[str, Any]
 CLEAR = {"filter_threshold": 0.01}
 CASES: dict[str, Case] = {
     "discrete": {},
-    "discrete, mean of critics": {"losses": {"online_weight": 0.0}},
+    "discrete, mean of critics": {"losses": {"dpg_weight": 0.0}},
     "discrete, legal actions": {"legal": True, "actor": {"prob_low": 0.2, "prob_high": 0.6}},
     "discrete, softened": {"critic": {"soften_data_actions": True}},
     "discrete, no popart": {"critic": {"popart": False}},
@@ -178,15 +178,15 @@ CASES: dict[str, Case] = {
     "raw, normalised": {
         "losses": {"filter": "exp", "filter_advantage": "raw", "filter_batch_norm": True}
     },
-    "no filter": {"losses": {"fake_filter": True}},
-    "cloning alone": {"losses": {"fake_filter": True, "online_weight": 0.0}},
-    "climbing alone": {"losses": {"offline_weight": 0.0}},
+    "no filter": {"losses": {"behavior_cloning": True}},
+    "cloning alone": {"losses": {"behavior_cloning": True, "dpg_weight": 0.0}},
+    "DPG alone": {"losses": {"bc_weight": 0.0}},
     "continuous": {"kind": "continuous"},
     "DPG detached": {"losses": {"dpg_detach_state": True}},
     "DPG detached, alone": {
         "kind": "continuous",
         "privileged": True,
-        "losses": {"dpg_detach_state": True, "offline_weight": 0.0},
+        "losses": {"dpg_detach_state": True, "bc_weight": 0.0},
     },
     "DPG detached, choices": {
         "kind": "multi_discrete",
@@ -203,11 +203,11 @@ CASES: dict[str, Case] = {
     "loss masks, classified": {"masks": True, "critic": {"kind": "twohot", "bins": NARROW}},
     "loss masks, cloning alone": {
         "masks": True,
-        "losses": {"fake_filter": True, "online_weight": 0.0},
+        "losses": {"behavior_cloning": True, "dpg_weight": 0.0},
     },
     "continuous, samples": {
         "kind": "continuous",
-        "losses": {"n_target_actions": 2, "n_policy_actions": 3},
+        "losses": {"n_actions_in_critic_loss": 2, "n_actions_in_actor_loss": 3},
     },
     "continuous, two-hot": {"kind": "continuous", "critic": {"kind": "twohot", "bins": NARROW}},
     "continuous, raw two-hot": {
@@ -222,16 +222,16 @@ CASES: dict[str, Case] = {
     "mixture": {
         "kind": "continuous",
         "actor": {"continuous": "gmm", "gmm": GMMConfig(modes=2, std_low=0.1, std_high=0.9)},
-        "losses": {"online_weight": 0.0},
+        "losses": {"dpg_weight": 0.0},
     },
     "switches": {"kind": "multi_binary", "losses": CLEAR},
     "choices": {"kind": "multi_discrete", "legal": True, "losses": CLEAR},
     "multitask, discrete": {
         "algorithm": "multitask",
         "critic": {"kind": "twohot", "bins": NARROW},
-        "losses": {"n_policy_actions": 3, "online_weight": 0.0} | CLEAR,
+        "losses": {"n_actions_in_actor_loss": 3, "dpg_weight": 0.0} | CLEAR,
     },
-    "multitask, climbing": {"algorithm": "multitask", "legal": True, "losses": CLEAR},
+    "multitask, DPG": {"algorithm": "multitask", "legal": True, "losses": CLEAR},
     "multitask, DPG detached": {
         "algorithm": "multitask",
         "losses": {"dpg_detach_state": True} | CLEAR,
@@ -244,7 +244,7 @@ CASES: dict[str, Case] = {
     "lagged critics, continuous": {
         "kind": "continuous",
         "privileged": True,
-        "losses": {"lagged_critics": True, "filter": "exp", "n_policy_actions": 2},
+        "losses": {"lagged_critics": True, "filter": "exp", "n_actions_in_actor_loss": 2},
     },
     "lagged critics, DPG detached": {
         "kind": "continuous",

@@ -62,7 +62,7 @@ def make_config() -> Callable[..., AgentConfig]:
         actor: dict | None = None,
         encoder: TimestepEncoderConfig = SMALL_ENCODER,
     ) -> AgentConfig:
-        wanted = LossConfig(**({"gamma": 0.9, "extra_gammas": (0.5,)} | (losses or {})))
+        wanted = LossConfig(**({"gamma": 0.9, "auxiliary_gammas": (0.5,)} | (losses or {})))
         small = {"d_hidden": 16, "n_critics": 3} | (critic or {})
         return AgentConfig(
             timestep_encoder=encoder,

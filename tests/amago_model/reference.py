@@ -97,23 +97,23 @@ class _Loops:
         c, g, critics = self.c, len(self.gammas), self.agent.config.critic
         width = 0 if self.space.kind == "discrete" and not self.agent.sampled else None
         width = int(self.agent.policy.actor.noise_width) if width is None else width
-        k_c, k_a = c.n_target_actions * g * width, c.n_policy_actions * g * width
-        self.next_noise = noise[..., :k_c].unflatten(-1, (c.n_target_actions, g, width))
+        k_c, k_a = c.n_actions_in_critic_loss * g * width, c.n_actions_in_actor_loss * g * width
+        self.next_noise = noise[..., :k_c].unflatten(-1, (c.n_actions_in_critic_loss, g, width))
         own = noise[..., k_c : k_c + k_a]
-        self.own_noise = own.unflatten(-1, (c.n_policy_actions, g, width))
+        self.own_noise = own.unflatten(-1, (c.n_actions_in_actor_loss, g, width))
         rest = noise[..., k_c + k_a :]
         self.subset_noise = rest.unflatten(-1, (critics.n_critics, g)) if rest.numel() else None
 
     # ---------------------------------------------------------------------- what is there
 
-    def learnable(self, i: int, k: int) -> bool:
+    def critic_mask(self, i: int, k: int) -> bool:
         allowed = self.batch.critic_mask is None or bool(self.batch.critic_mask[i, k])
         return allowed and self.known(i, k) and self.usable(i, k)
 
-    def imitable(self, i: int, k: int) -> bool:
-        return self.climbable(i, k) and self.known(i, k)
+    def bc_mask(self, i: int, k: int) -> bool:
+        return self.dpg_mask(i, k) and self.known(i, k)
 
-    def climbable(self, i: int, k: int) -> bool:
+    def dpg_mask(self, i: int, k: int) -> bool:
         allowed = self.batch.actor_mask is None or bool(self.batch.actor_mask[i, k])
         return allowed and bool(self.batch.mask[i, k])
 
@@ -264,7 +264,7 @@ class _Loops:
         elif m < len(values):
             order = sorted(range(len(values)), key=lambda c: -plain(self.subset_noise[i, k, c, g]))
             values = [values[c] for c in order[:m]]
-        value = min(values) if self.c.online_weight > 0 else sum(values) / len(values)
+        value = min(values) if self.c.dpg_weight > 0 else sum(values) / len(values)
         return self.popart[g].value(value) if self.scalar else value
 
     def target(self, i: int, k: int, g: int, q: list[float]) -> float:
@@ -292,7 +292,7 @@ class _Loops:
         every = [(i, k, g) for i, k, g in every if self.batch.mask[i, k]]
         states = {i: self.states(i) for i in range(self.b) if self.batch.mask[i].any()}
         result = SlowUpdate(NOTHING, {}, self.popart, inputs)
-        terms: dict[str, list[Tensor]] = {"critic": [], "climb": [], "clone": []}
+        terms: dict[str, list[Tensor]] = {"critic": [], "dpg": [], "bc": []}
         advantages: dict[Place, float] = {}
         own = agent.policy.actor
 
@@ -303,7 +303,7 @@ class _Loops:
                     arrives = [bool(self.batch.next_obs_valid[i, k]) for k in range(n)]
                     q = [self.next_value(i, k, g, *fixed) if arrives[k] else 0.0 for k in range(n)]
                     for k in range(n):
-                        if self.learnable(i, k):
+                        if self.critic_mask(i, k):
                             result.targets[i, k, g] = self.target(i, k, g, q)
             if moving:
                 for g in self._discounts:
@@ -322,9 +322,9 @@ class _Loops:
                     )
                     for j in n_critics
                 ]  # fmt: skip
-                norm_v = climbed = [self.normalized(x, g) for x in v]
+                norm_v = dpg_v = [self.normalized(x, g) for x in v]
                 if c.lagged_critics and not self.scalar:
-                    climbed = [
+                    dpg_v = [
                         self.normalized(
                             self.value_of(
                                 agent.lagged_critic, j, seen[k].detach(), g, policy,
@@ -334,8 +334,8 @@ class _Loops:
                         )
                         for j in n_critics
                     ]  # fmt: skip
-                if self.climbable(i, k):
-                    terms["climb"].append(-min(climbed, key=plain))
+                if self.dpg_mask(i, k):
+                    terms["dpg"].append(-min(dpg_v, key=plain))
                 if not self.known(i, k):
                     continue
                 action = self.shown(i, k)
@@ -348,27 +348,27 @@ class _Loops:
                     gain = [a - b for a, b in zip(q_sa, v, strict=True)]
                 else:
                     gain = [self.normalized(a, g) - b for a, b in zip(q_sa, norm_v, strict=True)]
-                if self.imitable(i, k):
+                if self.bc_mask(i, k):
                     advantages[i, k, g] = plain(sum(gain)) / len(gain)
                 units = self.popart[g].value if self.scalar else (lambda x: x)
                 result.values[i, k, g] = [plain(units(x)) for x in q_sa]
-                if self.learnable(i, k):
+                if self.critic_mask(i, k):
                     terms["critic"].append(self._critic_error(out, result.targets[i, k, g], g))
 
         result.advantages = dict(advantages)
         result.weights = self._weights(advantages)
         for i, k, g in every:
-            if not self.imitable(i, k):
+            if not self.bc_mask(i, k):
                 continue
             policy = self.policy(own, states[i][0][k], i, k, g)
             soft = agent.sampled and self.space.kind == "discrete"
             log_prob = policy.log_prob(self.shown(i, k) if soft else self.action(i, k))
             result.log_probs[i, k, g] = plain(log_prob)
-            terms["clone"].append(-result.weights.get((i, k, g), 1.0) * log_prob)
+            terms["bc"].append(-result.weights.get((i, k, g), 1.0) * log_prob)
 
-        weights = {"critic": c.critic_weight, "climb": c.online_weight, "clone": c.offline_weight}
+        weights = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
         for name, parts in terms.items():
-            there = weights[name] > 0 and (agent.critic is not None or name == "clone")
+            there = weights[name] > 0 and (agent.critic is not None or name == "bc")
             if there:
                 result.terms[name] = sum(parts, NOTHING) / max(len(parts), 1)
                 if c.count_epsilon:  # of each critic's terms, where these are several
@@ -395,7 +395,7 @@ class _Loops:
         return sum(each, NOTHING) / len(each)
 
     def _weights(self, advantages: dict[Place, float]) -> dict[Place, float]:
-        if self.c.fake_filter or not advantages:
+        if self.c.behavior_cloning or not advantages:
             return {}
         if self.c.filter_batch_norm:
             for g in self._discounts:

@@ -24,7 +24,7 @@ TRY: dict[str, list[Any]] = {
     "losses.target_low": [0.0],
     "losses.target_high": [0.0],
     "losses.td_lambda": [0.3],
-    "losses.extra_gammas": [(0.3, 0.5)],
+    "losses.auxiliary_gammas": [(0.3, 0.5)],
     "losses.leaky_filter.largest": [0.011, 50.0],
     "losses.leaky_filter.smallest": [0.3],
     "losses.filter_min": [1.0],

@@ -44,11 +44,11 @@ CASES = {
         "continuous",
         {},
         {"subset_replacement": True},
-        {"filter": "exp", "filter_batch_norm": True, "n_policy_actions": 2},
+        {"filter": "exp", "filter_batch_norm": True, "n_actions_in_actor_loss": 2},
     ),
     "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", "bins": NARROW}, {}),
     "choices": ("multi_discrete", {}, {"kind": "hlgauss", "bins": NARROW}, {"td_lambda": 0.8}),
-    "cloning alone": ("continuous", {}, {}, {"fake_filter": True, "online_weight": 0.0}),
+    "cloning alone": ("continuous", {}, {}, {"behavior_cloning": True, "dpg_weight": 0.0}),
 }
 MASKED = ("continuous, normalised filter", "multitask", "cloning alone")
 LENGTHS = (6, 1, 0, 3, 2, 5, 1)

@@ -112,10 +112,10 @@ def test_a_mixture_of_one_is_independent_over_dimensions_and_bounded_below() -> 
     torch.testing.assert_close(d.log_prob(action), reference.log_prob(action).sum())
 
 
-def test_a_mixture_cannot_be_climbed_and_says_so() -> None:
+def test_a_mixture_refuses_dpg() -> None:
     with pytest.raises(ConfigError, match="continuous.*gradient"):
         AgentConfig(actor=ActorConfig(continuous="gmm"))
-    AgentConfig(actor=ActorConfig(continuous="gmm"), losses=LossConfig(online_weight=0.0))
+    AgentConfig(actor=ActorConfig(continuous="gmm"), losses=LossConfig(dpg_weight=0.0))
 
 
 # ------------------------------------------------------------------------ switches and many choices
@@ -213,7 +213,7 @@ ALL = [
 def test_every_kind_learns_and_is_blind_to_padding(
     make_spaces, make_config, make_batch, kind: str, actor: dict, online: float
 ) -> None:
-    config = make_config(losses={"online_weight": online}, actor=actor)
+    config = make_config(losses={"dpg_weight": online}, actor=actor)
     agent = Agent(config, make_spaces(kind)).eval()
     batch = make_batch(agent.spaces)
     results = []
@@ -250,7 +250,7 @@ def test_every_kind_acts_in_the_environment_s_terms_from_its_file(
     make_spaces, make_config, kind: str, actor: dict, online: float
 ) -> None:
     spaces = make_spaces(kind)
-    agent = Agent(make_config(losses={"online_weight": online}, actor=actor), spaces)
+    agent = Agent(make_config(losses={"dpg_weight": online}, actor=actor), spaces)
     policy = load_policy(save_policy(agent))
     assert policy.config == agent.config and policy.spaces == spaces
     n, shape = 16, spaces.action.array_shape
@@ -272,7 +272,7 @@ def test_cloning_recovers_one_action(
     """Behaviour cloning of a constant action makes it the greedy one."""
     del online
     spaces = make_spaces(kind)
-    losses = {"online_weight": 0.0, "offline_weight": 1.0, "fake_filter": True}
+    losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "behavior_cloning": True}
     agent = Agent(make_config(losses=losses, actor=actor), spaces)
     batch = make_batch(spaces)
     wanted = {
@@ -300,7 +300,7 @@ def test_a_thousand_actions_keep_their_numbers(make_config, make_batch, algorith
     space = ActionSpace(kind="discrete", n=1000, start=3)
     obs_spaces = {"observation": ObsSpace(shape=(3,), dtype="float32")}
     spaces = Spaces(observations=obs_spaces, action=space)
-    losses = {"online_weight": 0.0, "offline_weight": 1.0, "filter_threshold": -100.0}
+    losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "filter_threshold": -100.0}
     config = dataclasses.replace(make_config(losses=losses), algorithm=algorithm)
     agent = make_agent(config, spaces)
     batch = make_batch(spaces)

@@ -38,10 +38,10 @@ DEMO = AgentConfig(
     critic=CriticConfig(n_critics=2, d_hidden=128),
     losses=LossConfig(
         gamma=0.98,
-        extra_gammas=(),
+        auxiliary_gammas=(),
         reward_multiplier=0.1,
-        online_weight=0.3,
-        offline_weight=1.0,
+        dpg_weight=0.3,
+        bc_weight=1.0,
         tau=0.01,
     ),
 )
@@ -68,7 +68,7 @@ def test_a_discount_that_acts_is_learned_once() -> None:
     losses = LossConfig(gamma=0.99)
     assert losses.gammas == (0.1, 0.9, 0.95, 0.97, 0.995, 0.99)
     assert dataclasses.replace(losses, gamma=0.9).gammas == (0.1, 0.95, 0.97, 0.99, 0.995, 0.9)
-    assert LossConfig(gamma=0.5, extra_gammas=(0.5,)).gammas == (0.5,)
+    assert LossConfig(gamma=0.5, auxiliary_gammas=(0.5,)).gammas == (0.5,)
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
@@ -80,15 +80,18 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
     ("make", "field"),
     [
         (lambda: LossConfig(gamma=1.0), "gamma"),
-        (lambda: LossConfig(extra_gammas=(0.9, 1.5)), "extra_gammas"),
-        (lambda: LossConfig(extra_gammas=(0.9, 0.9)), "extra_gammas: expected each discount once"),
-        (lambda: LossConfig(online_weight=0, offline_weight=0), "offline_weight"),
-        (lambda: LossConfig(fake_filter=True, offline_weight=0), "fake_filter"),
+        (lambda: LossConfig(auxiliary_gammas=(0.9, 1.5)), "auxiliary_gammas"),
+        (
+            lambda: LossConfig(auxiliary_gammas=(0.9, 0.9)),
+            "auxiliary_gammas: expected each discount once",
+        ),
+        (lambda: LossConfig(dpg_weight=0, bc_weight=0), "bc_weight"),
+        (lambda: LossConfig(behavior_cloning=True, bc_weight=0), "behavior_cloning"),
         (lambda: LossConfig(critic_weight=0), "critic_weight"),
         (lambda: LossConfig(tau=0.0), "tau"),
         (lambda: LossConfig(filter="sharp"), "filter"),  # type: ignore[arg-type]
         (lambda: LossConfig(n_step=0), "n_step"),
-        (lambda: LossConfig(online_weight=math.nan), "online_weight"),
+        (lambda: LossConfig(dpg_weight=math.nan), "dpg_weight"),
         (lambda: CriticConfig(n_critics=1), "n_critics_target"),
         (lambda: CriticConfig(d_hidden=True), "d_hidden"),
         (lambda: TransformerConfig(d_model=30, n_heads=8), "n_heads"),
@@ -137,7 +140,7 @@ def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
     [
         (
             lambda: AgentConfig(
-                losses=LossConfig(fake_filter=True, online_weight=0, filter="exp", n_step=3),
+                losses=LossConfig(behavior_cloning=True, dpg_weight=0, filter="exp", n_step=3),
                 critic=CriticConfig(d_hidden=8, kind="twohot", bins=BinsConfig(n_bins=9)),
                 custom=CustomConfig(critic="mine"),
             ),
@@ -146,7 +149,7 @@ def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
         ),
         (
             lambda: AgentConfig(
-                losses=LossConfig(offline_weight=0, filter_batch_norm=True),
+                losses=LossConfig(bc_weight=0, filter_batch_norm=True),
                 actor=ActorConfig(log_prob_clip=0.9),
             ),
             "LossConfig.filter_batch_norm ActorConfig.log_prob_clip",
@@ -158,12 +161,13 @@ def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
             "LossConfig.filter_threshold LossConfig.leaky_filter filter='leaky_relu'",
         ),
         (
-            lambda: LossConfig(td_lambda=0.5, n_step=3, offline_weight=0, fake_filter=True),
-            "td_lambda=0.5 n_step=3 LossConfig.fake_filter",
+            lambda: LossConfig(td_lambda=0.5, n_step=3, bc_weight=0, behavior_cloning=True),
+            "td_lambda=0.5 n_step=3 LossConfig.behavior_cloning",
         ),
         (
             lambda: AgentConfig(
-                algorithm="multitask", losses=LossConfig(fake_filter=True, online_weight=0, tau=0.1)
+                algorithm="multitask",
+                losses=LossConfig(behavior_cloning=True, dpg_weight=0, tau=0.1),
             ),
             "AgentConfig.algorithm LossConfig.tau",
         ),

@@ -78,7 +78,7 @@ def test_a_cut_without_its_last_observation_teaches_the_actor_and_not_the_critic
     batch = make_batch(agent.spaces, lengths=(4,), size=4)
     batch.next_obs_valid[0, 3] = False
     counts = Agent.loss_counts(batch)
-    assert {k: int(v) for k, v in counts.items()} == {"climb": 4, "clone": 4, "critic": 3}
+    assert {k: int(v) for k, v in counts.items()} == {"dpg": 4, "bc": 4, "critic": 3}
     batch.terminated[0, 3] = True
     assert int(Agent.loss_counts(batch)["critic"]) == 4
 
@@ -87,9 +87,7 @@ def test_a_cut_without_its_last_observation_teaches_the_actor_and_not_the_critic
 def test_an_unknown_action_has_no_influence_on_anything(
     make_spaces, make_config, make_batch, kind: str
 ) -> None:
-    agent = Agent(
-        make_config(losses={"online_weight": 0.0, "offline_weight": 1.0}), make_spaces(kind)
-    )
+    agent = Agent(make_config(losses={"dpg_weight": 0.0, "bc_weight": 1.0}), make_spaces(kind))
     agent.eval()
     batch = make_batch(agent.spaces)
     batch.action_known[0, 2] = False
@@ -125,12 +123,12 @@ def test_legal_actions_reach_the_targets_and_the_policy() -> None:
 
 
 def test_behaviour_cloning_builds_no_critic(make_spaces, make_config, make_batch) -> None:
-    losses = {"fake_filter": True, "online_weight": 0.0, "offline_weight": 1.0}
+    losses = {"behavior_cloning": True, "dpg_weight": 0.0, "bc_weight": 1.0}
     agent = Agent(make_config(losses=losses), make_spaces())
     loss, metrics = agent(make_batch(agent.spaces))
     loss.backward()
     assert agent.critic is None and not any("target" in n for n, _ in agent.named_parameters())
-    assert set(k for k in metrics if k.startswith("loss/")) == {"loss/clone", "loss/total"}
+    assert set(k for k in metrics if k.startswith("loss/")) == {"loss/bc", "loss/total"}
     assert all(p.grad is not None for p in agent.trainable_parameters())
     agent.update_targets()
 

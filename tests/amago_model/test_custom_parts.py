@@ -56,11 +56,11 @@ class MyCritic(CriticEnsemble):
 
 
 class Lazy(Agent):
-    """Climbs nothing, though its config says so: another sum of the same losses."""
+    """Without DPG, though its config says so: another sum of the same losses."""
 
     def terms(self, seen: LossInputs) -> dict[str, torch.Tensor]:
         terms = super().terms(seen)
-        del terms["climb"]
+        del terms["dpg"]
         return terms
 
 
@@ -79,7 +79,7 @@ def predictable(agent: Agent, seen: LossInputs) -> torch.Tensor:
     """Surprise of the data's actions, all alike: a further, unfiltered imitation."""
     del agent
     assert seen.log_prob is not None
-    return -seen.mean(seen.log_prob, "clone")
+    return -seen.mean(seen.log_prob, "bc")
 
 
 def small(agent: Agent, seen: LossInputs) -> torch.Tensor:
@@ -87,7 +87,7 @@ def small(agent: Agent, seen: LossInputs) -> torch.Tensor:
     del agent
     assert seen.answers is not None
     answers = seen.mean(seen.answers.square().mean((0, 3)), "critic")
-    return answers + seen.mean(seen.transitions.state_t.square(), "climb")
+    return answers + seen.mean(seen.transitions.state_t.square(), "dpg")
 
 
 def soft(advantage: torch.Tensor) -> torch.Tensor:
@@ -181,10 +181,10 @@ def test_unknown_names_are_refused_with_the_nearest(make_spaces, make_config) ->
 @pytest.mark.parametrize(
     "losses",
     [
-        LossConfig(fake_filter=True, online_weight=0.0),
+        LossConfig(behavior_cloning=True, dpg_weight=0.0),
         LossConfig(filter="exp"),
         LossConfig(filter_threshold=0.5),
-        LossConfig(offline_weight=0.0),
+        LossConfig(bc_weight=0.0),
     ],
 )
 def test_a_filter_that_would_not_be_used_is_refused(losses: LossConfig) -> None:
@@ -223,16 +223,16 @@ def test_an_agent_that_leaves_a_term_out_learns_as_if_it_did_not_exist(name: str
     agent, windows = make({"critic": {"n_critics_target": 1}, "kind": name})
     batch = windows([3, 1, 0, 4], 4)
     batch.noise = agent.draw_noise(*batch.mask.shape)
-    losses = dataclasses.replace(agent.config.losses, online_weight=0.0)
+    losses = dataclasses.replace(agent.config.losses, dpg_weight=0.0)
     never = make_agent(dataclasses.replace(agent.config, losses=losses), agent.spaces).double()
     never.load_state_dict(agent.state_dict())
     lazy = _with(agent, agent="lazy")
     torch.testing.assert_close(_gradients(lazy, batch), _gradients(never, batch))
-    climbing, resting = _gradients(agent, batch), _gradients(lazy, batch)
-    moved = {n for n, g in climbing.items() if not torch.allclose(g, resting[n])}
+    with_dpg, without = _gradients(agent, batch), _gradients(lazy, batch)
+    moved = {n for n, g in with_dpg.items() if not torch.allclose(g, without[n])}
     # DPG trains the actor and, through it, the encoders.
-    assert moved == {n for n in climbing if n.startswith("policy.")}
-    assert "loss/climb" not in lazy(batch)[1]
+    assert moved == {n for n in with_dpg if n.startswith("policy.")}
+    assert "loss/dpg" not in lazy(batch)[1]
 
 
 @pytest.mark.usefixtures("mine")
@@ -272,11 +272,11 @@ def test_a_term_replaced_and_weighed_anew_is_that_of_a_slow_loop() -> None:
         for c in range(3)
         for i in range(len(seen.target))
         for g in range(2)
-        if seen.transitions.learnable[i]
+        if seen.transitions.critic_mask[i]
     ]
     assert float(metrics["loss/critic"]) == pytest.approx(sum(errors) / len(errors))
     c = agent.config.losses
-    rest = c.online_weight * metrics["loss/climb"] + c.offline_weight * metrics["loss/clone"]
+    rest = c.dpg_weight * metrics["loss/dpg"] + c.bc_weight * metrics["loss/bc"]
     torch.testing.assert_close(loss, 2.0 * metrics["loss/critic"] + rest)
 
 
@@ -296,8 +296,8 @@ def test_losses_of_one_s_own_in_parts_are_those_of_the_whole() -> None:
 
 @pytest.mark.usefixtures("mine")
 def test_losses_that_cannot_be_counted_are_refused(make_spaces, make_config, make_batch) -> None:
-    with pytest.raises(ConfigError, match=r"losses: .*Agent\.terms, got \('clone',\)"):
-        CustomConfig(losses=("clone",))
+    with pytest.raises(ConfigError, match=r"losses: .*Agent\.terms, got \('bc',\)"):
+        CustomConfig(losses=("bc",))
     with pytest.raises(ConfigError, match="each once"):
         CustomConfig(losses=("small", "small"))
     with pytest.raises(ConfigError, match=r"loss_weights.*\('small',\)"):

@@ -37,7 +37,7 @@ def soft(advantage: Tensor, *, temperature: float = 1.0) -> Tensor:
 
 def small(agent: Agent, seen, *, scale: float = 1.0) -> Tensor:  # type: ignore[no-untyped-def]
     del agent
-    return scale * seen.mean(seen.transitions.state_t.square(), "climb")
+    return scale * seen.mean(seen.transitions.state_t.square(), "dpg")
 
 
 class Rows(TimestepEncoder):

@@ -25,7 +25,7 @@ from amago_model import (
     save_policy,
 )
 
-CLONING = {"fake_filter": True, "online_weight": 0.0}
+CLONING = {"behavior_cloning": True, "dpg_weight": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,9 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     @register("loss", "warm", reads=("losses.filter_beta", "losses.tau", "actor.prob_low"))
     def warm(agent, seen):  # type: ignore[no-untyped-def]
-        return agent.config.losses.filter_beta * seen.mean(-seen.log_prob, over="clone")
+        return agent.config.losses.filter_beta * seen.mean(-seen.log_prob, over="bc")
 
-    register("loss", "cold")(lambda agent, seen: seen.mean(-seen.log_prob, over="clone"))  # noqa: ARG005
+    register("loss", "cold")(lambda agent, seen: seen.mean(-seen.log_prob, over="bc"))  # noqa: ARG005
     register("filter", "bent", reads=("losses.filter_beta", "losses.leaky_filter"))(torch.sigmoid)
     register("filter", "wide", reads=("critic.bins.sigma",))(torch.sigmoid)
     yield
@@ -49,12 +49,12 @@ def own(**custom) -> CustomConfig:  # type: ignore[no-untyped-def]
 
 def test_what_a_chosen_part_reads_may_be_set(make_spaces, make_config, make_batch) -> None:
     """And does something: the loss is what its factor says. The policy file brings it back."""
-    losses = LossConfig(filter_beta=3.0, gamma=0.9, extra_gammas=())
+    losses = LossConfig(filter_beta=3.0, gamma=0.9, auxiliary_gammas=())
     config = AgentConfig(losses=losses, custom=own(losses=("warm",)))
     agent = make_agent(AgentConfig.from_dict(config.to_dict()), make_spaces())
     batch = make_batch(agent.spaces)
     seen = agent._look(batch, None)
-    expected = 3.0 * seen.mean(-seen.log_prob, over="clone")
+    expected = 3.0 * seen.mean(-seen.log_prob, over="bc")
     torch.testing.assert_close(agent.terms(seen)["warm"], expected)
     assert load_policy(save_policy(agent)).config == config
 

@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "multi-discrete": {"kind": "multi_discrete"},
     "privileged": {"kind": "continuous", "privileged": True},
     "privileged table": {"privileged": True},
-    "multitask": CASES["multitask, climbing"],
+    "multitask": CASES["multitask, DPG"],
     "classified": CASES["continuous, two-hot"],
     # Not leaky ReLUs, whose constant critics have a short way of their own.
     "smooth": {"kind": "continuous", "critic": {"activation": "gelu"}},
@@ -39,7 +39,7 @@ def with_losses(case: dict[str, Any], **losses: Any) -> dict[str, Any]:
 
 def of_dpg(agent: Agent, batch: Any) -> dict[str, Tensor]:
     """Gradient of the DPG term alone, of each parameter that it reaches."""
-    loss = agent.terms(agent._look(batch, None))["climb"]
+    loss = agent.terms(agent._look(batch, None))["dpg"]
     named = dict(agent.named_parameters())
     learned = {n: p for n, p in named.items() if p.requires_grad}
     found = torch.autograd.grad(loss, [*learned.values()], allow_unused=True)
@@ -107,5 +107,5 @@ def test_by_default_and_as_published_dpg_trains_the_encoders() -> None:
 
 
 def test_without_dpg_there_is_nothing_to_detach() -> None:
-    with pytest.raises(UnusedError, match=r"LossConfig\.dpg_detach_state.*online_weight"):
-        make({"losses": {"online_weight": 0.0, "dpg_detach_state": True}})
+    with pytest.raises(UnusedError, match=r"LossConfig\.dpg_detach_state.*dpg_weight"):
+        make({"losses": {"dpg_weight": 0.0, "dpg_detach_state": True}})

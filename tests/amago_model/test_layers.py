@@ -129,7 +129,7 @@ def test_an_agent_learns_with_each(  # type: ignore[no-untyped-def]
             "residual": ResidualActorConfig(d_feature=16, d_ff=16, n_blocks=1, norm=norm),
         },
         critic={"activation": activation},
-        losses={"online_weight": 1.0, "offline_weight": 1.0},
+        losses={"dpg_weight": 1.0, "bc_weight": 1.0},
     )
     spaces = make_spaces("continuous")
     agent = Agent(config, spaces)

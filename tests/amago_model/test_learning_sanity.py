@@ -31,7 +31,7 @@ NO_MEMORY = AgentConfig(
     trajectory_encoder=TrajectoryEncoderConfig(kind="identity"),
     actor=ActorConfig(d_hidden=32),
     critic=CriticConfig(n_critics=2, d_hidden=32),
-    losses=LossConfig(gamma=0.5, extra_gammas=(), reward_multiplier=1.0, tau=0.05),
+    losses=LossConfig(gamma=0.5, auxiliary_gammas=(), reward_multiplier=1.0, tau=0.05),
 )
 
 
@@ -82,7 +82,7 @@ def _act(agent: Agent, obs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
     box = ActionSpace(kind="continuous", shape=(2,), low=(-3.0, 0.0), high=(3.0, 1.0))
     losses = LossConfig(
-        gamma=0.5, extra_gammas=(), fake_filter=True, online_weight=0.0, offline_weight=1.0
+        gamma=0.5, auxiliary_gammas=(), behavior_cloning=True, dpg_weight=0.0, bc_weight=1.0
     )
     cloning = dataclasses.replace(NO_MEMORY, critic=CriticConfig(), losses=losses)
     agent = Agent(cloning, _spaces(box, 3))
@@ -94,9 +94,9 @@ def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
         obs = torch.randn(16, 9, 3)
         return _windows(obs, wise(obs[:, :-1]), torch.zeros(16, 8))
 
-    first = float(agent(make())[1]["loss/clone"])
+    first = float(agent(make())[1]["loss/bc"])
     _train(agent, make, 250)
-    assert float(agent(make())[1]["loss/clone"]) < first - 2
+    assert float(agent(make())[1]["loss/bc"]) < first - 2
     obs = torch.randn(200, 3)
     error = (_act(agent, obs, torch.zeros(1, 1, 2)) - wise(obs)).abs().mean(0)
     assert float(error[0]) < 0.3 and float(error[1]) < 0.1
@@ -109,7 +109,7 @@ def test_random_data_gives_a_policy_better_than_what_it_shows(kind: str) -> None
         action = ActionSpace(kind="discrete", n=2)
     else:
         action = ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,))
-    losses = dataclasses.replace(NO_MEMORY.losses, online_weight=0.3, offline_weight=1.0)
+    losses = dataclasses.replace(NO_MEMORY.losses, dpg_weight=0.3, bc_weight=1.0)
     agent = Agent(dataclasses.replace(NO_MEMORY, losses=losses), _spaces(action, 1))
 
     def make() -> Batch:
@@ -155,7 +155,7 @@ def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: s
         critic=dataclasses.replace(
             NO_MEMORY.critic, kind=critic, **({} if critic == "scalar" else {"bins": bins})
         ),
-        losses=dataclasses.replace(NO_MEMORY.losses, online_weight=0.3, offline_weight=1.0),
+        losses=dataclasses.replace(NO_MEMORY.losses, dpg_weight=0.3, bc_weight=1.0),
     )
     agent = make_agent(config, _spaces(action, width))
 
@@ -197,9 +197,7 @@ def test_recall_is_solved_with_memory_and_not_without(kind: str) -> None:
         trajectory_encoder=encoder,
         actor=ActorConfig(d_hidden=32),
         critic=CriticConfig(n_critics=2, d_hidden=32),
-        losses=LossConfig(
-            gamma=0.9, extra_gammas=(), online_weight=0.0, offline_weight=1.0, tau=0.05
-        ),
+        losses=LossConfig(gamma=0.9, auxiliary_gammas=(), dpg_weight=0.0, bc_weight=1.0, tau=0.05),
     )
     agent = Agent(config, _spaces(ActionSpace(kind="discrete", n=2), 2))
 

@@ -198,24 +198,24 @@ def test_targets_are_clipped_where_there_is_a_bound() -> None:
 def test_cloning_raises_the_probability_of_what_the_filter_leaves() -> None:
     log_prob = t([-1.0, -2.0], [NAN, -INF], [-3.0, 0.5], grad=True)
     weight = t([2.0, 0.0], [9.0, 1.0], [1.0, 4.0], grad=True)
-    loss = f.cloning_loss(log_prob, weight, MASK, None)
+    loss = f.bc_loss(log_prob, weight, MASK, None)
     assert number(loss) == pytest.approx(-(-2.0 + 0.0 - 3.0 + 2.0) / 4)
     loss.backward()
     assert weight.grad is None
     exactly(log_prob.grad, [-0.5, 0.0], [0.0, 0.0], [-0.25, -1.0])
-    assert number(f.cloning_loss(log_prob, None, MASK, None)) == pytest.approx(5.5 / 4)
-    assert number(f.cloning_loss(log_prob, None, MASK, t(11.0)[0])) == pytest.approx(5.5 / 22)
+    assert number(f.bc_loss(log_prob, None, MASK, None)) == pytest.approx(5.5 / 4)
+    assert number(f.bc_loss(log_prob, None, MASK, t(11.0)[0])) == pytest.approx(5.5 / 22)
 
 
-def test_climbing_raises_the_lowest_critic_s_value() -> None:
+def test_dpg_raises_the_lowest_critic_s_value() -> None:
     value = torch.tensor([[[1.0], [NAN], [4.0]], [[2.0], [0.0], [-8.0]]], dtype=torch.float64)
     value.requires_grad_()
-    loss = f.climbing_loss(value, MASK, None)
+    loss = f.dpg_loss(value, MASK, None)
     assert number(loss) == pytest.approx(3.5)
     loss.backward()
     assert value.grad is not None
     exactly(value.grad[:, [0, 2]], [[-0.5], [0.0]], [[0.0], [-0.5]])
-    assert number(f.climbing_loss(value, MASK, t(7.0)[0])) == pytest.approx(1.0)
+    assert number(f.dpg_loss(value, MASK, t(7.0)[0])) == pytest.approx(1.0)
 
 
 # ------------------------------------------------------------------------------------------ returns

@@ -23,6 +23,7 @@ from amago_model import (
     save_policy,
 )
 from amago_model.distributions import Categorical
+from amago_model.policy_file import FORMAT
 
 MEMORIES = {
     "identity": TrajectoryEncoderConfig(kind="identity"),
@@ -173,6 +174,9 @@ def good(make_spaces, make_config) -> bytes:
     return save_policy(Agent(make_config(), make_spaces()))
 
 
+WRITTEN = f'"stepwell_policy":"{FORMAT}"'.encode()
+
+
 def _rewritten(good: bytes, **changes: object) -> bytes:
     """The same tensors under an edited header."""
     length = int.from_bytes(good[:8], "little")
@@ -183,7 +187,7 @@ def _rewritten(good: bytes, **changes: object) -> bytes:
         for parent in parents:
             target = target[parent]
         target[last] = value
-    metadata = {"stepwell_policy": "1", "policy": json.dumps(about)}
+    metadata = {"stepwell_policy": str(FORMAT), "policy": json.dumps(about)}
     return save_tensors(load_tensors(good), metadata=metadata)
 
 
@@ -200,7 +204,8 @@ def _rewritten(good: bytes, **changes: object) -> bytes:
         (lambda good: good[:100], "cut short"),
         (lambda good: good[:-8], "damaged"),
         (lambda good: save_tensors({"w": torch.zeros(2)}), "not a policy file"),
-        (lambda good: good.replace(b'"stepwell_policy":"1"', b'"stepwell_policy":"7"'), "format 7"),
+        (lambda good: good.replace(WRITTEN, b'"stepwell_policy":"7"'), "format 7"),
+        (lambda good: good.replace(WRITTEN, b'"stepwell_policy":"1"'), "have other names now"),
         (lambda good: _rewritten(good, config__losses={"gama": 1}), "unknown setting 'gama'"),
         (lambda good: _rewritten(good, config__actor__d_hidden=17), r"should be \[17"),
         (lambda good: _rewritten(good, config__actor__d_hidden=65_536), r"should be \[65536"),

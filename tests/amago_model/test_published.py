@@ -69,7 +69,7 @@ def both(kind: str = "discrete", **losses: object) -> tuple[Agent, Agent]:
         {"losses": LossConfig(filter="exp")},
         {"critic": CriticConfig(kind="hlgauss")},
         {"timestep_encoder": TimestepEncoderConfig(images=ImageConfig(augment=0.75))},
-        {"losses": LossConfig(fake_filter=True, online_weight=0.0)},
+        {"losses": LossConfig(behavior_cloning=True, dpg_weight=0.0)},
         {"actor": ActorConfig(prob_low=0.0)},
     ],
 )
@@ -102,13 +102,13 @@ def test_between_them_configs_have_a_use_for_every_deviation() -> None:
 
 
 def test_what_has_no_use_for_a_deviation_is_left_alone() -> None:
-    cloning = AgentConfig(losses=LossConfig(fake_filter=True, online_weight=0.0))
+    cloning = AgentConfig(losses=LossConfig(behavior_cloning=True, dpg_weight=0.0))
     assert published_v3(cloning).critic == cloning.critic
     assert not published_v3(cloning).losses.lagged_critics
-    unfiltered = published_v3(AgentConfig(losses=LossConfig(fake_filter=True)))
+    unfiltered = published_v3(AgentConfig(losses=LossConfig(behavior_cloning=True)))
     assert unfiltered.losses.filter_advantage == "normalized"
     assert unfiltered.critic.subset_replacement and unfiltered.losses.targets_before_step
-    # Advantages of critics that classify never were of old ones, and here nothing climbs.
+    # Advantages of critics that classify never were of old ones, and here is no DPG.
     assert not published_v3(multitask()).losses.lagged_critics
 
 
@@ -177,7 +177,7 @@ def test_policies_are_judged_by_critics_as_they_are_or_as_they_were(kind: str) -
     torch.testing.assert_close(ask(theirs).v, mine.v)
 
 
-def test_climbing_follows_the_old_critics() -> None:
+def test_dpg_follows_the_old_critics() -> None:
     """The gradient of an actor with a step's lag is that of one whose critics are the old ones."""
     ours, theirs = both("continuous", filter_threshold=1e9)  # nothing is cloned
     with torch.no_grad():
@@ -269,7 +269,7 @@ def test_losses_are_sums_over_the_count_or_over_a_little_more(kind: str) -> None
     counts = {k: int(n) for k, n in Agent.loss_counts(batch).items()}
     assert all(counts.values())
     mine, published = (agent.eval()(batch)[1] for agent in (ours, theirs))
-    for name, terms in (("critic", 2 * 3), ("climb", 2), ("clone", 2)):
+    for name, terms in (("critic", 2 * 3), ("dpg", 2), ("bc", 2)):
         n = counts[name] * terms
         torch.testing.assert_close(published[f"loss/{name}"], mine[f"loss/{name}"] * n / (n + 0.3))
 

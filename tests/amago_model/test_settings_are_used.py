@@ -57,7 +57,7 @@ BASE = AgentConfig(
     trajectory_encoder=TrajectoryEncoderConfig(kind="identity"),
     actor=ActorConfig(d_hidden=8, n_layers=1),
     critic=CriticConfig(n_critics=3, d_hidden=8, n_layers=1),
-    losses=LossConfig(gamma=0.9, extra_gammas=(0.5,), reward_multiplier=2.0),
+    losses=LossConfig(gamma=0.9, auxiliary_gammas=(0.5,), reward_multiplier=2.0),
 )
 # Such that some actions are less likely than that.
 ODDS: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def heads(
 
 
 def cloning(action: str) -> Scenario:
-    losses = LossConfig(fake_filter=True, online_weight=0.0, extra_gammas=(0.5,))
+    losses = LossConfig(behavior_cloning=True, dpg_weight=0.0, auxiliary_gammas=(0.5,))
     actor = replace(BASE.actor, **ODDS.get(action, {}))
     config = replace(BASE, critic=CriticConfig(), losses=losses, actor=actor)
     return Scenario(config, action)
@@ -121,7 +121,7 @@ SCENARIOS = {
         "continuous",
         tried=("actor.",),
         actor={"continuous": "gmm", "gmm": GMMConfig(modes=2)},
-        losses={"online_weight": 0.0},
+        losses={"dpg_weight": 0.0},
     ),
     "actor of default size": heads(
         tried=("actor.kind",), actor={"d_hidden": ActorConfig().d_hidden, "n_layers": 2}
@@ -142,8 +142,8 @@ SCENARIOS = {
     "exponential filter": heads(tried=("losses.",), losses={"filter": "exp"}),
     "leaky filter": heads(tried=("losses.",), losses={"filter": "leaky_relu"}),
     "lambda returns": heads(tried=("losses.",), losses={"td_lambda": 0.7}),
-    "no filter": heads(tried=("losses.",), losses={"fake_filter": True}),
-    "climbing alone": heads("continuous", losses={"offline_weight": 0.0}),
+    "no filter": heads(tried=("losses.",), losses={"behavior_cloning": True}),
+    "DPG alone": heads("continuous", losses={"bc_weight": 0.0}),
     "cloning alone": cloning("continuous"),
     "cloning alone, discrete": cloning("discrete"),
     "cloning alone, multi-binary": cloning("multi_binary"),

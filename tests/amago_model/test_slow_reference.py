@@ -25,10 +25,10 @@ def shown_numbers(agent: Agent, slow: SlowUpdate) -> dict[str, float]:
         return sum(xs) / max(len(xs), 1)
 
     numbers: dict[str, float] = {}
-    if agent.config.losses.offline_weight > 0:
+    if agent.config.losses.bc_weight > 0:
         log_probs = of_acting(slow.log_probs)
         numbers["policy/log_prob"] = mean(list(log_probs.values()))
-        numbers["count/imitable"] = len(log_probs)
+        numbers["count/bc"] = len(log_probs)
         if slow.weights:
             numbers["policy/filter_mean"] = mean(list(of_acting(slow.weights).values()))
     if agent.critic is None:

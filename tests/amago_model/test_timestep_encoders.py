@@ -520,7 +520,7 @@ def test_the_image_and_the_sentence_are_used_together(make_config, hidden, least
     encoder = TimestepEncoderConfig(
         d_hidden=32, d_output=32, hide_keys=hidden, images=ImageConfig(d_output=16)
     )
-    losses = {"online_weight": 0.0, "offline_weight": 1.0, "extra_gammas": ()}
+    losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "auxiliary_gammas": ()}
     agent = Agent(make_config(encoder=encoder, losses=losses), spaces)
     optimizer = torch.optim.AdamW(agent.trainable_parameters(), lr=5e-3)
     for _ in range(60):

@@ -33,19 +33,27 @@ from amago_model.checked import unfinished
 from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
-SAMPLES = LossConfig(n_policy_actions=3, n_target_actions=3)
-CLONING = LossConfig(fake_filter=True, online_weight=0.0)
+SAMPLES = LossConfig(n_actions_in_actor_loss=3, n_actions_in_critic_loss=3)
+CLONING = LossConfig(behavior_cloning=True, dpg_weight=0.0)
 GAUSSIAN = ActorConfig(std_low=0.1, log_prob_clip=0.9)
 SOFTENED = CriticConfig(soften_data_actions=True)
 CASES = [
-    ("discrete", AgentConfig(losses=SAMPLES), {"n_policy_actions", "n_target_actions"}),
+    (
+        "discrete",
+        AgentConfig(losses=SAMPLES),
+        {"n_actions_in_actor_loss", "n_actions_in_critic_loss"},
+    ),
     ("discrete", AgentConfig(actor=GAUSSIAN), {"std_low", "log_prob_clip"}),
     (
         "discrete",
         AgentConfig(actor=ActorConfig(continuous="beta", beta=BetaConfig(low=2.0))),
         {"continuous", "beta"},
     ),
-    ("discrete", AgentConfig(losses=replace(CLONING, n_policy_actions=3)), {"n_policy_actions"}),
+    (
+        "discrete",
+        AgentConfig(losses=replace(CLONING, n_actions_in_actor_loss=3)),
+        {"n_actions_in_actor_loss"},
+    ),
     (
         "continuous",
         AgentConfig(actor=ActorConfig(prob_low=0.1), critic=SOFTENED, algorithm="multitask"),
@@ -58,8 +66,8 @@ CASES = [
     ),
     (
         "multi_binary",
-        AgentConfig(losses=replace(CLONING, n_policy_actions=3)),
-        {"n_policy_actions"},
+        AgentConfig(losses=replace(CLONING, n_actions_in_actor_loss=3)),
+        {"n_actions_in_actor_loss"},
     ),
     (
         "multi_discrete",

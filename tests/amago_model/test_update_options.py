@@ -81,7 +81,7 @@ def test_every_filter_weighs_the_cloning_of_an_update(
     make_spaces, make_config, make_batch, name: str, normalised: bool
 ) -> None:
     """The loss is the mean of -weight x log-probability with the weight by its formula."""
-    losses = {"filter": name, "filter_batch_norm": normalised, "online_weight": 0.0}
+    losses = {"filter": name, "filter_batch_norm": normalised, "dpg_weight": 0.0}
     agent = Agent(make_config(losses=losses), make_spaces("continuous")).eval()
     batch = make_batch(agent.spaces)
     seen = {}
@@ -105,7 +105,7 @@ def test_every_filter_weighs_the_cloning_of_an_update(
         + (a > 0.01),
     }[name]
     torch.testing.assert_close(seen["weight"][mask].double(), expected[mask], atol=1e-4, rtol=1e-4)
-    assert bool(metrics["loss/clone"].isfinite())
+    assert bool(metrics["loss/bc"].isfinite())
 
 
 # ----------------------------------------------------------------------------------------- targets
@@ -168,7 +168,7 @@ def test_targets_stay_within_their_bounds(make_spaces, make_config, make_batch) 
         (lambda: LossConfig(target_low=1.0, target_high=0.0), "target_low"),
         (lambda: LossConfig(leaky_filter=LeakyFilterConfig(beta=1.0)), "leaky_filter"),
         (
-            lambda: AgentConfig(losses=LossConfig(fake_filter=True, filter_batch_norm=True)),
+            lambda: AgentConfig(losses=LossConfig(behavior_cloning=True, filter_batch_norm=True)),
             "filter_batch_norm",
         ),
         (lambda: LeakyFilterConfig(beta=0.0), "beta"),

@@ -40,18 +40,23 @@ FEED_FORWARD = TrajectoryEncoderConfig(
     kind="feedforward", feedforward=FeedForwardConfig(d_model=12)
 )
 SETTINGS = {
-    "climbing": ("continuous", TRANSFORMER, {}, {"n_critics": 4}, {}),
+    "DPG": ("continuous", TRANSFORMER, {}, {"n_critics": 4}, {}),
     "table": ("discrete", TRANSFORMER, {}, {"n_critics": 4}, {}),
     "samples": (
         "continuous",
         FEED_FORWARD,
-        {"n_target_actions": 3, "n_policy_actions": 2, "online_weight": 0.0, "filter": "exp"},
+        {
+            "n_actions_in_critic_loss": 3,
+            "n_actions_in_actor_loss": 2,
+            "dpg_weight": 0.0,
+            "filter": "exp",
+        },
         {"n_critics": 4},
         {"continuous": "beta"},
     ),
     "replacement": ("continuous", FEED_FORWARD, {"n_step": 3}, {"subset_replacement": True}, {}),
-    "once": ("continuous", FEED_FORWARD, {"extra_gammas": ()}, {"n_critics": 2}, {}),
-    "once drawn": ("continuous", FEED_FORWARD, {"extra_gammas": ()}, {"n_critics": 4}, {}),
+    "once": ("continuous", FEED_FORWARD, {"auxiliary_gammas": ()}, {"n_critics": 2}, {}),
+    "once drawn": ("continuous", FEED_FORWARD, {"auxiliary_gammas": ()}, {"n_critics": 4}, {}),
 }
 
 
@@ -156,7 +161,7 @@ class _Normed(critic.CriticEnsemble):
 
 
 @pytest.mark.parametrize("kind", ["plain", "with dropout", "of one's own", "other activation"])
-def test_climbed_critics_answer_as_others_do(
+def test_critics_in_dpg_answer_as_others_do(
     make_spaces, make_config, monkeypatch, kind: str
 ) -> None:
     served = []
@@ -198,7 +203,9 @@ def test_what_a_layer_made_of_states_keeps_its_gradient(make_spaces, make_config
     assert part.requires_grad and not seen.detach().part.requires_grad
 
 
-def test_slow_copies_follow_weights_that_were_put_in_their_place(make_spaces, make_config) -> None:
+def test_target_networks_follow_weights_that_were_put_in_their_place(
+    make_spaces, make_config
+) -> None:
     agent = Agent(make_config(losses={"tau": 0.5}), make_spaces("continuous"))
     agent.update_targets()
     state = {name: x.clone() for name, x in agent.state_dict().items()}
@@ -232,7 +239,7 @@ def test_padding_left_out_is_an_update_with_padding(
     torch.testing.assert_close(values.q[batch.mask], twin.get_values(batch).q[batch.mask])
 
 
-@pytest.mark.parametrize("name", ["climbing", "table", "samples", "once", "once drawn"])
+@pytest.mark.parametrize("name", ["DPG", "table", "samples", "once", "once drawn"])
 def test_counted_flops_are_those_that_torch_counts(
     make_spaces, make_config, make_batch, name: str
 ) -> None:

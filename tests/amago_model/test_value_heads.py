@@ -115,7 +115,7 @@ def test_a_classifying_ensemble_equals_one_plain_mlp_at_a_time(make_spaces) -> N
 
 @pytest.mark.parametrize("kind", ["multi_binary", "multi_discrete"])
 def test_the_ones_of_an_action_have_a_gradient_too(make_spaces, kind: str) -> None:
-    """A clamp of actions to less than 1 would leave samples nothing to climb where they are on."""
+    """A clamp of actions to less than 1 would leave DPG no gradient where samples are on."""
     critic = CriticEnsemble(
         CriticConfig(n_critics=2, d_hidden=16), make_spaces(kind).action, (0.9,), d_state=4
     )
@@ -157,23 +157,25 @@ def test_every_sum_of_losses_trains_what_it_should(
     make_spaces, make_config, make_batch, kind: str, algorithm: str, online: float
 ) -> None:
     """Classified returns: finite losses, gradients to everything learned, none to the copies."""
-    config = _multitask(make_config, online_weight=online)
+    config = _multitask(make_config, dpg_weight=online)
     config, spaces = dataclasses.replace(config, algorithm=algorithm), make_spaces(kind)
     agent = make_agent(fitting(config, spaces), spaces)
     assert type(agent) is (MultiTaskAgent if algorithm == "multitask" else Agent)
     loss, metrics = agent(make_batch(agent.spaces))
     loss.backward()
     assert all(bool(v.isfinite()) for v in metrics.values())
-    assert set(metrics) >= {"loss/critic", "loss/clone"}
-    assert ("loss/climb" in metrics) == (online > 0)
+    assert set(metrics) >= {"loss/critic", "loss/bc"}
+    assert ("loss/dpg" in metrics) == (online > 0)
     for name, p in agent.named_parameters():
         frozen = name.startswith("target_")
         assert (p.grad is None) == frozen, name
 
 
-def test_straight_through_actions_climb_a_known_value(make_spaces, make_config, make_batch) -> None:
-    """A critic that likes one discrete action: climbing its samples alone makes it the policy's."""
-    config = _multitask(make_config, online_weight=1.0, offline_weight=0.0, extra_gammas=())
+def test_straight_through_actions_find_a_known_value_by_dpg(
+    make_spaces, make_config, make_batch
+) -> None:
+    """A critic that likes one discrete action: DPG alone makes it the policy's."""
+    config = _multitask(make_config, dpg_weight=1.0, bc_weight=0.0, auxiliary_gammas=())
     agent = make_agent(config, make_spaces("discrete"))
     with torch.no_grad():  # value = what the action's third switch says, whatever the state
         for p in agent.critic.parameters():
@@ -281,6 +283,6 @@ def test_get_values_are_those_of_the_update_and_change_nothing(
 
 
 def test_behaviour_cloning_has_no_values_to_get(make_spaces, make_config, make_batch) -> None:
-    agent = Agent(make_config(losses={"fake_filter": True, "online_weight": 0.0}), make_spaces())
+    agent = Agent(make_config(losses={"behavior_cloning": True, "dpg_weight": 0.0}), make_spaces())
     with pytest.raises(ConfigError, match="no critic"):
         agent.get_values(make_batch(agent.spaces))

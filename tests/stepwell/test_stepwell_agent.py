@@ -140,7 +140,7 @@ def test_names_of_options_are_plain(name):
         ("train", "where", "x" * 20_000),
         ("train", "where", ["a"]),
         ("train", "where", None),
-        ("train", "agent.losses.extra_gammas", "0.5 --output=/x"),
+        ("train", "agent.losses.auxiliary_gammas", "0.5 --output=/x"),
         ("collect", "env", "os:Pendulum-v1"),
         ("collect", "env", "--help"),
         ("collect", "policy", "../run"),
@@ -178,7 +178,7 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
         "data.batch": 8,
         "data.include_eval": True,
         "agent.losses.gamma": 0.5,
-        "agent.losses.extra_gammas": "0.25 0.75",
+        "agent.losses.auxiliary_gammas": "0.25 0.75",
         "agent.timestep-encoder.hide_previous": False,
     }
     (line,) = words("train", "offline", args)
@@ -188,7 +188,7 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
     assert (config.seed, config.recipe, config.run) == (-1, "offline", "offline-abcdef")
     assert values["data.batch"] == 8 and values["data.include_eval"] is True
     assert values["agent.losses.gamma"] == 0.5
-    assert values["agent.losses.extra_gammas"] == [0.25, 0.75]
+    assert values["agent.losses.auxiliary_gammas"] == [0.25, 0.75]
     assert values["agent.timestep_encoder.hide_previous"] is False
     assert config.output == PLACES.data / "runs" and config.data.cache == PLACES.data / "cache"
 

@@ -14,11 +14,11 @@ import torch
 from amago_model import TimestepEncoderConfig
 from stepwell import Box, EnvSpec
 from stepwell.testing import make_trajectory
-from trainer import blame
+from trainer import nan_diagnostics
 from trainer.config import DataConfig, OptimizerConfig, ScheduleConfig
 from trainer.learner import Learner, TrainingDiverged
 from trainer.loop import RunInfo, train
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 
 LENGTH, ROW = 6, 4
 SPEC = EnvSpec.of({"speed": Box((2,), "float64")}, Box((1,), low=-1.0, high=1.0))
@@ -49,7 +49,7 @@ def spoilt(fake):
 
 
 def run(service, folder, *, whiten: bool, log_every: int = 50) -> None:
-    config = behaviour_cloning()
+    config = bc()
     rows = TimestepEncoderConfig(d_hidden=8, d_output=8, normalize_inputs=whiten)
     config = replace(
         config,
@@ -124,13 +124,13 @@ def test_updates_of_a_gpu_are_checked_when_the_next_is_on_its_way(
 @pytest.mark.parametrize("found", [None, ["the reward is nan at step 1 of b", "b"]])
 def test_every_process_says_what_one_of_them_found(monkeypatch, found):
     """A process whose own samples are sound blames the step size only if all others' are, too."""
-    monkeypatch.setattr(blame, "bad_number", lambda _: None)
+    monkeypatch.setattr(nan_diagnostics, "bad_number", lambda _: None)
     loaded = SimpleNamespace(ids=["a@0"])
     world = SimpleNamespace(is_main=True, gather=lambda mine: [mine, found])
-    blame.explain_skip(1, loaded, world, None)  # skipped, and training goes on
+    nan_diagnostics.explain_skip(1, loaded, world, None)  # skipped, and training goes on
     says = "lower the step size" if found is None else "--where \"id <> 'b'\""
     with pytest.raises(TrainingDiverged, match=says):
-        blame.explain_skip(1, loaded, world, TrainingDiverged("lower the step size"))
+        nan_diagnostics.explain_skip(1, loaded, world, TrainingDiverged("lower the step size"))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "uint32", "int64"])
@@ -145,4 +145,4 @@ def test_whole_numbers_are_never_to_blame(dtype: str) -> None:
         prev_action=torch.zeros(1, 3, dtype=torch.int64),
         previous_known=torch.ones(1, 3, dtype=torch.bool),
     )
-    assert blame.bad_number(SimpleNamespace(batch=batch)) is None
+    assert nan_diagnostics.bad_number(SimpleNamespace(batch=batch)) is None

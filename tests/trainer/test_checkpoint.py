@@ -72,7 +72,7 @@ def test_a_checkpoint_is_a_folder_of_four_files(saved, tmp_path):
     assert names(path) == sorted([*FILES, "manifest.json"])
     manifest = json.loads((path / "manifest.json").read_text())
     digests = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in FILES}
-    assert manifest == {"format": 1, "update": 5, "sha256": digests}
+    assert manifest == {"format": 2, "update": 5, "sha256": digests}
     assert json.loads((path / "state.json").read_text()) == {"views": [1], "update": 5}
     found = read(path)
     assert found.path == path and found.state == {"views": [1], "update": 5}
@@ -154,14 +154,18 @@ HARM = {
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
     "odd manifest": (lambda p: (p / "manifest.json").write_text("{"), "cannot be read"),
     "list": (lambda p: (p / "manifest.json").write_text("[]"), "cannot be read"),
-    "no digests": (lambda p: (p / "manifest.json").write_text('{"format": 1}'), "cannot be read"),
+    "no digests": (lambda p: (p / "manifest.json").write_text('{"format": 2}'), "cannot be read"),
     "odd digests": (
-        lambda p: (p / "manifest.json").write_text('{"format": 1, "sha256": 3}'),
+        lambda p: (p / "manifest.json").write_text('{"format": 2, "sha256": 3}'),
         "cannot be read",
     ),
     "newer": (
-        lambda p: (p / "manifest.json").write_text('{"format": 2}'),
-        "expected format 1, got 2",
+        lambda p: (p / "manifest.json").write_text('{"format": 3}'),
+        "expected format 2, got 3",
+    ),
+    "older": (
+        lambda p: (p / "manifest.json").write_text('{"format": 1}'),
+        "expected format 2, got 1",
     ),
     "no format": (lambda p: (p / "manifest.json").write_text("{}"), "got None"),
     "a file": (lambda p: (shutil.rmtree(p), p.write_text("")), "cannot be read"),

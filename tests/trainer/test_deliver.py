@@ -16,13 +16,13 @@ from trainer.delivery import take_folder
 from trainer.errors import TrainerError
 from trainer.metrics import MetricLog
 from trainer.publish import Publisher
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 from trainer.run_log import RunLog
 
 
 def test_what_an_ended_run_keeps_is_sent(client, tmp_path, capsys):
     """Metrics, log lines and policies of a run that ended during an outage, by a command."""
-    agent = Agent(behaviour_cloning().agent, spaces_of(make_spec()))
+    agent = Agent(bc().agent, spaces_of(make_spec()))
     away = SimpleNamespace(url=client.url)
 
     def down(*_: object, **__: object) -> None:

@@ -24,7 +24,7 @@ from trainer.delivery import _cut_torn_line, is_final, take_folder
 from trainer.errors import TrainerError
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.publish import Publisher
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 from trainer.run_log import RunLog
 
 
@@ -42,7 +42,7 @@ def service(fake):
 @pytest.fixture(scope="module")
 def agents() -> list[Agent]:
     """Two, of other weights."""
-    return [Agent(behaviour_cloning().agent, spaces_of(make_spec())) for _ in range(2)]
+    return [Agent(bc().agent, spaces_of(make_spec())) for _ in range(2)]
 
 
 # ----------------------------------------------------------------------------------------- lines

@@ -57,7 +57,7 @@ BASES: list[dict[str, Any]] = [
         f"{MEMORY}.kind": "gru",
         f"{MEMORY}.gru.d_hidden": 8,
         "agent.actor.continuous": "gmm",
-        "agent.losses.online_weight": 0.0,
+        "agent.losses.dpg_weight": 0.0,
         "agent.losses.filter": "leaky_relu",
         "agent.losses.td_lambda": 0.5,
     },
@@ -73,8 +73,8 @@ BASES: list[dict[str, Any]] = [
     | {
         f"{MEMORY}.transformer.n_sinks": 2,
         f"{MEMORY}.transformer.attention": "math",
-        "agent.losses.online_weight": 0.0,
-        "agent.losses.fake_filter": True,
+        "agent.losses.dpg_weight": 0.0,
+        "agent.losses.behavior_cloning": True,
     },
     TRANSFORMER
     | {f"{MEMORY}.transformer.max_time": 9, f"{MEMORY}.transformer.position": "learnable"},

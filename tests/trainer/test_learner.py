@@ -24,7 +24,7 @@ from trainer.data.loader import Loader, View
 from trainer.data.order import Order
 from trainer.data.snapshot import load, take
 from trainer.learner import Learner, TrainingDiverged, over_processes
-from trainer.recipes import behaviour_cloning, pendulum_stitch, recall
+from trainer.recipes import bc, pendulum_stitch, recall
 
 LENGTHS = [[5, 40, 17], [64, 9]]
 
@@ -76,7 +76,7 @@ def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path, filtering)
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_slow_copies_move_after_the_step_or_as_published_before_it(fake, tmp_path, early):
+def test_target_networks_move_after_the_step_or_as_published_before_it(fake, tmp_path, early):
     """With tau 1 a copy is the weights: those after the step, or those before."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
@@ -92,7 +92,7 @@ def test_slow_copies_move_after_the_step_or_as_published_before_it(fake, tmp_pat
     after = learner.agent.critic.weights[0].detach()
     assert not torch.equal(before, after)
     assert torch.equal(learner.agent.target_critic.weights[0], before if early else after)
-    # Those that climbing asks are always from before the step.
+    # Those that DPG asks are always from before the step.
     assert torch.equal(learner.agent.lagged_critic.weights[0], before)
 
 
@@ -145,7 +145,7 @@ def test_numbers_of_processes_are_joined_by_how_much_each_has_seen():
     ranks = [
         {
             "count/critic": critic,
-            "count/imitable": imitable,
+            "count/bc": bc_mask,
             "value/target_mean": mean,
             "value/target_max": largest,
             "value/target_min": least,
@@ -153,7 +153,7 @@ def test_numbers_of_processes_are_joined_by_how_much_each_has_seen():
             "loss/total": loss,
             "relabel/cpu_ms": ms,
         }
-        for critic, imitable, mean, largest, least, log_prob, loss, ms in (
+        for critic, bc_mask, mean, largest, least, log_prob, loss, ms in (
             (3, 1, 2.0, -4.0, -9.0, -1.0, 4.0, 1.0),
             (1, 3, 6.0, -2.0, -3.0, -5.0, 2.0, 3.0),
             (0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0),
@@ -161,7 +161,7 @@ def test_numbers_of_processes_are_joined_by_how_much_each_has_seen():
     ]
     assert over_processes(ranks) == {
         "count/critic": 4,
-        "count/imitable": 4,
+        "count/bc": 4,
         "value/target_mean": 3.0,
         "value/target_max": -2.0,
         "value/target_min": -9.0,
@@ -209,7 +209,7 @@ def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
     """Weights stay untouched; after max_bad_updates training stops and says what to do."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
-    learner = learner_of(behaviour_cloning(), service.spec, max_bad_updates=2)
+    learner = learner_of(bc(), service.spec, max_bad_updates=2)
     learner.update(0, batch)
     before = [p.clone() for p in learner.parameters]
     hook = learner.parameters[0].register_hook(lambda grad: grad * float("nan"))
@@ -228,8 +228,8 @@ def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
 def test_an_update_that_is_checked_later_changes_what_one_checked_at_once_does(
     fake, tmp_path, published, first_bad
 ):
-    """As on a GPU: a bad gradient, the very first or one in between, moves no weight, slow copy,
-    kept critic or memory of the optimiser, though nobody knows of it when it is stepped."""
+    """As on a GPU: a bad gradient, the very first or one in between, moves no weight, target
+    network, kept critic or memory of the optimiser, though nobody knows of it at the step."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
     config = pendulum_stitch()
@@ -267,7 +267,7 @@ def test_an_update_that_is_checked_later_changes_what_one_checked_at_once_does(
 
 
 def test_a_checkpoint_brings_everything_back(fake, tmp_path):
-    """Weights, slow copies, statistics and the optimiser's memory: training goes on bit-equal."""
+    """Weights, target networks, statistics and the optimiser's memory: it goes on bit-equal."""
     service = fake(None, LENGTHS)
     loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
     config = pendulum_stitch()

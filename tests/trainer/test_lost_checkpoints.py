@@ -16,7 +16,7 @@ from trainer.checkpoint import CheckpointError, newest
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
 from trainer.errors import TrainerError
 from trainer.loop import RunInfo, train
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def service(fake):
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
     """Policies every 4 updates, and no checkpoint but those that come with them."""
-    plain = behaviour_cloning()
+    plain = bc()
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     return replace(
         plain,

@@ -216,9 +216,9 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
         (
             {
                 "data": {"critic_mask": "chosen"},
-                "agent": {"losses": {"fake_filter": True, "online_weight": 0.0}},
+                "agent": {"losses": {"behavior_cloning": True, "dpg_weight": 0.0}},
             },
-            "data.critic_mask: 'chosen', but behaviour cloning",
+            "data.critic_mask: 'chosen', but there is no critic",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from trainer.data.order import Order
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.snapshot import Manifest, load, take
 from trainer.loop import RunInfo, train
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 from trainer.views import Errand
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
@@ -123,7 +123,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
         wait_until(lambda: errand.done)
 
     monkeypatch.setattr(Errand, "start", done_at_once)  # so the step of the switch is known here
-    plain = behaviour_cloning()
+    plain = bc()
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     config = replace(
         plain,

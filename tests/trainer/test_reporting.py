@@ -19,7 +19,7 @@ from trainer.loop import RunInfo, train
 from trainer.metrics import Heartbeat, MetricLog
 from trainer.options import resolve
 from trainer.publish import Publisher
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 from trainer.run_log import RunLog, Warnings
 
 
@@ -75,7 +75,7 @@ def test_a_learner_without_anything_to_learn_from_is_told_once(fake, tmp_path, c
     service.add_shard(
         [Trajectory.of(**play, terminated=True, infos=nobody, spec=spec) for play in plays]
     )
-    words = ["behaviour_cloning", "--dataset=fake", "--updates=4", "--data.batch=2", "--run=idle"]
+    words = ["bc", "--dataset=fake", "--updates=4", "--data.batch=2", "--run=idle"]
     words += ["--schedule.log-every=1", "--schedule.farewell=5", "--device=cpu"]
     words += ["--data.actor-mask=by_hand", f"--output={tmp_path}", f"--data.cache={tmp_path / 'c'}"]
     resolved = resolve(words)
@@ -209,7 +209,7 @@ def test_warnings_of_our_modules_are_in_the_log(service, run_log):
 
 @pytest.fixture
 def agent() -> Agent:
-    return Agent(behaviour_cloning().agent, spaces_of(make_spec()))
+    return Agent(bc().agent, spaces_of(make_spec()))
 
 
 def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, tmp_path):

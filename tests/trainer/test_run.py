@@ -279,16 +279,16 @@ def test_two_processes_see_the_samples_of_one(service, dataset, whole, tmp_path)
     Cloning draws no noise, so two halves must also learn what the whole does, and publish it under
     the same names.
     """
-    one = Run(service, tmp_path, dataset, "one", recipe="behaviour_cloning")
-    two = Run(service, tmp_path, dataset, "two", recipe="behaviour_cloning")
+    one = Run(service, tmp_path, dataset, "one", recipe="bc")
+    two = Run(service, tmp_path, dataset, "two", recipe="bc")
     two.finish("--processes", "2", updates=20)
     found = two.checkpoint().state
     assert (found["world"], found["update"]) == (2, 20)
     one.finish(updates=20)
     assert one.checkpoint().state["world"] == 1
-    losses = [[*run.curve("loss/clone").values()] for run in (one, two)]
+    losses = [[*run.curve("loss/bc").values()] for run in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    for name in ("count/imitable", "count/transitions", "policy/log_prob", "policy/entropy"):
+    for name in ("count/bc", "count/transitions", "policy/log_prob", "policy/entropy"):
         curves = [[*run.curve(name).values()] for run in (one, two)]
         assert curves[0] == pytest.approx(curves[1], rel=1e-3), name
     kept = [{**run.checkpoint().agent, **run.checkpoint().optimizer} for run in (one, two)]

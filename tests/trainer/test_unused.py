@@ -29,7 +29,7 @@ from trainer.unused import for_spaces
 
 LOSSES, ACTOR, ROWS = "agent.losses", "agent.actor", "agent.timestep_encoder"
 CRITIC = "agent.critic"
-CLONING = [f"--{LOSSES}.fake-filter", f"--{LOSSES}.online-weight", "0"]
+CLONING = [f"--{LOSSES}.behavior-cloning", f"--{LOSSES}.dpg-weight", "0"]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ CLONING = [f"--{LOSSES}.fake-filter", f"--{LOSSES}.online-weight", "0"]
         ),
         (["lunarlander_continuous", f"--{LOSSES}.td-lambda", "0.9"], [f"{LOSSES}.n_step"]),
         (["ablation_lambda_returns", f"--{LOSSES}.n-step", "3"], [f"{LOSSES}.td_lambda"]),
-        (["published_v3", f"--{LOSSES}.fake-filter"], [f"{LOSSES}.filter_advantage"]),
-        (["published_v3", f"--{LOSSES}.offline-weight", "0"], [f"{LOSSES}.filter_advantage"]),
+        (["published_v3", f"--{LOSSES}.behavior-cloning"], [f"{LOSSES}.filter_advantage"]),
+        (["published_v3", f"--{LOSSES}.bc-weight", "0"], [f"{LOSSES}.filter_advantage"]),
         (["published_v3", f"--{CRITIC}.n-critics-target", "1"], [f"{CRITIC}.subset_replacement"]),
-        (["ablation_no_filter", f"--{LOSSES}.offline-weight", "0"], [f"{LOSSES}.fake_filter"]),
+        (["ablation_no_filter", f"--{LOSSES}.bc-weight", "0"], [f"{LOSSES}.behavior_cloning"]),
         (["offline", f"--{ROWS}.hide-reward"], [f"{ROWS}.hide_previous"]),
         (["pixels", f"--{ROWS}.hide-reward"], [f"{ROWS}.hide_previous"]),
     ],
@@ -94,7 +94,7 @@ def test_what_a_person_set_is_refused_though_a_recipe_may_have_set_it(
     [
         (["default", f"--{LOSSES}.gamma", "0.99"], (0.1, 0.9, 0.95, 0.97, 0.995, 0.99)),
         (["ablation_many_discounts", f"--{LOSSES}.gamma", "0.9"], (0.1, 0.95, 0.9)),
-        (["offline", f"--{LOSSES}.extra-gammas", "0.9", "0.99"], (0.9, 0.99)),
+        (["offline", f"--{LOSSES}.auxiliary-gammas", "0.9", "0.99"], (0.9, 0.99)),
     ],
 )
 def test_discounts_make_room_for_the_one_that_acts(words: list[str], gammas: tuple) -> None:
@@ -229,7 +229,7 @@ def test_a_run_records_the_agent_that_it_trained(fake: Callable, tmp_path: Path)
     assert "agent.algorithm was 'multitask', is 'agent'" in "\n".join(said)
     row = service.runs["taught"]["config"]
     assert (row["agent"]["algorithm"], row["origins"]["agent.algorithm"]) == ("agent", "default")
-    assert row["agent"]["losses"]["n_policy_actions"] == 3
+    assert row["agent"]["losses"]["n_actions_in_actor_loss"] == 3
     assert load_policy(service.published[1]).config.algorithm == "agent"
     (state,) = (tmp_path / "taught" / "checkpoints").glob("*/state.json")
     assert json.loads(state.read_text())["config"]["agent"]["algorithm"] == "agent"

@@ -27,7 +27,7 @@ from trainer.data.loader import Loader
 from trainer.data.order import Order
 from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, take
 from trainer.loop import RunInfo, train
-from trainer.recipes import behaviour_cloning
+from trainer.recipes import bc
 from trainer.views import Data, Errand
 
 CPU = torch.device("cpu")
@@ -383,7 +383,7 @@ def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path)
 
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    plain = behaviour_cloning()
+    plain = bc()
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     return replace(
         plain,

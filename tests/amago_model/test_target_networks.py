@@ -1,4 +1,4 @@
-"""The slow copies are no weights: no gradient, no step, no share in the clipped norm."""
+"""The target networks are no weights: no gradient, no step, no share in the clipped norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.amago_model.cases import CASES, make
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_frozen_copies_have_no_gradient_and_take_no_step(name: str) -> None:
+def test_target_networks_have_no_gradient_and_take_no_step(name: str) -> None:
     """For every kind of agent: everything else that is learned has one, and moves."""
     agent, windows = make({**CASES[name], "memory": "gru"})
     copies = {n: p for n, p in agent.named_parameters() if n.startswith(("target_", "lagged_"))}
