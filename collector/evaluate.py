@@ -7,7 +7,6 @@ chunks of one fixed width, so the numbers do not depend on how many environments
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -329,9 +328,3 @@ def _progress(console: Console, *, quiet: bool) -> Progress:
         console=console,
         disable=quiet or not console.is_terminal,
     )
-
-
-if __name__ == "__main__":
-    from collector.main import evaluate
-
-    sys.exit(evaluate())

@@ -153,7 +153,7 @@ def test_a_run_learns_and_its_policy_plays(service, view, flags, tmp_path: Path)
             *("--data.cache", str(tmp_path / "cache"), "--output", str(tmp_path)),
             *("--device", "cpu", *flags),
         ],
-        ["collector.evaluate", *env, "--policy", name, "--episodes", "2", "--no-upload"],
+        ["stepwell.cli", "evaluate", *env, "--policy", name, "--episodes", "2", "--no-upload"],
     ]
     for module, *words in commands:
         done = subprocess.run(
