@@ -213,7 +213,12 @@ class SegmentFile:
         self.path = path
         with pa.memory_map(str(path)) as source:
             self._data = source.read_buffer()
-        if self._data.size >= len(MAGIC) and bytes(self._data[: len(MAGIC)]) != MAGIC:
+        # A flipped bit in the first bytes loses nothing: whole records behind them say what it is.
+        if (
+            self._data.size >= len(MAGIC)
+            and bytes(self._data[: len(MAGIC)]) != MAGIC
+            and self._read(len(MAGIC)) is None
+        ):
             raise SegmentDamaged(f"{path.name} does not begin as a segment does")
 
     def record(self, offset: int) -> Record:

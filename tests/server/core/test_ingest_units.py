@@ -285,6 +285,27 @@ def test_a_flipped_bit_anywhere_in_a_record_is_damage(
     assert again.record(third).entry.seq == 3
 
 
+def test_a_flipped_bit_in_the_first_bytes_of_a_segment_loses_nothing(still: Any) -> None:
+    """Its records are whole: they are recovered, sealed and read as if nothing had happened."""
+    live, sent = still.live, make(2)
+    still.committer._handle([submission(live, sent)])
+    segment = still.committer.rotate()
+    path = live.data / "segments" / segment.name
+    raw = bytearray(path.read_bytes())
+    raw[3] ^= 1
+    path.write_bytes(raw)
+    assert [one.name for one in recover(live.service.db, live.service.store)] == [segment.name]
+    live.service.ingest.sealer.add(segment)
+    live.flush()
+    assert [live.info(t)["state"] for t in sent] == ["sealed"] * 2
+    assert [live.steps(t).digest for t in sent] == [t.digest for t in sent]
+    assert not path.exists() and not live.service.ingest.sealer.damaged
+    raw[len(MAGIC) + 20] ^= 1  # nor does the first record say that this is a segment
+    path.write_bytes(raw)
+    with pytest.raises(SegmentDamaged, match="does not begin as a segment does"):
+        SegmentFile(path)
+
+
 def test_what_was_cut_off_is_missing(
     segment: tuple[SegmentFile, list[Trajectory], list[int]],
 ) -> None:
