@@ -172,7 +172,7 @@ def _checkout(name: str, group: Group) -> Path:
         ),
     }
     text = "[mutmut]\nprocess_isolation=forkserver\ntimeout_constant=5\nuse_setproctitle=false\n"
-    text += "debug=true\n"  # else a clean run's failure names no test, and children have no stdout
+    text += "debug=true\n"  # else a failure of the clean run names no test
     for key, values in lists.items():
         text += f"{key}=\n" + "".join(f"    {value}\n" for value in values)
     (folder / "setup.cfg").write_text(text)
