@@ -48,19 +48,19 @@ class Agent(Judging):
         a_pi   ~ actor(s[t])                                   K_a samples, or all probabilities
         v      = mean over a_pi of the critics                 they and their copy of s[t] constant
         A      = w mean over C (critic(s[t], a[t]) - v)        in deviations of the return
-        L_dpg   = - (w min over C of v + b)                  through a_pi into the actor and s
-        L_bc   = - f(A) log actor(a[t] | s[t])              gradient into the actor and s
+        L_dpg  = - (w min over C of v + b)                     through a_pi into the actor and s
+        L_bc   = - f(A) log actor(a[t] | s[t])                 gradient into the actor and s
         loss   = critic_weight L_critic + dpg_weight L_dpg + bc_weight L_bc
 
     and after the optimiser's step, `update_targets`: target += tau * (online - target).
 
-    Each loss is a mean over the transitions its mask leaves: DPG needs a real row, BC
-    also a known action, the critic also a termination or a recorded next observation; and the data
-    may forbid either learner any transition (Batch.actor_mask, critic_mask). Truncation
-    bootstraps, termination does not. With behavior_cloning and dpg_weight 0 this is behaviour
-    cloning and there is no critic at all. Settings that make formulas those that were published
-    are in presets.py; with lagged_critics v asks critics from before the last step, with
-    dpg_detach_state the actor behind a_pi takes s[t] as a constant, too.
+    Each loss is a mean over the transitions its mask leaves: DPG needs a real row, BC also a known
+    action, the critic also a termination or a recorded next observation; and the data may forbid
+    either learner any transition (Batch.actor_mask, critic_mask). Truncation bootstraps,
+    termination does not. With behavior_cloning and dpg_weight 0 this is behaviour cloning and there
+    is no critic at all. Settings that make formulas those that were published are in presets.py;
+    with lagged_critics v asks critics from before the last step, with dpg_detach_state the actor
+    behind a_pi takes s[t] as a constant, too.
     """
 
     def forward(

@@ -20,7 +20,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
-        return torch.tensor(0.0)
+        return torch.zeros((), device=parameters[0].device)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -62,6 +62,15 @@ def test_importing_a_part_loads_nothing_it_must_not(module: str) -> None:
     assert done.stderr == "" or module == "dashboard.api"
 
 
+def test_all_that_the_agent_offers_can_be_had() -> None:
+    """What needs torch is loaded when it is asked for, by a table that could go stale."""
+    assert set(amago_model.__all__) <= set(dir(amago_model))
+    for name in amago_model.__all__:
+        assert getattr(amago_model, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = amago_model.Nothing
+
+
 def test_there_is_one_version() -> None:
     """Told by what is installed, nowhere written twice."""
     installed = importlib.metadata.version("stepwell")

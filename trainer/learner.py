@@ -155,9 +155,8 @@ class Learner:
             step_adamw(self.optimizer, bad)
             if not early:
                 self.agent.update_targets(bad)
-            metrics["optimizer/gradient_norm"] = norm
         forget_gradients(self.parameters)
-        return Update(metrics, finite)
+        return Update(metrics | {"optimizer/gradient_norm": norm}, finite)
 
     def check_finite(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
         """Whether an update was skipped, and what ends the training if that was once too often.
@@ -166,6 +165,7 @@ class Learner:
         """
         if not result.skipped:
             return False, None
+        del result.metrics["optimizer/gradient_norm"]  # no number that can be shown
         self.skipped += 1
         for name, value in self.agent.named_buffers():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):

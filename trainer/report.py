@@ -134,13 +134,8 @@ class Report:
             "pid": os.getpid(),
             "state": "running",
         }
-        parts: list[Data | Publisher | MetricLog | RunLog] = [
-            self.metrics,
-            run_log,
-            self.publisher,
-            data,
-        ]
-        self._parts = parts
+        self._parts: tuple[MetricLog | RunLog | Publisher | Data, ...]
+        self._parts = (self.metrics, run_log, self.publisher, data)
         self.heartbeat = Heartbeat(
             self.client,
             f"train-{self.config.run}",

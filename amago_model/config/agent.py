@@ -122,9 +122,9 @@ class AgentConfig(Checked):
             refuse(self._unused())
         if self.actor.continuous == "gmm" and self.losses.dpg_weight > 0:
             raise ConfigError(
-                "ActorConfig.continuous: samples of 'gmm' have no gradient, so DPG cannot use "
-                f"the critic with dpg_weight={self.losses.dpg_weight}; set "
-                "losses.dpg_weight=0 or another distribution"
+                "ActorConfig.continuous: samples of 'gmm' have no gradient, so DPG cannot train "
+                f"the actor, yet dpg_weight={self.losses.dpg_weight}; set losses.dpg_weight=0 or "
+                "another distribution"
             )
 
     def own_parts_read(self) -> AbstractContextManager[None]:

@@ -140,7 +140,7 @@ class Mirror:
         """Of the content at a version: replaced, never changed, so that states can share it."""
         self._garbage: list[tuple[float, str]] = []
         self._written = 0
-        self._filling = BackgroundLoop("mirror", self._fill, every=0.0)
+        self._filling = BackgroundLoop("mirror", self._fill, every=0.0, expected=(OSError,))
 
     def state(self, sql: str | None = None) -> MirrorState:
         """The state now, refreshed as far as `sql` may look (None: everything).

@@ -257,9 +257,11 @@ def _make_tables(
         where = f" WHERE dataset = {_text(only)}" if only else ""
         columns = ", ".join(_name(c[0]) for c in entry["columns"] if not c[0].startswith("_"))
         connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM _all_{name}{where}")
-    views = {name: f"_steps_{number}" for number, name in enumerate(chosen)}
-    for name, entry in chosen.items():
-        connection.execute(f"CREATE VIEW {views[name]} AS {_steps_sql(entry)}")
+    # A view opens the files that it names: none is made for those that only `steps` of all reads.
+    one_by_one = [name for name in chosen if name in schemas or name == dataset]
+    views = {name: f"_steps_{number}" for number, name in enumerate(one_by_one)}
+    for name in views:
+        connection.execute(f"CREATE VIEW {views[name]} AS {_steps_sql(chosen[name])}")
         if name in schemas:
             connection.execute(f"CREATE SCHEMA {_name(name)}")
             connection.execute(

@@ -213,13 +213,17 @@ def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
     learner.update(0, batch)
     before = [p.clone() for p in learner.parameters]
     hook = learner.parameters[0].register_hook(lambda grad: grad * float("nan"))
-    assert learner.check_finite(1, learner.update(1, batch)) == (True, None)
+    result = learner.update(1, batch)
+    assert learner.check_finite(1, result) == (True, None)
+    assert "optimizer/gradient_norm" not in result.metrics
     assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
     skipped, ending = learner.check_finite(2, learner.update(2, batch))
     assert skipped and learner.skipped == 2 and isinstance(ending, TrainingDiverged)
     assert "2 updates" in str(ending) and "learning_rate" in str(ending)
     hook.remove()
-    assert learner.check_finite(3, learner.update(3, batch)) == (False, None)
+    result = learner.update(3, batch)
+    assert learner.check_finite(3, result) == (False, None)
+    assert float(result.metrics["optimizer/gradient_norm"]) > 0
     assert all(bool(torch.isfinite(p).all()) for p in learner.parameters)
 
 

@@ -296,7 +296,8 @@ def test_one_caller_floods_and_another_is_answered(world: Any) -> None:
     codes = [one.answer() for one in flood]
     assert codes.count("query_timeout") >= 1 and "ok" not in codes
     refused = [one for one in flood if one.code == "too_many_queries"]
-    assert len(refused) == 15
+    # Three wait; one whose turn comes at the end of its time is stopped, not refused.
+    assert len(refused) + codes.count("query_timeout") == 16 and 12 <= len(refused) <= 15
     assert all(one.error is not None and one.error.status == 429 for one in refused)
     assert all(int(one.error.headers["Retry-After"]) >= 1 for one in refused if one.error)
     at_once = [one for one in refused if one.took < 3.0]

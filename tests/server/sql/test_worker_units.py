@@ -1032,12 +1032,12 @@ TRAJECTORY_VIEWS = {"main._all_trajectories", "main.trajectories"}
         (
             [("", "steps")],
             {},
-            {*TRAJECTORY_VIEWS, "main.steps", *(f"main._steps_{i}" for i in range(4))},
+            {*TRAJECTORY_VIEWS, "main.steps"},
         ),
         (
             [("main", "steps")],
             {},
-            {*TRAJECTORY_VIEWS, "main.steps", *(f"main._steps_{i}" for i in range(4))},
+            {*TRAJECTORY_VIEWS, "main.steps"},
         ),
         ([("", "steps")], {"dataset": "nobody"}, {"main.steps"}),
     ],
