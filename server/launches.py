@@ -1,9 +1,9 @@
-"""Launches: what somebody wants started. An agent on some machine claims one, whole, and reports.
+"""Launches: what somebody wants started. A launcher on some machine claims one, whole, and reports.
 
     queued ──claim──▶ claimed ──▶ running ──▶ finished | failed
        └────────────────┴────────────┴──────▶ cancelled
 
-Only names and values are kept, never a shell string; the agent checks them against the recipe.
+Only names and values are kept, never a shell string; the launcher checks them against the recipe.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def get(db: Database, launch_id: str) -> Launch:
 def claim(db: Database, body: ClaimLaunch) -> Claimed:
     """The oldest queued launch of those roles, now the caller's; null when there is none.
 
-    Two agents never get the same one: the index has one writer at a time.
+    Two launchers never get the same one: the index has one writer at a time.
     """
     with db.write() as c:
         oldest = (
@@ -90,7 +90,7 @@ def claim(db: Database, body: ClaimLaunch) -> Claimed:
 
 
 def patch(db: Database, launch_id: str, body: PatchLaunch) -> Launch:
-    """The claiming agent's report. 409 once the launch has ended, above all by being cancelled."""
+    """The claiming launcher's report. 409 once the launch has ended, above all if cancelled."""
     with db.write() as c:
         now = _read(c, launch_id)
         if now.state in ENDED and now.state != body.state:
@@ -112,7 +112,7 @@ def patch(db: Database, launch_id: str, body: PatchLaunch) -> Launch:
 
 
 def cancel(db: Database, launch_id: str) -> Launch:
-    """Nobody starts it any more; an agent that did sees the state and stops what it started."""
+    """Nobody starts it any more; a launcher that did sees the state and stops what it started."""
     with db.write() as c:
         now = _read(c, launch_id)
         if now.state == "cancelled":

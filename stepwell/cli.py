@@ -39,7 +39,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "collector.main:evaluate", "play a published policy with fixed seeds", "collector"
         ),
         "dash": Command("dashboard.main:main", "the dashboard, in a browser", "dashboard"),
-        "agent": Command("stepwell.agent:main", "start here what the dashboard asks for"),
+        "launcher": Command("stepwell.launcher:main", "start here what the dashboard asks for"),
     },
     "Data": {
         "import": Command("stepwell.commands.imports:main", "upload a D4RL or npz file"),

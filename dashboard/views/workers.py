@@ -26,7 +26,7 @@ LINES = {
     "Train, two processes": "stepwell train pendulum_stitch --run {run} --dataset {dataset}"
     " --processes 2",
     "Evaluate": "stepwell evaluate --policy {run} --env {env} --episodes 30",
-    "Agent": "stepwell agent --roles train collect evaluate",
+    "Launcher": "stepwell launcher --roles train collect evaluate",
 }
 
 
@@ -107,7 +107,7 @@ def _lines() -> None:
 
 def _launches() -> None:
     st.subheader("Launches")
-    st.caption("Work that waits for an agent (`stepwell agent`) on some machine to claim it.")
+    st.caption("Work that waits for a launcher (`stepwell launcher`) on some machine to claim it.")
     pages = components.Pages("launches")
     listed = api.launches(pages.cursor)
     found = listed.items
@@ -165,7 +165,7 @@ def _ask_launch() -> None:
         return
     if components.attempt(
         lambda: api.create_launch(str(role), recipe or "", args, int(copies)),
-        "waiting for an agent",
+        "waiting for a launcher",
     ):
         st.rerun()
 

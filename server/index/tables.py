@@ -43,7 +43,7 @@ from sqlalchemy import (
 from server.index import work_tables  # noqa: F401 - of the same metadata
 from server.index.metadata import metadata as metadata  # complete once this module is loaded
 
-REVISION = "0006"
+REVISION = "0007"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 # --- data -------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def get_launch(service: ServiceDep, launch_id: str) -> Launch:
 
 @router.patch("/{launch_id}")
 def patch_launch(service: ServiceDep, launch_id: str, body: PatchLaunch) -> Launch:
-    """The claiming agent's report."""
+    """The claiming launcher's report."""
     return launches.patch(service.db, launch_id, body)
 
 

@@ -46,7 +46,7 @@ class Workers(Transport):
         args: Mapping[str, Any] | None = None,
         count: int = 1,
     ) -> Launch:
-        """Ask for work to be started by an agent on some machine."""
+        """Ask for work to be started by a launcher on some machine."""
         body = request(
             messages.CreateLaunch, role=role, recipe=recipe, args=dict(args or {}), count=count
         )
@@ -69,7 +69,7 @@ class Workers(Transport):
         return self.ask(messages.Claimed, "POST", "/v1/launches/claim", body=body).launch
 
     def patch_launch(self, launch_id: str, **fields: Any) -> Launch:
-        """The claiming agent's report; `fields` of PatchLaunch."""
+        """The claiming launcher's report; `fields` of PatchLaunch."""
         body = request(messages.PatchLaunch, **fields)
         return self.ask(Launch, "PATCH", _launch(launch_id), body=body)
 

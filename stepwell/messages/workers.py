@@ -1,4 +1,4 @@
-"""Workers, and launches: what agents start on request."""
+"""Workers, and launches: what launchers start on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from stepwell.messages.base import Int64, Json, Request, Response, RunName, Text, sayable
 
-WorkerRole = Literal["collect", "train", "eval", "agent"]
+WorkerRole = Literal["collect", "train", "eval", "launcher"]
 Command = Literal["none", "pause", "resume", "drain", "stop"]
 
 
@@ -50,7 +50,7 @@ LaunchRole = Literal["train", "collect", "evaluate"]
 
 
 class CreateLaunch(Request):
-    """What "start" in the dashboard does: an agent on some machine claims it."""
+    """What "start" in the dashboard does: a launcher on some machine claims it."""
 
     role: LaunchRole
     recipe: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9._-]*$")] = ""
@@ -65,7 +65,7 @@ class ClaimLaunch(Request):
 
 
 class PatchLaunch(Request):
-    """The claiming agent's report."""
+    """The claiming launcher's report."""
 
     state: Literal["running", "finished", "failed", "cancelled"]
     error: Annotated[str, StringConstraints(max_length=20_000)] = ""

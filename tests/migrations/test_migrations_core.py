@@ -104,6 +104,23 @@ def test_keys_of_datasets_are_counted_from_those_there_are(tmp_path: Path) -> No
     db.close()
 
 
+def test_workers_that_start_launches_get_their_new_role(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    command.upgrade(config(path), "0006")
+    engine = connect(path)
+    with engine.begin() as c:
+        c.exec_driver_sql(
+            "INSERT INTO workers (id, role, host, policy, state, counters, last_error, command,"
+            " started_at, heartbeat_at) VALUES ('a', 'agent', '', '', 'running', '{}', '', 'none',"
+            " 0, 0), ('b', 'train', '', '', 'running', '{}', '', 'none', 0, 0)"
+        )
+    upgrade(path)
+    with engine.connect() as c:
+        roles = c.exec_driver_sql("SELECT role FROM workers ORDER BY id").scalars().all()
+    assert roles == ["launcher", "train"]
+    engine.dispose()
+
+
 def test_an_older_index_is_refused_by_the_door_and_cured_by_the_command(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
     connect(path).connect().close()

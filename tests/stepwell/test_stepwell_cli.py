@@ -145,7 +145,7 @@ PLAYED = ["--dataset", "d", "--url", NOWHERE, "--random"]
         ["serve", "--data", "d", "--port", "99999"],
         ["serve", "--data", "d", "--host", "0.0.0.0"],
         ["demo", "--dataset", "no-such-file"],
-        ["agent", "--capacity", "0"],
+        ["launcher", "--capacity", "0"],
         ["import", "f.hdf5"],
         ["datasets", "create", "d", "--spec", "no-such-file"],
         ["datasets", "list", "--url", "nonsense"],

@@ -445,9 +445,9 @@ def test_a_worker_reports_and_is_told(client):
 def test_a_launch_is_claimed_once(client):
     launch = client.create_launch("evaluate", "recipe", {"n": 3})
     assert launch.state == "queued"
-    claimed = client.claim_launch("agent-1", roles=["evaluate"])
+    claimed = client.claim_launch("launcher-1", roles=["evaluate"])
     assert claimed is not None and claimed.id == launch.id
-    assert client.claim_launch("agent-2", roles=["evaluate"]) is None
+    assert client.claim_launch("launcher-2", roles=["evaluate"]) is None
     assert client.patch_launch(launch.id, state="finished").state == "finished"
     waiting = client.create_launch("evaluate")
     client.cancel_launch(waiting.id)

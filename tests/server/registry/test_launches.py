@@ -12,7 +12,7 @@ def launch(app: TestClient, **fields: object) -> dict:
     return answer.json()
 
 
-def claim(app: TestClient, worker: str = "agent", **fields: object) -> dict | None:
+def claim(app: TestClient, worker: str = "launcher", **fields: object) -> dict | None:
     return app.post("/v1/launches/claim", json={"worker": worker} | fields).json().get("launch")
 
 
@@ -34,7 +34,7 @@ def test_the_oldest_of_the_wanted_roles_is_claimed(app: TestClient) -> None:
     assert claim(app) is None
 
 
-def test_many_agents_never_get_the_same_launch(app: TestClient) -> None:
+def test_many_launchers_never_get_the_same_launch(app: TestClient) -> None:
     """Two learners under one launch would write one run."""
     made = {launch(app)["id"] for _ in range(12)}
     with ThreadPoolExecutor(6) as pool:
@@ -43,7 +43,7 @@ def test_many_agents_never_get_the_same_launch(app: TestClient) -> None:
     assert set(taken) == made
 
 
-def test_the_agent_reports_until_the_end(app: TestClient) -> None:
+def test_the_launcher_reports_until_the_end(app: TestClient) -> None:
     path = f"/v1/launches/{launch(app)['id']}"
     claim(app)
     running = app.patch(path, json={"state": "running", "run": "r1"}).json()
@@ -59,7 +59,7 @@ def test_an_unclaimed_launch_cannot_run(app: TestClient) -> None:
     assert app.patch(path, json={"state": "running"}).status_code == 409
 
 
-def test_a_cancelled_launch_is_never_claimed_and_its_agent_is_told(app: TestClient) -> None:
+def test_a_cancelled_launch_is_never_claimed_and_its_launcher_is_told(app: TestClient) -> None:
     queued, claimed = launch(app), launch(app)
     assert app.delete(f"/v1/launches/{queued['id']}").json()["state"] == "cancelled"
     assert claim(app)["id"] == claimed["id"]

@@ -1,10 +1,10 @@
-"""`stepwell agent`: start on this machine what somebody asked for in the dashboard or the API.
+"""`stepwell launcher`: start on this machine what somebody asked for in the dashboard or the API.
 
 It claims launches, starts their processes, reports how they went, and is itself a worker that can
 be paused, drained and stopped. It runs nothing but `stepwell train|collect|evaluate`, with options
-that rules.py lists. The parts are in stepwell/_agent/; docs/workers.md is for its operators.
+that rules.py lists. The parts are in stepwell/_launcher/; docs/workers.md is for its operators.
 
-    DATA/agent.json  its name     launches/  what it has started     logs/  of each process
+    DATA/launcher.json  its name     launches/  what it has started     logs/  of each process
     DATA/runs/  cache/  outbox/   what trainers and collectors keep
 """
 
@@ -30,17 +30,17 @@ from stepwell.commands import common
 from stepwell.errors import InvalidData, StepwellError
 
 if TYPE_CHECKING:
-    from stepwell._agent.loop import Agent
+    from stepwell._launcher.loop import Launcher
 
 ROLES = ("train", "collect", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
-# Short: the agent's loop is the retry, and children must not wait for a service that hangs.
+# Short: the launcher's loop is the retry, and children must not wait for a service that hangs.
 TIMEOUT = 5.0
 
 EXAMPLES = """\
-  stepwell agent --url http://10.0.0.5:8000 --data ./agent
-  stepwell agent --roles collect evaluate --capacity 4 --plugin my_envs
-  stepwell agent --roles train --name gpu-box --plugin my_encoders --grace 120"""
+  stepwell launcher --url http://10.0.0.5:8000 --data ./launcher
+  stepwell launcher --roles collect evaluate --capacity 4 --plugin my_envs
+  stepwell launcher --roles train --name gpu-box --plugin my_encoders --grace 120"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         import fcntl  # noqa: F401 - how children are known after a restart
     except ImportError:
-        raise StepwellError("stepwell agent needs Linux or macOS: it locks files") from None
-    from stepwell._agent.loop import Agent, Options
-    from stepwell._agent.rules import Places
+        raise StepwellError("stepwell launcher needs Linux or macOS: it locks files") from None
+    from stepwell._launcher.loop import Launcher, Options
+    from stepwell._launcher.rules import Places
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True
@@ -71,22 +71,22 @@ def main(argv: list[str] | None = None) -> int:
             poll=args.poll,
             grace=args.grace,
         )
-        agent = Agent(options, client, args.token)
-        with _signals(agent):
-            agent.run()
+        launcher = Launcher(options, client, args.token)
+        with _signals(launcher):
+            launcher.run()
     return 0
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = common.parser(
-        "agent", "Claim launches and start their processes on this machine.", EXAMPLES
+        "launcher", "Claim launches and start their processes on this machine.", EXAMPLES
     )
     add = parser.add_argument
     add("--url", help="address of the service (default: STEPWELL_URL, http://127.0.0.1:8000)")
     add("--token", help="with the scopes train and ingest (default: STEPWELL_TOKEN)")
     add("--roles", nargs="+", choices=ROLES, default=ROLES, help="what to start (default: all)")
     add("--capacity", type=int, default=1, help="processes at the same time (default: 1)")
-    add("--data", type=Path, default=Path("stepwell-agent"), help="where everything is kept")
+    add("--data", type=Path, default=Path("stepwell-launcher"), help="where everything is kept")
     add("--name", default="", help="how the service knows it (default: made up once per --data)")
     add("--plugin", action="append", default=[], metavar="MODULE",
         help="module that registers environments, encoders or other parts: its processes load it, "
@@ -110,7 +110,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def _alone(data: Path) -> Iterator[None]:
-    """One agent per directory."""
+    """One launcher per directory."""
     import fcntl
 
     with (data / "lock").open("a") as file:
@@ -118,19 +118,19 @@ def _alone(data: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StepwellError(
-                f"another agent uses {data}; give this one another --data"
+                f"another launcher uses {data}; give this one another --data"
             ) from None
         yield
 
 
 def _name(data: Path, given: str) -> str:
-    """The same after a restart, so that it finds its launches; no other agent has it."""
-    path = data / "agent.json"
+    """The same after a restart, so that it finds its launches; no other launcher has it."""
+    path = data / "launcher.json"
     try:
         known = str(json.loads(path.read_text())["name"])
     except FileNotFoundError:
         host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:40]
-        known = f"agent-{host or 'host'}-{secrets.token_hex(3)}"
+        known = f"launcher-{host or 'host'}-{secrets.token_hex(3)}"
     except (ValueError, KeyError, TypeError):
         raise InvalidData(f"{path} does not read", expected='{"name": …}; remove it') from None
     name = given or known
@@ -142,13 +142,13 @@ def _name(data: Path, given: str) -> str:
 
 
 @contextmanager
-def _signals(agent: Agent) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the children and then the agent; the second one does not wait."""
+def _signals(launcher: Launcher) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the children and then the launcher; the second one does not wait."""
     seen: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
         del frame
-        agent.ask("kill" if seen else "stop")
+        launcher.ask("kill" if seen else "stop")
         seen.append(number)
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -163,4 +163,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except StepwellError as error:
-        sys.exit(fail("stepwell agent", error))
+        sys.exit(fail("stepwell launcher", error))

@@ -1,6 +1,6 @@
 """One claimed launch on this machine: its processes, its record on disk, and what to report of it.
 
-The record is written before anything happens that an agent killed at that moment would have to
+The record is written before anything happens that a launcher killed at that moment would have to
 know of, and goes once the service has heard how the launch ended.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell._agent.children import Child
-from stepwell._agent.rules import Places, Start
 from stepwell._files import whole_file
+from stepwell._launcher.children import Child
+from stepwell._launcher.rules import Places, Start
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.messages import Launch
 
-log = logging.getLogger("stepwell.agent")
+log = logging.getLogger("stepwell.launcher")
 
 LONGEST_ERROR = 8_000
 Report = dict[str, str]
@@ -135,7 +135,7 @@ class Work:
 
 
 def load(places: Places) -> Iterator[Work]:
-    """What earlier agents on this directory have left, oldest first."""
+    """What earlier launchers on this directory have left, oldest first."""
     for path in sorted(places.launches.glob("*.json")):
         try:
             data: dict[str, Any] = json.loads(path.read_bytes())

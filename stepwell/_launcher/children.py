@@ -1,10 +1,10 @@
-"""Processes that an agent has started, and how they ended; also those that an earlier agent left.
+"""Processes that a launcher has started, and how they ended; also those of an earlier launcher.
 
     waiting ──start──▶ running ──▶ ended, with status 0, another one, or None (nobody saw it end)
 
 Each child inherits a locked file. The lock is held exactly as long as the child lives, whatever
-becomes of the agent: so an agent that was killed finds, when it is back, what still runs, and no
-process that happens to have an old number is ever taken for a child.
+becomes of the launcher: so a launcher that was killed finds, when it is back, what still runs, and
+no process that happens to have an old number is ever taken for a child.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=dict(env),
                     pass_fds=(descriptor,),
-                    # A session of its own: Ctrl-C reaches the agent, which stops its children.
+                    # A session of its own: Ctrl-C reaches the launcher, which stops its children.
                     start_new_session=True,
                 )
         finally:

@@ -1,9 +1,9 @@
-"""The agent at work: one thread that watches its children and, every few seconds, the service.
+"""The launcher at work: one thread that watches its children and, every few seconds, the service.
 
     watch   reap, kill what was asked to end and did not, start what waits for a free slot
     sync    heartbeat → commands · reports · cancelled ones · claim while there is room
 
-Children do not need the service to be there, nor the agent: what could not be said is said later.
+Children need neither the service nor the launcher: what could not be reported is reported later.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stepwell._agent import rules
-from stepwell._agent.rules import Places, Refused
-from stepwell._agent.work import Work, load
+from stepwell._launcher import rules
+from stepwell._launcher.rules import Places, Refused
+from stepwell._launcher.work import Work, load
 from stepwell.client import Client
 from stepwell.errors import (
     Conflict,
@@ -33,7 +33,7 @@ from stepwell.errors import (
 from stepwell.messages import Launch
 from stepwell.outbox import reopen
 
-log = logging.getLogger("stepwell.agent")
+log = logging.getLogger("stepwell.launcher")
 
 TICK = 0.1
 HEARTBEAT_EVERY = 5.0
@@ -45,8 +45,8 @@ _LAUNCH_ID = re.compile(r"la_[0-9a-f-]{8,64}")
 State = Literal["starting", "running", "paused", "draining", "stopped"]
 
 
-class AgentError(StepwellError):
-    """This agent cannot work here; the message says what to do."""
+class LauncherError(StepwellError):
+    """This launcher cannot work here; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Options:
     grace: float
 
 
-class Agent:
+class Launcher:
     """See the head of this file. `client` should be impatient: the loop is its retry."""
 
     def __init__(self, options: Options, client: Client, token: str | None = None):
@@ -83,7 +83,7 @@ class Agent:
     # --- for whoever runs it ----------------------------------------------------------------
 
     def run(self) -> None:
-        """Until it is told to stop, or has drained. Raises `AgentError`, `Unauthorized`."""
+        """Until it is told to stop, or has drained. Raises `LauncherError`, `Unauthorized`."""
         for work in self._works.values():
             log.info("taking up launch %s again (run %s)", work.launch_id, work.runs)
         while self.state not in ("draining", "stopped") or self._busy:
@@ -124,7 +124,7 @@ class Agent:
         if word == "stop":
             for work in self._works.values():
                 if work.busy:
-                    work.stop(f"stopped with its agent, {self.options.name}", self.options.grace)
+                    work.stop(f"stopped with its launcher, {self.options.name}", self.options.grace)
 
     # --- watch ------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Agent:
 
     def _start(self, work: Work, index: int) -> None:
         child = work.children[index]
-        # Noted first: an agent killed between the two lines must not start it a second time.
+        # Noted first: a launcher killed between the two lines must not start it a second time.
         child.state = "running"
         work.save(self.options.places)
         try:
@@ -186,7 +186,7 @@ class Agent:
                 self._next_look = time.monotonic() + LOOK_AROUND_EVERY
             while self.state == "running" and self._free > 0 and self._claim():
                 pass
-        except AgentError:
+        except LauncherError:
             raise
         except StepwellError as error:
             if isinstance(error, Unauthorized) and not self._arrived:
@@ -200,24 +200,24 @@ class Agent:
             self._trouble = ""
 
     def _arrive(self) -> None:
-        """First contact: two agents of one name would take each other's launches for their own."""
+        """First contact. Two launchers of one name would take each other's launches."""
         here = socket.gethostname()
         for worker in self.client.workers():
             if worker.id != self.options.name or not worker.alive:
                 continue
             if worker.host != here or (worker.pid != os.getpid() and _process(worker.pid)):
-                raise AgentError(
-                    f"an agent named {worker.id} is alive on {worker.host} (process {worker.pid}); "
+                raise LauncherError(
+                    f"a launcher named {worker.id} is alive on {worker.host} (pid {worker.pid}); "
                     "give this one another --name, or wait a minute if that one was killed"
                 )
         if self.state == "starting":
             self.state = "running"
         self._beat()
         self._arrived = True
-        log.info("agent %s waits for work at %s", self.options.name, self.client.url)
+        log.info("launcher %s waits for work at %s", self.options.name, self.client.url)
         for launch in self.client.launches(state="running"):
             if launch.claimed_by == self.options.name and launch.id not in self._works:
-                lost = f"agent {self.options.name} has lost its record of this launch"
+                lost = f"launcher {self.options.name} has lost its record of this launch"
                 self.client.patch_launch(launch.id, state="failed", error=lost, run=launch.run)
 
     def _beat(self) -> None:
@@ -226,7 +226,7 @@ class Agent:
         counters = {"capacity": self.options.capacity, "running": running, "waiting": waiting}
         answer = self.client.heartbeat(
             self.options.name,
-            role="agent",
+            role="launcher",
             host=socket.gethostname(),
             pid=os.getpid(),
             # Until its children have ended it can still be heard and asked.
@@ -286,7 +286,7 @@ class Agent:
 
     def _take(self, launch: Launch) -> None:
         if not _LAUNCH_ID.fullmatch(launch.id):  # it becomes the name of files here
-            raise AgentError(f"{self.client.url} gave a launch with a strange id: {launch.id!r}")
+            raise LauncherError(f"{self.client.url} gave a launch with a strange id: {launch.id!r}")
         self._counts["claimed"] += 1
         slots, capacity = rules.slots(launch), self.options.capacity
         try:
@@ -325,7 +325,9 @@ class Agent:
                 return
             except StepwellError as error:
                 if time.monotonic() > deadline:
-                    log.warning("the next agent with this --data reports what remains: %s", error)
+                    log.warning(
+                        "the next launcher with this --data reports what remains: %s", error
+                    )
                     return
                 time.sleep(0.5)
 

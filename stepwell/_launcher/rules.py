@@ -1,11 +1,11 @@
-"""What a launch may ask of an agent's machine, and the command lines that it becomes. Pure.
+"""What a launch may ask of a launcher's machine, and the command lines that it becomes. Pure.
 
     {role: train, recipe: offline, args: {run: x, seed: 1}, count: 2}
         →  stepwell train offline --run=x-1 --seed=1 --output=DATA/runs …
            stepwell train offline --run=x-2 --seed=2 --output=DATA/runs …
 
 A launch is a stranger's text. Only options on the lists below pass: none of them names a file, a
-service or a token; `plugin` chooses among the modules that the agent's operator allows. Every value
+service or a token; `plugin` chooses among the modules that the launcher's operator allows. A value
 travels as one word, `--option=value`, so that a value that looks like an option stays a value.
 Types are the business of the command's own parser.
 """
@@ -83,13 +83,13 @@ ROLES: dict[str, Role] = {
     ),
 }
 
-_THE_AGENTS = "the agent keeps what it writes below its own --data"
+_THE_LAUNCHERS = "the launcher keeps what it writes below its own --data"
 _FILES = "a launch cannot name files of this machine"
-_SERVICE = "the agent talks with its own service, with its own token"
+_SERVICE = "the launcher talks with its own service, with its own token"
 REASONS = {
-    "output": _THE_AGENTS,
-    "outbox": _THE_AGENTS,
-    "data.cache": _THE_AGENTS,
+    "output": _THE_LAUNCHERS,
+    "outbox": _THE_LAUNCHERS,
+    "data.cache": _THE_LAUNCHERS,
     "config": _FILES,
     "file": _FILES,
     "url": _SERVICE,
@@ -116,7 +116,7 @@ _ENV_ARG = re.compile(r"[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_]\w*)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where an agent keeps what the processes that it starts write."""
+    """Where a launcher keeps what the processes that it starts write."""
 
     data: Path
 
@@ -176,7 +176,7 @@ def starts(launch: Launch, places: Places, plugins: Sequence[str] = ()) -> list[
 
 
 def slots(launch: Launch) -> int:
-    """How many of an agent's slots each process of a launch takes."""
+    """How many of a launcher's slots each process of a launch takes."""
     try:
         return max(1, int(launch.args.get("processes", 1))) if launch.role == "train" else 1
     except (TypeError, ValueError):
@@ -193,10 +193,12 @@ def _plugins(asked: Any, allowed: Sequence[str]) -> list[str]:
     names = asked.split() if isinstance(asked, str) else [repr(asked)]
     for name in names:
         if name not in allowed:
-            expected = f"of {', '.join(allowed)}" if allowed else "none: this agent has no --plugin"
+            expected = (
+                f"of {', '.join(allowed)}" if allowed else "none: this launcher has no --plugin"
+            )
             raise Refused(
-                "option 'plugin': the agent's operator chooses the code that runs, with stepwell "
-                "agent --plugin my.module",
+                "option 'plugin': the launcher's operator chooses the code that runs, with "
+                "stepwell launcher --plugin my.module",
                 expected=expected,
                 got=name[:200],
             )

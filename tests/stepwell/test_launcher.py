@@ -1,7 +1,7 @@
-"""`stepwell agent`: what a launch may ask for, and what becomes of it and of the agent.
+"""`stepwell launcher`: what a launch may ask for, and what becomes of it and of the launcher.
 
-Processes are real. Where not the collector but the agent is in question, `stepwell` is replaced by
-a script that does what the launch's `where` says: "exit 3", "sleep 60", "stubborn".
+Processes are real. Where the launcher alone is tested, `stepwell` is replaced by a script that does
+what the launch's `where` says: "exit 3", "sleep 60", "stubborn".
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pytest
 
 from collector.config import CollectConfig, EvaluateConfig, parse
 from stepwell import Client
-from stepwell._agent import loop, rules
-from stepwell._agent.children import usage_error
-from stepwell._agent.loop import Agent, AgentError, Options
-from stepwell._agent.rules import Places, Refused
+from stepwell._launcher import loop, rules
+from stepwell._launcher.children import usage_error
+from stepwell._launcher.loop import Launcher, LauncherError, Options
+from stepwell._launcher.rules import Places, Refused
 from stepwell.messages import Launch
 from stepwell.testing import wait_until
 from trainer.config import TrainConfig, flatten, to_json
@@ -170,7 +170,7 @@ def test_only_training_has_recipes_and_an_option_comes_once():
 
 
 def test_a_value_that_looks_like_an_option_stays_a_value():
-    """The trainer's own parser reads the words that the agent makes."""
+    """The trainer's own parser reads the words that the launcher makes."""
     args = {
         "dataset": "d",
         "where": "--output=/etc --config x",
@@ -235,7 +235,7 @@ def test_every_role_loads_the_operators_plugins_or_chooses_among_them(
 def test_a_module_that_the_operator_did_not_name_is_refused(role, asked):
     with pytest.raises(Refused, match=r"'plugin'.*of envs, my.parts"):
         words(role, args={"plugin": asked}, plugins=("envs", "my.parts"))
-    with pytest.raises(Refused, match="this agent has no --plugin"):
+    with pytest.raises(Refused, match="this launcher has no --plugin"):
         words(role, args={"plugin": asked})
 
 
@@ -273,7 +273,7 @@ def test_what_a_parser_complained_about_is_found_in_its_box():
 @pytest.fixture(scope="module")
 def own(service, tmp_path_factory):
     """A service of this module alone: launches of other tests are not ours to claim."""
-    process = type(service)(tmp_path_factory.mktemp("agents")).start()
+    process = type(service)(tmp_path_factory.mktemp("launchers")).start()
     yield process
     process.close()
 
@@ -285,15 +285,22 @@ def api(own):
 
 
 @pytest.fixture
-def agent_process(own, tmp_path):
-    """Starts `stepwell agent` on one directory; killed at the end with whatever it started."""
+def launcher_process(own, tmp_path):
+    """Starts `stepwell launcher` on one directory; killed at the end with whatever it started."""
     started = []
 
     def start(*args):
         env = {**os.environ, "STEPWELL_URL": own.url, "OMP_NUM_THREADS": "1"}
         env["PYTHONPATH"] = str(ROOT)
-        command = [sys.executable, "-m", "stepwell.cli", "agent", "--data", str(tmp_path / "data")]
-        with (tmp_path / "agent.log").open("ab") as log:
+        command = [
+            sys.executable,
+            "-m",
+            "stepwell.cli",
+            "launcher",
+            "--data",
+            str(tmp_path / "data"),
+        ]
+        with (tmp_path / "launcher.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--poll", "0.1", *args], env=env, cwd=tmp_path, stderr=log
             )
@@ -320,13 +327,13 @@ def wait_state(client, made, *states, seconds=60.0):
     return until(lambda: (x := client.launch(made.id)).state in states and x, seconds)
 
 
-def test_launches_become_processes_or_errors(api, agent_process, name, tmp_path):
+def test_launches_become_processes_or_errors(api, launcher_process, name, tmp_path):
     """One that works, one refused, one of no recipe, one of a wrong type: each says how it went."""
     good = api.create_launch("collect", args={**PENDULUM, "dataset": name, "episodes": 1})
     bad = api.create_launch("collect", args={**PENDULUM, "dataset": name, "outbox": str(tmp_path)})
     none = api.create_launch("train", "no_such_recipe")
     typo = api.create_launch("collect", args={**PENDULUM, "dataset": name, "episodes": "many"})
-    process = agent_process("--capacity", "2")
+    process = launcher_process("--capacity", "2")
 
     done = wait_state(api, good, "finished", "failed")
     assert (done.state, done.error) == ("finished", "")
@@ -343,7 +350,7 @@ def test_launches_become_processes_or_errors(api, agent_process, name, tmp_path)
     error = wait_state(api, typo, "failed").error
     assert "refused by its own parser" in error and "--episodes" in error
 
-    worker = next(w for w in api.workers() if w.role == "agent" and w.alive)
+    worker = next(w for w in api.workers() if w.role == "launcher" and w.alive)
     assert worker.counters["capacity"] == 2
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
@@ -356,36 +363,36 @@ def log_of(tmp_path, made):
     return tmp_path / "data" / "logs" / f"{made.id}-1.log"
 
 
-def test_a_cancelled_launch_ends_its_collector_cleanly(api, agent_process, name):
+def test_a_cancelled_launch_ends_its_collector_cleanly(api, launcher_process, name):
     made = api.create_launch("collect", args={**PENDULUM, "dataset": name, "run": f"{name}-run"})
-    agent_process()
+    launcher_process()
     until(lambda: any(w.run == f"{name}-run" and w.state == "running" for w in api.workers()))
     api.cancel_launch(made.id)
     until(lambda: api.run(f"{name}-run").status == "stopped")
     collector = next(w for w in api.workers() if w.run == f"{name}-run")
     until(lambda: not running(collector.pid))
-    until(lambda: any(w.role == "agent" and w.counters["cancelled"] == 1 for w in api.workers()))
+    until(lambda: any(w.role == "launcher" and w.counters["cancelled"] == 1 for w in api.workers()))
     assert api.launch(made.id).state == "cancelled"
 
 
-def test_a_killed_agent_finds_its_collector_again(api, agent_process, name):
-    """SIGKILL for the agent: the collector plays on; the next agent answers for it."""
+def test_a_killed_launcher_finds_its_collector_again(api, launcher_process, name):
+    """SIGKILL for the launcher: the collector plays on; the next launcher answers for it."""
     made = api.create_launch("collect", args={**PENDULUM, "dataset": name})
-    first = agent_process()
+    first = launcher_process()
     wait_state(api, made, "running")
     collector = until(lambda: next((w for w in api.workers() if w.role == "collect"
                                     and w.run == api.launch(made.id).run), None))  # fmt: skip
     first.kill()
     first.wait()
     assert running(collector.pid)
-    second = agent_process()
-    until(lambda: any(w.role == "agent" and w.pid == second.pid for w in api.workers()))
+    second = launcher_process()
+    until(lambda: any(w.role == "launcher" and w.pid == second.pid for w in api.workers()))
     assert api.launch(made.id).state == "running"
 
     second.send_signal(signal.SIGTERM)
     assert second.wait(30) == 0
     ended = api.launch(made.id)
-    assert ended.state == "failed" and "stopped with its agent" in ended.error
+    assert ended.state == "failed" and "stopped with its launcher" in ended.error
     assert api.run(ended.run).status == "stopped"
     until(lambda: not running(collector.pid))
 
@@ -404,7 +411,7 @@ def running(pid):
     return True
 
 
-# --- the agent alone, with scripts for children -------------------------------------------------
+# --- the launcher alone, with scripts for children ----------------------------------------------
 
 SCRIPT = """
 import signal, sys, time
@@ -424,13 +431,13 @@ time.sleep(float(number))
 
 
 class Running:
-    """An agent in a thread of this process."""
+    """A launcher in a thread of this process."""
 
     def __init__(self, url, data, name, **options):
         self.places = Places(data)
         self.places.make()
         chosen = {"roles": rules_roles(), "capacity": 1, "plugins": (), "poll": 0.05, "grace": 20.0}
-        self.agent = Agent(
+        self.launcher = Launcher(
             Options(name=name, places=self.places, **{**chosen, **options}),
             Client(url, timeout=2.0, retry_for=0.0),
         )
@@ -440,14 +447,14 @@ class Running:
 
     def _run(self):
         try:
-            self.agent.run()
+            self.launcher.run()
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
         finally:
-            self.agent.client.close()
+            self.launcher.client.close()
 
     def end(self, word="stop"):
-        self.agent.ask(word)
+        self.launcher.ask(word)
         self.thread.join(120)
         assert not self.thread.is_alive()
 
@@ -457,7 +464,7 @@ def rules_roles():
 
 
 @pytest.fixture
-def agent(own, tmp_path, name, monkeypatch):
+def launcher(own, tmp_path, name, monkeypatch):
     monkeypatch.setattr(loop, "STEPWELL", [sys.executable, "-S", "-c", SCRIPT])
     monkeypatch.setattr(loop, "HEARTBEAT_EVERY", 0.1)
     started = []
@@ -476,47 +483,47 @@ def ask(api, where, count=1, **args):
     return api.create_launch("train", "offline", {"where": where, **args}, count)
 
 
-def test_a_failure_is_told_with_the_end_of_its_log(api, agent):
+def test_a_failure_is_told_with_the_end_of_its_log(api, launcher):
     made = ask(api, "exit 3")
-    agent()
+    launcher()
     failed = wait_state(api, made, "failed")
     assert "status 3" in failed.error and "the last words" in failed.error
     assert failed.run == f"offline-{made.id[-6:]}"
 
 
-def test_one_failure_of_several_processes_fails_the_launch(api, agent):
+def test_one_failure_of_several_processes_fails_the_launch(api, launcher):
     made = ask(api, "exit seed", count=2)
-    agent(capacity=2)
+    launcher(capacity=2)
     failed = wait_state(api, made, "finished", "failed")
     assert failed.state == "failed" and "-2 ended (status 1)" in failed.error
     assert "-1 ended" not in failed.error
 
 
-def test_no_more_processes_run_at_a_time_than_there_are_slots(api, agent):
+def test_no_more_processes_run_at_a_time_than_there_are_slots(api, launcher):
     made = ask(api, "sleep 0.3", count=3)
-    running_agent = agent(capacity=2)
+    running_launcher = launcher(capacity=2)
     seen = set()
     while (state := api.launch(made.id)).state in ("queued", "claimed", "running"):
-        works = list(running_agent.agent._works.values())
+        works = list(running_launcher.launcher._works.values())
         seen.add(sum(len(w.with_state("running")) for w in works))
     assert state.state == "finished" and max(seen) == 2
     assert state.run == f"offline-{made.id[-6:]}-1 … offline-{made.id[-6:]}-3"
 
 
-def test_a_launch_that_needs_more_slots_than_there_are_is_refused(api, agent):
+def test_a_launch_that_needs_more_slots_than_there_are_is_refused(api, launcher):
     made = ask(api, "exit 0", processes=3)
-    agent(capacity=2)
+    launcher(capacity=2)
     assert "at most 2" in wait_state(api, made, "failed").error
 
 
-def looks(running_agent):
+def looks(running_launcher):
     """A list that grows by one with each answer to "is there a launch for me?"."""
-    return counted(running_agent.agent.client, "claim_launch")
+    return counted(running_launcher.launcher.client, "claim_launch")
 
 
-def syncs(running_agent):
-    """A list that grows by one whenever the agent has talked with the service."""
-    return counted(running_agent.agent, "_sync")
+def syncs(running_launcher):
+    """A list that grows by one whenever the launcher has talked with the service."""
+    return counted(running_launcher.launcher, "_sync")
 
 
 def counted(owner, name):
@@ -531,49 +538,49 @@ def counted(owner, name):
     return calls
 
 
-def test_roles_choose_what_is_claimed(api, agent):
+def test_roles_choose_what_is_claimed(api, launcher):
     made = ask(api, "exit 0")
-    asked = looks(agent(roles=("collect",)))
+    asked = looks(launcher(roles=("collect",)))
     until(lambda: len(asked) >= 3)
     assert api.launch(made.id).state == "queued"
     api.cancel_launch(made.id)
 
 
-def test_pause_and_resume_and_drain(api, agent, name):
+def test_pause_and_resume_and_drain(api, launcher, name):
     """Paused it claims nothing; drained it finishes what it has, claims nothing more, and ends."""
-    running_agent = agent()
+    running_launcher = launcher()
     until(lambda: any(w.id == name and w.state == "running" for w in api.workers()))
     api.command(name, "pause")
     until(lambda: any(w.id == name and w.state == "paused" for w in api.workers()))
     made = ask(api, "sleep 1")
-    asked = syncs(running_agent)
+    asked = syncs(running_launcher)
     until(lambda: len(asked) >= 3)
     assert api.launch(made.id).state == "queued"
     api.command(name, "resume")
     wait_state(api, made, "running")
     later = ask(api, "exit 0")
     api.command(name, "drain")
-    running_agent.thread.join(120)
-    assert not running_agent.thread.is_alive() and running_agent.error is None
+    running_launcher.thread.join(120)
+    assert not running_launcher.thread.is_alive() and running_launcher.error is None
     assert api.launch(made.id).state == "finished"
     assert api.launch(later.id).state == "queued"
     assert next(w for w in api.workers() if w.id == name).state == "stopped"
     api.cancel_launch(later.id)
 
 
-def test_stop_as_a_command_stops_children_too(api, agent, name):
+def test_stop_as_a_command_stops_children_too(api, launcher, name):
     made = ask(api, "sleep 60")
-    running_agent = agent()
+    running_launcher = launcher()
     wait_state(api, made, "running")
     api.command(name, "stop")
-    running_agent.thread.join(120)
-    assert not running_agent.thread.is_alive()
-    assert "stopped with its agent" in wait_state(api, made, "failed").error
+    running_launcher.thread.join(120)
+    assert not running_launcher.thread.is_alive()
+    assert "stopped with its launcher" in wait_state(api, made, "failed").error
 
 
-def test_a_child_that_does_not_listen_is_killed_after_its_grace(api, agent, tmp_path):
+def test_a_child_that_does_not_listen_is_killed_after_its_grace(api, launcher, tmp_path):
     made = ask(api, "stubborn")
-    agent(grace=0.3)
+    launcher(grace=0.3)
     until(lambda: log_of(tmp_path, made).exists() and "ready" in log_of(tmp_path, made).read_text())
     (record,) = (tmp_path / "data" / "launches").glob("*.json")
     pid = json.loads(record.read_text())["children"][0]["pid"]
@@ -581,32 +588,32 @@ def test_a_child_that_does_not_listen_is_killed_after_its_grace(api, agent, tmp_
     until(lambda: not running(pid))
 
 
-def test_a_cancelled_launch_starts_none_of_what_still_waits(api, agent, tmp_path):
+def test_a_cancelled_launch_starts_none_of_what_still_waits(api, launcher, tmp_path):
     made = ask(api, "sleep 60", count=2)
-    running_agent = agent()
+    running_launcher = launcher()
     until(lambda: log_of(tmp_path, made).exists())
     api.cancel_launch(made.id)
-    until(lambda: not running_agent.agent._works)
+    until(lambda: not running_launcher.launcher._works)
     assert not (tmp_path / "data" / "logs" / f"{made.id}-2.log").exists()
 
 
-def test_an_agent_told_to_kill_does_not_wait(api, agent, tmp_path):
+def test_a_launcher_told_to_kill_does_not_wait(api, launcher, tmp_path):
     made = ask(api, "stubborn")
-    running_agent = agent(grace=60.0)
+    running_launcher = launcher(grace=60.0)
     until(lambda: log_of(tmp_path, made).exists() and "ready" in log_of(tmp_path, made).read_text())
-    running_agent.end("kill")
+    running_launcher.end("kill")
     assert api.launch(made.id).state == "failed"
 
 
-def test_a_claim_whose_answer_was_lost_is_taken_up(api, agent, name):
+def test_a_claim_whose_answer_was_lost_is_taken_up(api, launcher, name):
     made = ask(api, "exit 0")
     claimed = api.claim_launch(name)
     assert claimed is not None and claimed.id == made.id
-    agent()
+    launcher()
     assert wait_state(api, made, "finished", "failed").state == "finished"
 
 
-def test_what_ended_while_no_agent_was_there_is_asked_of_its_run(api, own, tmp_path, name):
+def test_what_ended_while_no_launcher_was_there_is_asked_of_its_run(api, own, tmp_path, name):
     """Nobody saw the exit status; the run's row says how it went."""
     places = Places(tmp_path / "data")
     places.make()
@@ -621,36 +628,36 @@ def test_what_ended_while_no_agent_was_there_is_asked_of_its_run(api, own, tmp_p
         api.create_run(run, "train")
         api.patch_run(run, status=status)
         outcome[status] = made
-    running_agent = Running(own.url, tmp_path / "data", name)
+    running_launcher = Running(own.url, tmp_path / "data", name)
     assert wait_state(api, outcome["finished"], "finished", "failed").state == "finished"
     failed = wait_state(api, outcome["failed"], "failed")
     assert "nobody saw how" in failed.error and "the last words" in failed.error
-    running_agent.end()
+    running_launcher.end()
 
 
-def test_a_name_that_another_living_agent_has_is_refused(api, agent, name):
-    api.heartbeat(name, role="agent", host="elsewhere", pid=1)
-    second = agent()
+def test_a_name_that_another_living_launcher_has_is_refused(api, launcher, name):
+    api.heartbeat(name, role="launcher", host="elsewhere", pid=1)
+    second = launcher()
     second.thread.join(120)
-    assert isinstance(second.error, AgentError) and "elsewhere" in str(second.error)
+    assert isinstance(second.error, LauncherError) and "elsewhere" in str(second.error)
 
 
-def test_children_and_reports_survive_an_outage(start_service, agent, tmp_path):
+def test_children_and_reports_survive_an_outage(start_service, launcher, tmp_path):
     """The service goes, the child ends meanwhile; when the service is back it hears of that."""
     service = start_service()
     with Client(service.url, retry_for=0.0) as client:
         made = ask(client, "sleep 1")
-        running_agent = agent(url=service.url)
+        running_launcher = launcher(url=service.url)
         wait_state(client, made, "running")
         until(lambda: log_of(tmp_path, made).exists())
         service.kill()
-        until(lambda: not running_agent.agent._busy)
-        assert running_agent.agent._works, "not forgotten before it was told"
+        until(lambda: not running_launcher.launcher._busy)
+        assert running_launcher.launcher._works, "not forgotten before it was told"
         service.restart()
         assert wait_state(client, made, "finished", "failed").state == "finished"
         again = ask(client, "exit 0")
         assert wait_state(client, again, "finished", "failed").state == "finished"
-        running_agent.end()
+        running_launcher.end()
 
 
 def test_episodes_that_a_collector_could_not_send_are_sent(api, own, name, tmp_path):
@@ -664,9 +671,9 @@ def test_episodes_that_a_collector_could_not_send_are_sent(api, own, name, tmp_p
         outbox = Outbox(folder, nobody, name, spec)
         outbox.put(make_trajectory(spec, seed=1))
         outbox.close(0.0)
-    running_agent = Running(own.url, tmp_path / "data", name)
+    running_launcher = Running(own.url, tmp_path / "data", name)
     until(lambda: len(api.trajectories(name).items) == 1)
-    running_agent.end()
+    running_launcher.end()
     assert not list(folder.glob("*.arrow"))
 
 
@@ -681,14 +688,14 @@ def test_the_page_for_operators_lists_what_a_launch_may_set():
         assert named == set(allowed.options) | {f"{section}*" for section in allowed.sections}
 
 
-def test_one_directory_has_one_agent_and_one_name(own, agent_process, api, tmp_path):
-    first = agent_process()
-    path = tmp_path / "data" / "agent.json"
+def test_one_directory_has_one_launcher_and_one_name(own, launcher_process, api, tmp_path):
+    first = launcher_process()
+    path = tmp_path / "data" / "launcher.json"
     until(path.exists)
     chosen = json.loads(path.read_text())["name"]
-    second = agent_process()
+    second = launcher_process()
     assert second.wait(120) == 1
-    assert "another agent uses" in (tmp_path / "agent.log").read_text()
+    assert "another launcher uses" in (tmp_path / "launcher.log").read_text()
     until(lambda: any(w.id == chosen for w in api.workers()))
     first.send_signal(signal.SIGINT)
     assert first.wait(120) == 0
@@ -697,9 +704,9 @@ def test_one_directory_has_one_agent_and_one_name(own, agent_process, api, tmp_p
 @pytest.mark.parametrize(
     "wrong", [["--capacity", "0"], ["--name", "a b"], ["--plugin", "a/b"], ["--poll", "0"]]
 )
-def test_wrong_options_of_the_agent_itself(wrong, capsys):
-    from stepwell import agent
+def test_wrong_options_of_the_launcher_itself(wrong, capsys):
+    from stepwell import launcher
 
     with pytest.raises(SystemExit):
-        agent.main(wrong)
+        launcher.main(wrong)
     assert wrong[0] in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""The parts of `stepwell agent`: what a launch may ask for (rules), what was started (children)."""

@@ -1,0 +1,1 @@
+"""The parts of `stepwell launcher`: the launch policy (rules), processes (children), the loop."""
