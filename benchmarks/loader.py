@@ -34,8 +34,8 @@ from stepwell.testing import make_trajectory
 from trainer.config import DataConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import Manifest, from_table
 
 SPEC = EnvSpec.of(Box((17,)), Box((6,), low=-1.0, high=1.0))
@@ -101,7 +101,9 @@ def measure(cache: Cache, manifest: Manifest, batch: int, window: int) -> dict[s
     config = DataConfig(batch=batch, window=window)
 
     def loader() -> Loader:
-        return Loader(cache, fields, [View(0, manifest, Order(manifest, config, 0))], config)
+        return Loader(
+            cache, fields, [SnapshotView(0, manifest, WindowSampler(manifest, config, 0))], config
+        )
 
     with closing(loader()) as here, closing(loader()) as ahead:
         contenders: dict[str, Callable[[int], Any]] = {

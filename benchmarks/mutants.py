@@ -77,8 +77,8 @@ GROUPS = {
         ),
     ),
     "order": Group(
-        ("trainer/data/order.py",),
-        ("tests/trainer/test_order_by_hand.py", "tests/trainer/test_order.py"),
+        ("trainer/data/sampler.py",),
+        ("tests/trainer/test_sampler_by_hand.py", "tests/trainer/test_sampler.py"),
     ),
     "checkpoint": Group(("trainer/checkpoint.py",), ("tests/trainer/test_checkpoint.py",)),
     "losses": Group(

@@ -40,8 +40,8 @@ from stepwell.schema import arrow_schema
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import from_table
 from trainer.learner import Learner
 from trainer.recipes import recipe
@@ -145,7 +145,9 @@ def loader_of(
     fields = fields_of(spec, relabel=bool(config.relabel))
     cache = Cache(folder / "cache", 1e9, Folder(folder))  # type: ignore[arg-type]
     cache.ensure(manifest, fields)
-    return Loader(cache, fields, [View(0, manifest, Order(manifest, config, seed))], config)
+    return Loader(
+        cache, fields, [SnapshotView(0, manifest, WindowSampler(manifest, config, seed))], config
+    )
 
 
 def learn(loader: Loader, config: TrainConfig, spec: EnvSpec) -> Agent:

@@ -162,14 +162,12 @@ class ScheduleConfig:
     """A checkpoint at home; the end and SIGTERM write one in any case."""
     keep_checkpoints: int = 2
     """Checkpoints kept; older ones go."""
-    agree_every: int = 10
-    """Several processes: updates between agreements on stop and pause."""
-    farewell: float = 30.0
+    drain_timeout: float = 30.0
     """Seconds to wait at the end for an absent service to take the last metrics and policy."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "log_every", "publish_every", "checkpoint_every", "farewell")
-        _at_least(self, 1, "keep_checkpoints", "agree_every")
+        _at_least(self, 0, "log_every", "publish_every", "checkpoint_every", "drain_timeout")
+        _at_least(self, 1, "keep_checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +254,6 @@ class TrainConfig:
             raise SettingError(
                 f"data.critic_mask: {self.data.critic_mask!r}, but there is no critic with "
                 "behavior_cloning and dpg_weight=0; leave it out, or name it in data.actor_mask"
-            )
-        every = ScheduleConfig().agree_every
-        if self.processes == 1 and self.schedule.agree_every != every:
-            raise SettingError(
-                f"schedule.agree_every: {self.schedule.agree_every}, but processes=1 has nobody "
-                f"to agree with; leave it at {every}, or raise processes"
             )
 
     def _check_shares(self) -> None:

@@ -27,16 +27,18 @@ from trainer.config import TrainConfig, flatten, to_json
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded, Loader
 from trainer.data.snapshot import take
+from trainer.distributed import World, make_accelerator
 from trainer.errors import SettingError
 from trainer.learner import Learner, TrainingDiverged, Update, over_processes
 from trainer.nan_diagnostics import explain_skip
-from trainer.processes import World, make_accelerator
-from trainer.report import GO, PAUSE, STOP, Report, RunInfo
+from trainer.run_reporter import GO, PAUSE, STOP, RunInfo, RunReporter
+from trainer.snapshot_views import SnapshotViews
 from trainer.unused import for_spaces
-from trainer.views import Data
 
 log = logging.getLogger(__name__)
 
+SYNC_EVERY = 10
+"""Several processes: updates between their agreements on stop, pause and newer data."""
 MAY_CHANGE = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
 """Settings that another part of a run's life may have otherwise."""
 
@@ -58,7 +60,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         except OSError as error:
             raise SettingError(f"output: {home} cannot be used: {error}") from error
         say = say if world.is_main else _say_nothing
-        report = Report(config, client if world.is_main else None, info, home, world, say)
+        report = RunReporter(config, client if world.is_main else None, info, home, world, say)
         say = report.say  # on the screen, and in the run's log
         known_here = world.share((home / "run.json").exists())
         resumed = _resume(config, home, world, say)
@@ -70,7 +72,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         import_plugins(config.plugin, SettingError)
         # A resumed run takes up the snapshots it had, also if the service is away or forgot them.
         holder = f"train/{config.run}"
-        data = Data(config, client, world, home, holder, say)
+        data = SnapshotViews(config, client, world, home, holder, say)
         closing.callback(data.close)
         if resumed is None:
             data.begin(world.once(lambda: take(client, config, holder)))
@@ -136,11 +138,11 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
 def _loop(
     config: TrainConfig,
     world: World,
-    data: Data,
+    data: SnapshotViews,
     learner: Learner,
     agent: Agent,
     loader: Loader,
-    report: Report,
+    report: RunReporter,
     asked_to_stop: _Signals,
     home: Path,
     update: int,
@@ -199,7 +201,7 @@ def _loop(
 
         # Once in a while, all ranks: numbers. Reading them waits for the device.
         if logging_now:
-            order = loader.view(loaded.step).order
+            sampler = loader.view(loaded.step).sampler
             seen: dict[str, Any] = {**result.metrics, **loaded.metrics}
             values = over_processes(world.numbers({k: float(v) for k, v in seen.items()}))
             values |= {
@@ -211,9 +213,9 @@ def _loop(
                 "data/wait_fraction": clock.wait_fraction(),
                 "data/trajectories": len(loaded.manifest),
                 "data/steps": loaded.manifest.steps,
-                "data/sample_checksum": order.checksum(loaded.step),
+                "data/sample_checksum": sampler.checksum(loaded.step),
             }
-            if len(shares := order.shares(loaded.step)) > 1:
+            if len(shares := sampler.shares(loaded.step)) > 1:
                 values |= {f"data/share_{source}": share for source, share in enumerate(shares)}
             report.log(update, values)
             clock.restart(update)
@@ -225,7 +227,7 @@ def _loop(
         # Always, but agreed upon only now and then when we are many: did somebody say stop? Is new
         # data ready on all nodes? Then all ranks switch to it at the same step.
         wish = GO
-        if _due(every.agree_every, update) or world.size == 1:
+        if _due(SYNC_EVERY, update) or world.size == 1:
             asked = max(asked_to_stop.wish, report.wish)
             needed = (update if oldest is None else oldest) if world.is_main else 0
             wish, switching = data.agree(loader, update, asked, needed)

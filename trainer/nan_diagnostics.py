@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trainer.data.loader import Loaded
+from trainer.distributed import World
 from trainer.learner import TrainingDiverged
-from trainer.processes import World
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from amago_model import make_agent
 from benchmarks.recipes import made_up, spaces_for
 from trainer.ablations import ABLATIONS, Ablation, ablated
 from trainer.config import SettingError, flatten, to_json
+from trainer.distributed import make_accelerator
 from trainer.learner import Learner
 from trainer.options import resolve
-from trainer.processes import make_accelerator
 from trainer.recipes import RECIPES, recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "method.md"

@@ -23,8 +23,8 @@ from stepwell.outbox import Outbox
 from trainer.config import DataConfig, SourceConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import load, take
 
 LENGTHS = (3, 1, 4, 12, 7, 25)
@@ -143,8 +143,8 @@ def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind
     seen: Counter = Counter()
     for padding in ("none", "both", "left", "right", "center"):
         data = DataConfig(batch=16, window=6, padding=padding, draw="windows")
-        order = Order(manifest, data, 0)
-        with closing(Loader(cache, fields, [View(0, manifest, order)], data)) as loader:
+        sampler = WindowSampler(manifest, data, 0)
+        with closing(Loader(cache, fields, [SnapshotView(0, manifest, sampler)], data)) as loader:
             for _ in range(8):
                 loaded = next(loader)
                 seen += check(loaded.batch, kind)

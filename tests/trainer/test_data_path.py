@@ -25,8 +25,8 @@ from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, load, take
 from trainer.recipes import bc10
 
@@ -55,7 +55,7 @@ def loader_of(service, tmp_path: Path, config: DataConfig, **options) -> Loader:
     cache = Cache(tmp_path / "cache", 1e9, service)
     cache.ensure(manifest, fields)
     world = options.pop("world", 1)
-    views = [View(0, manifest, Order(manifest, config, 0, world))]
+    views = [SnapshotView(0, manifest, WindowSampler(manifest, config, 0, world))]
     return Loader(cache, fields, views, config, **options)
 
 
@@ -203,7 +203,7 @@ def test_views_change_at_their_step(fake, tmp_path):
         assert len(grown) == 5
         start = 1 + loader.lookahead
         loader._cache.ensure(grown, fields_of(service.spec))
-        loader.add_view(View(start, grown, Order(grown, config, 0)))
+        loader.add_view(SnapshotView(start, grown, WindowSampler(grown, config, 0)))
         for step in range(1, 12):
             assert next(loader).manifest is (grown if step >= start else first)
 
@@ -281,8 +281,10 @@ def test_a_corrupt_shard_is_named_and_left_out(fake, tmp_path, caplog):
     assert (tmp_path / "cache" / "quarantine" / "sh_0001.parquet").exists()
     rest = manifest.without(list(unreadable))
     assert len(rest) == len(LENGTHS[0]) and rest.digest != manifest.digest
-    order = Order(rest, DataConfig(batch=8, window=4), 0)
-    loader = Loader(cache, fields_of(service.spec), [View(0, rest, order)], order.config)
+    sampler = WindowSampler(rest, DataConfig(batch=8, window=4), 0)
+    loader = Loader(
+        cache, fields_of(service.spec), [SnapshotView(0, rest, sampler)], sampler.config
+    )
     ids = {t.id for t in service.shards["sh_0000"]}
     assert {name.split("@")[0] for name in loader.load(0).ids} <= ids
     for shard in ("sh_0000", "sh_0001", "sh_0002"):
@@ -384,9 +386,9 @@ def test_a_manifest_that_points_outside_its_columns_is_refused(fake, tmp_path):
     cache.ensure(manifest, fields)
     for change in ({"row_start": manifest.row_start + 5}, {"row_start": manifest.row_start - 1}):
         wrong = replace(manifest, **change)
-        order = Order(wrong, DataConfig(batch=2, window=4), 0)
+        sampler = WindowSampler(wrong, DataConfig(batch=2, window=4), 0)
         with pytest.raises(IndexError, match="outside their columns"):
-            Loader(cache, fields, [View(0, wrong, order)], order.config)
+            Loader(cache, fields, [SnapshotView(0, wrong, sampler)], sampler.config)
         assert set(cache.ensure(manifest, fields)) == set()
 
 

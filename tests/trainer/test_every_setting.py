@@ -226,7 +226,16 @@ OURS = (TrainConfig, settings.DataConfig, settings.OptimizerConfig, settings.Sch
 TINY = [
     *("--agent.trajectory-encoder.kind", "identity", "--agent.timestep-encoder.d-hidden", "8"),
     *("--agent.critic.d-hidden", "8", "--agent.actor.d-hidden", "8", "--device", "cpu"),
-    *("--data.batch", "2", "--data.window", "4", "--updates", "2", "--schedule.farewell", "0.1"),
+    *(
+        "--data.batch",
+        "2",
+        "--data.window",
+        "4",
+        "--updates",
+        "2",
+        "--schedule.drain-timeout",
+        "0.1",
+    ),
 ]
 
 

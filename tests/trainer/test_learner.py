@@ -20,8 +20,8 @@ from trainer import checkpoint as checkpoints
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import load, take
 from trainer.learner import Learner, TrainingDiverged, over_processes
 from trainer.recipes import bc, pendulum_stitch, recall
@@ -34,7 +34,9 @@ def loader_of(service, folder, data: DataConfig) -> Loader:
     cache = Cache(folder / "cache", 1e9, service)
     fields = fields_of(service.spec)
     cache.ensure(manifest, fields)
-    return Loader(cache, fields, [View(0, manifest, Order(manifest, data, 0))], data)
+    return Loader(
+        cache, fields, [SnapshotView(0, manifest, WindowSampler(manifest, data, 0))], data
+    )
 
 
 def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:

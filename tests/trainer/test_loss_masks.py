@@ -18,9 +18,9 @@ from trainer.config import DataConfig, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_for, fields_of, spaces_of
-from trainer.data.loader import Loaded, Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loaded, Loader, SnapshotView
 from trainer.data.relabel import Episode, Relabeler, register
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import DataError, load, take
 from trainer.errors import SettingError
 
@@ -86,7 +86,7 @@ def batches(service, folder: Path, n: int = 12, **options) -> list[Loaded]:
     fields = fields_for(SPEC, config)
     cache = Cache(folder / "cache", 1e9, service)
     cache.ensure(manifest, fields)
-    views = [View(0, manifest, Order(manifest, config, 0))]
+    views = [SnapshotView(0, manifest, WindowSampler(manifest, config, 0))]
     with closing(Loader(cache, fields, views, config)) as loader:
         found = [loader.load(step) for step in range(n)]
     for loaded in found:

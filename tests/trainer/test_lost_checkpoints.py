@@ -39,7 +39,7 @@ def config(tmp_path) -> TrainConfig:
         agent=replace(plain.agent, timestep_encoder=rows),
         data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
         schedule=ScheduleConfig(
-            log_every=1, checkpoint_every=0, keep_checkpoints=99, publish_every=4, farewell=5
+            log_every=1, checkpoint_every=0, keep_checkpoints=99, publish_every=4, drain_timeout=5
         ),
     )
 

@@ -212,7 +212,6 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
             {"snapshot": "b", "data": {"wait_for_data": 3.0, "include_eval": True}},
             "data.include_eval, data.wait_for_data: set, but snapshot",
         ),
-        ({"processes": 1, "schedule": {"agree_every": 5}}, "schedule.agree_every: 5, but proc"),
         (
             {
                 "data": {"critic_mask": "chosen"},

@@ -17,13 +17,13 @@ from stepwell.testing import make_trajectory, wait_until
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
-from trainer.data.loader import Loaded, Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loaded, Loader, SnapshotView
 from trainer.data.relabel import Episode, Relabeler, register
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import Manifest, load, take
 from trainer.loop import RunInfo, train
 from trainer.recipes import bc
-from trainer.views import Errand
+from trainer.snapshot_views import Errand
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
 CONFIG = DataConfig(batch=16, window=20, padding="none", relabel=("test_census",))
@@ -69,7 +69,10 @@ def loader_of(service, folder, *views: tuple[int, Manifest], step: int = 0) -> L
     columns = fields_of(service.spec, relabel=True)
     for _, manifest in views:
         cache.ensure(manifest, columns)
-    made = [View(start, manifest, Order(manifest, CONFIG, 3)) for start, manifest in views]
+    made = [
+        SnapshotView(start, manifest, WindowSampler(manifest, CONFIG, 3))
+        for start, manifest in views
+    ]
     return Loader(cache, columns, made, CONFIG, step=step)
 
 
@@ -93,7 +96,7 @@ def test_a_snapshot_added_on_the_way_is_relabeled_by_what_it_holds_from_its_firs
         grow(service)
         new = newest(service, tmp_path)
         start = 3 + loader.lookahead
-        loader.add_view(View(start, new, Order(new, CONFIG, 3)))
+        loader.add_view(SnapshotView(start, new, WindowSampler(new, CONFIG, 3)))
         seen += [next(loader) for _ in range(start + 6 - 3)]
     assert [paid(loaded) for loaded in seen] == [{4}] * start + [{6}] * 6
     added = set(new.names(np.arange(len(old), len(new))))
@@ -135,7 +138,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
         agent=replace(plain.agent, timestep_encoder=rows),
         data=replace(CONFIG, refresh_every=5, cache=tmp_path / "cache"),
         schedule=ScheduleConfig(
-            log_every=1, checkpoint_every=9, keep_checkpoints=9, publish_every=0, farewell=0.1
+            log_every=1, checkpoint_every=9, keep_checkpoints=9, publish_every=0, drain_timeout=0.1
         ),
     )
     said: list[str] = []

@@ -15,10 +15,10 @@ from stepwell import Box, Discrete, EnvSpec, Trajectory
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order, below, philox, start_range
+from trainer.data.loader import Loader, SnapshotView
 from trainer.data.relabel import Episode, Relabeler, make_relabelers, register, registered
 from trainer.data.relabel.sampling import generator
+from trainer.data.sampler import WindowSampler, below, philox, start_range
 from trainer.data.snapshot import DataError, load, take
 from trainer.options import resolve
 
@@ -118,7 +118,7 @@ def loader_of(service, folder: Path, *relabel: str, step=0, rank=0, world=1, **o
     columns = fields_of(service.spec, relabel=bool(relabel))
     cache = Cache(folder / "cache", 1e9, service)
     cache.ensure(manifest, columns)
-    views = [View(0, manifest, Order(manifest, config, 3, world))]
+    views = [SnapshotView(0, manifest, WindowSampler(manifest, config, 3, world))]
     return Loader(cache, columns, views, config, step=step, rank=rank)
 
 
@@ -144,13 +144,13 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
     relabelers = make_relabelers(relabel)
     shortened = relabeled = 0
     with closing(loader_of(service, tmp_path, *relabel, padding=padding)) as loader:
-        order, manifest = loader.view(0).order, loader.view(0).manifest
+        sampler, manifest = loader.view(0).sampler, loader.view(0).manifest
         for step in range(8):
             loaded = next(loader)
             b, rows = loaded.batch, loaded.batch.prev_reward.shape[1]
             b.check(spaces_of(SPEC))
             assert set(b.obs) == {"goal", "state"}
-            recorded = order.samples(8 * step, 8)
+            recorded = sampler.samples(8 * step, 8)
             assert rows == int(loaded.windows.length.max()) + 1
             for i in range(8):
                 k, which = 8 * step + i, int(recorded.trajectory[i])
@@ -166,11 +166,11 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
                     action_known=t.action_known,
                 )
                 for place, relabeler in enumerate(relabelers):
-                    e = relabeler(e, generator(order.key, k, place))
+                    e = relabeler(e, generator(sampler.key, k, place))
                 shortened += len(e) < len(t)
                 relabeled += not np.array_equal(e.reward, t.rewards[: len(e)])
                 low, high = start_range(np.array([len(e)]), 6, padding)
-                start = int((low + below(philox(order.key, k, 1)[:, 1], high - low + 1))[0])
+                start = int((low + below(philox(sampler.key, k, 1)[:, 1], high - low + 1))[0])
                 if padding == "center":
                     start = min(max(start, 0), max(len(e) - 6, 0))
                 stop, start = min(start + 6, len(e)), max(start, 0)
@@ -242,7 +242,7 @@ def test_relabelers_are_applied_in_their_order_each_with_its_own_chance(service,
     def episodes(*relabel: str) -> list[Episode]:
         with closing(loader_of(service, tmp_path, *relabel)) as loader:
             view = loader.view(0)
-            return loader.open(view).relabeling.draw(view.order, 0, 0).episodes
+            return loader.open(view).relabeling.draw(view.sampler, 0, 0).episodes
 
     one, other = episodes("hindsight:ends=false", "test_halve"), episodes("test_halve", "hindsight")
     assert any(
@@ -331,7 +331,7 @@ def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fak
     assert config.relabel == ("mazerunner:strategy=all", "hindsight")
     manifest = load(*_snapshot(fake(SPEC, [[5, 6]])), tmp_path)
     sums = {
-        Order(manifest, replace(config, relabel=r), 0).checksum(0)
+        WindowSampler(manifest, replace(config, relabel=r), 0).checksum(0)
         for r in ((), config.relabel, config.relabel[:1])
     }
     assert len(sums) == 3

@@ -349,7 +349,7 @@ def test_growing_data_and_an_outage(fresh_service, tmp_path):
     views, reached = found["views"], found["update"]
     assert len(views) == 2 and views[1]["start"] > 10
     # No service: the snapshots and their columns are here.
-    words = ("--resume", "must", "--data.refresh-every", "0", "--schedule.farewell", "0.5")
+    words = ("--resume", "must", "--data.refresh-every", "0", "--schedule.drain-timeout", "0.5")
     run.finish(*words, updates=reached + 20)
     assert run.checkpoint().state["views"] == views
     fresh_service.start()

@@ -23,9 +23,9 @@ from trainer.config import DataConfig, TrainConfig
 from trainer.data import staging
 from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_of
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
 from trainer.data.relabel import Episode, Relabeler, register
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import load, take
 from trainer.data.staging import ALIGNMENT, Block, Transfer, block_bytes
 
@@ -69,7 +69,11 @@ def make_loader(fake, tmp_path) -> Callable[..., Loader]:
         fields = fields_of(service.spec, relabel=bool(config.relabel))
         cache.ensure(manifest, fields)
         return Loader(
-            cache, fields, [View(0, manifest, Order(manifest, config, 0))], config, **options
+            cache,
+            fields,
+            [SnapshotView(0, manifest, WindowSampler(manifest, config, 0))],
+            config,
+            **options,
         )
 
     return make

@@ -13,8 +13,8 @@ from stepwell.errors import NotFound
 from stepwell.testing import make_spec
 from trainer import launcher, main
 from trainer.config import TrainConfig
+from trainer.distributed import World
 from trainer.errors import ElsewhereError
-from trainer.processes import World
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import torch
 from amago_model import ActionSpace, Agent, Batch, CustomConfig, ObsSpace, Spaces
 from amago_model import make_agent, register
 from trainer.learner import Learner
-from trainer.processes import make_accelerator
+from trainer.distributed import make_accelerator
 from trainer.recipes import pendulum_stitch
 
 

@@ -157,7 +157,7 @@ def test_published_v3_learns_from_any_data_and_is_taken_up_again(
     words = ["--agent.trajectory-encoder.kind", "gru", f"--{LOSSES}.filter=exp"]
     words += ["--data.batch=2", "--data.window=4", "--device=cpu", "--dataset=fake"]
     words += [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"]
-    words += ["--schedule.farewell=0.1"]
+    words += ["--schedule.drain-timeout=0.1"]
     if kind == "an image":
         words += [f"--{ROWS}.images.augment=0.75", f"--{ROWS}.images.kind=impala"]
     states = []
@@ -224,7 +224,7 @@ def test_a_run_records_the_agent_that_it_trained(fake: Callable, tmp_path: Path)
     words = [*small, "--data.batch=2", "--data.window=4", "--device=cpu", "--dataset=fake"]
     words += [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}", "--run=taught"]
     said: list[str] = []
-    resolved = resolve(["multitask", *words, "--updates=1", "--schedule.farewell=0.1"])
+    resolved = resolve(["multitask", *words, "--updates=1", "--schedule.drain-timeout=0.1"])
     train(resolved.config, service, RunInfo(origins=resolved.origins), said.append)
     assert "agent.algorithm was 'multitask', is 'agent'" in "\n".join(said)
     row = service.runs["taught"]["config"]
@@ -233,7 +233,7 @@ def test_a_run_records_the_agent_that_it_trained(fake: Callable, tmp_path: Path)
     assert load_policy(service.published[1]).config.algorithm == "agent"
     (state,) = (tmp_path / "taught" / "checkpoints").glob("*/state.json")
     assert json.loads(state.read_text())["config"]["agent"]["algorithm"] == "agent"
-    again = resolve(["multitask", *words, "--updates=2", "--schedule.farewell=0.1"])
+    again = resolve(["multitask", *words, "--updates=2", "--schedule.drain-timeout=0.1"])
     said.clear()
     train(again.config, service, RunInfo(origins=again.origins), said.append)
     assert [line for line in said if "warning" in line] == [

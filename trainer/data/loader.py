@@ -20,25 +20,25 @@ from torch import Tensor
 
 from amago_model.batch import Batch
 from trainer.config import DataConfig
+from trainer.data.alignment import collate
 from trainer.data.cache import Cache
-from trainer.data.collate import collate
+from trainer.data.columns import Columns, Place
 from trainer.data.fields import Field
-from trainer.data.gather import Columns, Place
-from trainer.data.order import Ints, Order, Windows
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling
+from trainer.data.sampler import Ints, Windows, WindowSampler
 from trainer.data.snapshot import Manifest
 from trainer.data.staging import Block, Buffers, Cuda, Sent, Transfer, block_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SnapshotView:
     """A snapshot in use: its rows, and the order of samples from it."""
 
     start: int
     """First step (update) that is drawn from it."""
     manifest: Manifest
-    order: Order
+    sampler: WindowSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Loaded:
 class OpenView:
     """A view and what it takes to draw from it: mapped columns, prepared relabelers."""
 
-    view: View
+    view: SnapshotView
     columns: Sequence[Columns]
     room: Ints
     """Rows behind each trajectory's first one, to the end of its column."""
@@ -80,7 +80,7 @@ class Loader:
         self,
         cache: Cache,
         fields: Sequence[Field],
-        views: Sequence[View],
+        views: Sequence[SnapshotView],
         config: DataConfig,
         *,
         step: int = 0,
@@ -97,7 +97,7 @@ class Loader:
         # Mapped before the first batch: what is mapped stays readable, also if it is deleted.
         # Replaced as a whole, never changed: two threads read it.
         self._open = tuple(self.open(view) for view in views)
-        each, rows = config.batch // views[0].order.world, config.window + 1
+        each, rows = config.batch // views[0].sampler.world, config.window + 1
         self._ring: list[Buffers] = []
         self._transfer: Transfer | None = None
         if self._device.type == "cuda" or cuda is not None:
@@ -117,7 +117,7 @@ class Loader:
         """A view added now must begin at least this many steps after the next batch."""
         return self._config.prefetch + 2
 
-    def open(self, view: View) -> OpenView:
+    def open(self, view: SnapshotView) -> OpenView:
         """Make ready to draw from a view. Any thread may; it takes time, `add_view` then none."""
         manifest = view.manifest
         used = set(np.unique(manifest.shard).tolist())
@@ -132,7 +132,7 @@ class Loader:
         relabeling = Relabeling(self._relabelers, manifest, columns) if self._relabelers else None
         return OpenView(view, columns, room, relabeling)
 
-    def add_view(self, view: View | OpenView) -> None:
+    def add_view(self, view: SnapshotView | OpenView) -> None:
         """Draw from another snapshot from view.start on, which no prepared batch has passed."""
         opened = view if isinstance(view, OpenView) else self.open(view)
         assert opened.view.start >= self._next, (opened.view.start, self._next)
@@ -156,7 +156,7 @@ class Loader:
         self._drop_views_before(loaded.step)
         return loaded
 
-    def view(self, step: int) -> View:
+    def view(self, step: int) -> SnapshotView:
         """What the batch of a step is drawn from."""
         return self._at(step).view
 
@@ -173,16 +173,16 @@ class Loader:
         view = opened.view
         if opened.relabeling is not None:
             return self._load_relabeled(view, opened.relabeling, step, room)
-        windows = view.order.batch(step, self._rank)
+        windows = view.sampler.batch(step, self._rank)
         rows = self._gather(opened, windows, room)
         batch = collate(view.manifest, windows, rows, self._unknown)
         return Loaded(step, batch, windows, view.manifest, {})
 
     def _load_relabeled(
-        self, view: View, relabeling: Relabeling, step: int, room: Buffers | Block | None
+        self, view: SnapshotView, relabeling: Relabeling, step: int, room: Buffers | Block | None
     ) -> Loaded:
         """The same, of whole trajectories that are rewritten before windows are cut from them."""
-        drawn = relabeling.draw(view.order, step, self._rank)
+        drawn = relabeling.draw(view.sampler, step, self._rank)
         count = int(drawn.windows.length.max()) + 1
         rows: dict[str, Tensor] = {}
         for shown in self._shown:

@@ -14,8 +14,8 @@ from stepwell.client import Client
 from trainer.config import DataConfig, SourceConfig, TrainConfig, default_cache
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_for
-from trainer.data.loader import Loader, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, SnapshotView
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import LeaseKeeper, load, take
 
 Padding = Literal["none", "both", "left", "right", "center"]
@@ -79,7 +79,7 @@ def stream(
         fields = fields_for(manifest.spec, data)
         columns = Cache(data.cache, data.cache_gb * 1e9, own)
         manifest = manifest.without(list(columns.ensure(manifest, fields)))
-        views = [View(0, manifest, Order(manifest, data, seed))]
+        views = [SnapshotView(0, manifest, WindowSampler(manifest, data, seed))]
         with closing(Loader(columns, fields, views, data, step=start)) as loader:
             for loaded in islice(loader, batches):
                 yield _as_numpy(loaded.batch) if numpy else loaded.batch

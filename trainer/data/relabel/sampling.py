@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago_model.batch import LOSS_MASKS
-from trainer.data.collate import first_row
+from trainer.data.alignment import first_row
+from trainer.data.columns import Columns
 from trainer.data.fields import Field
-from trainer.data.gather import Columns
-from trainer.data.order import Ints, Order, Windows
 from trainer.data.relabel.episode import Array, Episode
 from trainer.data.relabel.registry import Relabeler
+from trainer.data.sampler import Ints, Windows, WindowSampler
 from trainer.data.snapshot import DataError, Manifest
 
 
@@ -90,18 +90,18 @@ class Relabeling:
             relabeler.check(manifest.spec)
         self._relabelers = [r.prepared(self._all()) for r in relabelers]
 
-    def draw(self, order: Order, step: int, rank: int) -> Relabeled:
+    def draw(self, sampler: WindowSampler, step: int, rank: int) -> Relabeled:
         """The relabeled samples of `rank` in the batch of a step."""
         began = time.thread_time()
-        windows = order.batch(step, rank)
-        first = order.first_sample(step, rank)
+        windows = sampler.batch(step, rank)
+        first = sampler.first_sample(step, rank)
         recorded = [self.episode(row) for row in windows.trajectory.tolist()]
         episodes = [
-            self._relabel(order.key, first + place, episode)
+            self._relabel(sampler.key, first + place, episode)
             for place, episode in enumerate(recorded)
         ]
         lengths = np.array([len(e) for e in episodes], np.int64)
-        windows = order.recut(step, rank, windows, lengths)
+        windows = sampler.recut(step, rank, windows, lengths)
         changed = [new is not old for new, old in zip(episodes, recorded, strict=True)]
         metrics = {
             "relabel/changed": float(np.mean(changed)),

@@ -1,6 +1,6 @@
 """The snapshots a run draws from, one after another: fetched on every node, leased, and switched.
 
-Data that grows is looked for in the background, and no update waits for it:
+SnapshotViews that grows is looked for in the background, and no update waits for it:
 
     rank 0        asks whether there is a newer snapshot
     node mains    fetch its manifest and build columns; name the shards that cannot be read
@@ -31,11 +31,11 @@ from stepwell.errors import Gone, NotFound, StepwellError
 from trainer.config import TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_for
-from trainer.data.loader import Loader, OpenView, View
-from trainer.data.order import Order
+from trainer.data.loader import Loader, OpenView, SnapshotView
 from trainer.data.relabel import make_relabelers
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, forget, load, take
-from trainer.processes import World
+from trainer.distributed import World
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Errand:
         self._task = None
 
 
-class Data:
+class SnapshotViews:
     """The snapshots in use, their columns on this node, and the leases that keep them."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Data:
         """For the checkpoint: which snapshot from which step, and what could not be read of it."""
         self.manifest: Manifest
         """The newest one in use, or about to be."""
-        self._views: list[View] = []
+        self._views: list[SnapshotView] = []
         """Until the loader has them."""
         self._digest = self._opened_digest = ""
         """Of the newest snapshot in use and of the one last opened, all of it: with what could not
@@ -256,15 +256,15 @@ class Data:
             ) from error
         return sorted({*left_out, *spoiled})
 
-    def _view(self, snapshot: str, left_out: tuple[str, ...]) -> View:
+    def _view(self, snapshot: str, left_out: tuple[str, ...]) -> SnapshotView:
         manifest, self._fetched = self._fetched, None
         if manifest is None or manifest.snapshot != snapshot:
             manifest = load(self.client, snapshot, self.folder)
         self._opened_digest = manifest.digest
         manifest = manifest.without(left_out)
         config = self.config
-        order = Order(manifest, config.data, config.seed, self.world.size, config.sources)
-        return View(0, manifest, order)
+        sampler = WindowSampler(manifest, config.data, config.seed, self.world.size, config.sources)
+        return SnapshotView(0, manifest, sampler)
 
     def _open(
         self, loader: Loader, snapshot: str, left_out: tuple[str, ...]

@@ -22,12 +22,12 @@ from stepwell.errors import Conflict, ServiceUnreachable, StepwellError
 from stepwell.failpoints import failpoint
 from trainer.config import TrainConfig, to_json
 from trainer.delivery import take_folder
+from trainer.distributed import World
 from trainer.errors import TrainerError
 from trainer.metrics import Heartbeat, MetricLog
-from trainer.processes import World
 from trainer.publish import Publisher
 from trainer.run_log import RunLog, Warnings
-from trainer.views import Data
+from trainer.snapshot_views import SnapshotViews
 
 log = logging.getLogger(__name__)
 GO, PAUSE, STOP = 0, 1, 2
@@ -49,7 +49,7 @@ class RunInfo:
     command: str = ""
 
 
-class Report:
+class RunReporter:
     """Run row, log, heartbeat, metrics and policies: on rank 0, and nothing at all elsewhere.
 
     What is said before `open` is kept for the log, which only then has a run to belong to.
@@ -89,7 +89,7 @@ class Report:
         elif self.client is not None:
             self._early.append((text, time.time()))
 
-    def open(self, data: Data, *, resumed: bool) -> None:
+    def open(self, data: SnapshotViews, *, resumed: bool) -> None:
         if self.client is None:
             return
         self._mine = take_folder(self.home, self.config.run)
@@ -134,7 +134,7 @@ class Report:
             "pid": os.getpid(),
             "state": "running",
         }
-        self._parts: tuple[MetricLog | RunLog | Publisher | Data, ...]
+        self._parts: tuple[MetricLog | RunLog | Publisher | SnapshotViews, ...]
         self._parts = (self.metrics, run_log, self.publisher, data)
         self.heartbeat = Heartbeat(
             self.client,
@@ -214,7 +214,7 @@ class Report:
                     *(update, who, why),
                 )
 
-    def publish(self, agent: Agent, update: int, data: Data) -> int:
+    def publish(self, agent: Agent, update: int, data: SnapshotViews) -> int:
         if self.client is not None:
             metadata = {
                 "run": self.config.run,
@@ -225,7 +225,7 @@ class Report:
             self.note(f"policy {self.config.run}/{update}")
         return update
 
-    def snapshots(self, data: Data) -> None:
+    def snapshots(self, data: SnapshotViews) -> None:
         if self.client is None:
             return
         spoiled = sorted(data.left_out)
@@ -245,7 +245,7 @@ class Report:
         if self.client is None or self._ended or not hasattr(self, "heartbeat"):
             return
         self._ended = True
-        patience = self.config.schedule.farewell
+        patience = self.config.schedule.drain_timeout
         delivered = self.metrics.close(patience)
         delivered = self.publisher.close(patience) and delivered
         delivered = self._close_log(status, 1.0 if not delivered else patience) and delivered

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.testing import make_spec
 from trainer.config import DataConfig, SettingError, SourceConfig
-from trainer.data.order import Order, permute, philox, philox_key, start_range
+from trainer.data.sampler import WindowSampler, permute, philox, philox_key, start_range
 from trainer.data.snapshot import DataError, Manifest
 
 
@@ -56,11 +56,13 @@ CONFIGS = [
 def test_any_world_sees_the_same_batches_in_the_same_order(config, mixture):
     """Ranks' slices, put together, are one process's batch; and k alone decides each sample."""
     manifest = manifest_of(LENGTHS, **mixture)
-    one = Order(manifest, config, seed=3)
+    one = WindowSampler(manifest, config, seed=3)
     for step in (0, 1, 777):
         whole = rows(one.batch(step))
         for world in (2, 3, 4):
-            parts = [rows(Order(manifest, config, 3, world).batch(step, r)) for r in range(world)]
+            parts = [
+                rows(WindowSampler(manifest, config, 3, world).batch(step, r)) for r in range(world)
+            ]
             assert sum(parts, []) == whole
         singly = [rows(one.samples(step * 12 + i, 1))[0] for i in range(12)]
         assert singly == whole
@@ -70,21 +72,21 @@ def test_seed_snapshot_and_nothing_else_decide():
     """Another seed or another selection is another order; asking twice is the same one."""
     config = DataConfig(batch=32, window=8)
     manifest = manifest_of(LENGTHS)
-    first = rows(Order(manifest, config, 0).batch(5))
-    assert rows(Order(manifest, config, 0).batch(5)) == first
-    assert rows(Order(manifest, config, 1).batch(5)) != first
-    assert rows(Order(replace(manifest, digest="e" * 64), config, 0).batch(5)) != first
+    first = rows(WindowSampler(manifest, config, 0).batch(5))
+    assert rows(WindowSampler(manifest, config, 0).batch(5)) == first
+    assert rows(WindowSampler(manifest, config, 1).batch(5)) != first
+    assert rows(WindowSampler(replace(manifest, digest="e" * 64), config, 0).batch(5)) != first
 
 
 def test_the_order_never_changes_between_versions():
     """Golden: a checkpoint of an older version must resume on the same samples."""
-    order = Order(manifest_of(LENGTHS, **MIXTURE), DataConfig(batch=4, window=16), seed=1)
-    assert rows(order.batch(2)) == GOLDEN
+    sampler = WindowSampler(manifest_of(LENGTHS, **MIXTURE), DataConfig(batch=4, window=16), seed=1)
+    assert rows(sampler.batch(2)) == GOLDEN
 
 
 def test_a_world_that_does_not_divide_the_batch_is_refused_by_name():
     with pytest.raises(SettingError, match=r"data\.batch.*32.*3 processes"):
-        Order(manifest_of(LENGTHS), DataConfig(batch=32), 0, world=3)
+        WindowSampler(manifest_of(LENGTHS), DataConfig(batch=32), 0, world=3)
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.75), (0.1, 0.2, 0.7), (0.5, 0.25, 0.25)])
@@ -92,15 +94,15 @@ def test_components_are_stratified_exactly(shares):
     """Every batch holds share x B of each component, rounded up or down; over time exactly."""
     n, b, batches = len(shares), 16, 500
     manifest = manifest_of([20] * 12, component=np.arange(12) % n, shares=shares)
-    order = Order(manifest, DataConfig(batch=b, window=4), seed=0)
+    sampler = WindowSampler(manifest, DataConfig(batch=b, window=4), seed=0)
     counts = np.asarray(
-        [np.bincount(order.batch(s).component, minlength=n) for s in range(batches)]
+        [np.bincount(sampler.batch(s).component, minlength=n) for s in range(batches)]
     )
     wanted = np.asarray(shares) * b
     assert (counts >= np.floor(wanted - 1e-9)).all() and (counts <= np.ceil(wanted + 1e-9)).all()
     assert np.abs(counts.mean(0) - wanted).max() < 2 / batches * b
-    of = np.asarray([manifest.component[order.batch(s).trajectory] for s in range(50)])
-    assert (of == np.asarray([order.batch(s).component for s in range(50)])).all()
+    of = np.asarray([manifest.component[sampler.batch(s).trajectory] for s in range(50)])
+    assert (of == np.asarray([sampler.batch(s).component for s in range(50)])).all()
 
 
 RAMP = (
@@ -114,17 +116,19 @@ def test_shares_move_in_a_straight_line_and_then_stay():
     """At each update exact to one window, from the first share to the last; sums as well."""
     b, ramp = 20, 200
     manifest = manifest_of([20] * 12, component=np.arange(12) % 3, shares=(0.6, 0.4, 0.5))
-    order = Order(manifest, DataConfig(batch=b, window=4, ramp_updates=ramp), 0, sources=RAMP)
+    sampler = WindowSampler(
+        manifest, DataConfig(batch=b, window=4, ramp_updates=ramp), 0, sources=RAMP
+    )
     steps = range(2 * ramp)
-    counts = np.asarray([np.bincount(order.batch(s).component, minlength=3) for s in steps])
+    counts = np.asarray([np.bincount(sampler.batch(s).component, minlength=3) for s in steps])
     way = np.minimum(np.arange(2 * ramp) / ramp, 1.0)[:, None]
     wanted = b * ((1 - way) * [0.6, 0.4, 0.0] + way * [0.1, 0.4, 0.5])
     assert (counts >= np.floor(wanted - 1e-9)).all() and (counts <= np.ceil(wanted + 1e-9)).all()
     assert np.abs((counts - wanted).mean(axis=0)).max() < 0.05
     assert counts[0].tolist() == [12, 8, 0] and counts[-1].tolist() == [2, 8, 10]
-    assert [order.shares(s) for s in steps] == (counts / b).tolist()
-    of = np.asarray([manifest.component[order.batch(s).trajectory] for s in steps])
-    assert (of == np.asarray([order.batch(s).component for s in steps])).all()
+    assert [sampler.shares(s) for s in steps] == (counts / b).tolist()
+    of = np.asarray([manifest.component[sampler.batch(s).trajectory] for s in steps])
+    assert (of == np.asarray([sampler.batch(s).component for s in steps])).all()
 
 
 @pytest.mark.parametrize("sources", [RAMP, RAMP[::-1]])
@@ -132,20 +136,24 @@ def test_moving_shares_are_as_pure_in_k_as_any_sample(sources):
     """From any step on, in any order, by any number of processes."""
     manifest = manifest_of([*LENGTHS, 7, 8], component=np.arange(9) % 3, shares=(0.6, 0.4, 0.5))
     config = DataConfig(batch=12, window=16, ramp_updates=50)
-    whole = {s: rows(Order(manifest, config, 3, sources=sources).batch(s)) for s in (70, 31, 0)}
+    whole = {
+        s: rows(WindowSampler(manifest, config, 3, sources=sources).batch(s)) for s in (70, 31, 0)
+    }
     for step, expected in whole.items():
         for world in (2, 3):
-            orders = [Order(manifest, config, 3, world, sources) for _ in range(world)]
-            parts = [rows(order.batch(step, rank)) for rank, order in enumerate(orders)]
+            samplers = [WindowSampler(manifest, config, 3, world, sources) for _ in range(world)]
+            parts = [rows(sampler.batch(step, rank)) for rank, sampler in enumerate(samplers)]
             assert sum(parts, []) == expected
-        one = Order(manifest, config, 3, sources=sources)
+        one = WindowSampler(manifest, config, 3, sources=sources)
         assert [rows(one.samples(step * 12 + i, 1))[0] for i in range(12)] == expected
 
 
 @pytest.mark.parametrize("total", [6, 5, 2])
 def test_a_trajectory_no_longer_than_the_window_is_drawn_whole(total):
-    order = Order(manifest_of([total]), DataConfig(batch=1, window=6, padding="center"), 0)
-    drawn = order.samples(0, 200)
+    sampler = WindowSampler(
+        manifest_of([total]), DataConfig(batch=1, window=6, padding="center"), 0
+    )
+    drawn = sampler.samples(0, 200)
     assert set(drawn.start.tolist()) == {0} and set(drawn.length.tolist()) == {total}
 
 
@@ -153,8 +161,10 @@ def test_a_trajectory_no_longer_than_the_window_is_drawn_whole(total):
 def test_padded_sampling_ranges_by_brute_force(padding):
     """Each mode draws exactly the starts that its definition allows, equally often."""
     window, total, n = 6, 20, 40_000
-    order = Order(manifest_of([total]), DataConfig(batch=1, window=window, padding=padding), 0)
-    drawn = order.samples(0, n)
+    sampler = WindowSampler(
+        manifest_of([total]), DataConfig(batch=1, window=window, padding=padding), 0
+    )
+    drawn = sampler.samples(0, n)
     allowed = {
         "none": range(0, total - window + 1),
         "both": range(-window + 1, total - 1),
@@ -182,8 +192,10 @@ def test_short_trajectories_come_whole():
     for padding in ("none", "both", "left", "right", "center"):
         low, high = start_range(np.asarray([1, 5, 6]), 6, padding)
         assert (low == 0).all() and (high == 0).all()
-        order = Order(manifest_of([1, 5, 6]), DataConfig(batch=8, window=6, padding=padding), 0)
-        drawn = order.samples(0, 200)
+        sampler = WindowSampler(
+            manifest_of([1, 5, 6]), DataConfig(batch=8, window=6, padding=padding), 0
+        )
+        drawn = sampler.samples(0, 200)
         assert (drawn.start == 0).all()
         assert (drawn.length == np.asarray([1, 5, 6])[drawn.trajectory]).all()
 
@@ -198,8 +210,8 @@ def test_draws_are_uniform_over_what_was_asked():
     ):
         for given in (None, weight):
             manifest = manifest_of(lengths, weight=given)
-            order = Order(manifest, DataConfig(batch=1, window=window, draw=draw), 0)
-            got = np.bincount(order.samples(0, n).trajectory, minlength=3) / n
+            sampler = WindowSampler(manifest, DataConfig(batch=1, window=window, draw=draw), 0)
+            got = np.bincount(sampler.samples(0, n).trajectory, minlength=3) / n
             share = np.asarray(size) * np.asarray(given or [1, 1, 1])
             share = share / share.sum()
             assert (np.abs(got - share) < 5 * np.sqrt(share / n)).all(), (draw, given)
@@ -207,20 +219,20 @@ def test_draws_are_uniform_over_what_was_asked():
 
 def test_weight_zero_is_never_drawn_and_an_empty_component_is_named():
     manifest = manifest_of([9, 9, 9], weight=[1, 0, 1])
-    assert 1 not in Order(manifest, DataConfig(batch=1), 0).samples(0, 500).trajectory
+    assert 1 not in WindowSampler(manifest, DataConfig(batch=1), 0).samples(0, 500).trajectory
     with pytest.raises(DataError, match="component 1"):
-        Order(manifest_of([9], shares=(0.5, 0.5)), DataConfig(batch=2), 0)
+        WindowSampler(manifest_of([9], shares=(0.5, 0.5)), DataConfig(batch=2), 0)
 
 
 @pytest.mark.parametrize("draw", ["trajectories", "windows"])
 def test_an_epoch_holds_everything_once(draw):
     """Without replacement: each epoch is a permutation, and each epoch another one."""
     config = DataConfig(batch=5, window=16, draw=draw, epochs=True)
-    order = Order(manifest_of(LENGTHS), config, seed=0)
-    size = len(LENGTHS) if draw == "trajectories" else int(order.span.sum())
+    sampler = WindowSampler(manifest_of(LENGTHS), config, seed=0)
+    size = len(LENGTHS) if draw == "trajectories" else int(sampler.span.sum())
     epochs = []
     for epoch in range(3):
-        drawn = order.samples(epoch * size, size)
+        drawn = sampler.samples(epoch * size, size)
         keys = [*zip(drawn.trajectory.tolist(), drawn.start.tolist(), strict=True)]
         if draw == "trajectories":
             assert sorted(drawn.trajectory.tolist()) == list(range(len(LENGTHS)))

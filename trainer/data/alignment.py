@@ -30,7 +30,7 @@ from torch import Tensor
 
 from amago_model.batch import LOSS_MASKS, Batch
 from trainer.data.fields import Field
-from trainer.data.order import Ints, Windows
+from trainer.data.sampler import Ints, Windows
 
 
 class Trajectories(Protocol):

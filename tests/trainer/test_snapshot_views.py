@@ -22,13 +22,13 @@ from amago_model import TimestepEncoderConfig
 from stepwell.errors import Gone, ServiceUnreachable, from_problem
 from stepwell.testing import make_trajectory, wait_until
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
-from trainer.data.gather import Columns
+from trainer.data.columns import Columns
 from trainer.data.loader import Loader
-from trainer.data.order import Order
+from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, take
 from trainer.loop import RunInfo, train
 from trainer.recipes import bc
-from trainer.views import Data, Errand
+from trainer.snapshot_views import Errand, SnapshotViews
 
 CPU = torch.device("cpu")
 
@@ -74,9 +74,9 @@ def config_of(folder: Path, **data: object) -> TrainConfig:
     return TrainConfig(dataset="fake", run="r", data=settings)
 
 
-def data_of(service, folder: Path, world=None, config=None, say=lambda _: None) -> Data:
+def data_of(service, folder: Path, world=None, config=None, say=lambda _: None) -> SnapshotViews:
     world = world or Together(1).rank(0)
-    return Data(config or config_of(folder), service, world, folder / "home", "me", say)
+    return SnapshotViews(config or config_of(folder), service, world, folder / "home", "me", say)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def begun(service, tmp_path):
 
 
 def train_on(
-    data: Data, loader: Loader, update: int, until: Callable[[], bool]
+    data: SnapshotViews, loader: Loader, update: int, until: Callable[[], bool]
 ) -> tuple[int, bool]:
     """Batch after batch, with an agreement each; the update reached, and whether they switched."""
     while True:
@@ -112,12 +112,12 @@ REFRESHES, TRACED = 1000, 150
 
 
 def alive() -> Counter[type]:
-    kinds = (Manifest, Order, Columns)
+    kinds = (Manifest, WindowSampler, Columns)
     return Counter(type(x) for x in gc.get_objects() if type(x) in kinds)
 
 
 def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
-    """Manifests, orders, columns, leases, files: those of the newest views, and no more."""
+    """Manifests, samplers, columns, leases, files: those of the newest views, and no more."""
     service = fake(None, [[3] * 40, [4] * 40])
     freeze, number = service.create_snapshot, count()
 
@@ -164,7 +164,7 @@ def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
         tracemalloc.stop()
         data.close()
     fields = 3
-    assert more[Order] <= 5 and more[Columns] <= 5 * fields and more[Manifest] <= 6, more
+    assert more[WindowSampler] <= 5 and more[Columns] <= 5 * fields and more[Manifest] <= 6, more
     # Of each refresh its line in the history stays, an id and a step; a view is 30 times that.
     assert (sizes[-1] - sizes[0]) / (TRACED - 25) < 1500, sizes
     assert len(data.history) == REFRESHES + 1
@@ -333,7 +333,7 @@ def run_ranks(service, tmp_path, steps: int, *, spoil=lambda rank, data: None, s
 def test_all_ranks_switch_at_the_same_step_though_one_node_is_slow(service, tmp_path):
     slow = []
 
-    def spoil(rank: int, data: Data) -> None:
+    def spoil(rank: int, data: SnapshotViews) -> None:
         if rank == 1:
             ensure = data.cache.ensure
 
@@ -352,7 +352,7 @@ def test_all_ranks_switch_at_the_same_step_though_one_node_is_slow(service, tmp_
 
 
 def test_where_one_node_fails_none_switches(service, tmp_path, caplog):
-    def spoil(rank: int, data: Data) -> None:
+    def spoil(rank: int, data: SnapshotViews) -> None:
         def fail(*args, **options):
             raise problem
 
@@ -367,7 +367,7 @@ def test_where_one_node_fails_none_switches(service, tmp_path, caplog):
 
 
 def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path):
-    def spoil(rank: int, data: Data) -> None:
+    def spoil(rank: int, data: SnapshotViews) -> None:
         if rank == 1:
             ensure = data.cache.ensure
             data.cache.ensure = lambda *args, **o: {**ensure(*args, **o), "sh_0001": "odd"}
@@ -394,7 +394,7 @@ def config(tmp_path) -> TrainConfig:
         updates=6,
         agent=replace(plain.agent, timestep_encoder=rows),
         data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
-        schedule=ScheduleConfig(log_every=1, checkpoint_every=0, publish_every=0, farewell=5),
+        schedule=ScheduleConfig(log_every=1, checkpoint_every=0, publish_every=0, drain_timeout=5),
     )
 
 

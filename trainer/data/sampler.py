@@ -54,7 +54,7 @@ _NONE = np.zeros(0, np.int64)
 _NO_WINDOWS = Windows(_NONE, _NONE, _NONE, _NONE)
 
 
-class Order:
+class WindowSampler:
     """The sample order of one snapshot. Raises `SettingError` or `DataError` when impossible.
 
     `sources` are those of the manifest's components, needed only where their shares move.

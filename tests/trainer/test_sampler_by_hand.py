@@ -11,10 +11,10 @@ import pytest
 
 from stepwell.testing import make_spec
 from trainer.config import DataConfig, SettingError, SourceConfig
-from trainer.data.order import (
+from trainer.data.sampler import (
     AT_ONCE,
-    Order,
     Windows,
+    WindowSampler,
     _coprime_stride,
     _mix,
     below,
@@ -73,62 +73,64 @@ def crc(windows: Windows) -> int:
     return zlib.crc32(table(windows).astype("<i8").tobytes())
 
 
-def orders() -> dict[str, Order]:
+def samplers() -> dict[str, WindowSampler]:
     """Every way to draw, by name."""
     found = {}
     for padding, draw in itertools.product(PADDINGS, DRAWS):
         config = DataConfig(batch=12, window=16, padding=padding, draw=draw)
-        found[f"{padding} {draw}"] = Order(manifest_of(), config, 3)
-        found[f"{padding} {draw} mixed"] = Order(manifest_of(**MIXED), config, 3)
+        found[f"{padding} {draw}"] = WindowSampler(manifest_of(), config, 3)
+        found[f"{padding} {draw} mixed"] = WindowSampler(manifest_of(**MIXED), config, 3)
     for name, weight in WEIGHTS.items():
         for draw in DRAWS:
             config = DataConfig(batch=12, window=16, padding="right", draw=draw)
-            found[f"{draw} weights {name}"] = Order(manifest_of(weight=weight), config, 4)
+            found[f"{draw} weights {name}"] = WindowSampler(manifest_of(weight=weight), config, 4)
     for draw in ("trajectories", "windows"):
         config = DataConfig(batch=12, window=16, padding="none", draw=draw, epochs=True)
-        found[f"{draw} epochs"] = Order(manifest_of(), config, 5)
-        found[f"{draw} epochs mixed"] = Order(manifest_of(**MIXED), config, 5)
+        found[f"{draw} epochs"] = WindowSampler(manifest_of(), config, 5)
+        found[f"{draw} epochs mixed"] = WindowSampler(manifest_of(**MIXED), config, 5)
     config = DataConfig(batch=20, window=4, ramp_updates=50)
-    found["ramp"] = Order(manifest_of(**MIXED), config, 6, sources=RAMP)
-    found["odd window"] = Order(manifest_of(), DataConfig(batch=7, window=5, padding="center"), 7)
+    found["ramp"] = WindowSampler(manifest_of(**MIXED), config, 6, sources=RAMP)
+    found["odd window"] = WindowSampler(
+        manifest_of(), DataConfig(batch=7, window=5, padding="center"), 7
+    )
     return found
 
 
-ORDERS = orders()
+SAMPLERS = samplers()
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_the_order_never_changes_between_versions(name):
-    order = ORDERS[name]
+    sampler = SAMPLERS[name]
     steps = (0, 1, AT_ONCE - 1, AT_ONCE, 40, 50, 1000)
-    assert [crc(order.batch(step)) for step in steps] == GOLDEN[name]
+    assert [crc(sampler.batch(step)) for step in steps] == GOLDEN[name]
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_windows_lie_in_their_trajectories_and_are_of_their_component(name):
-    order = ORDERS[name]
-    drawn = order.samples(0, 5000)
-    total, window = order.total_length[drawn.trajectory], order.config.window
+    sampler = SAMPLERS[name]
+    drawn = sampler.samples(0, 5000)
+    total, window = sampler.total_length[drawn.trajectory], sampler.config.window
     assert (drawn.start >= 0).all() and (drawn.length >= 1).all() and (drawn.length <= window).all()
     assert (drawn.start + drawn.length <= total).all()
-    for c, members in enumerate(order.members):
+    for c, members in enumerate(sampler.members):
         assert set(drawn.trajectory[drawn.component == c].tolist()) <= set(members.tolist())
-    if order.config.padding == "none":
+    if sampler.config.padding == "none":
         assert (drawn.length == np.minimum(total, window)).all()
-    if order.config.padding == "center":
+    if sampler.config.padding == "center":
         assert (drawn.length == np.minimum(total, window)).all()
 
 
 @pytest.mark.parametrize("name", ["none steps mixed", "windows epochs", "ramp"])
 def test_a_batch_is_its_slice_of_the_samples_wherever_it_begins(name):
     """Across the chunks that are drawn at once, forwards and backwards, by each rank."""
-    order = ORDERS[name]
-    b = order.config.batch
+    sampler = SAMPLERS[name]
+    b = sampler.config.batch
     steps = [0, 31, 32, 33, 63, 64, 65, 31, 0, 1000, 5, 64]
     for step in steps:
-        assert (table(order.batch(step)) == table(order.samples(step * b, b))).all()
-    half = Order(
-        manifest_of(**MIXED), order.config, 6, world=2, sources=RAMP if name == "ramp" else ()
+        assert (table(sampler.batch(step)) == table(sampler.samples(step * b, b))).all()
+    half = WindowSampler(
+        manifest_of(**MIXED), sampler.config, 6, world=2, sources=RAMP if name == "ramp" else ()
     )
     for step in steps:
         whole = table(half.samples(step * b, b))
@@ -139,11 +141,11 @@ def test_a_batch_is_its_slice_of_the_samples_wherever_it_begins(name):
 
 
 def test_the_chunk_drawn_at_once_is_used_again():
-    order = Order(manifest_of(), DataConfig(batch=4, window=8), 0)
-    calls, samples = [], order.samples
-    order.samples = lambda first, count: calls.append((first, count)) or samples(first, count)
+    sampler = WindowSampler(manifest_of(), DataConfig(batch=4, window=8), 0)
+    calls, samples = [], sampler.samples
+    sampler.samples = lambda first, count: calls.append((first, count)) or samples(first, count)
     for step in (*range(AT_ONCE + 1), AT_ONCE, 0, AT_ONCE - 1):
-        order.batch(step)
+        sampler.batch(step)
     n = AT_ONCE * 4
     assert calls == [(0, n), (n, n), (0, n)]
 
@@ -155,11 +157,11 @@ def test_windows_are_rows():
 
 
 def test_what_cannot_be_drawn_is_refused():
-    Order(manifest_of(), DataConfig(batch=12), 0, world=4)
+    WindowSampler(manifest_of(), DataConfig(batch=12), 0, world=4)
     with pytest.raises(SettingError, match=r"data\.batch: 12 .* 5 processes.*multiple of 5"):
-        Order(manifest_of(), DataConfig(batch=12), 0, world=5)
+        WindowSampler(manifest_of(), DataConfig(batch=12), 0, world=5)
     with pytest.raises(DataError, match="component 1 of the mixture"):
-        Order(manifest_of(weight=[1.0, *[0.0] * 9], **MIXED), DataConfig(batch=12), 0)
+        WindowSampler(manifest_of(weight=[1.0, *[0.0] * 9], **MIXED), DataConfig(batch=12), 0)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -182,63 +184,69 @@ def test_starts_at_the_edges(padding, window):
 
 def test_every_start_of_a_long_trajectory_is_drawn():
     for padding in PADDINGS:
-        order = Order(manifest_of([30]), DataConfig(batch=1, window=4, padding=padding), 0)
-        low, high = int(order.low[0]), int(order.low[0] + order.span[0] - 1)
-        raw = low + below(philox(order.key, 0, 4000)[:, 1], int(order.span[0]))
+        sampler = WindowSampler(
+            manifest_of([30]), DataConfig(batch=1, window=4, padding=padding), 0
+        )
+        low, high = int(sampler.low[0]), int(sampler.low[0] + sampler.span[0] - 1)
+        raw = low + below(philox(sampler.key, 0, 4000)[:, 1], int(sampler.span[0]))
         assert (raw.min(), raw.max()) == (low, high)
 
 
 def test_recut_draws_the_same_windows_where_lengths_have_not_changed():
-    order = Order(manifest_of(), DataConfig(batch=12, window=16, padding="both"), 3, world=2)
+    sampler = WindowSampler(
+        manifest_of(), DataConfig(batch=12, window=16, padding="both"), 3, world=2
+    )
     for step, rank in ((0, 0), (0, 1), (7, 1)):
-        windows = order.batch(step, rank)
-        same = order.recut(step, rank, windows, order.total_length[windows.trajectory])
+        windows = sampler.batch(step, rank)
+        same = sampler.recut(step, rank, windows, sampler.total_length[windows.trajectory])
         assert (table(same) == table(windows)).all()
-        shorter = np.maximum(order.total_length[windows.trajectory] // 2, 1)
-        cut = order.recut(step, rank, windows, shorter)
+        shorter = np.maximum(sampler.total_length[windows.trajectory] // 2, 1)
+        cut = sampler.recut(step, rank, windows, shorter)
         assert (cut.trajectory == windows.trajectory).all()
         assert (cut.component == windows.component).all()
         assert (cut.start + cut.length <= shorter).all() and (cut.length >= 1).all()
         low, high = start_range(shorter, 16, "both")
-        words = philox(order.key, step * 12 + rank * 6, 6)
+        words = philox(sampler.key, step * 12 + rank * 6, 6)
         start = low + below(words[:, 1], high - low + 1)
         assert (cut.start == np.maximum(start, 0)).all()
         assert (cut.length == np.minimum(start + 16, shorter) - cut.start).all()
 
 
 def test_checksums_and_shares_tell_batches_apart():
-    order = ORDERS["none steps mixed"]
-    whole = order.samples(5 * 12, 12)
+    sampler = SAMPLERS["none steps mixed"]
+    whole = sampler.samples(5 * 12, 12)
     samples = np.stack([whole.trajectory, whole.start, whole.length]).tobytes()
-    assert order.checksum(5) == zlib.crc32(b"", zlib.crc32(samples))
-    assert len({order.checksum(step) for step in range(50)}) == 50
+    assert sampler.checksum(5) == zlib.crc32(b"", zlib.crc32(samples))
+    assert len({sampler.checksum(step) for step in range(50)}) == 50
     relabel = ("hindsight", "rarity")
-    other = Order(manifest_of(**MIXED), replace(order.config, relabel=relabel), 3)
+    other = WindowSampler(manifest_of(**MIXED), replace(sampler.config, relabel=relabel), 3)
     assert other.checksum(5) == zlib.crc32(b"hindsight\nrarity", zlib.crc32(samples))
     counts = [np.sum(whole.component == c) for c in range(3)]
-    assert order.shares(5) == [float(n / 12) for n in counts] and sum(counts) == 12
-    assert all(type(share) is float for share in order.shares(5))
+    assert sampler.shares(5) == [float(n / 12) for n in counts] and sum(counts) == 12
+    assert all(type(share) is float for share in sampler.shares(5))
 
 
 @pytest.mark.parametrize("share", [0.25, 1 / 3, 0.5, 0.9])
 @pytest.mark.parametrize("batch", [1, 2, 10, 64])
 def test_every_batch_has_its_shares_rounded_up_or_down(share, batch):
     manifest = manifest_of([20] * 4, component=[0, 1, 0, 1], shares=(share, 1 - share))
-    order = Order(manifest, DataConfig(batch=batch, window=4), 0)
-    counts = [int(np.sum(order.batch(step).component == 0)) for step in range(200)]
+    sampler = WindowSampler(manifest, DataConfig(batch=batch, window=4), 0)
+    counts = [int(np.sum(sampler.batch(step).component == 0)) for step in range(200)]
     assert min(counts) >= int(share * batch) and max(counts) <= int(share * batch) + 1
     assert abs(np.mean(counts) - share * batch) < 0.02 * batch + 0.02
 
 
 def test_a_ramp_ends_at_its_last_update():
-    order = ORDERS["ramp"]
-    assert order._shares(np.asarray([0]))[0].tolist() == [0.6, 0.4, 0.0]
-    assert order._shares(np.asarray([25]))[0].tolist() == pytest.approx([0.35, 0.4, 0.25])
+    sampler = SAMPLERS["ramp"]
+    assert sampler._shares(np.asarray([0]))[0].tolist() == [0.6, 0.4, 0.0]
+    assert sampler._shares(np.asarray([25]))[0].tolist() == pytest.approx([0.35, 0.4, 0.25])
     for step in (50, 51, 10**6):
-        assert order._shares(np.asarray([step]))[0].tolist() == pytest.approx([0.1, 0.4, 0.5])
-    still = Order(manifest_of(**MIXED), replace(order.config, ramp_updates=0), 6, sources=RAMP)
+        assert sampler._shares(np.asarray([step]))[0].tolist() == pytest.approx([0.1, 0.4, 0.5])
+    still = WindowSampler(
+        manifest_of(**MIXED), replace(sampler.config, ramp_updates=0), 6, sources=RAMP
+    )
     assert still._shares(np.asarray([9])).tolist() == [0.3, 0.5, 0.2]
-    unnamed = Order(manifest_of(**MIXED), order.config, 6)
+    unnamed = WindowSampler(manifest_of(**MIXED), sampler.config, 6)
     assert unnamed._shares(np.asarray([9]))[0].tolist() == pytest.approx([0.3, 0.5, 0.2])
 
 

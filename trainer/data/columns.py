@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.collate import first_row
+from trainer.data.alignment import first_row
 from trainer.data.fields import Field
-from trainer.data.order import Ints, Windows
+from trainer.data.sampler import Ints, Windows
 from trainer.data.snapshot import Manifest
 
 Column = NDArray[Any]
