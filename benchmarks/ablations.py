@@ -36,9 +36,9 @@ from collector.builtin import FIND_BLOCK_ID, MAZERUNNER_ID, TMAZE_PASSIVE_ID
 from collector.builtin.generate_lunarlander import lunarlander_noisy
 from collector.builtin.generate_pendulum import pendulum_stitch
 from collector.builtin.generate_tmaze import tmaze_passive
+from collector.collect import collect
 from collector.config import CollectConfig
 from collector.evaluate import evaluate_policy
-from collector.play import collect
 from stepwell.client import Client
 from stepwell.demo import EVALUATION_SEEDS, FIRST_EVALUATION_SEED
 from trainer.ablations import ABLATIONS

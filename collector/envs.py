@@ -3,7 +3,7 @@
     gymnasium space          EnvSpec                            the agent
     Box, any shape, dtype    Box                                sees it; acts in finite float ones
     Discrete                 Discrete                           sees it as one-hot; acts in it
-    MultiDiscrete, -Binary   the same                           sees it; cannot act in it yet
+    MultiDiscrete, -Binary   the same                           sees it; acts in it
     Dict of those            one key each; nested: "arm/angle"  sees keys of the role `policy`
     anything else            refused, by name
 
@@ -13,9 +13,10 @@ sees the difference. The spec says which it is. Stepping environments is rollout
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,8 +25,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from amago_model.config import ActionSpace, Spaces
-from collector.agent_view import agent_spaces
+from amago_model.config import ActionSpace, ObsSpace, Spaces
 from stepwell._plugins import import_named, told
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
@@ -89,6 +89,19 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         ) from error
 
 
+@contextlib.contextmanager
+def open_envs(make_env: Callable[[], Env], n: int) -> Iterator[list[Env]]:
+    """N environments of one kind; what the list holds at the end is closed."""
+    envs: list[Env] = []
+    try:
+        for _ in range(n):
+            envs.append(make_env())
+        yield envs
+    finally:
+        for env in envs:
+            env.close()
+
+
 def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
     """("delay=8", "name=x") → {"delay": 8, "name": "x"}; values are JSON where they can be."""
     values: dict[str, Any] = {}
@@ -113,7 +126,7 @@ class Interface:
     spec: EnvSpec
     """What is recorded; its env is `env_id`."""
 
-    def observe(self, raw: Any) -> Arrays:
+    def encode_observation(self, raw: Any) -> Arrays:
         """One observation as owned arrays by key, in the spec's dtypes.
 
         Copies: many environments hand out the same buffer every step. Raises `BrokenEnv` for NaN,
@@ -142,34 +155,33 @@ class Interface:
             found[key] = array
         return found
 
-    def native_action(self, arrays: Mapping[str, Array]) -> Any:
+    def decode_action(self, arrays: Mapping[str, Array]) -> Any:
         """Named arrays, each one action, as the environment's `step` wants it."""
         if not isinstance(self.action_space, gym_spaces.Dict):
-            return _native(self.action_space, arrays[DEFAULT_ACTION])
+            return _decode(self.action_space, arrays[DEFAULT_ACTION])
         nested: dict[str, Any] = {}
         for key, path, space in _leaves(self.action_space, DEFAULT_ACTION):
             place = nested
             for part in path[:-1]:
                 place = place.setdefault(part, {})
-            place[path[-1]] = _native(space, arrays[key])
+            place[path[-1]] = _decode(space, arrays[key])
         return nested
 
-    def action_arrays(self, native: Any) -> Arrays:
-        """Inverse of `native_action`: what somebody gave to `step`, as owned named arrays."""
+    def encode_action(self, action: Any) -> Arrays:
+        """Inverse of `decode_action`: what `step` takes, as owned arrays by key."""
         found: Arrays = {}
         for key, path, _ in _leaves(self.action_space, DEFAULT_ACTION):
-            value = native
+            value = action
             for part in path:
                 value = value[part]
             space = self.spec.actions[key]
             found[key] = np.array(value, dtype=space.dtype).reshape(space.shape)
         return found
 
-    def legal(self, actions: Mapping[str, Array]) -> Arrays:
-        """Actions [N, *shape] by key, in the recorded dtype, clipped to what everybody allows.
+    def clip_actions(self, actions: Mapping[str, Array]) -> Arrays:
+        """Actions [N, *shape] by key, in the recorded dtype, clipped to the action space.
 
-        What is recorded must be what was done, so the clipping that an environment might do in
-        silence is done here, before.
+        Clipped here and not by the environment: the recorded action must be the executed one.
         """
         kept: Arrays = {}
         for key, array in actions.items():
@@ -234,33 +246,33 @@ class Interface:
                     )
         return replace(self, spec=replace(spec, env=self.env_id))
 
-    def check_policy(self, spaces: Spaces, author: str) -> None:
+    def check_policy(self, spaces: Spaces, policy_id: str) -> None:
         """Raise `InvalidSpace` unless a policy that knows `spaces` can play this environment."""
         try:
             ours = agent_spaces(self.spec)
         except ValueError as error:
-            raise InvalidSpace(f"{author} cannot play {self.env_id}: {error}") from None
+            raise InvalidSpace(f"{policy_id} cannot play {self.env_id}: {error}") from None
         for key, wanted in spaces.observations.items():
             if wanted.role not in ("policy", "mask"):
                 continue
             here = ours.observations.get(key)
             if here is None or (here.shape, here.n) != (wanted.shape, wanted.n):
                 raise InvalidSpace(
-                    f"{author} cannot play {self.env_id}: observation {key!r}",
+                    f"{policy_id} cannot play {self.env_id}: observation {key!r}",
                     expected=_form(wanted.shape, wanted.n),
                     got="none of that name" if here is None else _form(here.shape, here.n),
                 )
         wanted_action, action = spaces.action, ours.action
         if _layout(wanted_action) != _layout(action):
             raise InvalidSpace(
-                f"{author} cannot play {self.env_id}: other actions",
+                f"{policy_id} cannot play {self.env_id}: other actions",
                 expected=_action_words(wanted_action),
                 got=_action_words(action),
             )
 
 
 def interface_of(
-    env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any],
+    env: Env,
     env_id: str,
     *,
     roles: Mapping[str, str] | None = None,
@@ -272,19 +284,66 @@ def interface_of(
     `roles` go before those that the environment declares itself, in metadata["roles"]. `infos` are
     the single numbers of its infos that are kept.
     """
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        observation_space, action_space = env.single_observation_space, env.single_action_space
-    else:
-        observation_space, action_space = env.observation_space, env.action_space
     spec = EnvSpec.of(
-        _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
-        _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
+        _named_spaces(env.observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
+        _named_spaces(env.action_space, DEFAULT_ACTION, keep_float64, env_id),
         env=env_id,
         infos={key: Box(()) for key in infos},
         roles={**(env.metadata or {}).get("roles", {}), **(roles or {})},
     )
     return Interface(
-        env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
+        env_id=env_id,
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        spec=spec,
+    )
+
+
+def agent_spaces(spec: EnvSpec) -> Spaces:
+    """The agent's view of a spec. Raises ValueErrors of amago_model, or `InvalidSpace`."""
+    observations: dict[str, ObsSpace] = {}
+    for key, space in spec.observations.items():
+        n = None
+        if isinstance(space, Discrete):
+            if space.start < 0:
+                raise InvalidSpace(
+                    f"observation {key!r}", expected="categories from 0 up", got=str(space)
+                )
+            n = space.start + space.n
+        elif isinstance(space, MultiDiscrete):
+            n = max(space.nvec)
+        observations[key] = ObsSpace(
+            shape=space.shape,
+            dtype=space.dtype,
+            n=n,
+            role=spec.role(key),  # type: ignore[arg-type]
+        )
+    if len(spec.actions) != 1:
+        raise InvalidSpace(
+            "the agent plays one action array", expected="one", got=str(sorted(spec.actions))
+        )
+    (space,) = spec.actions.values()
+    if isinstance(space, Discrete):
+        return Spaces(
+            observations=observations,
+            action=ActionSpace(kind="discrete", n=space.n, start=space.start),
+        )
+    if isinstance(space, MultiDiscrete):
+        action = ActionSpace(kind="multi_discrete", nvec=space.nvec)
+        return Spaces(observations=observations, action=action)
+    if isinstance(space, MultiBinary):
+        action = ActionSpace(kind="multi_binary", n=space.n)
+        return Spaces(observations=observations, action=action)
+    if np.dtype(space.dtype).kind != "f":
+        raise InvalidSpace(
+            "the agent cannot play this action space yet",
+            expected="Discrete, MultiDiscrete, MultiBinary, or a Box of floats",
+            got=str(space),
+        )
+    low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
+    return Spaces(
+        observations=observations,
+        action=ActionSpace(kind="continuous", shape=space.shape, low=low, high=high),
     )
 
 
@@ -380,7 +439,7 @@ def _whole(raw: Any, array: Array, space: Space) -> None:
             raise ValueError(why)
 
 
-def _native(space: gym_spaces.Space[Any], array: Array) -> Any:
+def _decode(space: gym_spaces.Space[Any], array: Array) -> Any:
     if isinstance(space, gym_spaces.Discrete):
         return np.int64(array)
     return np.asarray(array, dtype=space.dtype).reshape(space.shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,38 +19,42 @@ from rich.table import Table
 
 from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
-from collector.actor import Actor, Authored, Policy, PolicyActor, RandomActor
+from collector.actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.config import EvaluateConfig, UsageError
-from collector.envs import BrokenEnv, Interface, interface_of, make, parse_pairs
-from collector.lanes import open_outbox
+from collector.envs import (
+    BrokenEnv,
+    Env,
+    Interface,
+    interface_of,
+    make,
+    open_envs,
+    parse_pairs,
+)
 from collector.policy_source import PolicySource
-from collector.recorder import Episode
+from collector.recorder import EpisodeSummary
 from collector.reference_scores import normalised_score
-from collector.rollout import EnvSlots, Rollout
-from collector.session import (
-    close_run,
-    fresh,
-    interface_for,
-    make_env,
+from collector.rollout import Rollout
+from collector.run import (
+    Run,
+    configured_env,
+    configured_interface,
     open_dataset,
     open_run,
     prepare,
-    reason_of,
-    resolved,
     slug,
+    unique_name,
 )
 from stepwell.client import Client
 from stepwell.errors import StepwellError
 from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.messages import Capacity
-from stepwell.outbox import Outbox
 from stepwell.trajectory import About, Trajectory
 
 WIDTH = 8
 """Rows of a chunk (collector/actor.py says why it is fixed)."""
 
-Player = Policy | Callable[[Interface, int], Actor]
-"""A policy, or a function (interface, slots) → actor for scripted and random ones."""
+Player = ActingPolicy | Callable[[Interface, int], Actor]
+"""A policy, or a function (interface, number of environments) → actor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,71 +113,85 @@ def evaluate_policy(
     env_kwargs: Mapping[str, Any] | None = None,
     envs: int = 8,
     sample: bool = False,
-    author: str = "policy",
+    policy_id: str = "policy",
     device: str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> EvaluationResult:
     """Play one episode for each of `seeds` and summarise. Needs no service.
 
     `policy` is what `amago_model.load_policy` gives, or a function that makes an actor. With
-    sample=False the result depends on policy and seeds alone, not on `envs`. Raises `BrokenEnv` if
-    the environment fails: a score with holes is none.
+    sample=False the result depends on policy and seeds alone, not on `envs`. `progress` is called
+    with the number of finished episodes. Raises `BrokenEnv` if the environment fails: the mean of
+    the episodes that survived is no score.
     """
-    makers = [make(env_id, env_kwargs) for _ in range(min(envs, len(seeds)))]
-    face = interface_of(makers[0], env_id)
-    slots = EnvSlots(lambda: make(env_id, env_kwargs), makers, face)
-    return _evaluate(
-        policy, slots, seeds, About(env=env_id, purpose="eval"), author, sample, device, progress
-    )
+
+    def make_env() -> Env:
+        return make(env_id, env_kwargs)
+
+    with open_envs(make_env, min(envs, len(seeds))) as opened:
+        interface = interface_of(opened[0], env_id)
+        actor = _actor(policy, interface, len(opened), policy_id, sample, device)
+        about = About(env=env_id, purpose="eval")
+        return _play(opened, actor, interface, make_env, seeds, about, policy_id, progress)
 
 
-def _evaluate(
-    policy: Player,
-    slots: EnvSlots,
+def _actor(
+    policy: Player, interface: Interface, n: int, policy_id: str, sample: bool, device: str
+) -> Actor:
+    if not isinstance(policy, ActingPolicy):
+        return policy(interface, n)
+    interface.check_policy(policy.spaces, policy_id)
+    loaded = LoadedPolicy(policy_id, policy)
+    return PolicyActor(lambda: loaded, interface, n, sample=sample, width=WIDTH, device=device)
+
+
+def _play(
+    envs: list[Env],
+    actor: Actor,
+    interface: Interface,
+    make_env: Callable[[], Env],
     seeds: Sequence[int],
     about: About,
-    author: str,
-    sample: bool,
-    device: str,
-    progress: Callable[[int, int], None] | None,
+    policy_id: str,
+    progress: Callable[[int], object] | None,
 ) -> EvaluationResult:
-    face = slots.interface
     pieces: list[tuple[int, Trajectory]] = []
-    episodes: dict[int, Episode] = {}
-    try:
-        rollout = Rollout(
-            slots,
-            _actor(policy, face, slots.count, author, sample, device),
-            seeds=iter(seeds),
-            sink=lambda trajectory, index: pieces.append((index, trajectory)),
-            about=about,
-        )
-        while not rollout.done:
-            for episode in rollout.step():
-                episodes[episode.index] = episode
-                if progress is not None:
-                    progress(len(episodes), len(seeds))
-            if rollout.broken:
-                raise BrokenEnv(
-                    f"{face.env_id} failed ({rollout.last_error}); a score with holes is none"
-                )
-    finally:
-        slots.close()
-    played = [episodes[i] for i in sorted(episodes)]
-    assert [e.seed for e in played] == list(seeds), "episodes begin in the order of their seeds"
-    # A stable sort: the pieces of one episode stay in order.
-    ordered = [t for _, t in sorted(pieces, key=lambda pair: pair[0])]
-    return summarise(face.env_id, author, played, ordered)
+    episodes: list[EpisodeSummary] = []
+    rollout = Rollout(
+        envs,
+        actor,
+        interface,
+        make_env=make_env,
+        seeds=iter(seeds),
+        sink=lambda trajectory, index: pieces.append((index, trajectory)),
+        about=about,
+    )
+    while not rollout.done:
+        episodes += rollout.step()
+        if progress is not None:
+            progress(len(episodes))
+        if rollout.broken:
+            raise BrokenEnv(
+                f"{interface.env_id} failed ({rollout.last_error}); a score with holes is none"
+            )
+    episodes.sort(key=lambda episode: episode.index)
+    assert [e.seed for e in episodes] == list(seeds), "episodes begin in the order of their seeds"
+    pieces.sort(key=lambda piece: piece[0])  # stable: the pieces of one episode stay in order
+    return summarise(interface.env_id, policy_id, episodes, [t for _, t in pieces])
 
 
 def summarise(
-    env: str, author: str, episodes: Sequence[Episode], trajectories: Sequence[Trajectory] = ()
+    env: str,
+    policy_id: str,
+    episodes: Sequence[EpisodeSummary],
+    trajectories: Sequence[Trajectory] = (),
 ) -> EvaluationResult:
+    """The result of whole episodes, one for each seed."""
     returns = [e.total_reward for e in episodes]
     interval = bootstrap_mean(returns)
     return EvaluationResult(
         env=env,
-        policy=author,
+        policy=policy_id,
         seeds=[e.seed or 0 for e in episodes],
         returns=returns,
         lengths=[e.length for e in episodes],
@@ -187,17 +206,6 @@ def summarise(
     )
 
 
-def _actor(
-    policy: Player, face: Interface, slots: int, author: str, sample: bool, device: str
-) -> Actor:
-    if not isinstance(policy, Policy):
-        return policy(face, slots)
-    if isinstance(policy, ActingPolicy):
-        face.check_policy(policy.spaces, author)
-    authored = Authored(author, policy)
-    return PolicyActor(lambda: authored, face, slots, sample=sample, width=WIDTH, device=device)
-
-
 def run_evaluation(
     config: EvaluateConfig, console: Console
 ) -> tuple[EvaluationResult, dict[str, Any]]:
@@ -207,89 +215,75 @@ def run_evaluation(
     say what is "undelivered", and the run has failed.
     """
     prepare(config)
+    run: Run | None = None
+    notes: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(config.url, config.token))
-        envs = [make_env(config) for _ in range(min(config.envs, config.episodes))]
-        face = interface_for(config, envs[0])
-        author, player = _player(config, client)
+        make_env = partial(configured_env, config)
+        envs = stack.enter_context(open_envs(make_env, min(config.envs, config.episodes)))
+        interface = configured_interface(config, envs[0])
+        policy_id, player = _player(config, client)
         if isinstance(player, ActingPolicy):  # before anything is made at the service
-            face.check_policy(player.spaces, author)
-        dataset = run = ""
-        outbox: Outbox | None = None
+            interface.check_policy(player.spaces, policy_id)
         if config.upload:
             dataset = config.dataset or f"eval-{slug(config.env)}"
-            run = config.run or fresh("eval", slug(author.replace("/", "-"), 60), slug(config.env))
             # Never fewer than are about to come: a score whose episodes are gone proves nothing.
             keep = max(config.keep, config.episodes) if config.keep else None
-            face = open_dataset(
+            interface = open_dataset(
                 client,
                 dataset,
-                face,
+                interface,
                 capacity=Capacity(trajectories=keep),
                 description=f"evaluations in {config.env}",
             )
-            outbox = open_outbox(
-                client,
-                dataset,
-                face.spec,
-                directory=config.outbox,
-                say=lambda text: console.print(text, soft_wrap=True, highlight=False),
-            )
-            stack.callback(outbox.close, 0.0)
-            open_run(client, run, "eval", resolved(config, run=run, dataset=dataset), config.seeds)
-        about = About(env=config.env, purpose="eval", run=run, collector="evaluate")
-        seeds = range(config.seeds, config.seeds + config.episodes)
-        slots = EnvSlots(lambda: make_env(config), envs, face)
-        notes: dict[str, Any] = {}
-        try:
-            with _progress(console, quiet=config.json) as progress:
-                bar = progress.add_task(f"evaluate {author}", total=len(seeds))
-                result = _evaluate(
-                    player,
-                    slots,
-                    seeds,
-                    about,
-                    author,
-                    config.sample,
-                    config.device,
-                    lambda done, _: progress.update(bar, completed=done),
+            made_up = unique_name("eval", slug(policy_id.replace("/", "-"), 60), slug(config.env))
+            run = stack.enter_context(
+                open_run(
+                    client,
+                    config.run or made_up,
+                    "eval",
+                    config,
+                    interface,
+                    dataset=dataset,
+                    seed=config.seeds,
+                    say=partial(console.print, soft_wrap=True, highlight=False),
                 )
-            if outbox is not None:
-                notes = _upload(config, client, outbox, result, run)
-        except BaseException as error:
-            if config.upload:
-                stopped = isinstance(error, KeyboardInterrupt)
-                status = "stopped" if stopped else "failed"
-                folder = None if outbox is None else outbox.directory
-                close_run(client, run, status, reason_of(error), folder)
-            raise
-        if outbox is not None:
-            trouble = notes.get("undelivered", "")
-            close_run(client, run, "failed" if trouble else "finished", trouble, outbox.directory)
+            )
+        about = About(
+            env=config.env, purpose="eval", run=run.name if run else "", collector="evaluate"
+        )
+        seeds = range(config.seeds, config.seeds + config.episodes)
+        actor = _actor(player, interface, len(envs), policy_id, config.sample, config.device)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        quiet = config.json or not console.is_terminal
+        with Progress(*columns, console=console, disable=quiet) as bar:
+            task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
+            result = _play(
+                envs,
+                actor,
+                interface,
+                make_env,
+                seeds,
+                about,
+                policy_id,
+                lambda done: bar.update(task, completed=done),
+            )
+        if run is not None:
+            notes = _upload(config, run, result)
+    if run is not None and run.undelivered:
+        notes["undelivered"] = run.undelivered
     return result, notes
 
 
-def _upload(
-    config: EvaluateConfig, client: Client, outbox: Outbox, result: EvaluationResult, run: str
-) -> dict[str, Any]:
-    """Send episodes and score; where they are, or what is undelivered and why."""
-    notes: dict[str, Any] = {"dataset": outbox.dataset, "run": run}
-    for trajectory in result.trajectories:
-        outbox.put(trajectory)
-    outbox.flush(config.drain_timeout)
-    lost = outbox.undelivered()
-    try:
-        row = _evaluation_row(config, result, outbox.dataset, run)
-        notes = {"evaluation": client.create_evaluation(**row).id, **notes}
-    except StepwellError as error:
-        lost = "; ".join(filter(None, (lost, f"the score was not recorded: {error}")))
-    return {**notes, "undelivered": lost} if lost else notes
-
-
 def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
-    """(author, policy or actor maker)"""
+    """(policy id, policy or function that makes an actor)"""
     if config.random:
-        return "random", lambda face, slots: RandomActor(face, slots)
+        return "random", RandomActor
     if config.file is not None:
         try:
             return config.file.name, load_policy(config.file, device=config.device)
@@ -297,34 +291,27 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
             raise UsageError(f"--file {config.file}: {error}") from None
     source = PolicySource(client, config.policy, device=config.device)
     source.poll()
-    return source.current.author, source.current.policy
+    return source.current.policy_id, source.current.policy
 
 
-def _evaluation_row(
-    config: EvaluateConfig, result: EvaluationResult, dataset: str, run: str
-) -> dict[str, Any]:
+def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[str, Any]:
+    """Send episodes and score; where they are."""
+    for trajectory in result.trajectories:
+        run.outbox.put(trajectory)
+    run.outbox.flush(config.drain_timeout)
+    notes = {"dataset": run.outbox.dataset, "run": run.name}
     row = result.to_json()
     successes = row.pop("successes")
-    return {
-        **row,
-        "run": run,
-        "dataset": dataset,
-        "details": {
-            "statistic": "mean",
-            "bootstrap": RESAMPLES,
-            "greedy": not config.sample,
-            "env_args": parse_pairs(config.env_args, "--env-args"),
-            "successes": successes,
-        },
+    details = {
+        "statistic": "mean",
+        "bootstrap": RESAMPLES,
+        "greedy": not config.sample,
+        "env_args": parse_pairs(config.env_args, "--env-args"),
+        "successes": successes,
     }
-
-
-def _progress(console: Console, *, quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-    )
+    try:
+        evaluation = run.client.create_evaluation(**row, **notes, details=details)
+    except StepwellError as error:
+        run.problem = f"the score was not recorded: {error}"
+        return notes
+    return {"evaluation": evaluation.id, **notes}

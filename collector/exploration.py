@@ -21,7 +21,7 @@ from stepwell.errors import InvalidSpace
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
 
 if TYPE_CHECKING:  # importing them would load torch, which a command's help does without
-    from collector.actor import Seen
+    from collector.actor import ActorInputs
     from collector.envs import Arrays
 
 
@@ -70,38 +70,38 @@ class EpsilonConfig:
 
 
 class Exploration:
-    """Epsilon-greedy over N slots. `clock()` gives the global step that the schedule runs on."""
+    """Epsilon-greedy over N environments. `clock()` gives the step that the schedule runs on."""
 
     def __init__(
         self,
         config: EpsilonConfig,
         spec: EnvSpec,
-        slots: int,
+        n: int,
         *,
         seed: int,
         clock: Callable[[], int],
     ):
         self._config, self._spaces, self._clock = config, spec.actions, clock
         self._rng = np.random.default_rng(seed)
-        self._u = np.ones(slots)
+        self._u = np.ones(n)
         for key, space in spec.actions.items():
             if isinstance(space, Box) and config.kind != "none":
                 _require_range(key, space)
 
-    def begin(self, slot: int) -> None:
-        """An episode begins in `slot`: it draws its own share of the level."""
+    def reset(self, env_index: int) -> None:
+        """An episode begins: it draws its own share of the level."""
         if self._config.randomize:
-            self._u[slot] = self._rng.random()
+            self._u[env_index] = self._rng.random()
 
-    def level(self, seen: Seen) -> Array:
-        """[N] epsilon of every slot now."""
-        return self._config.level(self._clock(), seen.time_idx, self._u)
+    def level(self, inputs: ActorInputs) -> Array:
+        """[N] epsilon of every environment now."""
+        return self._config.level(self._clock(), inputs.time_idx, self._u)
 
-    def apply(self, actions: Arrays, seen: Seen) -> Arrays:
+    def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
         """The actions [N, *shape] to execute."""
         if self._config.kind == "none":
             return actions
-        epsilon = self.level(seen)
+        epsilon = self.level(inputs)
         return {key: self._noisy(self._spaces[key], a, epsilon) for key, a in actions.items()}
 
     def _noisy(self, space: Space, action: Array, epsilon: Array) -> Array:
@@ -111,7 +111,7 @@ class Exploration:
             scale = epsilon.reshape(n, *(1,) * len(space.shape)) * (high - low) / 2.0
             noisy = action + scale * self._rng.standard_normal(action.shape)
             return np.clip(noisy, low, high).astype(action.dtype)
-        # A uniform number decides, once per slot: a normal one would be random half of the time.
+        # One uniform number per environment; a normal one would be below epsilon half of the time.
         random = self._rng.random(n) < epsilon
         drawn = self._uniform(space, n)
         return np.where(random.reshape(n, *(1,) * (action.ndim - 1)), drawn, action)

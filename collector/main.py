@@ -1,7 +1,7 @@
 """`stepwell collect` and `stepwell evaluate`: the command line, and a first look at the service.
 
 A wrong word, a run or a dataset that is not there is said here, before torch and environments
-load. What the commands do is in play.py and evaluate.py.
+load. What the commands do is in collect.py and evaluate.py.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = parse(CollectConfig, argv, "stepwell collect")
         _look(config)
-        from collector.play import collect
+        from collector.collect import collect
 
-        tally = collect(config, console=Console(stderr=True))
+        stats = collect(config, console=Console(stderr=True))
     except (StepwellError, AmagoError) as error:
         return fail("stepwell collect", error)
     except KeyboardInterrupt:
         return 130
-    return 0 if tally.steps or not tally.broken else 1
+    return 0 if stats.steps or not stats.broken else 1
 
 
 def evaluate(argv: list[str] | None = None) -> int:

@@ -1,10 +1,10 @@
-"""Which policy to play: fetched from a run, and kept fresh by a thread that asks with an ETag.
+"""The policy to play: fetched from a run, and kept fresh by a thread that polls with an ETag.
 
     run         the newest version, again and again      run/best    an alias, again and again
     run/7       that version, once
 
-Acting never waits for the network: it takes `current`. Any trouble (service down, damaged bytes, a
-policy for another environment) leaves the policy in play and is told in `last_error`.
+Acting never waits for the network: it reads `current`. After any error (service down, damaged
+bytes, a policy for another environment) the last policy stays, and `last_error` says why.
 """
 
 from __future__ import annotations
@@ -12,54 +12,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 from amago_model.acting import ActingPolicy
 from amago_model.errors import AmagoError
 from amago_model.policy_file import load_policy
-from collector.actor import ActorError, Authored
+from collector.actor import ActorError, LoadedPolicy
 from collector.config import parse_reference
 from stepwell._background import BackgroundLoop
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
 
 
-@dataclass(frozen=True, slots=True)
-class Published(Authored):
-    """A policy as the service knows it."""
-
-    version: int = 0
-    sha256: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def step(self) -> int:
-        """The learner's step that it was published at; 0 where the file does not say."""
-        step = self.metadata.get("step")
-        return int(step) if isinstance(step, int | float) else 0
-
-
-def load_published(
-    run: str, data: bytes, version: int, sha256: str, device: str = "cpu"
-) -> Published:
-    """The policy in `data`. Raises `AmagoError` for bytes that are none."""
-    policy: ActingPolicy = load_policy(data, device=device)
-    policy.eval()
-    return Published(
-        author=f"{run}/{version}",
-        policy=policy,
-        version=version,
-        sha256=sha256,
-        metadata=dict(policy.metadata),
-    )
-
-
 class PolicySource:
-    """Keeps the newest policy of `reference` at hand.
+    """Holds the newest policy of `reference`.
 
-    `accept` is called with every policy before it is taken, and refuses by raising. With `every`,
-    a thread asks again after that many seconds.
+    `accept` is called with every policy before it is used, and refuses by raising. After `start` a
+    thread polls every `every` seconds.
     """
 
     def __init__(
@@ -74,7 +42,7 @@ class PolicySource:
         self.reference = reference
         self.run, self.which = parse_reference(reference)
         self._client, self._device, self._every, self._accept = client, device, every, accept
-        self._current: Published | None = None
+        self._current: LoadedPolicy | None = None
         self._etag: str | None = None
         self._waited_for = ""
         self._stop = threading.Event()
@@ -86,8 +54,8 @@ class PolicySource:
         return (self._loop.trouble if self._loop is not None else "") or self._waited_for
 
     @property
-    def current(self) -> Published:
-        """The newest policy that could be had. Raises `ActorError` before there is one."""
+    def current(self) -> LoadedPolicy:
+        """The newest policy that was fetched. Raises `ActorError` before there is one."""
         if self._current is None:
             raise ActorError(f"no policy {self.reference} yet: {self.last_error}")
         return self._current
@@ -97,16 +65,19 @@ class PolicySource:
         return self._current is not None
 
     def poll(self) -> bool:
-        """Ask once; True if a new policy was taken. Raises what went wrong."""
+        """Ask once; True if there is a new policy. Raises errors of service and `load_policy`."""
         found = self._client.policy_bytes(self.run, self.which, etag=self._etag)
         if found is None:
             return False
         # Noted before it is read: bytes that cannot be used are not fetched again and again.
         self._etag = found.etag
-        published = load_published(self.run, found.data, found.version, found.sha256, self._device)
+        policy: ActingPolicy = load_policy(found.data, device=self._device)
+        policy.eval()
         if self._accept is not None:
-            self._accept(published.policy)  # type: ignore[arg-type]
-        self._current = published
+            self._accept(policy)
+        step = policy.metadata.get("step")
+        step = int(step) if isinstance(step, int | float) else 0
+        self._current = LoadedPolicy(f"{self.run}/{found.version}", policy, step)
         return True
 
     def wait(self, should_stop: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -129,7 +100,7 @@ class PolicySource:
         return False
 
     def start(self) -> None:
-        """Begin to ask again and again; a numbered version never changes and is not asked for."""
+        """Begin to poll; a numbered version never changes and is not polled."""
         if self.which.isdigit() or self._loop is not None:
             return
         self._loop = BackgroundLoop(

@@ -18,9 +18,9 @@ from typing import Any, SupportsFloat
 import gymnasium
 
 from collector.envs import Arrays, Env, Interface, interface_of
-from collector.lanes import open_outbox
+from collector.outbox_slots import open_outbox
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
-from collector.session import open_dataset
+from collector.run import open_dataset
 from stepwell._plugins import told
 from stepwell.client import Client
 from stepwell.errors import Undelivered
@@ -41,7 +41,7 @@ def record(
     partition: str = "fifo",
     outbox: str | Path | None = None,
     max_steps: int = MAX_STEPS,
-) -> Recording:
+) -> RecordTrajectories:
     """`env`, wrapped so that its episodes arrive in `dataset`.
 
     `client` defaults to the service of STEPWELL_URL. `policy` says who plays. The outbox lies in
@@ -54,17 +54,17 @@ def record(
     client = client or Client()
     env_id = env_id or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
     try:
-        face = open_dataset(client, dataset, interface_of(env, env_id, infos=infos))
-        queue = open_outbox(client, dataset, face.spec, directory=outbox, partition=partition)
+        interface = open_dataset(client, dataset, interface_of(env, env_id, infos=infos))
+        queue = open_outbox(client, dataset, interface.spec, directory=outbox, partition=partition)
     except BaseException:
         if own:
             client.close()
         raise
     about = About(env=env_id, policy=policy, run=run, tags=tuple(tags))
-    return Recording(env, face, queue, about, max_steps, client if own else None)
+    return RecordTrajectories(env, interface, queue, about, max_steps, client if own else None)
 
 
-class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
+class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Made by `record`. Plays exactly as the environment does; `outbox` shows what still waits."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
     ):
         super().__init__(env)
         self.outbox = outbox
-        self._face, self._client, self._episodes = interface, client, 0
+        self._interface, self._client, self._episodes = interface, client, 0
         self._closed = False
         self._recorder = Recorder(interface.spec, about, self._keep, max_steps=max_steps)
 
@@ -86,25 +86,30 @@ class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode; one that was still running is kept, tagged "interrupted"."""
-        self._recorder.cut(INTERRUPTED)
+        self._recorder.truncate(INTERRUPTED)
         obs, info = self.env.reset(seed=seed, options=options)
-        self._recorder.begin(
-            self._face.observe(obs), index=self._episodes, seed=seed, author="", info=info
+        self._recorder.start_episode(
+            self._interface.encode_observation(obs),
+            index=self._episodes,
+            seed=seed,
+            policy_id="",
+            info=info,
         )
         self._episodes += 1
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step; an environment that raises leaves its episode behind, tagged "broken"."""
-        given: Arrays = self._face.action_arrays(action)  # before the environment may change it
+        # Copied before the environment can change it.
+        recorded: Arrays = self._interface.encode_action(action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
-            seen = self._face.observe(obs)
+            next_obs = self._interface.encode_observation(obs)
         except Exception as error:
-            self._recorder.cut(BROKEN, told(error))
+            self._recorder.truncate(BROKEN, told(error))
             raise
         if self._recorder.running:
-            self._recorder.append(given, float(reward), seen, terminated, truncated, info)
+            self._recorder.add_step(recorded, float(reward), next_obs, terminated, truncated, info)
         return obs, reward, terminated, truncated, info
 
     def close(self, timeout: float = 10.0) -> None:
@@ -115,7 +120,7 @@ class Recording(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._closed:
             return
         self._closed = True
-        self._recorder.cut(INTERRUPTED)
+        self._recorder.truncate(INTERRUPTED)
         self.outbox.close(timeout)
         if self._client is not None:
             self._client.close()

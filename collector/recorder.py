@@ -1,10 +1,10 @@
 """One running episode → its trajectories. Knows nothing of environments, actors or networks.
 
-    begin(o0)  append(a0, r0, o1)  append(a1, r1, o2)  …  append(…, terminated or truncated) → done
+    start_episode(o0)   add_step(a0, r0, o1)   …   add_step(…, terminated or truncated) → summary
 
 An episode is one trajectory, unless it is longer than `max_steps`: then it is cut into pieces that
-share an `episode_id` and say their `first_step`. A full piece waits for the next transition before
-it is handed over, so the last piece of an episode always carries the episode's end.
+share an `episode_id`, each with its `first_step`. A full piece waits for the next transition before
+it goes to the sink, so the last piece of an episode always carries the episode's end.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MAX_METRICS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class EpisodeSummary:
     """What became of one episode, all pieces together."""
 
     index: int
     """Number in the order of beginning, from 0."""
-    slot: int
+    env_index: int
     seed: int | None
-    author: str
+    policy_id: str
     total_reward: float
     """Sum of the recorded (float32) rewards: what SQL answers as `return`."""
     length: int
@@ -48,10 +48,10 @@ class Episode:
     metrics: Mapping[str, float]
     tags: tuple[str, ...] = ()
     error: str = ""
-    """Why it broke, where it did."""
+    """Why the environment failed, if it did."""
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether the environment ended it, not a failure or a stop."""
         return BROKEN not in self.tags and INTERRUPTED not in self.tags
 
@@ -62,7 +62,7 @@ Sink = Callable[[Trajectory, int], None]
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of the piece that is being recorded."""
+    """The rows of the piece that is being recorded: one observation more than actions."""
 
     obs: list[Mapping[str, Array]]
     infos: list[Mapping[str, Array]]
@@ -78,9 +78,15 @@ class Recorder:
     """
 
     def __init__(
-        self, spec: EnvSpec, about: About, sink: Sink, *, max_steps: int = MAX_STEPS, slot: int = 0
+        self,
+        spec: EnvSpec,
+        about: About,
+        sink: Sink,
+        *,
+        max_steps: int = MAX_STEPS,
+        env_index: int = 0,
     ):
-        self._spec, self._about, self._sink, self._slot = spec, about, sink, slot
+        self._spec, self._about, self._sink, self._env_index = spec, about, sink, env_index
         self._max_steps = min(max_steps, max(1, MAX_BYTES // _row_bytes(spec)))
         self._rows: _Rows | None = None
 
@@ -88,65 +94,53 @@ class Recorder:
     def running(self) -> bool:
         return self._rows is not None
 
-    @property
-    def length(self) -> int:
-        """Transitions of the running episode so far."""
-        return self._first_step + len(self._rows.rewards) if self._rows else 0
-
-    def begin(
+    def start_episode(
         self,
         obs: Mapping[str, Array],
         *,
         index: int,
         seed: int | None,
-        author: str,
+        policy_id: str,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        """A new episode, at its first observation."""
+        """A new episode and its first observation."""
         assert self._rows is None, "the episode before has not ended"
         self._rows = _Rows([obs], [info_row(self._spec, info or {})])
-        self._index, self._seed, self._author = index, seed, author
+        self._index, self._seed, self._policy_id = index, seed, policy_id
         self._first_step, self._episode_id = 0, ""
         self._total = 0.0
         self._metrics: dict[str, float] = {}
         self._success: bool | None = None
         self._read(info or {})
 
-    def append(
+    def add_step(
         self,
         actions: Mapping[str, Array],
         reward: float,
-        obs: Mapping[str, Array] | None,
+        obs: Mapping[str, Array],
         terminated: bool,
         truncated: bool,
         info: Mapping[str, Any] | None = None,
-    ) -> Episode | None:
-        """One transition and the observation after it; the Episode if that ended it.
-
-        `obs` may be None, for unknown, in an episode's last transition only.
-        """
+    ) -> EpisodeSummary | None:
+        """One transition and the observation after it; the summary if that ended the episode."""
         rows = self._rows
         assert rows is not None, "no episode has begun"
         if len(rows.rewards) == self._max_steps:
             rows = self._next_piece(rows)
         rows.actions.append(actions)
         rows.rewards.append(np.float32(reward))
-        assert obs is not None or terminated or truncated, "only a final observation may be unknown"
-        rows.obs.append(rows.obs[-1] if obs is None else obs)
+        rows.obs.append(obs)
         rows.infos.append(info_row(self._spec, info or {}))
-        self._final_obs_valid = obs is not None
         self._total += float(rows.rewards[-1])
         if info:
             self._read(info)
-        # A task that ended was not cut short, whatever a time limit said in the same step.
-        return (
-            self._end(terminated, truncated and not terminated)
-            if (terminated or truncated)
-            else None
-        )
+        if not (terminated or truncated):
+            return None
+        # A task that ended was not cut short, even if a time limit fell into the same step.
+        return self._end(terminated, truncated and not terminated)
 
-    def cut(self, tag: str, error: str = "") -> Episode | None:
-        """Stop watching: what there is becomes a truncated trajectory with `tag`.
+    def truncate(self, tag: str, error: str = "") -> EpisodeSummary | None:
+        """End the running episode here: a truncated trajectory with `tag`.
 
         None where no transition was recorded: an observation alone is no trajectory.
         """
@@ -160,25 +154,24 @@ class Recorder:
     def _next_piece(self, rows: _Rows) -> _Rows:
         self._episode_id = self._episode_id or new_id()
         self._rows = following = _Rows([rows.obs[-1]], [rows.infos[-1]])
-        self._hand_over(rows, False, False)
+        self._send(rows, False, False)
         self._first_step += len(rows.rewards)
         return following
 
     def _end(
         self, terminated: bool, truncated: bool, tags: tuple[str, ...] = (), error: str = ""
-    ) -> Episode:
+    ) -> EpisodeSummary:
         rows = self._rows
         assert rows is not None
-        length = self.length
-        self._rows = None  # over, even if what follows refuses the trajectory
-        self._hand_over(rows, terminated, truncated, last=True, tags=tags)
-        return Episode(
+        self._rows = None  # over, even if the sink refuses the trajectory
+        self._send(rows, terminated, truncated, last=True, tags=tags)
+        return EpisodeSummary(
             index=self._index,
-            slot=self._slot,
+            env_index=self._env_index,
             seed=self._seed,
-            author=self._author,
+            policy_id=self._policy_id,
             total_reward=self._total,
-            length=length,
+            length=self._first_step + len(rows.rewards),
             terminated=terminated,
             truncated=truncated,
             success=self._success,
@@ -187,7 +180,7 @@ class Recorder:
             error=error,
         )
 
-    def _hand_over(
+    def _send(
         self,
         rows: _Rows,
         terminated: bool,
@@ -201,7 +194,7 @@ class Recorder:
             episode_id=self._episode_id,
             first_step=self._first_step,
             seed=self._seed,
-            policy=self._author or self._about.policy,
+            policy=self._policy_id or self._about.policy,
             tags=(*self._about.tags, *tags),
             started_at=rows.started_at,
             # The episode's own numbers are known at its end only.
@@ -215,7 +208,6 @@ class Recorder:
             infos={k: np.stack([i[k] for i in rows.infos]) for k in self._spec.infos},
             terminated=terminated,
             truncated=truncated,
-            final_obs_valid=not last or self._final_obs_valid,
             about=about,
         )
         self._sink(trajectory, self._index)
@@ -224,7 +216,7 @@ class Recorder:
         """Numbers that the environment reports; of each name the last one counts."""
         for key, value in info.items():
             if not isinstance(key, str):
-                continue  # a stranger's key: no name for a number
+                continue
             if key.startswith(LOG_PREFIX):
                 self._note(key[len(LOG_PREFIX) :], value)
             elif key in ("is_success", "success"):
@@ -240,7 +232,7 @@ class Recorder:
         try:
             numbers = np.asarray(value, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError, OverflowError):
-            return  # a text or an object: not a number, and no reason to stop playing
+            return  # a text or an object
         for i, number in enumerate(numbers.tolist()):
             label = (name if len(numbers) == 1 else f"{name}/{i}")[:128]
             room = label in self._metrics or len(self._metrics) < _MAX_METRICS

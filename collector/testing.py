@@ -24,7 +24,7 @@ class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Plays `lengths` in turn, again and again; see the table above.
 
     It hands out one buffer for all observations, as fast environments do, so whoever forgets to
-    copy is found out (`copies` makes it kinder). `broken_at` = (episode, t) raises in that step;
+    copy is found out. `broken_at` = (episode, t) raises in that step;
     `nan_at` answers NaN there.
     """
 
@@ -35,12 +35,11 @@ class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         lengths: Sequence[int] = (3, 1, 4),
         *,
         actions: int = 5,
-        copies: bool = False,
         broken_at: tuple[int, int] | None = None,
         nan_at: tuple[int, int] | None = None,
         broken_resets: Sequence[int] = (),
     ):
-        self.lengths, self.copies = tuple(lengths), copies
+        self.lengths = tuple(lengths)
         self.broken_at, self.nan_at = broken_at, nan_at
         self.broken_resets = frozenset(broken_resets)
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -96,4 +95,4 @@ class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _observe(self) -> NDArray[np.float32]:
         self._buffer[:] = self.episode, self.t, self.length
-        return self._buffer.copy() if self.copies else self._buffer
+        return self._buffer

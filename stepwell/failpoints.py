@@ -23,7 +23,7 @@ ALL: tuple[str, ...] = (
     "adopt.after_lock",
     "adopt.after_rename",
     "adopt.after_sync",
-    # a collector's clock (collector/tally.py)
+    # a collector's clock (collector/stats.py)
     "clock.before_rename",
     "clock.after_rename",
     # a trainer's checkpoints (trainer/checkpoint.py)

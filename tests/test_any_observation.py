@@ -13,9 +13,9 @@ from rich.console import Console
 from amago_model.policy_file import load_policy
 from collector.builtin import FIND_BLOCK_ID
 from collector.builtin.find_block import COLOURS
+from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
 from collector.evaluate import run_evaluation
-from collector.play import collect
 from stepwell import Client
 from trainer.data import stream
 from trainer.main import main as train

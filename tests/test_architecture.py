@@ -34,7 +34,7 @@ FORBIDDEN = {
     "trainer.main": ["torch", "accelerate", "gymnasium", "fastapi", "sqlalchemy", "streamlit"],
     "collector.main": ["torch", "gymnasium"],
     "trainer.loop": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
-    "collector.play": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
+    "collector.collect": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
     "collector.evaluate": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
 }
 

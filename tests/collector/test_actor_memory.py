@@ -11,10 +11,10 @@ from gymnasium import spaces
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
-from collector.actor import ActorError, Authored, PolicyActor, RandomActor, Seen
+from collector.actor import ActorError, ActorInputs, LoadedPolicy, PolicyActor, RandomActor
 from collector.envs import Interface, agent_spaces, interface_of, make
-from collector.recorder import Episode
-from collector.rollout import EnvSlots, Rollout
+from collector.recorder import EpisodeSummary
+from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.trajectory import Trajectory
 
@@ -49,7 +49,7 @@ class Counting:
         return self.offset + hidden % 5, hidden + 1
 
 
-def face_of(env: Any, name: str = "Fake-v0") -> Interface:
+def fake_interface(env: Any, name: str = "Fake-v0") -> Interface:
     return interface_of(env, name)
 
 
@@ -57,11 +57,13 @@ def face_of(env: Any, name: str = "Fake-v0") -> Interface:
 @pytest.mark.parametrize("n", [1, 3, 5])
 def test_memory_is_reset_in_the_slot_that_begins_and_in_no_other(n: int, width: int | None) -> None:
     """Episodes of different lengths end at different times; each counts from 0."""
-    face, policy = face_of(FakeEnv((3, 1, 4))), Authored("p/1", Counting())
+    interface, policy = fake_interface(FakeEnv((3, 1, 4))), LoadedPolicy("p/1", Counting())
     kept: list[Trajectory] = []
     rollout = Rollout(
-        EnvSlots(FakeEnv, [FakeEnv((3, 1, 4, 2)[: i + 1]) for i in range(n)], face),
-        PolicyActor(lambda: policy, face, n, width=width),
+        [FakeEnv((3, 1, 4, 2)[: i + 1]) for i in range(n)],
+        PolicyActor(lambda: policy, interface, n, width=width),
+        interface,
+        make_env=FakeEnv,
         seeds=iter(range(12)),
         sink=lambda t, _: kept.append(t),
     )
@@ -93,14 +95,16 @@ class Judge(gymnasium.Env):  # type: ignore[type-arg]
 @pytest.mark.parametrize("space", [spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])], ids=str)
 def test_switches_and_several_choices_are_played_recorded_and_remembered(space: Any) -> None:
     """The environment accepts every action, and the trajectory holds them in its own dtype."""
-    face = face_of(Judge(space))
+    interface = fake_interface(Judge(space))
     torch.manual_seed(0)
-    policy = ActingPolicy(AgentConfig(), agent_spaces(face.spec)).eval()
-    face.check_policy(policy.spaces, "p/1")
+    policy = ActingPolicy(AgentConfig(), agent_spaces(interface.spec)).eval()
+    interface.check_policy(policy.spaces, "p/1")
     kept: list[Trajectory] = []
     rollout = Rollout(
-        EnvSlots(lambda: Judge(space), [Judge(space), Judge(space)], face),
-        PolicyActor(lambda: Authored("p/1", policy), face, 2),
+        [Judge(space), Judge(space)],
+        PolicyActor(lambda: LoadedPolicy("p/1", policy), interface, 2),
+        interface,
+        make_env=lambda: Judge(space),
         seeds=iter(range(5)),
         sink=lambda t, _: kept.append(t),
     )
@@ -108,19 +112,21 @@ def test_switches_and_several_choices_are_played_recorded_and_remembered(space: 
         rollout.step()
     actions = np.concatenate([t.actions["action"] for t in kept])
     assert actions.shape == (20, *space.shape) and len(np.unique(actions, axis=0)) > 1
-    assert actions.dtype == face.spec.actions["action"].dtype
+    assert actions.dtype == interface.spec.actions["action"].dtype
 
 
 def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:
     """One episode, one author: the label and the actions agree, row by row."""
-    face = face_of(FakeEnv((6, 3), actions=100))
-    policies = [Authored(f"run/{v}", Counting(offset=10 * v)) for v in range(1, 8)]
+    interface = fake_interface(FakeEnv((6, 3), actions=100))
+    policies = [LoadedPolicy(f"run/{v}", Counting(offset=10 * v)) for v in range(1, 8)]
     now = itertools.count()
     current = [policies[0]]
     kept: list[Trajectory] = []
     rollout = Rollout(
-        EnvSlots(FakeEnv, [FakeEnv((6, 3), actions=100), FakeEnv((4,), actions=100)], face),
-        PolicyActor(lambda: current[0], face, 2),
+        [FakeEnv((6, 3), actions=100), FakeEnv((4,), actions=100)],
+        PolicyActor(lambda: current[0], interface, 2),
+        interface,
+        make_env=FakeEnv,
         seeds=iter(range(10)),
         sink=lambda t, _: kept.append(t),
     )
@@ -137,13 +143,15 @@ def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:
 
 
 def test_a_policy_that_nobody_plays_any_more_is_not_computed() -> None:
-    face = face_of(FakeEnv((2,)))
-    old, new = Authored("r/1", Counting()), Authored("r/2", Counting())
+    interface = fake_interface(FakeEnv((2,)))
+    old, new = LoadedPolicy("r/1", Counting()), LoadedPolicy("r/2", Counting())
     current = [old]
-    actor = PolicyActor(lambda: current[0], face, 1)
+    actor = PolicyActor(lambda: current[0], interface, 1)
     rollout = Rollout(
-        EnvSlots(FakeEnv, [FakeEnv((2,))], face),
+        [FakeEnv((2,))],
         actor,
+        interface,
+        make_env=FakeEnv,
         seeds=itertools.repeat(None),
         sink=lambda t, _: None,
     )
@@ -156,7 +164,7 @@ def test_a_policy_that_nobody_plays_any_more_is_not_computed() -> None:
 
 def test_previous_action_and_reward_are_what_was_done() -> None:
     """Row t sees the action and reward of t - 1, as the trainer will show them."""
-    face = face_of(FakeEnv((5,)))
+    interface = fake_interface(FakeEnv((5,)))
     seen_rows: list[tuple[int, int, float]] = []
 
     class Looking(Counting):
@@ -165,10 +173,12 @@ def test_previous_action_and_reward_are_what_was_done() -> None:
             return super().act(obs, prev_action, prev_reward, time_idx, hidden, **kw)
 
     kept: list[Trajectory] = []
-    policy = Authored("p/1", Looking())
+    policy = LoadedPolicy("p/1", Looking())
     rollout = Rollout(
-        EnvSlots(FakeEnv, [FakeEnv((5,))], face),
-        PolicyActor(lambda: policy, face, 1),
+        [FakeEnv((5,))],
+        PolicyActor(lambda: policy, interface, 1),
+        interface,
+        make_env=FakeEnv,
         seeds=iter([0]),
         sink=lambda t, _: kept.append(t),
     )
@@ -181,7 +191,7 @@ def test_previous_action_and_reward_are_what_was_done() -> None:
         assert reward == trajectory.rewards[t - 1]
 
 
-def small_policy(face: Interface, kind: str) -> ActingPolicy:
+def small_policy(interface: Interface, kind: str) -> ActingPolicy:
     torch.manual_seed(3)
     config = AgentConfig.from_dict(
         {
@@ -192,25 +202,23 @@ def small_policy(face: Interface, kind: str) -> ActingPolicy:
             },
         }
     )
-    return ActingPolicy(config, agent_spaces(face.spec)).eval()
+    return ActingPolicy(config, agent_spaces(interface.spec)).eval()
 
 
 @pytest.mark.parametrize("kind", ["feedforward", "transformer"])
 def test_with_a_fixed_width_an_episode_does_not_depend_on_its_neighbours(kind: str) -> None:
-    """Real networks, real physics: bit-equal trajectories for 1, 3 and 9 slots."""
+    """Real networks, real physics: bit-equal trajectories for 1, 3 and 9 environments."""
     env = make("Pendulum-v1", {"max_episode_steps": 40})
-    face = interface_of(env, "Pendulum-v1")
-    policy = Authored("p/1", small_policy(face, kind))
+    interface = interface_of(env, "Pendulum-v1")
+    policy = LoadedPolicy("p/1", small_policy(interface, kind))
 
     def play(n: int) -> dict[int, Trajectory]:
         kept: dict[int, Trajectory] = {}
         rollout = Rollout(
-            EnvSlots(
-                lambda: env,
-                [make("Pendulum-v1", {"max_episode_steps": 40}) for _ in range(n)],
-                face,
-            ),
-            PolicyActor(lambda: policy, face, n, sample=False, width=8),
+            [make("Pendulum-v1", {"max_episode_steps": 40}) for _ in range(n)],
+            PolicyActor(lambda: policy, interface, n, sample=False, width=8),
+            interface,
+            make_env=lambda: env,
             seeds=iter(range(9)),
             sink=lambda t, index: kept.__setitem__(index, t),
         )
@@ -229,35 +237,37 @@ def test_with_a_fixed_width_an_episode_does_not_depend_on_its_neighbours(kind: s
     assert len({t.total_reward for t in one.values()}) == 9
 
 
-def test_nan_from_a_policy_names_its_author() -> None:
+def test_nan_from_a_policy_names_the_policy() -> None:
     """The environment never sees it."""
-    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    interface = interface_of(make("Pendulum-v1"), "Pendulum-v1")
 
     class Poisoned(Counting):
         def act(self, obs, prev_action, prev_reward, time_idx, hidden, **kw):  # type: ignore[no-untyped-def]
             return torch.full_like(prev_action, torch.nan), hidden
 
-    actor = PolicyActor(lambda: Authored("demo/7", Poisoned()), face, 1)
-    actor.begin(0, None)
-    seen = Seen.blank(face.spec, 1)
-    seen.playing[:] = True
+    actor = PolicyActor(lambda: LoadedPolicy("demo/7", Poisoned()), interface, 1)
+    actor.reset(0, None)
+    inputs = ActorInputs.zeros(interface.spec, 1)
+    inputs.playing[:] = True
     with pytest.raises(ActorError, match="demo/7 answered NaN"):
-        actor.act(seen)
+        actor.act(inputs)
 
 
 def test_chance_belongs_to_the_episode() -> None:
     """A random episode follows from its seed, whoever plays beside it, and fills the box."""
-    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    interface = interface_of(make("Pendulum-v1"), "Pendulum-v1")
 
     def play(n: int) -> dict[int, Trajectory]:
         kept: dict[int, Trajectory] = {}
         rollout = Rollout(
-            EnvSlots(lambda: make("Pendulum-v1"), [make("Pendulum-v1") for _ in range(n)], face),
-            RandomActor(face, n),
+            [make("Pendulum-v1") for _ in range(n)],
+            RandomActor(interface, n),
+            interface,
+            make_env=lambda: make("Pendulum-v1"),
             seeds=iter(range(4)),
             sink=lambda t, index: kept.__setitem__(index, t),
         )
-        ended: list[Episode] = []
+        ended: list[EpisodeSummary] = []
         while not rollout.done:
             ended += rollout.step()
         return kept

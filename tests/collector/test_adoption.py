@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.lanes import open_outbox
+from collector.outbox_slots import open_outbox
 from stepwell import Client, failpoints
 from stepwell._outbox_folder import find_outboxes, summarise
 from stepwell.errors import ServiceUnreachable
@@ -19,7 +19,7 @@ from stepwell.testing import make_spec, make_trajectory
 SPEC = make_spec(action=1)
 COLLECTOR = """
 import sys
-from collector.lanes import open_outbox
+from collector.outbox_slots import open_outbox
 from stepwell import Client
 from stepwell.testing import make_spec
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from collector.collect import FIRST_SEED, LAST_SEED, episode_seeds
 from collector.config import CollectConfig, EvaluateConfig, UsageError, parse
-from collector.play import FIRST_SEED, LAST_SEED, episode_seeds
-from collector.session import resolved, slug
+from collector.run import resolved, slug
 from collector.worker import Control
 
 BASE = ["--env", "E-v0", "--dataset", "d"]

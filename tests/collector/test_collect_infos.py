@@ -9,11 +9,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from collector.collect import collect
 from collector.config import CollectConfig
 from collector.envs import interface_of
-from collector.play import collect
 from collector.record import record
-from collector.session import open_dataset
+from collector.run import open_dataset
 from collector.testing import FakeEnv
 from stepwell import Client
 from stepwell.errors import InvalidSpace

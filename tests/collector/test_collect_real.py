@@ -25,14 +25,14 @@ from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
 from amago_model.policy_file import save_policy
 from collector.actor import RandomActor
+from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
 from collector.envs import agent_spaces, interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
 from collector.main import evaluate, main
-from collector.play import collect
 from collector.record import record
-from collector.rollout import EnvSlots, Rollout
-from collector.session import open_dataset
+from collector.rollout import Rollout
+from collector.run import open_dataset
 from collector.testing import FakeEnv
 from collector.worker import Control
 from stepwell import Client
@@ -113,18 +113,20 @@ def collecting(config: CollectConfig) -> Iterator[Control]:
 
 def test_what_was_played_reads_back_bit_by_bit(client: Client, name: str, tmp_path: Path) -> None:
     """Random Pendulum through outbox, wire, disk and back: equal digests, equal seq order."""
-    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
-    face = open_dataset(client, name, face)
+    interface = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    interface = open_dataset(client, name, interface)
     played: list[Trajectory] = []
-    with Outbox(tmp_path, client, name, face.spec) as outbox:
+    with Outbox(tmp_path, client, name, interface.spec) as outbox:
 
         def sink(trajectory: Trajectory, _: int) -> None:
             outbox.put(trajectory)
             played.append(trajectory)
 
         rollout = Rollout(
-            EnvSlots(lambda: make("Pendulum-v1"), [make("Pendulum-v1") for _ in range(3)], face),
-            RandomActor(face, 3),
+            [make("Pendulum-v1") for _ in range(3)],
+            RandomActor(interface, 3),
+            interface,
+            make_env=lambda: make("Pendulum-v1"),
             seeds=iter(range(7)),
             sink=sink,
         )
@@ -148,10 +150,10 @@ def test_a_collect_run_leaves_everything_a_person_asks_for(
     client.create_run(learner, "train")
     client.publish_policy(learner, 3, policy_file(3), step=300)
     config = settings(service, name, tmp_path, policy=learner, episodes=11, tags=("a", "b"))
-    tally = collect(config)
+    stats = collect(config)
     infos = stored(client, name)
-    assert len(infos) == tally.episodes == 11
-    assert sum(i.length for i in infos) == tally.steps
+    assert len(infos) == stats.episodes == 11
+    assert sum(i.length for i in infos) == stats.steps
     (worker,) = [w for w in client.workers() if w.run == config.run]
     for info in infos:
         assert (info.policy, info.run, info.env) == (f"{learner}/3", config.run, ENV)
@@ -170,7 +172,7 @@ def test_a_run_that_is_taken_up_again_plays_new_episodes_and_keeps_its_clock(
     """Same run, same seed, same outbox: the schedule goes on, and no episode comes twice."""
     first = collect(settings(service, name, tmp_path, random=True, episodes=5))
     second = collect(settings(service, name, tmp_path, random=True, episodes=5))
-    assert second.before == first.clock and second.clock == first.steps + second.steps
+    assert second.earlier_steps == first.clock and second.clock == first.steps + second.steps
     seeds = [i.seed for i in stored(client, name)]
     assert len(seeds) == len(set(seeds)) == 10
 
@@ -178,12 +180,12 @@ def test_a_run_that_is_taken_up_again_plays_new_episodes_and_keeps_its_clock(
 def test_collectors_of_the_same_words_play_different_episodes(
     service: Any, client: Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several with one --seed at once, as a launch starts them: each has a lane, so its seeds."""
+    """Several with one --seed, as a launch starts them: each has an outbox slot, so its seeds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPWELL_OUTBOX")
     words = {"random": True, "outbox": None}
     with collecting(settings(service, name, tmp_path, **words)):
-        until(lambda: (tmp_path / "stepwell-outbox" / name / "0" / "clock.json").exists(), "lane 0")
+        until(lambda: (tmp_path / "stepwell-outbox" / name / "0" / "clock.json").exists(), "slot 0")
         collect(settings(service, name, tmp_path, **words, run=f"other-{name}", episodes=5))
         until(lambda: any(i.run == f"run-{name}" for i in stored(client, name)), "an episode")
     by_run: dict[str, set[int | None]] = {}
@@ -279,9 +281,9 @@ def test_a_step_limit_keeps_what_was_played(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
     """Exactly the steps asked for (to the width), the unfinished ones tagged."""
-    tally = collect(settings(service, name, tmp_path, random=True, steps=101, env="Pendulum-v1"))
+    stats = collect(settings(service, name, tmp_path, random=True, steps=101, env="Pendulum-v1"))
     infos = stored(client, name)
-    assert tally.steps == sum(i.length for i in infos) == 102
+    assert stats.steps == sum(i.length for i in infos) == 102
     assert {tuple(i.tags) for i in infos} == {("interrupted",)}
 
 
@@ -291,7 +293,7 @@ def test_a_broken_environment_is_flagged_and_does_not_end_the_run(
     gymnasium.register("Flaky-v0", lambda: FakeEnv((4,), broken_at=(2, 1)))
     try:
         config = settings(service, name, tmp_path, random=True, episodes=7, envs=1, env="Flaky-v0")
-        tally = collect(config)
+        stats = collect(config)
     finally:
         del gymnasium.registry["Flaky-v0"]
     infos = stored(client, name)
@@ -304,7 +306,7 @@ def test_a_broken_environment_is_flagged_and_does_not_end_the_run(
         (1, ["broken"]),
         (4, []),
     ]
-    assert tally.broken == 2 and "asked to fail" in tally.error
+    assert stats.broken == 2 and "asked to fail" in stats.error
     assert client.run(config.run).status == "finished"
 
 
@@ -473,7 +475,7 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
     assert evaluation.seeds == list(range(40, 49)) and evaluation.dataset == name
     assert client.run(config.run).status == "finished" and client.run(config.run).kind == "eval"
     again = evaluate_policy(
-        _load(client, learner), ENV, range(40, 49), envs=1, author=f"{learner}/0"
+        _load(client, learner), ENV, range(40, 49), envs=1, policy_id=f"{learner}/0"
     )
     assert again.returns == result.returns
     dataset = client.dataset(name)

@@ -41,24 +41,24 @@ NESTED = gs.Dict(
 
 def test_one_of_everything_becomes_a_flat_spec() -> None:
     """Nested keys are joined by "/"; float64 becomes float32; the spec says so."""
-    face = interface_of(Shell(NESTED, gs.Discrete(3, start=-1)), "Shell-v0")
-    assert dict(face.spec.observations) == {
+    interface = interface_of(Shell(NESTED, gs.Discrete(3, start=-1)), "Shell-v0")
+    assert dict(interface.spec.observations) == {
         "arm/angle": Box((2, 3), "float32", -1.0, 1.0),
         "arm/grip": MultiBinary(4),
         "camera": Box((4, 5, 3), "uint8", 0.0, 255.0),
         "room": Discrete(7),
         "switches": MultiDiscrete((2, 3)),
     }
-    assert dict(face.spec.actions) == {"action": Discrete(3, start=-1)}
-    assert face.spec.env == "Shell-v0"
+    assert dict(interface.spec.actions) == {"action": Discrete(3, start=-1)}
+    assert interface.spec.env == "Shell-v0"
     kept = interface_of(Shell(NESTED, gs.Discrete(2)), "Shell-v0", keep_float64=True)
     assert kept.spec.observations["arm/angle"].dtype == "float64"
 
 
 def test_bounds_that_differ_by_element_are_kept_in_order() -> None:
     box = gs.Box(np.float32([[-1, -2], [0, 0]]), np.float32([[1, 2], [np.inf, 9]]))
-    face = interface_of(Shell(box, gs.Discrete(2)), "Shell-v0")
-    space = face.spec.observations["observation"]
+    interface = interface_of(Shell(box, gs.Discrete(2)), "Shell-v0")
+    space = interface.spec.observations["observation"]
     assert space == Box((2, 2), "float32", (-1, -2, 0, 0), (1, 2, np.inf, 9))
 
 
@@ -67,28 +67,28 @@ def test_bounds_that_differ_by_element_are_kept_in_order() -> None:
 )
 def test_what_was_seen_fits_the_spec(space: gs.Space) -> None:  # type: ignore[type-arg]
     """Random values of the space make a trajectory that the spec accepts, unchanged by the way."""
-    face = interface_of(Shell(space, space), "Shell-v0")
+    interface = interface_of(Shell(space, space), "Shell-v0")
     space.seed(3)
-    seen = [face.observe(space.sample()) for _ in range(4)]
-    acted = [face.action_arrays(space.sample()) for _ in range(3)]
+    seen = [interface.encode_observation(space.sample()) for _ in range(4)]
+    acted = [interface.encode_action(space.sample()) for _ in range(3)]
     trajectory = Trajectory(
         obs={k: np.stack([o[k] for o in seen]) for k in seen[0]},
         actions={k: np.stack([a[k] for a in acted]) for k in acted[0]},
         rewards=np.zeros(3, np.float32),
     )
-    trajectory.check(face.spec)
+    trajectory.check(interface.spec)
     for arrays in acted:
-        native = face.native_action(arrays)
+        native = interface.decode_action(arrays)
         assert space.contains(native)
-        again = face.action_arrays(native)
+        again = interface.encode_action(native)
         assert all(np.array_equal(arrays[k], again[k]) for k in arrays)
 
 
 def test_an_observation_is_owned() -> None:
     """The environment may write into its buffer afterwards."""
-    face = interface_of(Shell(gs.Box(-1, 1, (2,)), gs.Discrete(2)), "Shell-v0")
+    interface = interface_of(Shell(gs.Box(-1, 1, (2,)), gs.Discrete(2)), "Shell-v0")
     buffer = np.zeros(2, np.float32)
-    seen = face.observe(buffer)["observation"]
+    seen = interface.encode_observation(buffer)["observation"]
     buffer[:] = 1
     np.testing.assert_array_equal(seen, [0, 0])
 
@@ -105,9 +105,9 @@ def test_an_observation_is_owned() -> None:
 def test_an_observation_that_its_space_does_not_allow_is_a_broken_environment(
     raw: object, says: str
 ) -> None:
-    face = interface_of(Shell(gs.Dict({"a": gs.Box(-1, 1, (2,))}), gs.Discrete(2)), "Shell-v0")
+    interface = interface_of(Shell(gs.Dict({"a": gs.Box(-1, 1, (2,))}), gs.Discrete(2)), "Shell-v0")
     with pytest.raises(BrokenEnv, match=says):
-        face.observe(raw)
+        interface.encode_observation(raw)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_the_agents_view_gives_back_the_same_actions() -> None:
         gs.MultiBinary(3),
         gs.Box(np.float32([-2, 0]), np.float32([2, 10])),
     ):
-        face = interface_of(Shell(gs.Box(-1, 1, (2,)), action), "Shell-v0")
-        space = agent_spaces(face.spec).action
+        interface = interface_of(Shell(gs.Box(-1, 1, (2,)), action), "Shell-v0")
+        space = agent_spaces(interface.spec).action
         action.seed(0)
         for _ in range(20):
-            arrays = face.action_arrays(action.sample())
+            arrays = interface.encode_action(action.sample())
             x = encode_action(space, torch.from_numpy(np.asarray(arrays["action"])))
             back = decode_action(space, x.argmax(-1) if space.kind == "discrete" else x)
             np.testing.assert_allclose(back.numpy(), arrays["action"], rtol=1e-5, atol=1e-5)
@@ -166,20 +166,20 @@ def test_categories_and_roles_reach_the_agent() -> None:
     ],
 )
 def test_what_the_agent_cannot_play_can_still_be_recorded(action: gs.Space) -> None:  # type: ignore[type-arg]
-    face = interface_of(Shell(gs.Discrete(2), action), "Shell-v0")
+    interface = interface_of(Shell(gs.Discrete(2), action), "Shell-v0")
     with pytest.raises(InvalidSpace, match="agent"):
-        agent_spaces(face.spec)
+        agent_spaces(interface.spec)
 
 
 def test_an_imported_dataset_takes_its_own_environment() -> None:
     """D4RL knows neither bounds of observations nor gymnasium's name; layout and dtypes count."""
-    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    interface = interface_of(make("Pendulum-v1"), "Pendulum-v1")
     imported = EnvSpec.of(Box((3,)), Box((1,), low=-1.5, high=2.5), env="pendulum")
-    fitted = face.for_dataset(imported, "d")
+    fitted = interface.for_dataset(imported, "d")
     assert fitted.spec.digest == imported.digest and fitted.spec.env == "Pendulum-v1"
     # What is recorded is inside both: the dataset's -1.5, the environment's 2.0.
     wide = {"action": np.array([[-9.0], [9.0]])}
-    np.testing.assert_array_equal(fitted.legal(wide)["action"][:, 0], [-1.5, 2.0])
+    np.testing.assert_array_equal(fitted.clip_actions(wide)["action"][:, 0], [-1.5, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_an_imported_dataset_takes_its_own_environment() -> None:
     ],
 )
 def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(spec: EnvSpec) -> None:
-    face = interface_of(make("Pendulum-v1"), "Pendulum-v1")
+    interface = interface_of(make("Pendulum-v1"), "Pendulum-v1")
     with pytest.raises(InvalidSpace, match="dataset other"):
-        face.for_dataset(spec, "other")
+        interface.for_dataset(spec, "other")
 
 
 def test_a_policy_of_another_environment_is_refused() -> None:
@@ -252,13 +252,13 @@ def test_pairs_are_json_where_they_can_be() -> None:
 )
 def test_what_would_become_another_number_is_refused(space: gs.Space, lie: object) -> None:
     """Bytes that wrap and categories that are none would be recorded as something else."""
-    face = interface_of(Shell(space, gs.Discrete(2)), "Liar-v0")
+    interface = interface_of(Shell(space, gs.Discrete(2)), "Liar-v0")
     with pytest.raises(BrokenEnv, match="observation 'observation'"):
-        face.observe(lie)
+        interface.encode_observation(lie)
 
 
 def test_the_same_numbers_in_another_type_are_taken() -> None:
     """Many environments answer int64 or float64 where their space says bytes."""
-    face = interface_of(Shell(gs.Box(0, 255, (2,), np.uint8), gs.Discrete(2)), "Loose-v0")
-    assert face.observe(np.array([7.0, 255.0]))["observation"].tolist() == [7, 255]
-    assert face.observe([0, 9])["observation"].dtype == np.uint8
+    interface = interface_of(Shell(gs.Box(0, 255, (2,), np.uint8), gs.Discrete(2)), "Loose-v0")
+    assert interface.encode_observation(np.array([7.0, 255.0]))["observation"].tolist() == [7, 255]
+    assert interface.encode_observation([0, 9])["observation"].dtype == np.uint8

@@ -15,7 +15,7 @@ from collector.builtin import RECALL_ID
 from collector.envs import BrokenEnv, Interface, agent_spaces, interface_of, make
 from collector.evaluate import EvaluationResult, evaluate_policy, summarise
 from collector.main import evaluate as main
-from collector.recorder import Episode
+from collector.recorder import EpisodeSummary
 from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace
 
@@ -54,7 +54,7 @@ def test_the_score_does_not_depend_on_how_many_play_side_by_side(env_id: str, ki
 def test_results_come_in_the_order_of_the_seeds() -> None:
     """Whatever order the episodes end in: row i of everything is seed i."""
     policy = policy_for("CartPole-v1")
-    result = evaluate_policy(policy, "CartPole-v1", SEEDS, envs=3, author="p/1")
+    result = evaluate_policy(policy, "CartPole-v1", SEEDS, envs=3, policy_id="p/1")
     assert result.seeds == list(SEEDS)
     assert [t.about.seed for t in result.trajectories] == list(SEEDS)
     assert [t.total_reward for t in result.trajectories] == result.returns
@@ -69,7 +69,7 @@ def test_results_come_in_the_order_of_the_seeds() -> None:
 def test_a_scripted_optimum_scores_the_optimum() -> None:
     """Recall: remembering the cue earns 1 in every episode and says success."""
 
-    def remembering(face: Interface, slots: int) -> ScriptedActor:
+    def remembering(interface: Interface, slots: int) -> ScriptedActor:
         cue = {"now": 0}
 
         def act(obs: Any, t: int) -> np.int64:
@@ -77,24 +77,24 @@ def test_a_scripted_optimum_scores_the_optimum() -> None:
                 cue["now"] = int(np.argmax(obs["observation"][:4]))
             return np.int64(cue["now"])
 
-        return ScriptedActor(face, "optimum", act)
+        return ScriptedActor(interface, "optimum", act)
 
     best = evaluate_policy(remembering, RECALL_ID, range(12), env_kwargs={"delay": 3}, envs=1)
     assert best.returns == [1.0] * 12 and best.successes == [True] * 12
     assert (best.mean, best.iqm, best.ci_low, best.ci_high) == (1.0, 1.0, 1.0, 1.0)
     chance = evaluate_policy(
-        lambda face, slots: RandomActor(face, slots), RECALL_ID, range(200), envs=4
+        lambda interface, slots: RandomActor(interface, slots), RECALL_ID, range(200), envs=4
     )
     assert 0.1 < chance.mean < 0.4 and chance.ci_low < 0.25 < chance.ci_high
 
 
-def episodes(returns: list[float]) -> list[Episode]:
+def episodes(returns: list[float]) -> list[EpisodeSummary]:
     return [
-        Episode(
+        EpisodeSummary(
             index=i,
-            slot=0,
+            env_index=0,
             seed=i,
-            author="p",
+            policy_id="p",
             total_reward=r,
             length=1,
             terminated=True,

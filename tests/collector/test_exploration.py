@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from collector.actor import ScriptedActor, Seen
+from collector.actor import ActorInputs, ScriptedActor
 from collector.envs import interface_of
 from collector.exploration import EpsilonConfig, Exploration
-from collector.rollout import EnvSlots, Rollout
+from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
@@ -17,13 +17,13 @@ N = 20_000
 def noisy(config: EpsilonConfig, space: Space, action: np.ndarray, clock: int = 0, t: int = 0):
     """Actions of N slots after exploration, at episode step t."""
     spec = EnvSpec.of(Box((1,)), space)
-    seen = Seen.blank(spec, N)
-    seen.time_idx[:] = t
+    inputs = ActorInputs.zeros(spec, N)
+    inputs.time_idx[:] = t
     exploration = Exploration(config, spec, N, seed=1, clock=lambda: clock)
     for slot in range(N):
-        exploration.begin(slot)
+        exploration.reset(slot)
     actions = np.broadcast_to(action, (N, *space.shape)).astype(space.dtype)
-    return exploration.apply({"action": actions}, seen)["action"]
+    return exploration.apply({"action": actions}, inputs)["action"]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3, 1.0])
@@ -87,14 +87,14 @@ def test_each_episode_draws_its_own_share() -> None:
     spec = EnvSpec.of(Box((1,)), Discrete(2))
     config = EpsilonConfig(kind="greedy", start=0.8, end=0.8)
     exploration = Exploration(config, spec, 1, seed=0, clock=lambda: 0)
-    seen = Seen.blank(spec, 1)
+    inputs = ActorInputs.zeros(spec, 1)
     shares = []
     for _ in range(2000):
-        exploration.begin(0)
-        seen.time_idx[:] = 0
-        first = exploration.level(seen)[0]
-        seen.time_idx[:] = 77
-        assert exploration.level(seen)[0] == first
+        exploration.reset(0)
+        inputs.time_idx[:] = 0
+        first = exploration.level(inputs)[0]
+        inputs.time_idx[:] = 77
+        assert exploration.level(inputs)[0] == first
         shares.append(first)
     assert max(shares) < 0.8 and np.mean(shares) == pytest.approx(0.4, abs=0.02)
 
@@ -118,14 +118,16 @@ def test_a_setting_that_cannot_be_is_refused_by_name(field: str, wrong: float) -
 def test_the_executed_action_is_recorded_at_the_promised_rate() -> None:
     """Through a whole rollout: deviations are epsilon often, and environment and record agree."""
     env, kept = FakeEnv((2000,), actions=4), []
-    face = interface_of(env, "Fake-v0")
+    interface = interface_of(env, "Fake-v0")
     config = EpsilonConfig(kind="greedy", start=0.2, end=0.2, randomize=False)
     rollout = Rollout(
-        EnvSlots(FakeEnv, [env], face),
-        ScriptedActor(face, "always 3", lambda obs, t: 3),
+        [env],
+        ScriptedActor(interface, "always 3", lambda obs, t: 3),
+        interface,
+        make_env=FakeEnv,
         seeds=iter(range(5)),
         sink=lambda trajectory, _: kept.append(trajectory),
-        exploration=Exploration(config, face.spec, 1, seed=0, clock=lambda: 0),
+        exploration=Exploration(config, interface.spec, 1, seed=0, clock=lambda: 0),
     )
     while not rollout.done:
         rollout.step()

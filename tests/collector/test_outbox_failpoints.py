@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.tally import Tally, open_clock, write_clock
+from collector.stats import CollectorStatistics, load_clock, save_clock
 from stepwell import Client, failpoints
 from stepwell.outbox import Outbox, read_outbox
 from stepwell.testing import make_spec
@@ -82,11 +82,12 @@ def test_an_outbox_keeps_its_promise_wherever_it_dies(
 @pytest.mark.parametrize("name", [n for n in failpoints.ALL if n.startswith("clock.")])
 def test_a_clock_is_the_old_one_or_the_new_one(name: str, tmp_path: Path):
     """Killed while writing it: it reads back, and a session was counted at least once."""
-    write_clock(tmp_path, Tally(before=100, sessions=1))
+    save_clock(tmp_path, CollectorStatistics(earlier_steps=100, earlier_sessions=1))
     code = (
-        "import sys; from pathlib import Path; from collector.tally import Tally, write_clock\n"
-        "write_clock(Path(sys.argv[1]), Tally(before=200, sessions=2))\n"
+        "import sys; from pathlib import Path\n"
+        "from collector.stats import CollectorStatistics, save_clock\n"
+        "save_clock(Path(sys.argv[1]), CollectorStatistics(200, 2))\n"
     )
     die_at(name, code, str(tmp_path))
-    tally = open_clock(tmp_path)
-    assert (tally.before, tally.sessions) in ((100, 2), (200, 3))
+    stats = load_clock(tmp_path)
+    assert (stats.earlier_steps, stats.earlier_sessions) in ((100, 2), (200, 3))

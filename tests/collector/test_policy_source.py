@@ -18,7 +18,7 @@ from stepwell.client import PolicyBytes
 from stepwell.errors import InvalidSpace, NotFound, ServiceUnreachable
 from stepwell.testing import wait_until
 
-FACE = interface_of(make("CartPole-v1"), "CartPole-v1")
+INTERFACE = interface_of(make("CartPole-v1"), "CartPole-v1")
 SMALL = {
     "timestep_encoder": {"d_hidden": 16, "d_output": 16},
     "trajectory_encoder": {"kind": "identity"},
@@ -70,10 +70,10 @@ def test_a_policy_is_fetched_once_and_again_when_it_changed() -> None:
     shelf.files.append(policy_file(step=100))
     source = PolicySource(shelf, "demo")  # type: ignore[arg-type]
     assert source.poll() and not source.poll() and not source.poll()
-    assert (shelf.sent, source.current.author, source.current.step) == (1, "demo/0", 100)
+    assert (shelf.sent, source.current.policy_id, source.current.step) == (1, "demo/0", 100)
     shelf.files.append(policy_file(step=200))
     assert source.poll()
-    assert (shelf.sent, source.current.author, source.current.step) == (2, "demo/1", 200)
+    assert (shelf.sent, source.current.policy_id, source.current.step) == (2, "demo/1", 200)
 
 
 def test_an_outage_leaves_the_policy_in_play() -> None:
@@ -104,7 +104,7 @@ def test_no_error_ends_the_thread_that_looks_for_policies() -> None:
     wait_until(lambda: "unexpected" in source.last_error)
     shelf.files.append(policy_file(2))
     shelf.policy_bytes = honest  # type: ignore[method-assign]
-    wait_until(lambda: source.current.version == 1)
+    wait_until(lambda: source.current.policy_id == "demo/1")
     source.close()
     assert source.last_error == ""
 
@@ -119,16 +119,16 @@ def test_unusable_bytes_are_told_and_not_fetched_again(bad: bytes) -> None:
     source = PolicySource(
         shelf,  # type: ignore[arg-type]
         "demo",
-        accept=lambda policy: FACE.check_policy(policy.spaces, "demo"),
+        accept=lambda policy: INTERFACE.check_policy(policy.spaces, "demo"),
     )
     source.poll()
     shelf.files.append(bad)
     with pytest.raises((AmagoError, InvalidSpace)):
         source.poll()
-    assert source.current.author == "demo/0"
+    assert source.current.policy_id == "demo/0"
     assert not source.poll() and shelf.sent == 2
     shelf.files.append(policy_file(step=9))
-    assert source.poll() and source.current.author == "demo/2"
+    assert source.poll() and source.current.policy_id == "demo/2"
 
 
 def test_the_first_policy_may_be_waited_for() -> None:
@@ -149,7 +149,7 @@ def test_the_first_policy_may_be_waited_for() -> None:
     picky = PolicySource(
         foreign,  # type: ignore[arg-type]
         "demo",
-        accept=lambda policy: FACE.check_policy(policy.spaces, "demo"),
+        accept=lambda policy: INTERFACE.check_policy(policy.spaces, "demo"),
     )
     with pytest.raises(InvalidSpace):
         picky.wait(lambda: False)
@@ -162,11 +162,11 @@ def test_a_thread_keeps_it_fresh_and_a_numbered_version_rests() -> None:
     source.poll()
     source.start()
     shelf.files.append(policy_file(2))
-    wait_until(lambda: source.current.version == 1)
+    wait_until(lambda: source.current.policy_id == "demo/1")
     source.close()
     pinned = PolicySource(shelf, "demo/0", every=0.01)  # type: ignore[arg-type]
     pinned.poll()
     pinned.start()
     assert "policy" not in {t.name for t in threading.enumerate() if t.is_alive()}
     pinned.close()
-    assert pinned.current.version == 0
+    assert pinned.current.policy_id == "demo/0"

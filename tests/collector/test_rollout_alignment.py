@@ -1,51 +1,48 @@
-"""Every row lands where it belongs: exact strips for each autoreset mode and number of slots."""
+"""Every row lands where it belongs: exact strips for any number of environments."""
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from collector.actor import ScriptedActor
 from collector.envs import BrokenEnv, interface_of
-from collector.recorder import Episode
-from collector.rollout import EnvSlots, Rollout, Slots, VectorSlots
+from collector.recorder import EpisodeSummary
+from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.spaces import Box, EnvSpec
 from stepwell.trajectory import About, Trajectory, concatenable
 
 LENGTHS = (3, 1, 4, 2)
-MODES = ["plain", AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-
-
-def make_slots(mode: object, n: int, make: Callable[[], FakeEnv]) -> Slots:
-    face = interface_of(make(), "Fake-v0")
-    if mode == "plain":
-        return EnvSlots(make, [make() for _ in range(n)], face)
-    assert isinstance(mode, AutoresetMode)
-    return VectorSlots(SyncVectorEnv([make] * n, autoreset_mode=mode), face)
 
 
 def play(
-    slots: Slots, episodes: int, *, max_steps: int = 10_000, limit: int = 1_000
-) -> tuple[list[tuple[int, Trajectory]], list[Episode]]:
+    envs: list[FakeEnv],
+    episodes: int,
+    *,
+    make_env: Callable[[], FakeEnv] = FakeEnv,
+    max_steps: int = 10_000,
+    limit: int = 1_000,
+) -> tuple[list[tuple[int, Trajectory]], list[EpisodeSummary]]:
     """All episodes: the action at time t of an episode is its first observation's number + t."""
     kept: list[tuple[int, Trajectory]] = []
+    interface = interface_of(envs[0], "Fake-v0")
     actor = ScriptedActor(
-        slots.interface, "script", lambda obs, t: np.int64((obs["observation"][0] + t) % 5)
+        interface, "script", lambda obs, t: np.int64((obs["observation"][0] + t) % 5)
     )
     rollout = Rollout(
-        slots,
+        envs,  # type: ignore[arg-type]
         actor,
+        interface,
+        make_env=make_env,
         seeds=iter(range(100, 100 + episodes)),
         sink=lambda trajectory, index: kept.append((index, trajectory)),
         about=About(env="Fake-v0", collector="c0"),
         max_steps=max_steps,
     )
-    ended: list[Episode] = []
+    ended: list[EpisodeSummary] = []
     for _ in range(limit):
         if rollout.done:
             break
@@ -70,103 +67,37 @@ def assert_strip(trajectory: Trajectory, number: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_strips_are_exact(mode: object, n: int) -> None:
-    """Final observations, ends and metrics are the episode's own, whoever resets and when."""
-    # SAME_STEP loses the final observation of an environment with one buffer: see below.
-    kind = partial(FakeEnv, LENGTHS, copies=mode is AutoresetMode.SAME_STEP)
-    kept, ended = play(make_slots(mode, n, kind), 9)
+def test_strips_are_exact(n: int) -> None:
+    """Final observations, ends and metrics are the episode's own."""
+    kept, ended = play([FakeEnv(LENGTHS) for _ in range(n)], 9)
     assert len(kept) == len(ended) == 9
     assert sorted(index for index, _ in kept) == list(range(9))
-    # Each environment counts its own episodes: every slot's come in order, none left out.
-    by_slot: dict[int, list[Trajectory]] = {}
+    # Each environment counts its own episodes: all come in order, none left out.
+    by_env: dict[int, list[Trajectory]] = {}
     for episode, (_, trajectory) in zip(ended, kept, strict=True):
-        by_slot.setdefault(episode.slot, []).append(trajectory)
-    for trajectories in by_slot.values():
+        by_env.setdefault(episode.env_index, []).append(trajectory)
+    for trajectories in by_env.values():
         for number, trajectory in enumerate(trajectories):
             assert_strip(trajectory, number, LENGTHS[number % len(LENGTHS)])
     for episode, (_, trajectory) in zip(ended, kept, strict=True):
         assert episode.total_reward == trajectory.total_reward
         assert episode.length == len(trajectory)
-        assert episode.whole
+        assert episode.complete
 
 
-def test_seeds_go_one_to_each_episode_where_resets_are_ours() -> None:
-    """Plain environments: seed i is drawn for episode i, and stored with it."""
-    envs: list[FakeEnv] = []
-
-    def make() -> FakeEnv:
-        envs.append(FakeEnv(LENGTHS))
-        return envs[-1]
-
-    kept, ended = play(make_slots("plain", 3, make), 7)
+def test_each_episode_has_its_own_seed() -> None:
+    """Seed i is drawn for episode i, and stored with it."""
+    envs = [FakeEnv(LENGTHS) for _ in range(3)]
+    kept, ended = play(envs, 7)
     assert {index: t.about.seed for index, t in kept} == {i: 100 + i for i in range(7)}
     assert sorted(s for env in envs for s in env.seeds if s is not None) == list(range(100, 107))
     assert {e.index: e.seed for e in ended} == {i: 100 + i for i in range(7)}
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=str)
-def test_a_seed_that_was_not_used_is_not_claimed(mode: AutoresetMode) -> None:
-    """Environments that reset themselves: only the first episode of a slot has a known seed."""
-    kept, _ = play(make_slots(mode, 2, lambda: FakeEnv(LENGTHS)), 6)
-    seeds = [t.about.seed for _, t in sorted(kept, key=lambda pair: pair[0])]
-    assert seeds == [100, 101, None, None, None, None]
-
-
-def test_ignored_actions_of_next_step_are_not_recorded() -> None:
-    """NEXT_STEP swallows one action per episode; what the environment executed is what we have."""
-    env = FakeEnv(LENGTHS)
-    made = iter([FakeEnv(LENGTHS), env])
-    slots = make_slots(AutoresetMode.NEXT_STEP, 1, lambda: next(made))
-    kept, _ = play(slots, 4)
-    recorded = np.concatenate([t.actions["action"] for _, t in kept]).tolist()
-    assert recorded == env.actions
-
-
-def test_processes_of_an_async_vector_environment_give_the_same_strips() -> None:
-    """AsyncVectorEnv resets in its workers and ships infos by another way: same result."""
-    face = interface_of(FakeEnv(LENGTHS), "Fake-v0")
-    vector = AsyncVectorEnv(
-        [lambda: FakeEnv(LENGTHS, copies=True)] * 2,
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        context="fork",
-    )
-    slots = VectorSlots(vector, face)
-    try:
-        kept, ended = play(slots, 6)
-    finally:
-        slots.close()
-    numbers: dict[int, int] = {}
-    for episode, (_, trajectory) in zip(ended, kept, strict=True):
-        number = numbers.get(episode.slot, 0)
-        assert_strip(trajectory, number, LENGTHS[number % 4])
-        numbers[episode.slot] = number + 1
-    assert len(kept) == 6
-
-
-def test_a_final_observation_that_same_step_overwrote_is_marked_unknown() -> None:
-    """Gymnasium hands out a reference that the reset has written over: never stored as the end."""
-    kept, _ = play(make_slots(AutoresetMode.SAME_STEP, 1, lambda: FakeEnv(LENGTHS)), 3)
-    for number, (_, trajectory) in enumerate(kept):
-        length = LENGTHS[number]
-        assert not trajectory.final_obs_valid
-        times = [*range(length), length - 1]
-        np.testing.assert_array_equal(trajectory.obs["observation"][:, 1], times)
-        np.testing.assert_array_equal(trajectory.obs["observation"][:, 0], number)
-
-
-def test_a_vector_environment_that_hides_its_mode_is_refused() -> None:
-    """Where an episode ends must not be guessed."""
-    vector = SyncVectorEnv([FakeEnv])
-    del vector.metadata["autoreset_mode"]
-    with pytest.raises(BrokenEnv, match="autoreset_mode"):
-        VectorSlots(vector, interface_of(FakeEnv(), "Fake-v0"))
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_long_episodes_become_pieces_that_fit_together(n: int) -> None:
     """7 cut at 3 is 3, 3, 1; 6 is 3, 3 and no empty rest; the end is the last piece's."""
-    kept, ended = play(make_slots("plain", n, lambda: FakeEnv((7, 6, 3))), 3 * n, max_steps=3)
+    kept, ended = play([FakeEnv((7, 6, 3)) for _ in range(n)], 3 * n, max_steps=3)
     assert [e.length for e in sorted(ended, key=lambda e: e.index)] == [
         length for length in (7, 6, 3) for _ in range(n)
     ]
@@ -199,11 +130,11 @@ def test_a_broken_environment_ends_its_episode_and_no_other(nan: bool) -> None:
         made.append(env)
         return env
 
-    face = interface_of(FakeEnv((4,)), "Fake-v0")
-    slots = EnvSlots(make, [make(), make()], face)
-    kept, ended = play(slots, 6)
-    broken = [e for e in ended if not e.whole]
-    assert [(e.slot, e.length, e.truncated, e.terminated) for e in broken] == [(0, 2, True, False)]
+    kept, ended = play([make(), make()], 6, make_env=make)
+    broken = [e for e in ended if not e.complete]
+    assert [(e.env_index, e.length, e.truncated, e.terminated) for e in broken] == [
+        (0, 2, True, False)
+    ]
     assert broken[0].tags == ("broken",)
     assert ("NaN" if nan else "asked to fail") in broken[0].error
     (trajectory,) = [t for _, t in kept if t.about.tags]
@@ -221,26 +152,33 @@ def test_a_reset_that_fails_is_tried_in_a_fresh_environment() -> None:
         made.append(FakeEnv((2,), broken_resets=() if made else (1,)))
         return made[-1]
 
-    face = interface_of(FakeEnv((2,)), "Fake-v0")
-    kept, ended = play(EnvSlots(make, [make()], face), 4)
+    kept, ended = play([make()], 4, make_env=make)
     assert [t.about.seed for _, t in kept] == [100, 102, 103]
-    assert all(e.whole for e in ended) and len(made) == 2
+    assert all(e.complete for e in ended) and len(made) == 2
 
 
 def test_an_environment_that_always_fails_is_given_up_with_its_last_error() -> None:
     """No endless loop of rebuilding."""
-    face = interface_of(FakeEnv(), "Fake-v0")
-    slots = EnvSlots(lambda: FakeEnv(broken_at=(0, 0)), [FakeEnv(broken_at=(0, 0))], face)
+
+    def make() -> FakeEnv:
+        return FakeEnv(broken_at=(0, 0))
+
     with pytest.raises(BrokenEnv, match="10 times in a row.*asked to fail"):
-        play(slots, 1000)
+        play([make()], 1000, make_env=make)
 
 
 def test_interrupting_keeps_what_was_played() -> None:
     """A stopped collector hands over its unfinished episodes as truncated ones with a tag."""
     kept: list[Trajectory] = []
-    slots = make_slots("plain", 2, lambda: FakeEnv((50,)))
-    actor = ScriptedActor(slots.interface, "s", lambda obs, t: 0)
-    rollout = Rollout(slots, actor, seeds=itertools.repeat(None), sink=lambda t, i: kept.append(t))
+    interface = interface_of(FakeEnv(), "Fake-v0")
+    rollout = Rollout(
+        [FakeEnv((50,)), FakeEnv((50,))],
+        ScriptedActor(interface, "s", lambda obs, t: 0),
+        interface,
+        make_env=FakeEnv,
+        seeds=itertools.repeat(None),
+        sink=lambda t, i: kept.append(t),
+    )
     for _ in range(5):
         rollout.step()
     ended = rollout.interrupt()
@@ -248,7 +186,7 @@ def test_interrupting_keeps_what_was_played() -> None:
         (5, True, ("interrupted",)),
         (5, True, ("interrupted",)),
     ]
-    assert [e.whole for e in ended] == [False, False] and rollout.done
+    assert [e.complete for e in ended] == [False, False] and rollout.done
 
 
 def test_both_flags_at_once_mean_that_the_task_ended() -> None:
@@ -260,7 +198,7 @@ def test_both_flags_at_once_mean_that_the_task_ended() -> None:
             over = terminated or truncated
             return obs, reward, over, over, info
 
-    kept, _ = play(make_slots("plain", 1, lambda: Both((2,))), 2)
+    kept, _ = play([Both((2,))], 2)
     assert [(t.terminated, t.truncated) for _, t in kept] == [(True, False)] * 2
 
 
@@ -280,12 +218,13 @@ def test_the_recorded_action_is_the_executed_one() -> None:
             executed.append(float(action[0]))
             return np.zeros(1), 0.0, len(executed) == 3, False, {}
 
-    face = interface_of(Wide(), "Wide-v0")
+    interface = interface_of(Wide(), "Wide-v0")
     kept: list[Trajectory] = []
-    actor = ScriptedActor(face, "s", lambda obs, t: np.array([t - 1.0], np.float32))
     rollout = Rollout(
-        EnvSlots(Wide, [Wide()], face),
-        actor,
+        [Wide()],
+        ScriptedActor(interface, "s", lambda obs, t: np.array([t - 1.0], np.float32)),
+        interface,
+        make_env=Wide,
         seeds=iter([0]),
         sink=lambda t, i: kept.append(t),
     )
@@ -298,17 +237,19 @@ def test_the_recorded_action_is_the_executed_one() -> None:
 
 def test_infos_of_an_imported_dataset_are_kept_where_reported_and_nan_where_not() -> None:
     """A dataset made from a file may want a simulator's state that this environment never tells."""
-    face = interface_of(FakeEnv(), "Fake-v0")
+    interface = interface_of(FakeEnv(), "Fake-v0")
     spec = EnvSpec.of(
-        face.spec.observations,
-        face.spec.actions,
+        interface.spec.observations,
+        interface.spec.actions,
         infos={"log/t": Box(()), "qpos": Box((2,), "float64")},
     )
     kept: list[Trajectory] = []
-    fitted = face.for_dataset(spec, "d")
+    fitted = interface.for_dataset(spec, "d")
     rollout = Rollout(
-        EnvSlots(FakeEnv, [FakeEnv((5,))], fitted),
+        [FakeEnv((5,))],
         ScriptedActor(fitted, "s", lambda obs, t: 0),
+        fitted,
+        make_env=FakeEnv,
         seeds=iter([0]),
         sink=lambda t, _: kept.append(t),
         max_steps=3,
@@ -337,7 +278,6 @@ def test_an_info_that_is_no_info_harms_nobody(info: object) -> None:
         def step(self, action):  # type: ignore[no-untyped-def]
             return (*super().step(action)[:4], info)
 
-    slots = EnvSlots(Odd, [Odd(LENGTHS)], interface_of(Odd(), "Odd-v0"))
-    kept, ended = play(slots, 3)
-    assert [e.whole for e in ended] == [True] * 3
+    kept, ended = play([Odd(LENGTHS)], 3)
+    assert [e.complete for e in ended] == [True] * 3
     assert all(t.about.metrics == {} for _, t in kept)

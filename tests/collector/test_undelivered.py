@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collector.collect import collect
 from collector.main import evaluate, main
-from collector.play import collect
 from collector.record import record
 from collector.testing import FakeEnv
 from collector.worker import Control

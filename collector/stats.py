@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.recorder import Episode
+from collector.recorder import EpisodeSummary
 from stepwell._files import whole_file
 from stepwell.failpoints import failpoint
 
@@ -19,34 +19,39 @@ _RECENT = 100
 
 
 @dataclass(slots=True)
-class Tally:
+class CollectorStatistics:
     """What one collector has done; written by the acting thread, read by the others."""
 
-    before: int = 0
+    earlier_steps: int = 0
     """Steps that earlier sessions on this outbox have played: the schedule goes on from there."""
-    sessions: int = 0
+    earlier_sessions: int = 0
     """How many earlier sessions there were, ended well or killed."""
     steps: int = 0
     episodes: int = 0
     broken: int = 0
     error: str = ""
-    began: float = field(default_factory=time.monotonic)
-    recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """The last whole episodes."""
-    unreported: list[Episode] = field(default_factory=list)
-    """Whole episodes since the last metrics."""
+    started: float = field(default_factory=time.monotonic)
+    recent: deque[EpisodeSummary] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """The last complete episodes."""
+    unreported: list[EpisodeSummary] = field(default_factory=list)
+    """Complete episodes since the last metrics."""
 
     @property
     def clock(self) -> int:
-        return self.before + self.steps
+        """Steps of all sessions: what the exploration schedule runs on."""
+        return self.earlier_steps + self.steps
 
     @property
-    def rate(self) -> float:
-        """Environment steps per second, on average."""
-        return self.steps / max(time.monotonic() - self.began, 1e-9)
+    def steps_per_second(self) -> float:
+        return self.steps / max(time.monotonic() - self.started, 1e-9)
 
-    def count(self, episode: Episode) -> None:
-        if episode.whole:
+    @property
+    def mean_return(self) -> float | None:
+        """Over the last complete episodes; None before the first."""
+        return float(np.mean([e.total_reward for e in self.recent])) if self.recent else None
+
+    def add_episode(self, episode: EpisodeSummary) -> None:
+        if episode.complete:
             self.episodes += 1
             self.recent.append(episode)
             self.unreported.append(episode)
@@ -56,37 +61,38 @@ class Tally:
             "env_steps": float(self.clock),
             "episodes": float(self.episodes),
             "broken": float(self.broken),
-            "steps_per_second": self.rate,
+            "steps_per_second": self.steps_per_second,
         }
 
-    def series(self) -> dict[str, float]:
-        """Means over the episodes since the last call; nothing where there were none."""
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes since the last call; empty if there were none."""
         episodes, self.unreported = self.unreported, []
         if not episodes:
             return {}
         values = {
             "collect/return": float(np.mean([e.total_reward for e in episodes])),
             "collect/length": float(np.mean([e.length for e in episodes])),
-            "collect/steps_per_second": self.rate,
+            "collect/steps_per_second": self.steps_per_second,
         }
         if known := [e.success for e in episodes if e.success is not None]:
             values["collect/success"] = float(np.mean(known))
         return values
 
 
-def open_clock(directory: Path) -> Tally:
-    """The tally of a new session, counted on disk before it plays: even a killed one was one."""
+def load_clock(directory: Path) -> CollectorStatistics:
+    """Statistics of a new session, counted on disk before it plays, in case it is killed."""
     try:
         found = json.loads((directory / CLOCK).read_text())
-        tally = Tally(max(0, int(found["env_steps"])), max(0, int(found["sessions"])))
+        stats = CollectorStatistics(max(0, int(found["env_steps"])), max(0, int(found["sessions"])))
     except (OSError, ValueError, KeyError, TypeError):
-        tally = Tally()  # the first session here, or a clock that no longer reads: begin anew
-    write_clock(directory, tally)
-    return tally
+        stats = CollectorStatistics()  # the first session here, or an unreadable clock
+    save_clock(directory, stats)
+    return stats
 
 
-def write_clock(directory: Path, tally: Tally) -> None:
+def save_clock(directory: Path, stats: CollectorStatistics) -> None:
+    values = {"env_steps": stats.clock, "sessions": stats.earlier_sessions + 1}
     with whole_file(directory / CLOCK) as file:
-        file.write(json.dumps({"env_steps": tally.clock, "sessions": tally.sessions + 1}).encode())
+        file.write(json.dumps(values).encode())
         failpoint("clock.before_rename")
     failpoint("clock.after_rename")

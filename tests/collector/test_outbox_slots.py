@@ -13,8 +13,8 @@ import pytest
 
 from collector.config import CollectConfig
 from collector.envs import EnvError
-from collector.lanes import open_outbox
-from collector.session import make_env, prepare
+from collector.outbox_slots import open_outbox
+from collector.run import configured_env, prepare
 from stepwell._outbox_folder import entries, note_ending
 from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
@@ -187,10 +187,10 @@ def test_a_plugin_registers_what_it_brings(tmp_path: Path, monkeypatch: pytest.M
     )
     code = (
         "from collector.config import CollectConfig\n"
-        "from collector.session import make_env, prepare\n"
+        "from collector.run import configured_env, prepare\n"
         "c = CollectConfig(env='FromPlugin-v0', dataset='d', random=True, plugin=('my_plugin',),\n"
         "                  env_args=('lengths=[7]',))\n"
-        "prepare(c); print(make_env(c).unwrapped.lengths)\n"
+        "prepare(c); print(configured_env(c).unwrapped.lengths)\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -209,4 +209,4 @@ def test_a_plugin_that_is_not_there_is_named() -> None:
     with pytest.raises(EnvError, match="--plugin no_such_plugin"):
         prepare(config)
     with pytest.raises(EnvError, match="--plugin my.module"):
-        make_env(config)
+        configured_env(config)

@@ -22,7 +22,7 @@ from stepwell.outbox import Outbox
 from stepwell.spaces import EnvSpec
 
 log = logging.getLogger(__name__)
-MAX_LANES = 1000
+MAX_SLOTS = 1000
 
 
 def open_outbox(
@@ -70,7 +70,7 @@ def open_outbox(
 
 def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox]) -> Outbox:
     """In the first slot below `parent` that no process uses and where nothing waits for others."""
-    for number in range(MAX_LANES):
+    for number in range(MAX_SLOTS):
         folder = parent / str(number)
         try:
             theirs = Destination.read(folder)
@@ -78,7 +78,7 @@ def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox])
                 return at(folder)
         except OutboxInUse:
             continue
-    raise OutboxError(f"{MAX_LANES} collectors hold outboxes in {parent}; name one with --outbox")
+    raise OutboxError(f"{MAX_SLOTS} collectors hold outboxes in {parent}; name one with --outbox")
 
 
 def _beside(directory: Path, default: Path) -> Iterator[Path]:

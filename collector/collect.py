@@ -1,0 +1,278 @@
+"""What `stepwell collect` does: play, and send every episode to a dataset.
+
+    environments ─▶ policy ─▶ dataset ─▶ outbox ─▶ run ─▶ play until told to stop ─▶ send the rest
+
+A missing policy, or one for another environment, is found out before anything is made.
+
+The service may come and go meanwhile: episodes wait in the outbox, the policy stays in play.
+Episodes that it has not taken in the end make the run a failed one, although nothing is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from rich.console import Console
+
+from collector.actor import Actor, ActorError, PolicyActor, RandomActor
+from collector.config import CollectConfig
+from collector.envs import Env, Interface, open_envs
+from collector.exploration import Exploration
+from collector.policy_source import PolicySource
+from collector.progress import show_progress
+from collector.rollout import Rollout
+from collector.run import (
+    Run,
+    configured_env,
+    configured_interface,
+    open_dataset,
+    open_run,
+    prepare,
+    slug,
+    unique_name,
+)
+from collector.stats import CollectorStatistics, load_clock, save_clock
+from collector.worker import Control, Heartbeat, State, signals
+from stepwell.client import Client
+from stepwell.errors import NotFound, Undelivered
+from stepwell.messages import Capacity
+from stepwell.trajectory import About
+
+# Seeds of collected episodes lie above those that evaluations use: nobody trains on a test.
+FIRST_SEED, LAST_SEED = 1 << 20, 1 << 31
+OUTBOX_FULL = 0.9
+
+
+def collect(
+    config: CollectConfig, *, control: Control | None = None, console: Console | None = None
+) -> CollectorStatistics:
+    """Play as `config` says until it is done or told to stop. Raises typed errors only.
+
+    `Undelivered` where all went well but the service has not taken every episode.
+    """
+    console = console or Console(stderr=True, quiet=True)
+    control = control or Control()
+    say = partial(console.print, soft_wrap=True, highlight=False)
+    prepare(config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(signals(control))
+
+        # --- environments, the service, who plays, the dataset
+        envs = stack.enter_context(open_envs(lambda: configured_env(config), config.envs))
+        interface = configured_interface(config, envs[0], config.infos)
+        client = stack.enter_context(Client(config.url, config.token))
+        client.wait_ready(10.0)
+        source = _policy_source(config, client, interface)
+        if source is not None:
+            stack.callback(source.close)
+        capacity = Capacity(
+            trajectories=config.capacity_trajectories or None, steps=config.capacity_steps or None
+        )
+        interface = open_dataset(
+            client, config.dataset, interface, create=config.create, capacity=capacity
+        )
+
+        # --- an outbox that outlives this process, and a run
+        seed = secrets.randbits(31) if config.seed is None else config.seed
+        run = stack.enter_context(
+            open_run(
+                client,
+                config.run or unique_name("collect", slug(config.env)),
+                "collect",
+                config,
+                interface,
+                dataset=config.dataset,
+                seed=seed,
+                say=say,
+                partition=config.partition,
+                max_bytes=config.outbox_bytes,
+            )
+        )
+        stats = load_clock(run.outbox.directory)
+        worker = unique_name("collect", slug(socket.gethostname(), 24), str(os.getpid()))
+        heartbeat = Heartbeat(
+            client,
+            control,
+            worker=worker,
+            run=run.name,
+            every=config.heartbeat_every,
+            counters=lambda: {**stats.counters(), **run.outbox.counters()},
+            policy=lambda: source.current.policy_id if source and source.ready else config.policy,
+            trouble=lambda: (
+                stats.error
+                or run.outbox.reason
+                or run.outbox.last_error
+                or (source.last_error if source else "")
+            ),
+            series=stats.metrics,
+            token=config.token,
+        )
+
+        # --- play
+        last_state: State = "failed"
+        try:
+            if source is None or _wait_for_policy(source, config, control, say):
+                about = About(env=config.env, collector=worker, run=run.name, tags=config.tags)
+                rollout = _rollout(config, envs, interface, source, run, stats, seed, about)
+                if source is not None:
+                    source.start()
+                control.go()
+                with show_progress(config, console, stats, run.outbox) as update:
+                    stats.started = time.monotonic()
+                    _play(config, control, rollout, run, stats, update)
+            if run.outbox.pending:
+                say(f"sending the last {run.outbox.pending} episodes …")
+            run.outbox.flush(config.drain_timeout)
+            last_state = "failed" if run.outbox.undelivered() else "stopped"
+            run.status = "stopped" if control.stopping else "finished"
+        finally:
+            if source is not None:
+                source.close()
+            save_clock(run.outbox.directory, stats)
+            heartbeat.close(last_state)
+            _print_summary(stats, say)
+    if run.undelivered:
+        raise Undelivered(run.undelivered)
+    return stats
+
+
+def _policy_source(
+    config: CollectConfig, client: Client, interface: Interface
+) -> PolicySource | None:
+    """Where policies come from, with the first one loaded unless --wait-for-policy; None plays at
+    random."""
+    if not config.policy:
+        return None
+    source = PolicySource(
+        client,
+        config.policy,
+        device=config.device,
+        every=config.poll_every,
+        accept=lambda policy: interface.check_policy(policy.spaces, config.policy),
+    )
+    if not config.wait_for_policy:
+        try:
+            source.poll()
+        except NotFound as error:
+            raise ActorError(f"{error}; --wait-for-policy would wait for it") from None
+    return source
+
+
+def _wait_for_policy(
+    source: PolicySource, config: CollectConfig, control: Control, say: Callable[[str], object]
+) -> bool:
+    """True once there is one to play; False if told to stop while waiting."""
+    if not source.ready:
+        say(f"waiting for a policy of {config.policy} …")
+        if not source.wait(lambda: control.stopping or control.state == "draining"):
+            return False
+    say(f"playing {source.current.policy_id} in {config.env}")
+    return True
+
+
+def _rollout(
+    config: CollectConfig,
+    envs: list[Env],
+    interface: Interface,
+    source: PolicySource | None,
+    run: Run,
+    stats: CollectorStatistics,
+    seed: int,
+    about: About,
+) -> Rollout:
+    # A resumed run plays new episodes, and so does each of several collectors that were started
+    # with the same --seed on one machine: they differ by the number of their outbox slot.
+    outbox_slot = 0 if config.outbox else int(run.outbox.directory.name)
+    streams = np.random.SeedSequence([seed, stats.earlier_sessions, outbox_slot]).spawn(3)
+    actor_seed, episodes_seed, noise_seed = (int(s.generate_state(1)[0]) for s in streams)
+    actor: Actor
+    if source is None:
+        actor = RandomActor(interface, len(envs), seed=actor_seed)
+    else:
+        actor = PolicyActor(
+            lambda: source.current,
+            interface,
+            len(envs),
+            sample=config.sample,
+            seed=actor_seed,
+            device=config.device,
+        )
+    by_policy = source is not None and config.epsilon.clock == "policy"
+    exploration = Exploration(
+        config.epsilon,
+        interface.spec,
+        len(envs),
+        seed=noise_seed,
+        clock=lambda: source.current.step if source and by_policy else stats.clock,
+    )
+    return Rollout(
+        envs,
+        actor,
+        interface,
+        make_env=lambda: configured_env(config),
+        seeds=episode_seeds(episodes_seed, config.episodes),
+        sink=lambda trajectory, _: run.outbox.put(trajectory),
+        about=about,
+        exploration=exploration,
+        max_steps=config.max_steps,
+    )
+
+
+def _play(
+    config: CollectConfig,
+    control: Control,
+    rollout: Rollout,
+    run: Run,
+    stats: CollectorStatistics,
+    show: Callable[[], None],
+) -> None:
+    """Until all episodes or steps are played, or somebody says stop."""
+    draining = False
+    last_saved = time.monotonic()
+    try:
+        while not rollout.done:
+            control.wait_while_paused()
+            if control.stopping or (config.steps and stats.steps >= config.steps):
+                break
+            if control.state == "draining" and not draining:
+                draining = True
+                rollout.finish()
+            if run.outbox.pending_bytes > OUTBOX_FULL * config.outbox_bytes:
+                stats.error = f"the outbox is full: {run.outbox.last_error}"
+                time.sleep(0.2)
+                continue
+            for episode in rollout.step():
+                stats.add_episode(episode)
+            stats.steps = rollout.steps
+            stats.broken, stats.error = rollout.broken, rollout.last_error
+
+            # once in a while: the clock of the exploration schedule survives a crash
+            if time.monotonic() - last_saved > 5.0:
+                save_clock(run.outbox.directory, stats)
+                last_saved = time.monotonic()
+            show()
+    finally:
+        # However it ends, what was played is kept.
+        for episode in rollout.interrupt():
+            stats.add_episode(episode)
+
+
+def episode_seeds(seed: int, episodes: int = 0) -> Iterator[int]:
+    """A seed for every episode, without end where `episodes` is 0."""
+    rng = np.random.default_rng(seed)
+    counter = itertools.count() if episodes == 0 else range(episodes)
+    return (int(rng.integers(FIRST_SEED, LAST_SEED)) for _ in counter)
+
+
+def _print_summary(stats: CollectorStatistics, say: Callable[[str], object]) -> None:
+    mean = "" if stats.mean_return is None else f", mean return {stats.mean_return:.1f}"
+    broken = f", {stats.broken} broken: {stats.error}" if stats.broken else ""
+    say(f"{stats.episodes} episodes, {stats.steps} steps{mean}{broken}")

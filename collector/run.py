@@ -1,0 +1,201 @@
+"""A run at the service: its dataset, the outbox of its episodes, and how it ended.
+
+What collecting and evaluating share before and after they play; playing itself is rollout.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amago_model.errors import AmagoError
+from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
+from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
+from collector.outbox_slots import open_outbox
+from stepwell._outbox_folder import note_ending
+from stepwell._plugins import import_plugins
+from stepwell.client import Client
+from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
+from stepwell.messages import Capacity
+from stepwell.outbox import Outbox
+
+
+def slug(text: str, limit: int = 40) -> str:
+    """A piece of a name: lower case letters, digits, dots, dashes."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit].strip("-.") or "x"
+
+
+def unique_name(*parts: str) -> str:
+    return "-".join((*parts, secrets.token_hex(3)))
+
+
+def prepare(config: EnvironmentConfig) -> None:
+    """Once per process: threads, device and plug-ins. Raises `EnvError`."""
+    torch.set_num_threads(config.threads)
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).split("\n")[0]
+        raise EnvError(
+            f"--device {config.device}: {reason}; expected a device that torch has here, as cpu"
+        ) from None
+    import_plugins(config.plugin, EnvError)
+
+
+def configured_env(config: EnvironmentConfig) -> Env:
+    return make(config.env, parse_pairs(config.env_args, "--env-args"))
+
+
+def configured_interface(
+    config: EnvironmentConfig, env: Env, infos: Sequence[str] = ()
+) -> Interface:
+    roles = {key: str(role) for key, role in parse_pairs(config.roles, "--roles").items()}
+    return interface_of(env, config.env, roles=roles, infos=infos, keep_float64=config.keep_float64)
+
+
+def open_dataset(
+    client: Client,
+    name: str,
+    interface: Interface,
+    *,
+    create: bool = True,
+    capacity: Capacity | None = None,
+    description: str = "",
+) -> Interface:
+    """The interface that records under the spec of dataset `name`, which is made if missing."""
+    try:
+        spec = client.spec(name)
+    except NotFound:
+        if not create:
+            raise
+        client.create_dataset(
+            name,
+            interface.spec,
+            capacity=capacity,
+            description=description or f"collected in {interface.env_id}",
+            exist_ok=True,  # another collector may have been faster
+        )
+        spec = client.spec(name)
+    return interface.for_dataset(spec, name)
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that plays. Set `status` and `problem` before it ends."""
+
+    client: Client
+    name: str
+    outbox: Outbox
+    status: str = "finished"
+    """How it ends if nothing fails."""
+    problem: str = ""
+    """What failed without an exception."""
+    undelivered: str = ""
+    """Once it has ended: what the service has not taken, and why. Empty if it has all."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Report how the run ended, or leave a note of it in the outbox for whoever sends it."""
+        self.undelivered = "; ".join(filter(None, (self.outbox.undelivered(), self.problem)))
+        reason = "; ".join(filter(None, (reason_of(error), self.undelivered)))[:20_000]
+        if error is not None:
+            self.status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        if self.undelivered:
+            self.status = "failed"
+        try:
+            if self.client.ready():  # one attempt: the end of a process waits for nobody
+                self.client.patch_run(self.name, status=self.status, error=reason)
+                return
+        except (ServiceUnreachable, Busy):
+            pass
+        except StepwellError:
+            return
+        with contextlib.suppress(OSError):
+            note_ending(self.outbox.directory, self.name, self.status, reason)
+
+
+@contextlib.contextmanager
+def open_run(
+    client: Client,
+    name: str,
+    kind: str,
+    config: CollectConfig | EvaluateConfig,
+    interface: Interface,
+    *,
+    dataset: str,
+    seed: int,
+    say: Callable[[str], object],
+    **outbox: Any,
+) -> Iterator[Run]:
+    """A run with an outbox for its episodes (`outbox`: options of `open_outbox`).
+
+    When the block ends, the service is told how. `say` tells a person what was taken over from
+    earlier collectors, and what is left behind where the block raises.
+    """
+    with contextlib.ExitStack() as stack:
+        box = open_outbox(
+            client, dataset, interface.spec, directory=config.outbox, say=say, **outbox
+        )
+        stack.callback(box.close, 0.0)
+        client.create_run(
+            name,
+            kind,
+            config=resolved(config, run=name, dataset=dataset, seed=seed),
+            seed=seed,
+            git_commit=_git_commit(),
+            host=socket.gethostname(),
+            command=" ".join(sys.argv)[:4096],
+            exist_ok=True,
+        )
+        run = Run(client, name, box)
+        try:
+            yield run
+        except BaseException as error:
+            run.close(error)
+            if run.undelivered:
+                say(run.undelivered)
+            raise
+        run.close()
+
+
+def reason_of(error: BaseException | None) -> str:
+    """An error as a run's row states it."""
+    if error is None:
+        return ""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted before it had ended"
+    if isinstance(error, StepwellError | AmagoError):
+        return str(error)
+    return f"a defect ({type(error).__name__}): {error}"
+
+
+def resolved(config: CollectConfig | EvaluateConfig, **chosen: Any) -> dict[str, Any]:
+    """The complete config as JSON, with the values chosen here and without the secret token."""
+    values = asdict(config)
+    values |= {name: value for name, value in chosen.items() if name in values}
+    del values["token"]
+    return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+
+
+def _git_commit() -> str:
+    """Commit of the code that runs, or "" outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
