@@ -1,8 +1,9 @@
 """The agent: encoders, memory, heads and losses. Tensors and a config in, a loss or an action out.
 
-Knows no files of data, no network and no environments. Start at agent.py (the algorithm), batch.py
-(the data, drawn) and config (every setting). Settings, presets and errors load at once; what needs
-torch when it is first asked for, so that a command line can refuse a word without waiting for it.
+Knows no files of data, no network and no environments. Start at agent.py (the algorithm),
+data/batch.py (the data, drawn) and config (every setting). Settings, presets and errors
+load at once; what needs torch on first access, so that a command line can refuse a wrong option
+without waiting for it.
 """
 
 from importlib import import_module
@@ -54,10 +55,10 @@ from amago_model.unused import fitting
 if TYPE_CHECKING:
     from amago_model.acting import ActingPolicy
     from amago_model.agent import Agent, MultiTaskAgent, make_agent
-    from amago_model.batch import Batch, decode_action, encode_action, previous_features
-    from amago_model.loss_inputs import LossInputs
+    from amago_model.data.batch import Batch, decode_action, encode_action, previous_features
+    from amago_model.losses.loss_inputs import LossInputs
+    from amago_model.losses.values import Values
     from amago_model.policy_file import load_policy, save_policy
-    from amago_model.values import Values
 
 __all__ = [
     "ActingPolicy",
@@ -111,10 +112,10 @@ __all__ = [
 _WITH_TORCH = {
     "acting": ("ActingPolicy",),
     "agent": ("Agent", "MultiTaskAgent", "make_agent"),
-    "batch": ("Batch", "decode_action", "encode_action", "previous_features"),
-    "loss_inputs": ("LossInputs",),
+    "data.batch": ("Batch", "decode_action", "encode_action", "previous_features"),
+    "losses.loss_inputs": ("LossInputs",),
     "policy_file": ("load_policy", "save_policy"),
-    "values": ("Values",),
+    "losses.values": ("Values",),
 }
 _MODULE = {name: module for module, names in _WITH_TORCH.items() for name in names}
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amago_model.actor import Actor
-from amago_model.batch import decode_action, previous_features
 from amago_model.config import AgentConfig, Spaces
-from amago_model.packing import Packing, pack, takes_packing
+from amago_model.data.batch import decode_action, previous_features
+from amago_model.data.packing import Packing, pack, takes_packing
+from amago_model.data.transitions import Shown
+from amago_model.encoders.timestep import make_timestep_encoder
+from amago_model.encoders.trajectory import Hidden, make_trajectory_encoder
+from amago_model.heads.actor import Actor
+from amago_model.heads.observations import keys_for_actor
 from amago_model.registry import own_part
-from amago_model.row_observations import keys_for_actor
-from amago_model.timestep_encoders import make_timestep_encoder
-from amago_model.trajectory_encoders import Hidden, make_trajectory_encoder
-from amago_model.transitions import Shown
 
 
 class ActingPolicy(nn.Module):

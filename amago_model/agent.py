@@ -1,6 +1,6 @@
 """The learner: one forward pass over a batch of windows gives the loss of every head.
 
-An agent is a sum of the pure functions of losses.py; another algorithm is another sum. It knows
+An agent is a sum of the free functions of losses/; another algorithm is another sum. It knows
 no optimiser, no files and no environments. Letters: B windows, T transitions, L = T + 1 rows,
 N = B * T, D state width, A action width, C critics, G discounts, K action samples.
 """
@@ -14,24 +14,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from amago_model import losses
-from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
-from amago_model.distributions import Distribution, data_log_prob
+from amago_model.data.batch import Batch
+from amago_model.data.transitions import Transitions, loss_masks
 from amago_model.errors import ConfigError
+from amago_model.heads.distributions import Distribution, data_log_prob
 from amago_model.judging import Judging
-from amago_model.loss_inputs import LossInputs
-from amago_model.moments import (
+from amago_model.losses.actor import bc_loss, dpg_loss
+from amago_model.losses.critic import classification_loss, critic_loss
+from amago_model.losses.filters import advantage_weight, normalized_advantage
+from amago_model.losses.loss_inputs import LossInputs
+from amago_model.losses.metrics import actor_metrics, critic_metrics
+from amago_model.losses.values import Values, over_critics
+from amago_model.registry import own_part
+from amago_model.running_statistics import (
     collecting,
     move_unshown,
     refuse_statistics,
     settle_in_turn,
     still,
 )
-from amago_model.registry import own_part
-from amago_model.transitions import Transitions, loss_masks
-from amago_model.update_metrics import actor_metrics, critic_metrics
-from amago_model.values import Values, over_critics
 
 
 class Agent(Judging):
@@ -69,7 +71,7 @@ class Agent(Judging):
         """The loss of a batch, and what there is to say about it.
 
         Args:
-            batch: see batch.py. Statistics (inputs, PopArt) take it in if in training mode.
+            batch: see data/batch.py. Statistics (inputs, PopArt) take it in if in training mode.
             detailed: False leaves out all metrics but the losses, which saves time.
             counts: replaces the number of transitions that each loss is averaged over, by the
                 keys of `loss_counts`. To make m micro-batches equal one batch of their union, pass
@@ -113,18 +115,16 @@ class Agent(Judging):
             if self.critic.bins is None:
                 prediction = self.normalized(seen.q)
                 target = self.value_norm.normalize(seen.target)
-                terms["critic"] = losses.critic_loss(
-                    prediction, target, tr.critic_mask, n.get("critic")
-                )
+                terms["critic"] = critic_loss(prediction, target, tr.critic_mask, n.get("critic"))
             else:
                 label = self.critic.bins.label(seen.target)
-                terms["critic"] = losses.classification_loss(
+                terms["critic"] = classification_loss(
                     seen.answers, label, tr.critic_mask, n.get("critic")
                 )
             if c.dpg_weight > 0:
-                terms["dpg"] = losses.dpg_loss(seen.value, tr.dpg_mask, n.get("dpg"))
+                terms["dpg"] = dpg_loss(seen.value, tr.dpg_mask, n.get("dpg"))
         if seen.log_prob is not None:
-            terms["bc"] = losses.bc_loss(seen.log_prob, seen.weight, tr.bc_mask, n.get("bc"))
+            terms["bc"] = bc_loss(seen.log_prob, seen.weight, tr.bc_mask, n.get("bc"))
         for name, loss in self._own_losses.items():
             terms[name] = loss(self, seen)
         return terms
@@ -254,12 +254,10 @@ class Agent(Judging):
         if c.behavior_cloning or advantage is None:
             return None
         if self._batch_norm:
-            advantage = losses.normalized_advantage(
-                advantage, *self.advantage_moments(advantage, mask)
-            )
+            advantage = normalized_advantage(advantage, *self.advantage_moments(advantage, mask))
         if self._own_filter is not None:
             return self._own_filter(advantage)  # type: ignore[no-any-return]
-        return losses.advantage_weight(advantage, c)
+        return advantage_weight(advantage, c)
 
     # ------------------------------------------------------------------------------ looking, acting
 

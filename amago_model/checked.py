@@ -1,6 +1,6 @@
 """What makes a frozen dataclass a setting: types checked at birth, JSON there and back.
 
-No setting is defined here; see config/ and spaces.py.
+No setting is defined here; see config/.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago_model import losses
-from amago_model.batch import Batch
-from amago_model.critic import policy_value
-from amago_model.distributions import Categorical, Distribution, OneHots
+from amago_model.data.batch import Batch
+from amago_model.data.transitions import Transitions
+from amago_model.heads.critic import policy_value
+from amago_model.heads.distributions import Categorical, Distribution, OneHots
+from amago_model.losses.td_targets import critic_targets, over_subset, subset_indices
 from amago_model.networks import Networks
-from amago_model.returns import critic_targets
-from amago_model.transitions import Transitions
 
 
 class Judging(Networks):
@@ -28,7 +27,7 @@ class Judging(Networks):
         policy = self._choices(actor(tr.state_tp1, tr.legal_tp1, **tr.actor_tp1))
         critic, noise = self.target_critic, tr.subset_noise
         size, replacement = c.critic.n_critics_target, c.critic.subset_replacement
-        chosen = losses.subset_indices(c.critic.n_critics, size, noise, replacement=replacement)
+        chosen = subset_indices(c.critic.n_critics, size, noise, replacement=replacement)
         if isinstance(policy, Categorical) and critic.table:
             q = (critic.action_values(tr.seen_tp1, **tr.critic_tp1) * policy.probs).sum(-1)
         else:
@@ -37,7 +36,7 @@ class Judging(Networks):
             sparse = tr.seen_tp1.device.type == "cpu" and not torch.compiler.is_compiling()
             asked = chosen if sparse and not c.custom.critic else None
             q = policy_value(critic, part, policy, tr.target_noise, chosen=asked)
-        value = self._returns(losses.over_subset(q, chosen, minimum=c.losses.dpg_weight > 0))
+        value = self._returns(over_subset(q, chosen, minimum=c.losses.dpg_weight > 0))
         targets = critic_targets(batch, tr.windows(value), self.gammas, c.losses)
         return tr.transitions(targets)
 

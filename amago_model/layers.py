@@ -203,3 +203,11 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.branch(x)
         return out
+
+
+def symlog(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().expm1()

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.acting import ActingPolicy
-from amago_model.batch import Batch
 from amago_model.config import AgentConfig, Spaces
-from amago_model.critic import CriticEnsemble
+from amago_model.data.batch import Batch
+from amago_model.data.noise import Noise
+from amago_model.data.packing import Packing
+from amago_model.data.transitions import Transitions, at, make_transitions, places
+from amago_model.encoders.privileged import PrivilegedFeatures
+from amago_model.encoders.trajectory import Hidden
 from amago_model.errors import ConfigError
-from amago_model.moments import BatchMoments
-from amago_model.noise import Noise
-from amago_model.packing import Packing
-from amago_model.privileged import PrivilegedFeatures
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.observations import keys_for_critic, shown
+from amago_model.heads.popart import PopArt
 from amago_model.registry import own_part
-from amago_model.row_observations import keys_for_critic, shown
-from amago_model.trajectory_encoders import Hidden
-from amago_model.transitions import Transitions, at, make_transitions, places
+from amago_model.running_statistics import BatchMoments
 from amago_model.unused import refuse_unused
-from amago_model.value_norm import PopArt
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -19,7 +19,7 @@ What each kind is called with, and what it must offer, is that of the class it r
     agent               f(config: AgentConfig, spaces)              a subclass of Agent
 
 Actors and critics that have an argument `obs` are shown their row's observations, too: see
-row_observations.py.
+heads/observations.py.
 
 Of the settings of the built-in part that it replaces, encoder, actor or critic, yours says with
 `reads` which ones it reads: the others must stay at their defaults. A subclass of Actor,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from amago_model.checked import Checked, Unused, refuse, setting_default, unused
 from amago_model.config import AgentConfig, Spaces
-from amago_model.modalities import not_one_image, unused_kinds
+from amago_model.encoders.modalities import not_one_image, unused_kinds
 from amago_model.registry import Kind, registered, settings_read
 
 C = TypeVar("C", bound=Checked)
@@ -138,9 +138,9 @@ def _unread_by_own_parts(config: AgentConfig, spaces: Spaces) -> list[Unused]:
 def _inherits(kind: Kind, name: str) -> bool:
     """Whether what was registered is a subclass of the built-in part, whose settings it reads."""
     # Here, because they load torch, and settings are read without it.
-    from amago_model.actor import Actor
-    from amago_model.critic import CriticEnsemble
-    from amago_model.timestep_encoders import TimestepEncoder
+    from amago_model.encoders.timestep import TimestepEncoder
+    from amago_model.heads.actor import Actor
+    from amago_model.heads.critic import CriticEnsemble
 
     bases: dict[Kind, type] = {
         "timestep_encoder": TimestepEncoder,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from amago_model import AgentConfig, Spaces
-from amago_model.critic import NARROW
+from amago_model.heads.critic import NARROW
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,13 @@ GROUPS = {
     ),
     "checkpoint": Group(("trainer/checkpoint.py",), ("tests/trainer/test_checkpoint.py",)),
     "losses": Group(
-        ("amago_model/losses.py", "amago_model/returns.py", "amago_model/value_norm.py"),
+        (
+            "amago_model/losses/actor.py",
+            "amago_model/losses/critic.py",
+            "amago_model/losses/filters.py",
+            "amago_model/losses/td_targets.py",
+            "amago_model/heads/popart.py",
+        ),
         (
             "tests/amago_model/test_loss_formulas.py",
             "tests/amago_model/test_value_and_returns.py",

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from amago_model import Agent, Batch, make_agent
-from amago_model.compiling import compiled
-from amago_model.host_memory import keep_freed_memory
-from amago_model.optimizing import clip_gradients, forget_gradients, step_adamw
+from amago_model.runtime.compiling import compiled
+from amago_model.runtime.host_memory import keep_freed_memory
+from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
 from benchmarks.flops import Matmul, update_matmuls
 from benchmarks.report import write
 from benchmarks.update_baseline import Baseline

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amago_model import Agent, Batch, losses
-from amago_model.critic import CriticEnsemble
-from amago_model.distributions import Categorical, Distribution, data_log_prob
-from amago_model.returns import critic_targets
-from amago_model.value_norm import PopArt
+from amago_model import Agent, Batch
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.distributions import Categorical, Distribution, data_log_prob
+from amago_model.heads.popart import PopArt
+from amago_model.losses.actor import bc_loss, dpg_loss
+from amago_model.losses.critic import critic_loss
+from amago_model.losses.filters import advantage_weight
+from amago_model.losses.td_targets import critic_targets, ensemble_subset
 
 
 class PlainCritics(nn.Module):
@@ -110,7 +113,7 @@ class Baseline:
         with torch.no_grad():
             actor = self.agent.target_actor if c.losses.use_target_actor else self._actor
             q = self._value(self.targets, tr.state_tp1, actor(tr.state_tp1), tr.target_noise)
-            q = losses.ensemble_subset(
+            q = ensemble_subset(
                 q,
                 c.critic.n_critics_target,
                 minimum=c.losses.dpg_weight > 0,
@@ -123,7 +126,7 @@ class Baseline:
         q_sa = self._of_data(tr.state_t, tr.action)
         prediction = self.norm.normalized_value(q_sa)
         goal = self.norm.normalize(target)
-        loss = c.losses.critic_weight * losses.critic_loss(prediction, goal, tr.critic_mask, None)
+        loss = c.losses.critic_weight * critic_loss(prediction, goal, tr.critic_mask, None)
         policy = own = self._actor(tr.state_t)
         with torch.set_grad_enabled(c.losses.dpg_weight > 0):
             state = tr.state_t.detach()
@@ -132,13 +135,13 @@ class Baseline:
             v = self._value(self.frozen_critics, state, own, tr.own_noise)
             value = self.norm.normalized_value(v)
         if c.losses.dpg_weight > 0:
-            dpg = losses.dpg_loss(value, tr.exists, None)
+            dpg = dpg_loss(value, tr.exists, None)
             loss = loss + c.losses.dpg_weight * dpg
         if c.losses.bc_weight > 0:
             advantage = (prediction.detach() - value.detach()).mean(0)
-            weight = losses.advantage_weight(advantage, c.losses)
+            weight = advantage_weight(advantage, c.losses)
             log_prob = data_log_prob(policy, tr.action)
-            bc = losses.bc_loss(log_prob, weight, tr.bc_mask, None)
+            bc = bc_loss(log_prob, weight, tr.bc_mask, None)
             loss = loss + c.losses.bc_weight * bc
         return loss
 

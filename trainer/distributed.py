@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
 from amago_model.config import CustomConfig
-from amago_model.host_memory import keep_freed_memory
+from amago_model.runtime.host_memory import keep_freed_memory
 from stepwell.errors import StepwellError
 from trainer.config import TrainConfig
 from trainer.errors import ElsewhereError, TrainerError

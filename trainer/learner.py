@@ -22,10 +22,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from amago_model.agent import Agent
-from amago_model.batch import Batch
-from amago_model.compiling import compiled, wants_compiling
-from amago_model.moments import still
-from amago_model.optimizing import clip_gradients, forget_gradients, step_adamw
+from amago_model.data.batch import Batch
+from amago_model.running_statistics import still
+from amago_model.runtime.compiling import compiled, wants_compiling
+from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
 from trainer.config import OptimizerConfig
 from trainer.errors import SettingError, TrainerError
 

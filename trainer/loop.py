@@ -18,7 +18,7 @@ import torch
 
 import amago_model
 from amago_model.agent import Agent, make_agent
-from amago_model.timestep_encoders import TimestepEncoder
+from amago_model.encoders.timestep import TimestepEncoder
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from stepwell.errors import NotFound

@@ -25,13 +25,13 @@ from amago_model.config.heads import (
 )
 from amago_model.config.losses import LeakyFilterConfig, LossConfig
 from amago_model.config.names import Activation, Norm
+from amago_model.config.spaces import ActionSpace, ObsSpace, Role, Spaces
 from amago_model.config.timestep import (
     GoalConfig,
     ImageConfig,
     TimestepEncoderConfig,
     TokenConfig,
 )
-from amago_model.spaces import ActionSpace, ObsSpace, Role, Spaces
 
 __all__ = [
     "ActionSpace",

@@ -1,7 +1,7 @@
 """Settings of the row encoder: observations of any kind, previous action and reward to one vector.
 
 Which observation is an image, a token array, an array of goals or plain numbers is told by its
-space, or by the keys named here: see modalities.py.
+space, or by the keys named here: see encoders/modalities.py.
 """
 
 from __future__ import annotations

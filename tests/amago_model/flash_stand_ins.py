@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from amago_model import attention
-from amago_model import flash_attention as flash
+from amago_model.attention import causal_attention as attention
+from amago_model.attention import flash
 
 
 def _windowed(q, k, v, dropout_p, causal, window_size):  # type: ignore[no-untyped-def]

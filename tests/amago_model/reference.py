@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amago_model import Agent, Batch
-from amago_model.batch import encode_action
-from amago_model.transformer import SigmaLinear
+from amago_model.data.batch import encode_action
+from amago_model.encoders.transformer import SigmaLinear
 from tests.amago_model.reference_parts import (
     NOTHING,
     SlowPolicy,

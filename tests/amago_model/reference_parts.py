@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amago_model import Agent
-from amago_model.distributions import Beta, GaussianMixture
+from amago_model.heads.distributions import Beta, GaussianMixture
 
 NOTHING = torch.zeros((), dtype=torch.float64)
 

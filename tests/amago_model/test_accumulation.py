@@ -24,11 +24,11 @@ from amago_model import (
     register,
     registry,
 )
-from amago_model.actor import Actor
-from amago_model.moments import RunningMoments, Statistics, collecting, still
-from amago_model.timestep_encoders import InputNorm
-from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
-from amago_model.transformer import SigmaLinear
+from amago_model.encoders.timestep import InputNorm
+from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
+from amago_model.encoders.transformer import SigmaLinear
+from amago_model.heads.actor import Actor
+from amago_model.running_statistics import RunningMoments, Statistics, collecting, still
 
 NARROW = BinsConfig(n_bins=9, min_return=-30.0, max_return=40.0)
 TRANSFORMER = TrajectoryEncoderConfig(

@@ -18,8 +18,8 @@ from amago_model import (
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
-from amago_model.trajectory_encoders import make_trajectory_encoder
-from amago_model.transformer import SigmaLinear, Transformer
+from amago_model.encoders.trajectory import make_trajectory_encoder
+from amago_model.encoders.transformer import SigmaLinear, Transformer
 from tests.amago_model.flash_stand_ins import installer
 
 CONTEXT = 5

@@ -22,9 +22,9 @@ from amago_model import (
     make_agent,
     save_policy,
 )
-from amago_model.actor import make_distribution, n_parameters, noise_width
 from amago_model.config import ActorConfig, BetaConfig, GMMConfig, LossConfig
-from amago_model.distributions import Beta, GaussianMixture, MultiBinary, OneHots
+from amago_model.heads.actor import make_distribution, n_parameters, noise_width
+from amago_model.heads.distributions import Beta, GaussianMixture, MultiBinary, OneHots
 
 BOX = ActionSpace(kind="continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
 FLOAT64 = torch.float64

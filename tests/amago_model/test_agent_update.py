@@ -22,7 +22,7 @@ from amago_model import (
     make_agent,
     multitask,
 )
-from amago_model.losses import binary_filter, exp_filter
+from amago_model.losses.filters import binary_filter, exp_filter
 
 KINDS = ("discrete", "continuous")
 MEMORIES = {

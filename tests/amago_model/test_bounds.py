@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from amago_model import ActorConfig
-from amago_model.actor import make_distribution
-from amago_model.bounds import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
 from amago_model.config import ActionSpace, BetaConfig, GMMConfig
+from amago_model.heads.actor import make_distribution
+from amago_model.heads.bounds import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
 from tests.amago_model.cases import make
 
 NUMBERS = st.lists(st.floats(-60, 60), min_size=1, max_size=6)

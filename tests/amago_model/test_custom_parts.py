@@ -25,12 +25,12 @@ from amago_model import (
     registry,
     save_policy,
 )
-from amago_model.actor import Actor
-from amago_model.critic import CriticEnsemble
-from amago_model.loss_inputs import LossInputs
-from amago_model.moments import still
-from amago_model.timestep_encoders import TimestepEncoder
-from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
+from amago_model.encoders.timestep import TimestepEncoder
+from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
+from amago_model.heads.actor import Actor
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.losses.loss_inputs import LossInputs
+from amago_model.running_statistics import still
 from tests.amago_model.cases import CASES, make
 
 

@@ -23,12 +23,12 @@ from amago_model import (
     registry,
     save_policy,
 )
-from amago_model.actor import Actor
 from amago_model.config import ActorConfig
-from amago_model.critic import CriticEnsemble
+from amago_model.encoders.timestep import TimestepEncoder
+from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
 from amago_model.errors import UnusedError
-from amago_model.timestep_encoders import TimestepEncoder
-from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
+from amago_model.heads.actor import Actor
+from amago_model.heads.critic import CriticEnsemble
 
 
 def soft(advantage: Tensor, *, temperature: float = 1.0) -> Tensor:

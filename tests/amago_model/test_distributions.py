@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from amago_model.distributions import Categorical, TanhGaussian
+from amago_model.heads.distributions import Categorical, TanhGaussian
 
 
 def test_probabilities_are_clipped_then_renormalised() -> None:

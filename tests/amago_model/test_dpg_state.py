@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from amago_model import Agent, AgentConfig, published_v3
-from amago_model.actor import Actor
 from amago_model.errors import UnusedError
+from amago_model.heads.actor import Actor
 from tests.amago_model.cases import CASES, MEMORIES, make
 
 LENGTHS = [4, 2, 0, 3]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from amago_model import Agent
-from amago_model.moments import still
-from amago_model.transformer import SigmaLinear
+from amago_model.encoders.transformer import SigmaLinear
+from amago_model.running_statistics import still
 from tests.amago_model.cases import CASES, MEMORIES, make
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amago_model import ConfigError, ImageConfig, ObsSpace
-from amago_model.images import (
+from amago_model.encoders.images import (
     CONVOLUTIONS,
     ImageEncoder,
     ImpalaBlock,
@@ -16,7 +16,7 @@ from amago_model.images import (
     shifted,
     smallest_side,
 )
-from amago_model.modalities import Layout, image_layout
+from amago_model.encoders.modalities import Layout, image_layout
 
 KINDS = ("nature", "drq", "gridworld", "impala")
 

@@ -22,7 +22,7 @@ from amago_model import (
     TransformerConfig,
 )
 from amago_model.config import Activation, CriticConfig, Norm
-from amago_model.critic import CriticEnsemble
+from amago_model.heads.critic import CriticEnsemble
 from amago_model.layers import AdaptiveActivation, make_activation, make_norm
 
 NORMS, ACTIVATIONS = get_args(Norm), get_args(Activation)

@@ -1,4 +1,4 @@
-"""Every function of losses.py, returns.py and value_norm.py by hand, in float64, at its edges.
+"""Every function of losses/ and heads/popart.py by hand, in float64, at its edges.
 
 What an update makes of them is in test_slow_reference.py.
 """
@@ -14,9 +14,25 @@ import torch
 from torch import Tensor
 
 from amago_model import Batch, LeakyFilterConfig, LossConfig
-from amago_model import losses as f
-from amago_model.returns import critic_targets, lambda_returns, n_step_returns
-from amago_model.value_norm import PopArt
+from amago_model.heads.popart import PopArt
+from amago_model.losses.actor import bc_loss, dpg_loss
+from amago_model.losses.critic import classification_loss, critic_loss
+from amago_model.losses.filters import (
+    advantage_weight,
+    binary_filter,
+    exp_filter,
+    leaky_relu_filter,
+    normalized_advantage,
+)
+from amago_model.losses.td_targets import (
+    clipped_target,
+    critic_targets,
+    ensemble_subset,
+    lambda_returns,
+    n_step_returns,
+    over_subset,
+    subset_indices,
+)
 
 NAN, INF = math.nan, math.inf
 
@@ -41,43 +57,43 @@ def number(got: Tensor) -> float:
 
 def test_critics_are_the_largest_of_their_noise_each_once() -> None:
     noise = t([0.1, 3.0], [0.3, -1.0], [0.2, 2.0])
-    indices = f.subset_indices(3, 2, noise)
+    indices = subset_indices(3, 2, noise)
     assert indices is not None and indices.tolist() == [[1, 0], [2, 2]]
-    one = f.subset_indices(3, 1, noise)
+    one = subset_indices(3, 1, noise)
     assert one is not None and one.tolist() == [[1, 0]]
 
 
 def test_all_critics_need_no_drawing() -> None:
-    assert f.subset_indices(3, 3, torch.full((3, 2), NAN)) is None
-    assert f.subset_indices(1, 1, torch.full((1, 2), NAN)) is None
+    assert subset_indices(3, 3, torch.full((3, 2), NAN)) is None
+    assert subset_indices(1, 1, torch.full((1, 2), NAN)) is None
 
 
 def test_with_replacement_noise_is_cut_into_as_many_ranges_as_there_are_critics() -> None:
     third = float(torch.special.ndtri(t(1 / 3))[0])
     noise = t([-40.0, third - 1e-6, third + 1e-6], [-third - 1e-6, -third + 1e-6, 40.0], [NAN] * 3)
-    indices = f.subset_indices(3, 2, noise, replacement=True)
+    indices = subset_indices(3, 2, noise, replacement=True)
     assert indices is not None and indices.tolist() == [[0, 0, 1], [1, 2, 2]]
     # As many as there are, but drawn all the same: two entries rest on one critic twice.
-    both = f.subset_indices(2, 2, t([-1.0, 1.0], [-1.0, -1.0]), replacement=True)
+    both = subset_indices(2, 2, t([-1.0, 1.0], [-1.0, -1.0]), replacement=True)
     assert both is not None and both.tolist() == [[0, 1], [0, 0]]
 
 
 def test_a_subset_has_its_minimum_or_mean() -> None:
     q = t([1.0, 20.0], [5.0, 10.0], [3.0, 60.0])
     indices = torch.tensor([[1, 0], [2, 2]])
-    exactly(f.over_subset(q, indices, minimum=True), 3.0, 20.0)
-    exactly(f.over_subset(q, indices, minimum=False), 4.0, 40.0)
-    exactly(f.over_subset(q, None, minimum=True), 1.0, 10.0)
-    exactly(f.over_subset(q, None, minimum=False), 3.0, 30.0)
+    exactly(over_subset(q, indices, minimum=True), 3.0, 20.0)
+    exactly(over_subset(q, indices, minimum=False), 4.0, 40.0)
+    exactly(over_subset(q, None, minimum=True), 1.0, 10.0)
+    exactly(over_subset(q, None, minimum=False), 3.0, 30.0)
 
 
 def test_an_ensemble_s_subset_is_drawn_and_then_reduced() -> None:
     q, noise = t([1.0, 20.0], [5.0, 10.0], [3.0, 60.0]), t([0.1, 3.0], [0.3, -1.0], [0.2, 2.0])
-    exactly(f.ensemble_subset(q, 2, minimum=True, noise=noise), 3.0, 20.0)
-    exactly(f.ensemble_subset(q, 2, minimum=False, noise=noise), 4.0, 40.0)
-    exactly(f.ensemble_subset(q, 3, minimum=True, noise=noise), 1.0, 10.0)
+    exactly(ensemble_subset(q, 2, minimum=True, noise=noise), 3.0, 20.0)
+    exactly(ensemble_subset(q, 2, minimum=False, noise=noise), 4.0, 40.0)
+    exactly(ensemble_subset(q, 3, minimum=True, noise=noise), 1.0, 10.0)
     low = t([-40.0, 40.0], [-40.0, 40.0], [-40.0, 40.0])
-    exactly(f.ensemble_subset(q, 2, minimum=True, noise=low, replacement=True), 1.0, 60.0)
+    exactly(ensemble_subset(q, 2, minimum=True, noise=low, replacement=True), 1.0, 60.0)
 
 
 # ---------------------------------------------------------------------------------- critics' losses
@@ -92,16 +108,16 @@ def test_the_critic_loss_is_the_mean_squared_error_of_what_the_mask_leaves() -> 
     )  # [C 2, N 3, G 2]
     target = t([0.0, 2.0], [NAN, 0.0], [1.0, 0.0])
     errors = (1 + 0 + 1 + 0) + (9 + 0 + 1 + 16)
-    assert number(f.critic_loss(prediction, target, MASK, None)) == pytest.approx(errors / 8)
+    assert number(critic_loss(prediction, target, MASK, None)) == pytest.approx(errors / 8)
     # Of a batch that is a part of one with 5 rows.
-    assert number(f.critic_loss(prediction, target, MASK, t(5.0)[0])) == pytest.approx(errors / 20)
-    assert number(f.critic_loss(prediction, target, torch.zeros(3).bool(), None)) == 0.0
+    assert number(critic_loss(prediction, target, MASK, t(5.0)[0])) == pytest.approx(errors / 20)
+    assert number(critic_loss(prediction, target, torch.zeros(3).bool(), None)) == 0.0
 
 
 def test_the_critic_loss_trains_the_prediction_and_not_the_target() -> None:
     prediction, target = torch.ones(1, 3, 1).double().requires_grad_(), t([0.0], [0.0], [3.0])
     target.requires_grad_()
-    f.critic_loss(prediction, target, MASK, None).backward()
+    critic_loss(prediction, target, MASK, None).backward()
     assert target.grad is None
     exactly(prediction.grad, [[1.0], [0.0], [-2.0]])
 
@@ -119,13 +135,13 @@ def test_the_classification_loss_is_the_cross_entropy_of_what_the_mask_leaves() 
     a = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) + math.log(2.0)
     b = math.log(2.0) - math.log(0.75)
     label.requires_grad_()
-    loss = f.classification_loss(logits, label, MASK, None)
+    loss = classification_loss(logits, label, MASK, None)
     assert number(loss) == pytest.approx((a + b) / 4)
     loss.backward()
     assert label.grad is None and logits.grad is not None
     exactly(logits.grad[1, 0], [(0.5 - 0.25) / 4, (0.5 - 0.75) / 4])
     with torch.no_grad():
-        of_many = f.classification_loss(logits, label, MASK, t(8.0)[0])
+        of_many = classification_loss(logits, label, MASK, t(8.0)[0])
     assert number(of_many) == pytest.approx((a + b) / 16)
 
 
@@ -134,18 +150,23 @@ def test_the_classification_loss_is_the_cross_entropy_of_what_the_mask_leaves() 
 
 def test_the_binary_filter_leaves_out_what_is_no_better_than_the_threshold() -> None:
     advantage = t(-1.0, 0.0, 1e-9, 0.5, 0.5 + 1e-9)
-    got = f.binary_filter(advantage, 0.0)
+    got = binary_filter(advantage, 0.0)
     assert got.dtype == torch.float64 and got.tolist() == [0, 0, 1, 1, 1]
-    assert f.binary_filter(advantage, 0.5).tolist() == [0, 0, 0, 0, 1]
-    assert f.binary_filter(advantage.float(), 0.0).dtype == torch.float32
+    assert binary_filter(advantage, 0.5).tolist() == [0, 0, 0, 0, 1]
+    assert binary_filter(advantage.float(), 0.0).dtype == torch.float32
 
 
 def test_the_exponential_filter_is_bounded_on_both_sides() -> None:
     advantage = t(-50.0, -0.5, 0.0, 0.5, 50.0)
     exactly(
-        f.exp_filter(advantage, 2.0, 20.0), math.exp(-100), math.exp(-1), 1.0, math.exp(1), 20.0
+        exp_filter(advantage, 2.0, 20.0),
+        math.exp(-100),
+        math.exp(-1),
+        1.0,
+        math.exp(1),
+        20.0,
     )
-    exactly(f.exp_filter(advantage, 1.0, 1.2, smallest=0.7), 0.7, 0.7, 1.0, 1.2, 1.2)
+    exactly(exp_filter(advantage, 1.0, 1.2, smallest=0.7), 0.7, 0.7, 1.0, 1.2, 1.2)
 
 
 LEAKY = {"threshold": 0.5, "beta": 2.0, "slope": 0.1, "at_zero": 0.2}
@@ -156,22 +177,22 @@ def test_the_leaky_filter_bends_at_the_threshold_and_has_its_value_at_zero() -> 
         t(-2.0, 0.0, 0.5, 0.5 + 1e-9, 2.5, 100.0),
         {"smallest": 0.15, "largest": 3.0},
     )
-    plain = f.leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=False)
+    plain = leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=False)
     # 0.2 + 0.1 a / 2 up to 0.5, then 0.225 + (a - 0.5) / 2.
     exactly(plain, 0.15, 0.2, 0.225, 0.225 + 5e-10, 1.225, 3.0)
-    stepped = f.leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=True)
+    stepped = leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=True)
     exactly(stepped, 0.15, 0.2, 0.225, 1.225 + 5e-10, 2.225, 4.0)
 
 
 def test_a_config_chooses_its_filter_with_all_of_its_settings() -> None:
     advantage = t(-3.0, 0.3, 0.7, 9.0)
     binary = LossConfig(filter_threshold=0.5)
-    exactly(f.advantage_weight(advantage, binary), 0.0, 0.0, 1.0, 1.0)
+    exactly(advantage_weight(advantage, binary), 0.0, 0.0, 1.0, 1.0)
     exponential = LossConfig(filter="exp", filter_beta=0.5, filter_min=0.9, filter_max=2.0)
     expected = (0.9, math.exp(0.15), math.exp(0.35), 2.0)
-    exactly(f.advantage_weight(advantage, exponential), *expected)
+    exactly(advantage_weight(advantage, exponential), *expected)
     leaky = LeakyFilterConfig(**LEAKY, smallest=0.1, largest=3.0, add_step=False)
-    got = f.advantage_weight(advantage, LossConfig(filter="leaky_relu", leaky_filter=leaky))
+    got = advantage_weight(advantage, LossConfig(filter="leaky_relu", leaky_filter=leaky))
     exactly(got, 0.1, 0.215, 0.325, 3.0)
 
 
@@ -179,7 +200,7 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_of_each_discount() ->
     advantage, mean, variance = t([1.0, 10.0], [5.0, 30.0]), t(3.0, 10.0), t(4.0, 0.0)
     # A deviation of 0 is taken for 1e-5.
     small = 2 / math.sqrt(4 + 1e-10)
-    got = f.normalized_advantage(advantage, mean, variance)
+    got = normalized_advantage(advantage, mean, variance)
     exactly(got, [-small, 0.0], [small, 2e6])
 
 
@@ -188,34 +209,34 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_of_each_discount() ->
 
 def test_targets_are_clipped_where_there_is_a_bound() -> None:
     y = t(-3.0, 0.5, 3.0)
-    assert f.clipped_target(y, None, None) is y
-    exactly(f.clipped_target(y, -1.0, None), -1.0, 0.5, 3.0)
-    exactly(f.clipped_target(y, None, 1.0), -3.0, 0.5, 1.0)
-    exactly(f.clipped_target(y, -1.0, 1.0), -1.0, 0.5, 1.0)
-    exactly(f.clipped_target(y, 0.0, None), 0.0, 0.5, 3.0)
+    assert clipped_target(y, None, None) is y
+    exactly(clipped_target(y, -1.0, None), -1.0, 0.5, 3.0)
+    exactly(clipped_target(y, None, 1.0), -3.0, 0.5, 1.0)
+    exactly(clipped_target(y, -1.0, 1.0), -1.0, 0.5, 1.0)
+    exactly(clipped_target(y, 0.0, None), 0.0, 0.5, 3.0)
 
 
 def test_cloning_raises_the_probability_of_what_the_filter_leaves() -> None:
     log_prob = t([-1.0, -2.0], [NAN, -INF], [-3.0, 0.5], grad=True)
     weight = t([2.0, 0.0], [9.0, 1.0], [1.0, 4.0], grad=True)
-    loss = f.bc_loss(log_prob, weight, MASK, None)
+    loss = bc_loss(log_prob, weight, MASK, None)
     assert number(loss) == pytest.approx(-(-2.0 + 0.0 - 3.0 + 2.0) / 4)
     loss.backward()
     assert weight.grad is None
     exactly(log_prob.grad, [-0.5, 0.0], [0.0, 0.0], [-0.25, -1.0])
-    assert number(f.bc_loss(log_prob, None, MASK, None)) == pytest.approx(5.5 / 4)
-    assert number(f.bc_loss(log_prob, None, MASK, t(11.0)[0])) == pytest.approx(5.5 / 22)
+    assert number(bc_loss(log_prob, None, MASK, None)) == pytest.approx(5.5 / 4)
+    assert number(bc_loss(log_prob, None, MASK, t(11.0)[0])) == pytest.approx(5.5 / 22)
 
 
 def test_dpg_raises_the_lowest_critic_s_value() -> None:
     value = torch.tensor([[[1.0], [NAN], [4.0]], [[2.0], [0.0], [-8.0]]], dtype=torch.float64)
     value.requires_grad_()
-    loss = f.dpg_loss(value, MASK, None)
+    loss = dpg_loss(value, MASK, None)
     assert number(loss) == pytest.approx(3.5)
     loss.backward()
     assert value.grad is not None
     exactly(value.grad[:, [0, 2]], [[-0.5], [0.0]], [[0.0], [-0.5]])
-    assert number(f.dpg_loss(value, MASK, t(7.0)[0])) == pytest.approx(1.0)
+    assert number(dpg_loss(value, MASK, t(7.0)[0])) == pytest.approx(1.0)
 
 
 # ------------------------------------------------------------------------------------------ returns

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from amago_model import ConfigError, MambaConfig, TrajectoryEncoderConfig
-from amago_model import selective_scan as scans
-from amago_model.mamba import Mamba
-from amago_model.selective_scan import CHUNK, choose_scan, selective_scan
+from amago_model.encoders import selective_scan as scans
+from amago_model.encoders.mamba import Mamba
+from amago_model.encoders.selective_scan import CHUNK, choose_scan, selective_scan
 
 CPU = torch.device("cpu")
 

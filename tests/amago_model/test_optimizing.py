@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from amago_model.optimizing import clip_gradients, forget_gradients, step_adamw
+from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
 
 
 def _network() -> nn.Module:

@@ -22,18 +22,24 @@ from amago_model import (
     TimestepEncoderConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
-    attention,
     register,
     registry,
 )
-from amago_model.attention import Attention, Pattern, attend_flex, attend_math, band_mask
-from amago_model.packing import Packing, pack, takes_packing
-from amago_model.timestep_encoders import TimestepEncoder
-from amago_model.trajectory_encoders import (
+from amago_model.attention import causal_attention as attention
+from amago_model.attention.causal_attention import (
+    Attention,
+    Pattern,
+    attend_flex,
+    attend_math,
+    band_mask,
+)
+from amago_model.data.packing import Packing, pack, takes_packing
+from amago_model.encoders.timestep import TimestepEncoder
+from amago_model.encoders.trajectory import (
     IdentityTrajectoryEncoder,
     make_trajectory_encoder,
 )
-from amago_model.transformer import Transformer
+from amago_model.encoders.transformer import Transformer
 from tests.amago_model.cases import MEMORIES, make
 from tests.amago_model.flash_stand_ins import installer
 

@@ -22,7 +22,7 @@ from amago_model import (
     load_policy,
     save_policy,
 )
-from amago_model.distributions import Categorical
+from amago_model.heads.distributions import Categorical
 from amago_model.policy_file import FORMAT
 
 MEMORIES = {

@@ -23,10 +23,10 @@ from amago_model import (
     load_policy,
     save_policy,
 )
-from amago_model.embedders import GoalEmbedder, TokenEmbedder
-from amago_model.images import ImageEncoder
-from amago_model.moments import still
-from amago_model.packing import pack
+from amago_model.data.packing import pack
+from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.encoders.images import ImageEncoder
+from amago_model.running_statistics import still
 
 SEEN = {"observation": ObsSpace(shape=(3,), dtype="float32")}
 HIDDEN = {

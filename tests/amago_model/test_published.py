@@ -36,14 +36,14 @@ from amago_model import (
     multitask,
     published_v3,
 )
-from amago_model.actor import make_distribution
-from amago_model.bins import Bins
 from amago_model.config import ImageConfig, TokenConfig
-from amago_model.embedders import TokenEmbedder
-from amago_model.losses import ensemble_subset
+from amago_model.encoders.embedders import TokenEmbedder
+from amago_model.encoders.privileged import PrivilegedFeatures
+from amago_model.encoders.timestep import ImageTimestepEncoder, TimestepEncoder
+from amago_model.heads.actor import make_distribution
+from amago_model.heads.bins import Bins
+from amago_model.losses.td_targets import ensemble_subset
 from amago_model.presets import DEVIATIONS
-from amago_model.privileged import PrivilegedFeatures
-from amago_model.timestep_encoders import ImageTimestepEncoder, TimestepEncoder
 from tests.amago_model.cases import CASES, MEMORIES, batch_of, make
 from tests.amago_model.reference import slow_update
 from tests.amago_model.settings import changed, leaves, value_at

@@ -21,8 +21,8 @@ from amago_model import (
     save_policy,
 )
 from amago_model.acting import ActingPolicy
-from amago_model.batch import previous_features
-from amago_model.timestep_encoders import TimestepEncoder
+from amago_model.data.batch import previous_features
+from amago_model.encoders.timestep import TimestepEncoder
 
 SMALL = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=6)
 SPACES = Spaces(

@@ -22,10 +22,10 @@ from amago_model import (
     registry,
     save_policy,
 )
-from amago_model.actor import Actor, make_distribution
-from amago_model.critic import CriticEnsemble
-from amago_model.distributions import Distribution
-from amago_model.moments import still
+from amago_model.heads.actor import Actor, make_distribution
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.distributions import Distribution
+from amago_model.running_statistics import still
 from tests.amago_model.cases import agent_of, batch_of, spaces_of
 from tests.amago_model.test_padding import everything, garbage, longer
 

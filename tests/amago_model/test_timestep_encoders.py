@@ -26,9 +26,9 @@ from amago_model import (
     load_policy,
     save_policy,
 )
-from amago_model.embedders import GoalEmbedder, TokenEmbedder
-from amago_model.modalities import kinds_of
-from amago_model.timestep_encoders import TimestepEncoder, observation_features
+from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.encoders.modalities import kinds_of
+from amago_model.encoders.timestep import TimestepEncoder, observation_features
 
 FOUR = ActionSpace(kind="discrete", n=4)
 IMAGE = ObsSpace(shape=(8, 6, 3), dtype="uint8")

@@ -15,9 +15,9 @@ from amago_model import (
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
-from amago_model.attention import attend_math, attend_sdpa, band_mask
-from amago_model.trajectory_encoders import make_trajectory_encoder
-from amago_model.transformer import SigmaLinear, sinusoid
+from amago_model.attention.causal_attention import attend_math, attend_sdpa, band_mask
+from amago_model.encoders.trajectory import make_trajectory_encoder
+from amago_model.encoders.transformer import SigmaLinear, sinusoid
 
 
 def _transformer(context: int = 5, **changes) -> TrajectoryEncoderConfig:  # type: ignore[no-untyped-def]

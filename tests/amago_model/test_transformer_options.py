@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from amago_model import ConfigError, TrajectoryEncoderConfig, TransformerConfig
-from amago_model.attention import BACKENDS, Attention, Pattern, choose
-from amago_model.transformer import Transformer, rotate, rotation
+from amago_model.attention.causal_attention import BACKENDS, Attention, Pattern, choose
+from amago_model.encoders.transformer import Transformer, rotate, rotation
 from tests.amago_model.flash_stand_ins import VERSIONS, installer
 
 CPU = torch.device("cpu")

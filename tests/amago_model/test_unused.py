@@ -28,9 +28,9 @@ from amago_model import (
     registry,
     save_policy,
 )
-from amago_model.actor import Actor
 from amago_model.checked import unfinished
-from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
+from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
+from amago_model.heads.actor import Actor
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
 SAMPLES = LossConfig(n_actions_in_actor_loss=3, n_actions_in_critic_loss=3)

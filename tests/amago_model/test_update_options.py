@@ -14,10 +14,10 @@ from amago_model import (
     LossConfig,
     ResidualActorConfig,
 )
-from amago_model.actor import Actor
-from amago_model.losses import clipped_target, leaky_relu_filter, normalized_advantage
-from amago_model.moments import BatchMoments
-from amago_model.returns import lambda_returns, n_step_returns
+from amago_model.heads.actor import Actor
+from amago_model.losses.filters import leaky_relu_filter, normalized_advantage
+from amago_model.losses.td_targets import clipped_target, lambda_returns, n_step_returns
+from amago_model.running_statistics import BatchMoments
 
 # ------------------------------------------------------------------------------------------- actor
 

@@ -19,13 +19,12 @@ from amago_model import (
     FeedForwardConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
-    compiling,
-    critic,
     fitting,
-    host_memory,
     published_v3,
 )
+from amago_model.heads import critic
 from amago_model.layers import make_mlp
+from amago_model.runtime import compiling, host_memory
 from benchmarks.flops import update_flops
 from benchmarks.update_baseline import Baseline
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from amago_model import ActionSpace, CriticConfig
-from amago_model.critic import CriticEnsemble, gamma_feature
-from amago_model.moments import RunningMoments, masked_mean, masked_moments
-from amago_model.returns import n_step_returns
-from amago_model.timestep_encoders import InputNorm
-from amago_model.value_norm import PopArt
+from amago_model.encoders.timestep import InputNorm
+from amago_model.heads.critic import CriticEnsemble, gamma_feature
+from amago_model.heads.popart import PopArt
+from amago_model.losses.td_targets import n_step_returns
+from amago_model.running_statistics import RunningMoments, masked_mean, masked_moments
 
 # ------------------------------------------------------------------------------------------ moments
 

@@ -25,9 +25,10 @@ from amago_model import (
     multitask,
     save_policy,
 )
-from amago_model.bins import Bins, symlog
-from amago_model.critic import CriticEnsemble
-from amago_model.losses import classification_loss
+from amago_model.heads.bins import Bins
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.layers import symlog
+from amago_model.losses.critic import classification_loss
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
 NARROW = BinsConfig(n_bins=21, min_return=-50.0, max_return=50.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from amago_model.batch import decode_action, encode_action
+from amago_model.data.batch import decode_action, encode_action
 from collector.envs import (
     BrokenEnv,
     EnvError,

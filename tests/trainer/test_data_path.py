@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from amago_model.agent import Agent
-from amago_model.batch import previous_features
 from amago_model.config import AgentConfig
+from amago_model.data.batch import previous_features
 from amago_model.errors import SpaceError
 from collector.envs import agent_spaces
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory

@@ -16,8 +16,8 @@ import pytest
 
 from amago_model import AgentConfig, CustomConfig, load_policy, save_policy
 from amago_model.acting import ActingPolicy
+from amago_model.config.spaces import ActionSpace, ObsSpace, Spaces
 from amago_model.errors import AmagoError
-from amago_model.spaces import ActionSpace, ObsSpace, Spaces
 from tests.amago_model.settings import changed, documented, leaves, others, value_at
 from trainer import config as settings
 from trainer.config import SettingError, TrainConfig, to_json

@@ -11,7 +11,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amago_model import ConfigError, compiling, make_agent
+from amago_model import ConfigError, make_agent
+from amago_model.runtime import compiling
 from benchmarks.update_sizes import SIZES, make_batch
 from trainer.config import OptimizerConfig
 from trainer.learner import Learner

@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 
+from amago_model.encoders.timestep import TimestepEncoder
 from amago_model.policy_file import load_policy
-from amago_model.timestep_encoders import TimestepEncoder
 from benchmarks.relabel import random_play
 from collector.builtin import CRAFTER_ID
 from collector.builtin.crafter.goals import TECH_TREE, WORDS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from amago_model.batch import Batch
+from amago_model.data.batch import Batch
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from amago_model.encoders.timestep import TimestepEncoder
 from amago_model.policy_file import load_policy
-from amago_model.timestep_encoders import TimestepEncoder
 from benchmarks.relabel import outcome, random_play
 from collector.builtin import MAZERUNNER_ID
 from trainer.data.fields import spaces_of

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amago_model.batch import Batch
+from amago_model.data.batch import Batch
 from stepwell.testing import make_spec, wait_until
 from trainer.config import DataConfig, TrainConfig
 from trainer.data import staging

@@ -17,8 +17,8 @@ from amago_model import (
     registry,
 )
 from amago_model import checked as amago_checked
+from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
 from amago_model.policy_file import load_policy
-from amago_model.trajectory_encoders import IdentityTrajectoryEncoder
 from stepwell import Box, Discrete, EnvSpec, MultiBinary
 from trainer import checkpoint
 from trainer.config import TrainConfig, flatten, to_json

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amago_model.batch import LOSS_MASKS, Batch
+from amago_model.data.batch import LOSS_MASKS, Batch
 from trainer.data.fields import Field
 from trainer.data.sampler import Ints, Windows
 

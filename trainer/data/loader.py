@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amago_model.batch import Batch
+from amago_model.data.batch import Batch
 from trainer.config import DataConfig
 from trainer.data.alignment import collate
 from trainer.data.cache import Cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from amago_model.batch import LOSS_MASKS, Batch
+from amago_model.data.batch import LOSS_MASKS, Batch
 from stepwell.client import Client
 from trainer.config import DataConfig, SourceConfig, TrainConfig, default_cache
 from trainer.data.cache import Cache

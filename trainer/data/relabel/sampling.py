@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amago_model.batch import LOSS_MASKS
+from amago_model.data.batch import LOSS_MASKS
 from trainer.data.alignment import first_row
 from trainer.data.columns import Columns
 from trainer.data.fields import Field

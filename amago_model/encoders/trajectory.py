@@ -11,11 +11,11 @@ Every encoder is causal and offers the same four calls:
 episode gives what forward gives on the whole of it.
 
 An encoder that can leave padding out says so by a further argument of forward, `packing` (see
-packing.py): where windows differ in length, x is then [1, M, D_in] and time_idx [1, M], the rows
-that exist laid end to end, and so are its states. Without that argument it gets windows padded to
-one length, with zeros where no row is. GRU and Mamba do: a recurrence walks through all windows at
-once, and torch's GRU is no faster on packed sequences (on a CPU, forward and backward: 55 against
-57 ms for 32 windows of up to 32 rows, 186 against 99 ms for 8 of up to 128).
+data/packing.py): where windows differ in length, x is then [1, M, D_in] and time_idx [1, M], the
+rows that exist laid end to end, and so are its states. Without that argument it gets windows padded
+to one length, with zeros where no row is. GRU and Mamba do: a recurrence walks through all windows
+at once, and torch's GRU is no faster on packed sequences (on a CPU, forward and backward: 55
+against 57 ms for 32 windows of up to 32 rows, 186 against 99 ms for 8 of up to 128).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import FeedForwardConfig, GRUConfig, TrajectoryEncoderConfig
+from amago_model.data.packing import Packing
+from amago_model.encoders.mamba import Mamba
+from amago_model.encoders.transformer import Transformer
 from amago_model.layers import Linear, ResidualBlock, Rows, make_activation, make_norm
-from amago_model.mamba import Mamba
-from amago_model.packing import Packing
-from amago_model.transformer import Transformer
 
 Hidden = Any
 """None, a tensor, a MambaHidden or a TransformerHidden: opaque to all but the encoder it is of."""

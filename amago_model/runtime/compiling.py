@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amago_model.agent import Agent
-from amago_model.batch import Batch
+from amago_model.data.batch import Batch
 from amago_model.errors import ConfigError
 
 

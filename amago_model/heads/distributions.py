@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.continuous import Beta, GaussianMixture, TanhGaussian, normal_like
+from amago_model.heads.continuous import Beta, GaussianMixture, TanhGaussian, normal_like
 
 __all__ = [
     "Beta",

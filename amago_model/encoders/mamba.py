@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amago_model.config import MambaConfig
+from amago_model.encoders.selective_scan import choose_scan, selective_scan
 from amago_model.layers import make_norm
-from amago_model.selective_scan import choose_scan, selective_scan
 
 
 @dataclass(slots=True)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from amago_model.batch import Batch, action_index, encode_action, one_hot
 from amago_model.config import AgentConfig, Spaces
-from amago_model.packing import Packing
+from amago_model.data.batch import Batch, action_index, encode_action, one_hot
+from amago_model.data.packing import Packing
 
 Shown = dict[str, dict[str, Tensor]]
 """What a head is called with beside the state: {"obs": {key: [N, *shape]}} if it asks for it, else
-nothing. See row_observations.py."""
+nothing. See heads/observations.py."""
 
 
 @dataclass(slots=True)

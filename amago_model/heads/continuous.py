@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.bounds import bounded_exp, bounded_softplus
+from amago_model.heads.bounds import bounded_exp, bounded_softplus
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _TRIES = 4

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import Activation, ImageConfig, ObsSpace
+from amago_model.encoders.modalities import Layout, image_layout
 from amago_model.errors import ConfigError
 from amago_model.layers import make_activation, make_norm
-from amago_model.modalities import Layout, image_layout
 
 # By kind: (channels, kernel, stride) of each convolution; no padding.
 CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {

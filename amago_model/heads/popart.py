@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago_model.moments import RunningMoments, Statistics
+from amago_model.running_statistics import RunningMoments, Statistics
 
 
 class PopArt(Statistics):

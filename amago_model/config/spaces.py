@@ -22,7 +22,7 @@ class ObsSpace(Checked):
     """numpy name of the stored type, such as 'float32' or 'uint8'."""
     n: int | None = None
     """Number of categories if the array holds category numbers 0..n-1: few become one-hots, many
-    are embedded (see modalities.py)."""
+    are embedded (see encoders/modalities.py)."""
     role: Role = "policy"
     """Who may look: policy (the agent), critic (privileged), mask (legal actions), relabel, log."""
 

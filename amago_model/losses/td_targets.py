@@ -15,9 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago_model.batch import Batch
 from amago_model.config import LossConfig
-from amago_model.losses import clipped_target
+from amago_model.data.batch import Batch
 
 
 def critic_targets(batch: Batch, next_value: Tensor, gammas: Tensor, config: LossConfig) -> Tensor:
@@ -83,3 +82,41 @@ def lambda_returns(
         y = r_t[:, t : t + 1] + discount_t[:, t : t + 1] * later
         returns.append(y)
     return torch.cat(returns[::-1], dim=1)
+
+
+def clipped_target(target: Tensor, low: float | None, high: float | None) -> Tensor:
+    """Targets no further than returns can go, in the units of the target; None is no bound."""
+    return target if low is None and high is None else target.clamp(min=low, max=high)
+
+
+def subset_indices(
+    n_critics: int, size: int, noise: Tensor, *, replacement: bool = False
+) -> Tensor | None:
+    """Which critics each entry is given: [size, ...] from noise [C, ...]; None for all of them.
+
+    Drawn without replacement (Chen et al. 2021, REDQ): those for which `noise`, independent and
+    standard normal, is largest. With replacement, it is read as C equally likely ranges.
+    """
+    if replacement:
+        uniform = torch.special.ndtr(noise[:size])
+        out: Tensor = (uniform * n_critics).long().clamp(max=n_critics - 1)
+        return out
+    return noise.topk(size, dim=0).indices if size < n_critics else None
+
+
+def ensemble_subset(
+    q: Tensor, size: int, *, minimum: bool, noise: Tensor, replacement: bool = False
+) -> Tensor:
+    """[C, ...] -> [...]: the minimum (or mean) over `size` critics, drawn anew for each entry.
+
+    `noise`, shaped like q, is not read where size is C and all are drawn: see `subset_indices`.
+    """
+    indices = subset_indices(len(q), size, noise, replacement=replacement)
+    return over_subset(q, indices, minimum=minimum)
+
+
+def over_subset(q: Tensor, indices: Tensor | None, *, minimum: bool) -> Tensor:
+    """q [C, ...], indices [size, ...] -> [...]: the minimum (or mean) over the critics chosen."""
+    if indices is not None:
+        q = q.gather(0, indices)
+    return q.amin(0) if minimum else q.mean(0)

@@ -10,8 +10,8 @@ Its function takes and gives [N, L, H, E] in 16 bits. Versions differ in three w
 A second one, flash_attn_varlen_func, takes windows laid end to end, [M, H, E], with the rows before
 each as int32 (cu_seqlens_q, cu_seqlens_k) and the length of the longest (max_seqlen_q,
 max_seqlen_k), by name, for their order differs; its options and returns are those above. In the
-first releases of version 4 it knows no lengths and has no gradient: the trial in attention.py
-fails, and it is not asked.
+first releases of version 4 it takes no lengths and has no gradient: the trial in
+causal_attention.py fails, and it is not called.
 
 Nothing here is measured: no machine with the package was at hand. It is tested against stand-ins
 with these signatures.
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amago_model.packing import Packing
+from amago_model.data.packing import Packing
 
 _MODULES = ("flash_attn_interface", "flash_attn", "flash_attn.cute")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago_model.distributions import Distribution
-from amago_model.moments import masked_mean
-from amago_model.transitions import Transitions
-from amago_model.value_norm import PopArt
-from amago_model.values import over_critics
+from amago_model.data.transitions import Transitions
+from amago_model.heads.distributions import Distribution
+from amago_model.heads.popart import PopArt
+from amago_model.losses.values import over_critics
+from amago_model.running_statistics import masked_mean
 
 
 @torch.no_grad()

@@ -21,18 +21,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from amago_model.batch import one_hot
-from amago_model.bins import symlog
 from amago_model.checked import refuse
 from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
 from amago_model.config.names import SIMNORM_GROUP
-from amago_model.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.data.batch import one_hot, only_valid
+from amago_model.data.packing import Packing
+from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.encoders.images import ImageEncoder, draw_shifts
+from amago_model.encoders.modalities import hint, kinds_of, not_one_image
 from amago_model.errors import ConfigError
-from amago_model.images import ImageEncoder, draw_shifts
-from amago_model.layers import Linear, make_activation, make_mlp, make_norm
-from amago_model.modalities import hint, kinds_of, not_one_image
-from amago_model.moments import RunningMoments
-from amago_model.packing import Packing
+from amago_model.layers import Linear, make_activation, make_mlp, make_norm, symlog
+from amago_model.running_statistics import RunningMoments
 
 
 class InputNorm(nn.Module):
@@ -271,10 +270,3 @@ def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> 
             f"{fits}, unset auto_scale or choose another norm"
         )
     return width
-
-
-def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
-    """[B, L, *shape], or [N, *shape], with zeros in rows that are not valid, [B, L] or [N]."""
-    if valid is None:
-        return x
-    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)), 0)

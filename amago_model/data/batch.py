@@ -159,6 +159,13 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise BatchError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
 
 
+def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
+    """[B, L, *shape], or [N, *shape], with zeros in rows that are not valid, [B, L] or [N]."""
+    if valid is None:
+        return x
+    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)), 0)
+
+
 # ---------------------------------------------------------------------------------------- encoding
 
 

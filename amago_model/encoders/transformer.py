@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amago_model.attention import Attention
+from amago_model.attention.causal_attention import Attention
 from amago_model.config import TransformerConfig
+from amago_model.data.packing import Packing
 from amago_model.layers import by_rows, make_activation, make_norm
-from amago_model.moments import Phased
-from amago_model.packing import Packing
+from amago_model.running_statistics import Phased
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import ActionSpace, ActorConfig
-from amago_model.distributions import (
+from amago_model.errors import ConfigError
+from amago_model.heads.distributions import (
     Beta,
     Categorical,
     Distribution,
@@ -15,7 +16,6 @@ from amago_model.distributions import (
     OneHots,
     TanhGaussian,
 )
-from amago_model.errors import ConfigError
 from amago_model.layers import Linear, make_activation, make_mlp, make_norm
 
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import Spaces, TimestepEncoderConfig
-from amago_model.embedders import GoalEmbedder, TokenEmbedder
-from amago_model.images import ImageEncoder, draw_shifts
-from amago_model.modalities import kinds_of
-from amago_model.packing import Packing
-from amago_model.timestep_encoders import (
+from amago_model.data.batch import only_valid
+from amago_model.data.packing import Packing
+from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.encoders.images import ImageEncoder, draw_shifts
+from amago_model.encoders.modalities import kinds_of
+from amago_model.encoders.timestep import (
     InputNorm,
     observation_features,
-    only_valid,
     vector_width,
 )
 

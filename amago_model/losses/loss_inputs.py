@@ -10,9 +10,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from amago_model.distributions import Distribution
-from amago_model.moments import masked_mean
-from amago_model.transitions import Transitions
+from amago_model.data.transitions import Transitions
+from amago_model.heads.distributions import Distribution
+from amago_model.running_statistics import masked_mean
 
 
 @dataclass(slots=True)

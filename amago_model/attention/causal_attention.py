@@ -15,8 +15,8 @@ can. What cannot be known from its description is tried once, on a few rows (`_t
 attends with one query over a cache of keys; there `math` stands in for what sdpa cannot do,
 whatever the back-end, so a policy trained with flash-attn acts on any machine.
 
-Windows of different length may come laid end to end (packing.py). flash and, on a GPU, flex have a
-kernel for that; the others attend over one window at a time, or over all of them padded again.
+Windows of different length may come laid end to end (data/packing.py). flash and, on a GPU, flex
+have a kernel for that; the others attend over one window at a time, or pad all of them again.
 
 Letters: N sequences, H heads, L rows, K keys, E width of a head, M rows of all windows.
 """
@@ -32,16 +32,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.config import TransformerConfig
-from amago_model.errors import ConfigError
-from amago_model.flash_attention import (
+from amago_model.attention.flash import (
     attend_flash,
     attend_flash_packed,
     find_flash,
     flash_obstacle,
     flash_packs,
 )
-from amago_model.packing import Packing, pack
+from amago_model.config import TransformerConfig
+from amago_model.data.packing import Packing, pack
+from amago_model.errors import ConfigError
 
 FEW_ROWS = 16
 """Windows shorter than that, on average, are padded again: as many calls would cost more (measured

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import BinsConfig
-
-
-def symlog(x: Tensor) -> Tensor:
-    return x.sign() * x.abs().log1p()
-
-
-def symexp(x: Tensor) -> Tensor:
-    return x.sign() * x.abs().expm1()
+from amago_model.layers import symexp, symlog
 
 
 class Bins(nn.Module):

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amago_model.bins import Bins
 from amago_model.config import ActionSpace, CriticConfig
-from amago_model.critic_layers import Layers, StatePart, affine, constant_answers, first_layer
-from amago_model.distributions import Categorical, Distribution
+from amago_model.heads.bins import Bins
+from amago_model.heads.critic_layers import Layers, StatePart, affine, constant_answers, first_layer
+from amago_model.heads.distributions import Categorical, Distribution
 from amago_model.layers import (
     AdaptiveActivation,
     leaky_slope,

@@ -17,11 +17,10 @@ import inspect
 import torch
 from torch import nn
 
-from amago_model.batch import Batch
 from amago_model.config import Spaces
+from amago_model.data.batch import Batch, only_valid
+from amago_model.data.transitions import Shown, ends, row_before
 from amago_model.errors import ConfigError
-from amago_model.timestep_encoders import only_valid
-from amago_model.transitions import Shown, ends, row_before
 
 
 def keys_for_actor(actor: nn.Module, spaces: Spaces) -> list[str]:

@@ -1,0 +1,1 @@
+"""Causal attention over a sliding window: one interface, several back-ends."""

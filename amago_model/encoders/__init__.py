@@ -1,0 +1,1 @@
+"""From observations to state vectors: timestep encoders, then trajectory encoders (the memory)."""

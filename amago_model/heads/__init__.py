@@ -1,0 +1,1 @@
+"""What reads a state vector: actor and its distributions, critics, PopArt."""

@@ -1,0 +1,1 @@
+"""TD targets, filters and losses: free functions from tensors and settings to tensors."""

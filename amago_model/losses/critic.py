@@ -1,0 +1,25 @@
+"""Losses of the critics: mean squared error, or cross-entropy over bins.
+
+Letters: N transitions (windows and time flattened), C critics, G discounts. A mask is [N] bool, and
+a mean is over the transitions it leaves, all discounts and all critics, each weighing the same.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from amago_model.running_statistics import masked_mean
+
+
+def critic_loss(prediction: Tensor, target: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
+    """prediction [C, N, G], target [N, G], both normalised -> scalar mean squared error."""
+    error = (prediction - target.detach()).square()
+    return masked_mean(error.mean(0), mask, count)
+
+
+def classification_loss(
+    logits: Tensor, label: Tensor, mask: Tensor, count: Tensor | None
+) -> Tensor:
+    """Cross-entropy of logits [C, N, G, bins] with labels [N, G, bins] -> scalar."""
+    error = -(label.detach() * logits.log_softmax(-1)).sum(-1)
+    return masked_mean(error.mean(0), mask, count)

@@ -1,0 +1,54 @@
+"""Advantage filters, [N, G] -> [N, G]: the weight of each data action in behaviour cloning."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amago_model.config import LossConfig
+
+
+def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
+    """1 where the data's action is better than the policy's own by more than the threshold."""
+    return (advantage > threshold).to(advantage.dtype)
+
+
+def exp_filter(advantage: Tensor, beta: float, largest: float, *, smallest: float = 0.0) -> Tensor:
+    """exp(beta x advantage), within `smallest` … `largest` (CRR-exp, AWAC)."""
+    return torch.exp(beta * advantage).clamp(smallest, largest)
+
+
+def leaky_relu_filter(
+    advantage: Tensor,
+    *,
+    threshold: float,
+    beta: float,
+    slope: float,
+    at_zero: float,
+    smallest: float,
+    largest: float,
+    add_step: bool,
+) -> Tensor:
+    """A line bent at the threshold: at_zero at advantage 0 (if that is below the threshold), rising
+    by 1 / beta above the bend and by slope / beta below; clipped, plus a step of 1 at the bend."""
+    bias = at_zero + slope * threshold / beta
+    line = bias + F.leaky_relu((advantage - threshold) / beta, slope)
+    weight = line.clamp(smallest, largest)
+    return weight + binary_filter(advantage, threshold) if add_step else weight
+
+
+def advantage_weight(advantage: Tensor, config: LossConfig) -> Tensor:
+    """Weights of the data's actions by the filter of the settings, shaped like the advantages."""
+    if config.filter == "binary":
+        return binary_filter(advantage, config.filter_threshold)
+    if config.filter == "leaky_relu":
+        return leaky_relu_filter(advantage, **dataclasses.asdict(config.leaky_filter))
+    return exp_filter(advantage, config.filter_beta, config.filter_max, smallest=config.filter_min)
+
+
+def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """[N, G] to mean 0 and deviation 1, given those of each discount [G]."""
+    return (advantage - mean) / (variance + 1e-10).sqrt()

@@ -1,0 +1,1 @@
+"""How an update runs, not what it computes: compiling, optimiser step, memory."""
