@@ -39,7 +39,6 @@ from stepwell.spaces import (
     MultiDiscrete,
     Space,
     outside,
-    space_to_json,
 )
 
 Env = gymnasium.Env[Any, Any]
@@ -241,8 +240,8 @@ class Interface:
                     raise InvalidSpace(
                         f"{self.env_id} does not fit dataset {name}: {what} {key!r}; "
                         "collect into a dataset of its own (--dataset NEW-NAME)",
-                        expected=_words(space),
-                        got=_words(ours[key]),
+                        expected=str(space),
+                        got=str(ours[key]),
                     )
         return replace(self, spec=replace(spec, env=self.env_id))
 
@@ -252,23 +251,18 @@ class Interface:
             ours = agent_spaces(self.spec)
         except ValueError as error:
             raise InvalidSpace(f"{policy_id} cannot play {self.env_id}: {error}") from None
-        for key, wanted in spaces.observations.items():
-            if wanted.role not in ("policy", "mask"):
-                continue
-            here = ours.observations.get(key)
-            if here is None or (here.shape, here.n) != (wanted.shape, wanted.n):
+        pairs: list[tuple[str, ObsSpace | ActionSpace, ObsSpace | ActionSpace | None]] = [
+            (f"observation {key!r}", wanted, ours.observations.get(key))
+            for key, wanted in spaces.observations.items()
+            if wanted.role in ("policy", "mask")
+        ]
+        for what, wanted, here in [*pairs, ("actions", spaces.action, ours.action)]:
+            if here is None or _layout(here) != _layout(wanted):
                 raise InvalidSpace(
-                    f"{policy_id} cannot play {self.env_id}: observation {key!r}",
-                    expected=_form(wanted.shape, wanted.n),
-                    got="none of that name" if here is None else _form(here.shape, here.n),
+                    f"{policy_id} cannot play {self.env_id}: other {what}",
+                    expected=str(_layout(wanted)),
+                    got="none of that name" if here is None else str(_layout(here)),
                 )
-        wanted_action, action = spaces.action, ours.action
-        if _layout(wanted_action) != _layout(action):
-            raise InvalidSpace(
-                f"{policy_id} cannot play {self.env_id}: other actions",
-                expected=_action_words(wanted_action),
-                got=_action_words(action),
-            )
 
 
 def interface_of(
@@ -324,49 +318,27 @@ def agent_spaces(spec: EnvSpec) -> Spaces:
         )
     (space,) = spec.actions.values()
     if isinstance(space, Discrete):
-        return Spaces(
-            observations=observations,
-            action=ActionSpace(kind="discrete", n=space.n, start=space.start),
-        )
-    if isinstance(space, MultiDiscrete):
+        action = ActionSpace(kind="discrete", n=space.n, start=space.start)
+    elif isinstance(space, MultiDiscrete):
         action = ActionSpace(kind="multi_discrete", nvec=space.nvec)
-        return Spaces(observations=observations, action=action)
-    if isinstance(space, MultiBinary):
+    elif isinstance(space, MultiBinary):
         action = ActionSpace(kind="multi_binary", n=space.n)
-        return Spaces(observations=observations, action=action)
-    if np.dtype(space.dtype).kind != "f":
+    elif np.dtype(space.dtype).kind == "f":
+        low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
+        action = ActionSpace(kind="continuous", shape=space.shape, low=low, high=high)
+    else:
         raise InvalidSpace(
             "the agent cannot play this action space yet",
             expected="Discrete, MultiDiscrete, MultiBinary, or a Box of floats",
             got=str(space),
         )
-    low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
-    return Spaces(
-        observations=observations,
-        action=ActionSpace(kind="continuous", shape=space.shape, low=low, high=high),
-    )
+    return Spaces(observations=observations, action=action)
 
 
-def _words(space: Space) -> str:
-    """A space as a message says it."""
-    fields = space_to_json(space)
-    kind = fields.pop("type")
-    return " ".join([str(kind), *(f"{key}={value}" for key, value in fields.items())])
-
-
-def _action_words(action: ActionSpace) -> str:
-    names = ("n", "nvec", "start", "shape")
-    parts = [f"{name}={value}" for name in names if (value := getattr(action, name))]
-    return " ".join([str(action.kind), *parts])
-
-
-def _form(shape: tuple[int, ...], categories: int | None) -> str:
-    return f"shape {shape}" if categories is None else f"{categories} categories"
-
-
-def _layout(action: ActionSpace) -> tuple[object, ...]:
-    """All of an action space but its bounds, which may differ between recordings."""
-    return action.kind, action.n, action.nvec, action.start, action.shape
+def _layout(space: ObsSpace | ActionSpace) -> dict[str, object]:
+    """All of a space but its dtype and bounds, which may differ between recordings."""
+    fields = ("kind", "shape", "n", "nvec", "start")
+    return {name: value for name in fields if (value := getattr(space, name, None))}
 
 
 def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:

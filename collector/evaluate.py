@@ -289,6 +289,7 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
             return config.file.name, load_policy(config.file, device=config.device)
         except OSError as error:
             raise UsageError(f"--file {config.file}: {error}") from None
+    client.wait_ready(10.0)
     source = PolicySource(client, config.policy, device=config.device)
     source.poll()
     return source.current.policy_id, source.current.policy

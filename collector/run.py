@@ -75,9 +75,10 @@ def open_dataset(
     """The interface that records under the spec of dataset `name`, which is made if missing."""
     try:
         spec = client.spec(name)
-    except NotFound:
+    except NotFound as error:
         if not create:
-            raise
+            detail = f"{error.detail}; without --no-create it would be made"
+            raise NotFound({**error.problem, "detail": detail}) from None
         client.create_dataset(
             name,
             interface.spec,

@@ -14,8 +14,7 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
-from collector.builtin.d4rl_file import write_d4rl
-from collector.builtin.scripted import Progress, Summary, provenance, record
+from collector.builtin.generate import Progress, Summary, generate
 from stepwell.errors import StepwellError
 
 ENV_ID = "LunarLanderContinuous-v3"
@@ -45,13 +44,15 @@ def lunarlander_noisy(
     """
     heuristic = _import_heuristic()
     env = gymnasium.make(ENV_ID)
-    try:
-        behaviour = _NoisyHeuristic(env.unwrapped, heuristic)
-        columns, summary = record(env, behaviour, steps=steps, seed=seed, progress=progress)
-    finally:
-        env.close()
-    write_d4rl(path, columns, provenance("heuristic+eps", ENV_ID, seed))
-    return summary
+    return generate(
+        path,
+        env,
+        _NoisyHeuristic(env.unwrapped, heuristic),
+        algorithm="heuristic+eps",
+        steps=steps,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def _import_heuristic() -> Heuristic:

@@ -12,8 +12,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin.d4rl_file import write_d4rl
-from collector.builtin.scripted import Progress, Summary, provenance, record
+from collector.builtin.generate import Progress, Summary, generate
 
 ENV_ID = "Pendulum-v1"
 
@@ -32,13 +31,15 @@ def pendulum_stitch(
     no row is terminal. With the defaults: 500 episodes, mean return about -850, best decile above
     about -590, where the scripted expert alone earns about -150.
     """
-    env = gymnasium.make(ENV_ID)
-    try:
-        columns, summary = record(env, _Stitch(), steps=steps, seed=seed, progress=progress)
-    finally:
-        env.close()
-    write_d4rl(path, columns, provenance("scripted-mixture", ENV_ID, seed))
-    return summary
+    return generate(
+        path,
+        gymnasium.make(ENV_ID),
+        _Stitch(),
+        algorithm="scripted-mixture",
+        steps=steps,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def expert_torque(observation: NDArray[np.float32]) -> float:

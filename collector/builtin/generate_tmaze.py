@@ -6,14 +6,14 @@ learns from reward earns 1.0. The smallest offline test of memory.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.builtin import TMAZE_PASSIVE_ID
-from collector.builtin.d4rl_file import write_d4rl
-from collector.builtin.scripted import Progress, Summary, provenance, record
+from collector.builtin.generate import Progress, Summary, generate
 from collector.builtin.tmaze import DOWN, RIGHT, UP
 
 
@@ -30,16 +30,17 @@ def tmaze_passive(
     observations float32 (N, 2), actions int32 (N,) in 0..3; each episode ends in a terminal.
     With the defaults: 2000 episodes, mean return about 0.33.
     """
-    env = gymnasium.make(TMAZE_PASSIVE_ID, corridor_length=corridor_length)
-    try:
-        behaviour = _CoinTosser(corridor_length)
-        columns, summary = record(env, behaviour, steps=steps, seed=seed, progress=progress)
-    finally:
-        env.close()
-    about = provenance("walk-right-toss-coin", TMAZE_PASSIVE_ID, seed)
-    about["environment_kwargs"] = json.dumps({"corridor_length": corridor_length})
-    write_d4rl(path, columns, about)
-    return summary
+    kwargs: dict[str, Any] = {"corridor_length": corridor_length}
+    return generate(
+        path,
+        gymnasium.make(TMAZE_PASSIVE_ID, **kwargs),
+        _CoinTosser(corridor_length),
+        algorithm="walk-right-toss-coin",
+        steps=steps,
+        seed=seed,
+        progress=progress,
+        metadata={"environment_kwargs": json.dumps(kwargs)},
+    )
 
 
 class _CoinTosser:

@@ -1,0 +1,156 @@
+"""Offline data: a scripted behaviour plays a real environment; the file has D4RL's layout.
+
+    row i          observations[i] actions[i] rewards[i] next_observations[i]
+    terminals[i]   the task ended here: row i + 1 begins another episode
+    timeouts[i]    the episode was cut here: likewise, but the task had not ended
+    metadata/...   how the file was made
+
+All episodes end to end in flat columns, gzip 4, no HDF5 attributes (Fu et al., 2020). Reading such
+files is the service's business. A hundred thousand steps take seconds.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium
+import h5py
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from stepwell._files import whole_file
+from stepwell.errors import InvalidData
+
+# Room between two seeds, so that their episodes never start from the same reset seed.
+_SEED_STRIDE = 1_000_000
+
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps asked for), once an episode."""
+Columns = Mapping[str, NDArray[np.generic]]
+Metadata = Mapping[str, str | int | float | NDArray[np.generic]]
+
+
+class Behaviour(Protocol):
+    """Chooses the actions. `rng` is new in each episode and the only source of randomness."""
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """An episode begins: forget the last one, keep `rng` for this one."""
+
+    def act(self, observation: NDArray[np.float32]) -> Any:
+        """The action for this observation, inside the environment's action space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a generator wrote, in numbers."""
+
+    steps: int
+    """Rows in the file; may exceed what was asked for, because episodes are kept whole."""
+    episodes: int
+    """Whole episodes in the file."""
+    mean_return: float
+    """Mean over episodes of the undiscounted sum of rewards."""
+    p90_return: float
+    """The return that one episode in ten exceeds."""
+    best_return: float
+    """The best episode's return."""
+
+
+def first_episode_seed(seed: int) -> int:
+    """Episode i of a file made with `seed` was reset with `first_episode_seed(seed) + i`."""
+    return seed * _SEED_STRIDE
+
+
+def generate(
+    path: str | Path,
+    env: gymnasium.Env[Any, Any],
+    behaviour: Behaviour,
+    *,
+    algorithm: str,
+    steps: int,
+    seed: int,
+    progress: Progress | None = None,
+    metadata: Metadata | None = None,
+) -> Summary:
+    """Play whole episodes in `env` until at least `steps` steps are recorded; write and close.
+
+    The file is pure in (env, behaviour, steps, seed), and a longer one begins with the shorter:
+    episode i depends on (seed, i) alone. Its metadata let anyone replay the episodes.
+    Raises InvalidData when `steps` or `seed` is out of range.
+    """
+    try:
+        columns, returns = _play(env, behaviour, steps, seed, progress)
+    finally:
+        env.close()
+    assert env.spec is not None
+    made_by: dict[str, str | int] = {
+        "algorithm": algorithm,
+        "environment": env.spec.id,
+        "gymnasium": gymnasium.__version__,
+        "seed": seed,
+        "first_episode_seed": first_episode_seed(seed),
+    }
+    write_d4rl(path, columns, {**made_by, **(metadata or {})})
+    return Summary(
+        steps=len(columns["rewards"]),
+        episodes=len(returns),
+        mean_return=float(np.mean(returns)),
+        p90_return=float(np.percentile(returns, 90)),
+        best_return=float(np.max(returns)),
+    )
+
+
+def _play(
+    env: gymnasium.Env[Any, Any],
+    behaviour: Behaviour,
+    steps: int,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[Columns, list[float]]:
+    """(columns of N >= `steps` rows, return of each episode); Discrete actions are int32 [N]."""
+    if steps < 1:
+        raise InvalidData("steps", expected="at least 1", got=str(steps))
+    if not 0 <= seed < 2**31:
+        raise InvalidData("seed", expected="0 .. 2**31 - 1", got=str(seed))
+    action_dtype = np.int32 if isinstance(env.action_space, spaces.Discrete) else np.float32
+    rows: list[tuple[Any, ...]] = []
+    returns: list[float] = []
+    while len(rows) < steps:
+        episode = len(returns)
+        behaviour.begin(np.random.default_rng((seed, episode)))
+        obs, _ = env.reset(seed=first_episode_seed(seed) + episode)
+        earned, over = 0.0, False
+        while not over:
+            # Rounded before it is played: what the file says is what the environment was given.
+            action = np.asarray(behaviour.act(obs), action_dtype)
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            cut = truncated and not terminated
+            rows.append((obs, action, float(reward), next_obs, terminated, cut))
+            obs, earned, over = next_obs, earned + float(reward), terminated or truncated
+        returns.append(earned)
+        if progress is not None:
+            progress(min(len(rows), steps), steps)
+    names = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
+    dtypes = (np.float32, action_dtype, np.float32, np.float32, np.bool_, np.bool_)
+    columns = zip(names, dtypes, zip(*rows, strict=True), strict=True)
+    return {name: np.array(column, dtype) for name, dtype, column in columns}, returns
+
+
+def write_d4rl(path: str | Path, columns: Columns, metadata: Metadata) -> None:
+    """Write `columns` (name -> array, all with the same N rows) and `metadata` to `path`.
+
+    Names may hold slashes (`infos/qpos`). Strings in `metadata` become bytes, as in D4RL. The file
+    appears whole or not at all, and replaces an older one; the same input gives the same bytes.
+    """
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        for name, column in columns.items():
+            h5.create_dataset(name, data=column, compression="gzip", compression_opts=4)
+        for name, value in metadata.items():
+            leaf = np.bytes_(value) if isinstance(value, str) else value
+            h5.create_dataset(f"metadata/{name}", data=leaf)
+    with whole_file(Path(path)) as target:
+        target.write(file.getbuffer())
