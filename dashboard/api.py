@@ -1,8 +1,8 @@
 """Everything the pages read or change, through `stepwell.Client`: the only file that imports it.
 
 Reads are cached for a few seconds, by address and arguments, for all browsers together (there
-are no users to keep apart: whoever reaches this page acts with the token it was started with).
-Writes clear the cache, so a page shows what it just did.
+are no users to keep apart: every page acts with the token that it was started with). Writes go
+through `client()` inside `components.attempt`, which clears the cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -111,8 +112,8 @@ def health() -> Health:
     return client().health()
 
 
-def answers() -> bool:
-    """Whether the service is there and ready, asked now."""
+def is_ready() -> bool:
+    """Whether the service answers and is ready; never cached."""
     return client().ready()
 
 
@@ -223,7 +224,7 @@ def query_schema() -> QuerySchema:
 # --- curves -------------------------------------------------------------------------------------
 
 WHOLE_SECONDS = 60.0
-"""A curve that still grows is read anew after so long: a resumed run rewrites points it had."""
+"""After so long a growing curve is read whole again: a resumed run rewrites its points."""
 KEYS_AT_ONCE = 50
 
 
@@ -244,14 +245,14 @@ class Curve:
         self.values = np.append(self.values, np.asarray(more.values, float))
 
     def is_old(self, run: Run, last: int) -> bool:
-        """Whether to read all of it again, not only what lies beyond."""
+        """Whether to read all of it again, not only its new points."""
         waited = time.monotonic() - self.read_at > WHOLE_SECONDS or not run.alive
-        heard = run.heartbeat_at != self.heartbeat
-        return (heard and waited) or len(self.steps) > 2 * POINTS or last < self.steps[-1]
+        newer = run.heartbeat_at != self.heartbeat
+        return (newer and waited) or len(self.steps) > 2 * POINTS or last < self.steps[-1]
 
 
 class Curves:
-    """The curves on one screen: each is read whole once, and then only what lies beyond."""
+    """The curves on one screen: each is read whole once, then only its new points."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, float], dict[str, Curve]] = {}
@@ -265,7 +266,7 @@ class Curves:
         """Those of `keys` that this run has."""
         known = self._known.setdefault(_place(run), {})
         mine = [key for key in keys if key in run.latest_steps]
-        whole, beyond = [], {}
+        whole, newer = [], {}
         for key in mine:
             last = run.latest_steps[key]
             # A comma is the query's own separator: such a key comes with all the others, whole.
@@ -275,7 +276,7 @@ class Curves:
                 if "," in key:
                     whole.append(key)
                 else:
-                    beyond[key] = int(known[key].steps[-1])
+                    newer[key] = int(known[key].steps[-1])
         if any("," in key for key in whole):
             read = client().metrics(run.name, points=POINTS)
             found = {key: read[key] for key in whole if key in read}
@@ -283,7 +284,7 @@ class Curves:
             found = _series(run.name, whole)
         for key, series in found.items():
             known[key] = Curve(series, run.heartbeat_at)
-        for key, series in _series(run.name, list(beyond), list(beyond.values())).items():
+        for key, series in _series(run.name, list(newer), list(newer.values())).items():
             known[key].extend(series)
         return {key: known[key] for key in mine if key in known}
 
@@ -305,23 +306,16 @@ def _series(name: str, keys: list[str], after: list[int] | None = None) -> dict[
 # --- queries ------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class Answer:
-    """A query's result: `frame`, whether there was more (`truncated`), how long it took, and the
-    damaged files that it lacks (`excluded`)."""
+    """A query's result."""
 
-    def __init__(
-        self,
-        sql: str,
-        frame: pd.DataFrame,
-        truncated: bool,
-        elapsed_ms: float,
-        excluded: list[Excluded],
-    ):
-        self.sql = sql
-        self.excluded = excluded
-        self.frame = frame
-        self.truncated = truncated
-        self.elapsed_ms = elapsed_ms
+    frame: pd.DataFrame
+    truncated: bool
+    """Whether there are more rows."""
+    elapsed_ms: float
+    excluded: list[Excluded]
+    """Damaged files whose rows are missing."""
 
 
 @read(3)
@@ -336,7 +330,7 @@ def sql(
     seconds = timeout or SQL_SECONDS
     result = client().sql(query, params, dataset=dataset, limit=limit, timeout=seconds)
     frame = _plain(result.to_pandas())
-    return Answer(query, frame, result.truncated, result.elapsed_ms, result.excluded)
+    return Answer(frame, result.truncated, result.elapsed_ms, result.excluded)
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -349,33 +343,6 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 # --- writes ------------------------------------------------------------------------------------
-
-
-def create_dataset(
-    name: str, spec: dict[str, Any], *, capacity: dict[str, int], description: str, tags: list[str]
-) -> Dataset:
-    made = client().create_dataset(
-        name, EnvSpec.from_json(spec), capacity=capacity, description=description, tags=tags
-    )
-    refresh()
-    return made
-
-
-def patch_dataset(name: str, **fields: Any) -> None:
-    client().patch_dataset(name, **fields)
-    refresh()
-
-
-def delete_dataset(name: str) -> None:
-    client().delete_dataset(name)
-    refresh()
-
-
-def flush(name: str) -> int:
-    """Seal what is acknowledged now; how many trajectories became visible in SQL `steps`."""
-    sealed = client().flush(name).sealed
-    refresh()
-    return sealed
 
 
 def upload(
@@ -403,20 +370,13 @@ def upload(
             dataset, path, partition=partition, env=env, create=True, progress=sent, wait=False
         )
         done = client().wait_job(job.id, 600, progress=read_in)
-    refresh()
     return done
-
-
-def cancel_job(job_id: str) -> None:
-    client().cancel_job(job_id)
-    refresh()
 
 
 def patch_trajectories(ids: Sequence[str], **fields: Any) -> None:
     """The same change for each; stops at the first refusal."""
     for trajectory_id in ids:
         client().patch_trajectory(trajectory_id, **fields)
-    refresh()
 
 
 def add_label(ids: Sequence[str], field: str, label: str) -> None:
@@ -426,7 +386,6 @@ def add_label(ids: Sequence[str], field: str, label: str) -> None:
         if label not in now:
             change: dict[str, Any] = {field: [*now, label]}
             client().patch_trajectory(trajectory_id, **change)
-    refresh()
 
 
 def npz(trajectory: Trajectory) -> bytes:
@@ -441,38 +400,7 @@ def npz(trajectory: Trajectory) -> bytes:
     return buffer.getvalue()
 
 
-def patch_run(name: str, **fields: Any) -> None:
-    client().patch_run(name, **fields)
-    refresh()
-
-
-def delete_run(name: str) -> None:
-    client().delete_run(name)
-    refresh()
-
-
-def set_alias(run_name: str, alias: str, version: int) -> None:
-    client().set_alias(run_name, alias, version)
-    refresh()
-
-
-def command(worker_id: str, what: str) -> None:
-    client().command(worker_id, what)
-    refresh()
-
-
-def create_launch(role: str, recipe: str, args: dict[str, Any], count: int) -> Launch:
-    made = client().create_launch(role, recipe, args, count)
-    refresh()
-    return made
-
-
-def cancel_launch(launch_id: str) -> None:
-    client().cancel_launch(launch_id)
-    refresh()
-
-
-def simple_spec(width: int, kind: str, size: int, bound: float, env: str) -> dict[str, Any]:
+def vector_spec(width: int, kind: str, size: int, bound: float, env: str) -> EnvSpec:
     """The spec of the commonest case: one vector in; a vector within ±bound, or a choice, out."""
     action = Discrete(size) if kind == "discrete" else Box((size,), low=-bound, high=bound)
-    return EnvSpec.of(Box((width,)), action, env=env).to_json()
+    return EnvSpec.of(Box((width,)), action, env=env)

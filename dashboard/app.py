@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import api, components, state
+from dashboard import api, components
 from dashboard.views import (
     console,
     datasets,
@@ -20,8 +20,7 @@ from dashboard.views import (
 
 
 def health_line() -> None:
-    """The one line about the service that every page carries, and what notices on a quiet page
-    that it is gone."""
+    """The service's state, on every page: an idle page notices here that the service is gone."""
     if components.is_away():
         st.markdown(":red[● service not reachable]")
     else:
@@ -59,7 +58,7 @@ def main() -> None:
             workers.show, title="Workers", icon=":material/memory:", url_path="workers"
         ),
     }  # fmt: skip
-    state.remember_pages(pages)
+    components.remember_pages(pages)
     chosen = st.navigation(
         {
             "": [pages["overview"]],

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import altair as alt
@@ -22,6 +23,36 @@ FEW = 80
 """Points that get a mark each, or a lone one would not be seen."""
 MAX_POINTS = 5000
 """Of one chart; callers down-sample before. Vega draws in the browser."""
+
+
+PALETTE = (
+    "#0b5cad",
+    "#c2410c",
+    "#12703a",
+    "#7a2aa8",
+    "#b3126f",
+    "#007080",
+    "#7a4a00",
+    "#3f4a5a",
+    "#5145cd",
+    "#56620a",
+)
+"""Colours of lines and marks: each at least 4.5 : 1 on white, and told apart when colour-blind."""
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Name → colour, for names in order of creation: earlier ones keep theirs.
+
+    The hash of the name proposes a colour; a later name takes the next free one, so that adding a
+    run never recolours another. Beyond the palette's length colours repeat.
+    """
+    taken: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+        order = [PALETTE[(start + i) % len(PALETTE)] for i in range(len(PALETTE))]
+        free = [c for c in order if c not in taken.values()]
+        taken[name] = free[0] if free else order[0]
+    return taken
 
 
 def lines(

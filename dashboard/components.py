@@ -15,14 +15,24 @@ from typing import Any, NoReturn
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, state
+from dashboard import api
 
 LIVE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
 """Between refreshes of a live part while nothing in it is going on."""
 RETRY_SECONDS = 3.0
-"""Between two looks whether a service that was away is back."""
-_AWAY = "_away"
+"""Between two checks whether the service is back."""
+_AWAY, _PAGES = "_away", "_pages"
+
+
+def remember_pages(pages: dict[str, Any]) -> None:
+    """Called by the router: page name → st.Page, so that views can link to one another."""
+    st.session_state[_PAGES] = pages
+
+
+def page(name: str) -> Any | None:
+    """The st.Page of that name, or None when a view is run alone (as tests do)."""
+    return st.session_state.get(_PAGES, {}).get(name)
 
 
 def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -74,23 +84,23 @@ def notice() -> None:
     st.error(f"No answer from the service at {api.address()}.", icon=":material/cloud_off:")
     st.caption(why)
     st.write(
-        "This page looks again every few seconds and comes back by itself. Start the service, or "
+        "This page retries every few seconds and comes back by itself. Start the service, or "
         "point the dashboard elsewhere with `stepwell dash --url URL`:"
     )
     st.code("stepwell serve --data ./stepwell-data", language=None)
-    st.button("Try again", key="try_again", on_click=_come_back)
-    st.fragment(run_every=RETRY_SECONDS)(_look_again)()
+    st.button("Try again", key="try_again", on_click=_return)
+    st.fragment(run_every=RETRY_SECONDS)(_retry)()
 
 
-def _look_again() -> None:
-    # A service that is ready and yet breaks what the page asks must not be asked without a pause.
+def _retry() -> None:
+    # A service that is ready but fails what the page asks is not asked without a pause.
     _, since = st.session_state.get(_AWAY, ("", 0.0))
-    if time.monotonic() - since >= RETRY_SECONDS / 2 and api.answers():
-        _come_back()
+    if time.monotonic() - since >= RETRY_SECONDS / 2 and api.is_ready():
+        _return()
         st.rerun()
 
 
-def _come_back() -> None:
+def _return() -> None:
     st.session_state.pop(_AWAY, None)
     api.refresh()
 
@@ -101,7 +111,7 @@ def problem(error: Exception) -> None:
 
 
 def attempt(action: Callable[[], Any], done: str) -> bool:
-    """Do a write from a button: a toast when it worked, the refusal's text when not."""
+    """Do a write from a button: a toast and fresh reads when it worked, else the refusal's text."""
     try:
         action()
     except api.ServiceUnreachable as error:
@@ -111,6 +121,7 @@ def attempt(action: Callable[[], Any], done: str) -> bool:
     except api.StepwellError as error:
         problem(error)
         return False
+    api.refresh()
     st.toast(done, icon=":material/check:")
     return True
 
@@ -122,20 +133,20 @@ def empty(message: str, command: str | None = None) -> None:
         st.code(command, language=None)
 
 
-def live(function: Callable[[], None], going_on: Callable[[], bool] = lambda: True) -> None:
+def live(function: Callable[[], None], active: Callable[[], bool] = lambda: True) -> None:
     """Draw a part that refreshes by itself while the sidebar's switch is on.
 
-    Every LIVE_SECONDS while something in it is `going_on`, else every IDLE_SECONDS: a page on which
-    nothing happens costs next to nothing.
+    Every LIVE_SECONDS while something in it is `active`, else every IDLE_SECONDS: an idle page
+    costs next to nothing.
     """
-    was = going_on()
+    was = active()
     seconds = LIVE_SECONDS if was else IDLE_SECONDS
     drawn = False
 
     def part() -> None:
         nonlocal drawn
         # How often is settled when the whole page is drawn.
-        if drawn and going_on() != was:
+        if drawn and active() != was:
             st.rerun()
         drawn = True
         function()
@@ -148,19 +159,19 @@ def live(function: Callable[[], None], going_on: Callable[[], bool] = lambda: Tr
 
 
 class Pages:
-    """Where one stands in a list that the service hands out in pages, by cursor.
+    """The current page of a list that the service gives by cursor.
 
-    `about`: what the list is filtered by; another filter begins again at the newest.
+    `filters`: what the list is filtered by; another filter starts again at the newest.
     """
 
-    def __init__(self, key: str, about: object = None):
+    def __init__(self, key: str, filters: object = None):
         self.key = key
         place: Any = st.session_state.get(f"{key}_pages")
-        if place is None or place[0] != about:
-            place = (about, [None])
-        self._about: object
+        if place is None or place[0] != filters:
+            place = (filters, [None])
+        self._filters: object
         self._cursors: list[str | None]
-        self._about, self._cursors = place
+        self._filters, self._cursors = place
         st.session_state[f"{key}_pages"] = place
 
     @property
@@ -168,7 +179,7 @@ class Pages:
         return self._cursors[-1]
 
     def _go(self, cursors: list[str | None]) -> None:
-        st.session_state[f"{self.key}_pages"] = (self._about, cursors)
+        st.session_state[f"{self.key}_pages"] = (self._filters, cursors)
 
     def draw(self, shown: int, following: str | None, total: int | None = None) -> None:
         """Which rows these are, and the way to the others; nothing where these are all."""
@@ -199,7 +210,7 @@ def sql_note(sql: str, *, dataset: str | None = None, label: str = "SQL") -> Non
     # Compact: every table has one. No highlighting here or below: its colours are too pale.
     with st.expander(label, type="compact"):
         st.code(sql, language=None, wrap_lines=True)
-        console = state.page("sql")
+        console = page("sql")
         if console is not None:
             query = {"q": sql, "dataset": dataset} if dataset else {"q": sql}
             st.page_link(console, label="Open in the SQL console", query_params=query)
@@ -292,7 +303,7 @@ def mark(name: str) -> str:
 
 
 def run_mark(run: Any) -> str:
-    """A running run that nobody hears of is not simply running."""
+    """Running without a heartbeat is shown as silent."""
     return mark("lost" if run.status == "running" and not run.alive else run.status)
 
 

@@ -1,4 +1,4 @@
-"""Datasets: what there is, what it looks like, and everything one does to a dataset as a whole."""
+"""Datasets: the list, one dataset in numbers, and what one can do to a dataset as a whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, state
+from dashboard import api, charts, components, formatting
 
 WARNED = 5
 """Newest jobs whose warnings are spelled out; the table has those of all."""
-AUTHORS = 100
+POLICIES = 100
 LIST_SQL = (
     "SELECT dataset, count(*) AS trajectories, sum(length) AS transitions,\n"
     "       avg(\"return\") FILTER (WHERE purpose = 'train') AS mean_return\n"
@@ -65,9 +65,9 @@ def _table(found: list[Any]) -> None:
                 "transitions": figures["transitions"].get(d.name, 0),
                 "fifo filled": max(full) if full else None,
                 "mean return": figures["mean_return"].get(d.name),
-                "on disk": state.size(d.stored_bytes),
+                "on disk": formatting.size(d.stored_bytes),
                 "not sealed": d.unsealed,
-                "last arrival": state.ago(d.last_ingest_at),
+                "last arrival": formatting.ago(d.last_ingest_at),
                 "tags": d.tags,
             }
         )
@@ -108,7 +108,7 @@ def _detail(dataset: Any) -> None:
 
 
 def _summary(dataset: Any) -> None:
-    where = f"dataset = {state.literal(dataset.name)} AND purpose = 'train'"
+    where = f"dataset = {formatting.literal(dataset.name)} AND purpose = 'train'"
     sql = (
         "SELECT count(*) AS n, sum(length) AS steps, avg(length) AS length,\n"
         '       avg("return") AS mean, min("return") AS least, max("return") AS most,\n'
@@ -116,17 +116,17 @@ def _summary(dataset: Any) -> None:
         f"FROM trajectories WHERE {where}"
     )
     row = api.sql(sql).frame.astype(float).fillna(float("nan")).iloc[0]
-    extent = f"{state.decimal(row['least'])} … {state.decimal(row['most'])}"
+    extent = f"{formatting.decimal(row['least'])} … {formatting.decimal(row['most'])}"
     components.numbers(
         [
-            ("Trajectories", state.count(row["n"]), "For training"),
-            ("Transitions", state.count(row["steps"]), "For training"),
-            ("Mean return", state.decimal(row["mean"]), f"From {extent}"),
-            ("Mean length", state.decimal(row["length"], 1), "Transitions"),
-            ("Terminated", state.percent(row["terminated"]), "The others were cut off"),
-            ("Evaluation", state.count(dataset.eval.trajectories), "Never used for training"),
-            ("Evicted", state.count(dataset.evicted), "Ever, from fifo"),
-            ("Shards", state.count(dataset.shards), state.size(dataset.stored_bytes)),
+            ("Trajectories", formatting.count(row["n"]), "For training"),
+            ("Transitions", formatting.count(row["steps"]), "For training"),
+            ("Mean return", formatting.decimal(row["mean"]), f"From {extent}"),
+            ("Mean length", formatting.decimal(row["length"], 1), "Transitions"),
+            ("Terminated", formatting.percent(row["terminated"]), "The others were cut off"),
+            ("Evaluation", formatting.count(dataset.eval.trajectories), "Never used for training"),
+            ("Evicted", formatting.count(dataset.evicted), "Ever, from fifo"),
+            ("Shards", formatting.count(dataset.shards), formatting.size(dataset.stored_bytes)),
         ]
     )
     components.sql_note(sql)
@@ -143,14 +143,14 @@ def _summary(dataset: Any) -> None:
     sql = (
         "SELECT policy, source, purpose, count(*) AS trajectories,\n"
         '       avg("return") AS mean_return, avg(length) AS mean_length\n'
-        f"FROM trajectories WHERE dataset = {state.literal(dataset.name)}\n"
+        f"FROM trajectories WHERE dataset = {formatting.literal(dataset.name)}\n"
         "GROUP BY ALL ORDER BY trajectories DESC"
     )
-    st.markdown("**Who made it**")
-    authors = api.sql(sql, limit=AUTHORS)
-    components.table(authors.frame, "authors", sql=sql)
-    if authors.truncated:
-        st.caption(f"The first {AUTHORS}; the SQL shows all.")
+    st.markdown("**By policy**")
+    by_policy = api.sql(sql, limit=POLICIES)
+    components.table(by_policy.frame, "by_policy", sql=sql)
+    if by_policy.truncated:
+        st.caption(f"The first {POLICIES}; the SQL shows all.")
 
 
 def _schema(dataset: Any) -> None:
@@ -183,11 +183,11 @@ def _snapshots(dataset: Any) -> None:
         [
             {
                 "snapshot": s.id,
-                "taken": state.ago(s.created_at),
+                "taken": formatting.ago(s.created_at),
                 "trajectories": s.trajectories,
                 "transitions": s.steps,
                 "shards": s.shards,
-                "to fetch": state.size(s.bytes),
+                "to fetch": formatting.size(s.bytes),
                 "lease": "leased" if s.leased_until else "no lease",
                 "selection": components.show_json(s.selection),
             }
@@ -234,8 +234,8 @@ def _upload(names: list[str]) -> None:
         result = made[0].result or {}
         bar.progress(1.0, "done")
         st.success(
-            f"{state.count(result.get('trajectories'))} trajectories,"
-            f" {state.count(result.get('steps'))} transitions in `{name}`"
+            f"{formatting.count(result.get('trajectories'))} trajectories,"
+            f" {formatting.count(result.get('steps'))} transitions in `{name}`"
         )
         for warning in result.get("warnings", []):
             st.warning(warning)
@@ -260,7 +260,7 @@ def _jobs() -> None:
                 "progress": j.progress,
                 "message": j.error.detail if j.error else j.message,
                 "warnings": _warnings(j),
-                "started": state.ago(j.created_at),
+                "started": formatting.ago(j.created_at),
             }
             for j in listed.items
         ]
@@ -268,16 +268,16 @@ def _jobs() -> None:
     progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
     components.table(frame, "jobs", columns={"progress": progress})
     pages.draw(len(listed.items), listed.next)
-    # Beside the table, where a cell would cut them off: what an import left out is no detail.
+    # In full, below the table: a cell would cut them off.
     for job in listed.items[:WARNED]:
         for warning in _warnings(job):
-            st.warning(f"{job.message or job.kind} ({state.ago(job.created_at)}): {warning}",
+            st.warning(f"{job.message or job.kind} ({formatting.ago(job.created_at)}): {warning}",
                        icon=":material/warning:")  # fmt: skip
     running = _open_jobs()
     if running:
         job_id = st.selectbox("Running", running, key="job_cancel")
         if st.button("Cancel this job", icon=":material/cancel:", key="job_cancel_go"):
-            components.attempt(lambda: api.cancel_job(str(job_id)), "cancelled")
+            components.attempt(lambda: api.client().cancel_job(str(job_id)), "cancelled")
 
 
 def _warnings(job: Any) -> list[str]:
@@ -307,9 +307,9 @@ def _create() -> None:
         st.caption("Images, dicts and other spaces: `Client.create_dataset(name, spec)`.")
         sent = st.form_submit_button("Create", type="primary", key="new_go")
     if sent:
-        spec = api.simple_spec(int(width), str(kind), int(size), float(bound), env)
+        spec = api.vector_spec(int(width), str(kind), int(size), float(bound), env)
         done = components.attempt(
-            lambda: api.create_dataset(
+            lambda: api.client().create_dataset(
                 name, spec, capacity={"steps": int(capacity)} if capacity else {},
                 description=description, tags=components.tags_of(tags),
             ),
@@ -326,9 +326,12 @@ def _manage(dataset: Any) -> None:
     with right:
         _protect(dataset)
         if st.button("Seal now", key="seal", help="Make everything visible in SQL `steps`"):
-            components.attempt(lambda: api.flush(dataset.name), "sealed")
+            components.attempt(lambda: api.client().flush(dataset.name), "sealed")
         components.confirm_delete(
-            "dataset", dataset.name, "delete_dataset", lambda: api.delete_dataset(dataset.name)
+            "dataset",
+            dataset.name,
+            "delete_dataset",
+            lambda: api.client().delete_dataset(dataset.name),
         )
 
 
@@ -348,7 +351,7 @@ def _settings(dataset: Any) -> None:
         if st.form_submit_button("Save", type="primary", key="set_go"):
             capacity = {k: int(v) for k, v in given.items() if v}
             done = components.attempt(
-                lambda: api.patch_dataset(
+                lambda: api.client().patch_dataset(
                     dataset.name, description=description, tags=components.tags_of(tags),
                     capacity=capacity,
                 ),
@@ -359,7 +362,7 @@ def _settings(dataset: Any) -> None:
 
 
 def _protect(dataset: Any) -> None:
-    """fifo → protected for the best: the reason most people want to protect something."""
+    """Move the best of fifo to protected."""
     with st.form("protect", border=True):
         st.markdown("**Protect** trajectories of fifo, so that they are never evicted")
         least = st.number_input(
@@ -369,7 +372,7 @@ def _protect(dataset: Any) -> None:
                                key="protect_n")  # fmt: skip
         sent = st.form_submit_button("Protect", icon=":material/shield:", key="protect_go")
     sql = (
-        f"SELECT id FROM trajectories WHERE dataset = {state.literal(dataset.name)}\n"
+        f"SELECT id FROM trajectories WHERE dataset = {formatting.literal(dataset.name)}\n"
         f"  AND partition = 'fifo' AND \"return\" >= {least!r}\n"
         f'ORDER BY "return" DESC LIMIT {int(most)}'
     )

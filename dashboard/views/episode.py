@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, state
+from dashboard import api, charts, components, formatting
 
 DIMENSIONS = 256
 """Of one array; longer ones are read in SQL."""
@@ -36,7 +36,7 @@ def draw(info: Any) -> None:
         _row(trajectory, t, info)
     sql = (
         f"SELECT * FROM {_quoted(info.dataset)}.steps\n"
-        f"WHERE trajectory_id = {state.literal(info.id)} ORDER BY t"
+        f"WHERE trajectory_id = {formatting.literal(info.id)} ORDER BY t"
     )
     components.sql_note(sql, label="SQL of its steps")
     st.download_button(
@@ -66,15 +66,16 @@ def _facts(info: Any) -> None:
     made = info.policy or info.collector or info.source or "unknown"
     components.numbers(
         [
-            ("Return", state.decimal(info.total_reward, 3), "Sum of its rewards"),
-            ("Length", state.count(info.length), f"Transitions{first}"),
+            ("Return", formatting.decimal(info.total_reward, 3), "Sum of its rewards"),
+            ("Length", formatting.count(info.length), f"Transitions{first}"),
             ("Seed", "–" if info.seed is None else str(info.seed), ""),
-            ("Number", state.count(info.seq), "The service's order within the dataset"),
-            ("Size", state.size(info.bytes), "Arrays, before compression"),
+            ("Number", formatting.count(info.seq), "The service's order within the dataset"),
+            ("Size", formatting.size(info.bytes), "Arrays, before compression"),
         ]
     )
-    st.caption(f"{info.env or 'unknown environment'} · made by {made} · "
-               f"arrived {state.ago(info.created_at)} · digest {info.digest[:16]}")  # fmt: skip
+    arrived = f"arrived {formatting.ago(info.created_at)}"
+    env = info.env or "unknown environment"
+    st.caption(f"{env} · made by {made} · {arrived} · digest {info.digest[:16]}")
     if info.metrics:
         st.caption(" · ".join(f"{k} {v:.4g}" for k, v in sorted(info.metrics.items())))
 
@@ -128,7 +129,7 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
     if not chosen:
         return
     frame = _long({name: named[name] for name in chosen})
-    palette = {name: state.PALETTE[names.index(name) % len(state.PALETTE)] for name in chosen}
+    palette = {name: charts.PALETTE[names.index(name) % len(charts.PALETTE)] for name in chosen}
     st.altair_chart(
         charts.lines(
             frame, x="t", y="value", colour="name" if len(names) > 1 else None,

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, state
+from dashboard import api, charts, components, formatting
 
 SQL = (
     "SELECT policy, run, env, episodes, mean, iqm, ci_low, ci_high, confidence, normalised,"
@@ -76,7 +76,7 @@ def _intervals(mine: list[Any]) -> None:
         ]
     )
     confidence = ranked[0].confidence
-    palette = state.colours(names)
+    palette = charts.colours(names)
     st.altair_chart(
         charts.intervals(
             frame, x_title=f"return per episode (mean and {confidence:.0%} interval)",
@@ -100,7 +100,7 @@ def _table(mine: list[Any]) -> None:
                 "episodes": len(e.returns),
                 "seeds": f"{min(e.seeds)} … {max(e.seeds)}" if e.seeds else "",
                 "dataset": e.dataset or "",
-                "when": state.ago(e.created_at),
+                "when": formatting.ago(e.created_at),
             }
             for e in sorted(mine, key=lambda e: e.mean, reverse=True)
         ]
@@ -138,7 +138,7 @@ def _drill(mine: list[Any]) -> None:
     """One evaluation: every seed and what it returned."""
     st.subheader("One evaluation")
     ids = [e.id for e in mine]
-    named = {e.id: f"{_label(e)}, {state.ago(e.created_at)}" for e in mine}
+    named = {e.id: f"{_label(e)}, {formatting.ago(e.created_at)}" for e in mine}
     if st.session_state.get("evaluation") not in ids:
         st.session_state.pop("evaluation", None)
     chosen = st.selectbox(
@@ -165,10 +165,10 @@ def _drill(mine: list[Any]) -> None:
     with right:
         sql = (
             'SELECT unnest(seeds) AS seed, unnest(returns) AS "return"\n'
-            f"FROM evaluations WHERE id = {state.literal(one.id)}"
+            f"FROM evaluations WHERE id = {formatting.literal(one.id)}"
         )
         components.table(frame, "episodes_table", sql=sql, height=250)
-    page = state.page("trajectories")
+    page = components.page("trajectories")
     if page is not None and one.dataset:
         st.page_link(
             page, label="Watch its episodes", icon=":material/timeline:",

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, state
+from dashboard import api, charts, components, formatting
 
 TOTALS = (
     "SELECT count(*) AS trajectories, coalesce(sum(length), 0) AS transitions,\n"
@@ -38,22 +38,22 @@ def show() -> None:
             "demo fill it:",
             "stepwell demo",
         )
-    components.live(_figures, _going_on)
-    components.live(_alerts, _going_on)
+    components.live(_figures, _active)
+    components.live(_alerts, _active)
     left, right = st.columns([2, 3], gap="large")
     with left:
-        components.live(_inflow, _going_on)
+        components.live(_inflow, _active)
     with right:
-        components.live(_active_runs, _going_on)
+        components.live(_active_runs, _active)
 
 
-def _going_on() -> bool:
-    """Whether somebody works: a worker or a run that was just heard of."""
+def _active() -> bool:
+    """Whether a worker or a run has a recent heartbeat."""
     return any(w.alive for w in api.workers()) or _running(alive=True).total > 0
 
 
 def _running(alive: bool) -> Any:
-    """Running runs that are heard of, or not: counted by the service, over all there are."""
+    """Runs of status running with a recent heartbeat, or without one."""
     return api.runs(status="running", alive=alive)
 
 
@@ -66,18 +66,22 @@ def _figures() -> None:
     last = row["last_ingest"]
     components.numbers(
         [
-            ("Trajectories", state.count(row["trajectories"]), "All partitions and purposes"),
-            ("Transitions", state.count(row["transitions"]), "Sum of lengths T"),
-            ("Array bytes", state.size(row["raw_bytes"]), "Before compression"),
-            ("On disk", state.size(stored), "Parquet shards, with those that wait to be removed"),
-            ("Protected", state.count(row["protected"]), "Trajectories never evicted"),
-            ("Not yet sealed", state.count(row["unsealed"]), "Durable, not yet in SQL `steps`"),
-            ("Workers", state.count(len(alive)), "With a recent heartbeat"),
-            ("Running", state.count(running), "Runs of status running that are heard of"),
-            ("Silent", state.count(silent), "Runs of status running, not heard of for 45 s"),
+            ("Trajectories", formatting.count(row["trajectories"]), "All partitions and purposes"),
+            ("Transitions", formatting.count(row["transitions"]), "Sum of lengths T"),
+            ("Array bytes", formatting.size(row["raw_bytes"]), "Before compression"),
+            ("On disk", formatting.size(stored), "Parquet shards, also those to be removed"),
+            ("Protected", formatting.count(row["protected"]), "Trajectories never evicted"),
+            (
+                "Not yet sealed",
+                formatting.count(row["unsealed"]),
+                "Durable, not yet in SQL `steps`",
+            ),
+            ("Workers", formatting.count(len(alive)), "With a recent heartbeat"),
+            ("Running", formatting.count(running), "Runs with a recent heartbeat"),
+            ("Silent", formatting.count(silent), "Running, but no heartbeat for 45 s"),
         ]
     )
-    st.caption(f"Last trajectory {state.ago(None if pd.isna(last) else float(last))}.")
+    st.caption(f"Last trajectory {formatting.ago(None if pd.isna(last) else float(last))}.")
     components.sql_note(TOTALS)
 
 
@@ -88,7 +92,7 @@ def _alerts() -> None:
     failed = api.runs(status="failed", since=time.time() // 60 * 60 - DAY)
     workers = api.workers()
     broken = [w for w in workers if w.state == "failed"]
-    # A silent run speaks for its worker.
+    # A silent run is listed; its worker need not be.
     named = {r.name for r in silent.items}
     lost = [w for w in workers if not w.alive and w.state not in ("stopped", "failed")]
     lost = [w for w in lost if w.run not in named]
@@ -103,7 +107,7 @@ def _alerts() -> None:
             st.warning(f"The service is degraded: {health.detail}", icon=":material/warning:")
         _trouble(
             silent.total, "running run is", "running runs are", "silent", "runs",
-            [f"{r.name} ({state.ago(r.heartbeat_at)})" for r in silent.items], status="silent",
+            [f"{r.name} ({formatting.ago(r.heartbeat_at)})" for r in silent.items], status="silent",
         )  # fmt: skip
         _trouble(
             failed.total, "run", "runs", "failed within a day", "runs",
@@ -115,7 +119,7 @@ def _alerts() -> None:
         )  # fmt: skip
         _trouble(
             len(lost), "worker is", "workers are", "silent", "workers",
-            [f"{w.id} ({w.role}, {state.ago(w.heartbeat_at)})" for w in lost],
+            [f"{w.id} ({w.role}, {formatting.ago(w.heartbeat_at)})" for w in lost],
         )  # fmt: skip
         _trouble(
             len(jobs), "job", "jobs", "failed within a day", "datasets",
@@ -132,7 +136,7 @@ def _trouble(
     head = f"1 {one} {what}" if total == 1 else f"{total:,} {many} {what}"
     rest = [f"… and {total - NAMED:,} more"] if total > NAMED else []
     st.warning("  \n".join([f"**{head}**", *texts[:NAMED], *rest]), icon=":material/warning:")
-    place = state.page(page)
+    place = components.page(page)
     if rest and place is not None:
         st.page_link(place, label=f"All {total:,}", query_params=query)
 
@@ -143,14 +147,14 @@ def _last_line(text: str) -> str:
 
 def _inflow() -> None:
     st.subheader("Inflow, last hour")
-    # Rounded, so that the cache and the picture change every ten seconds, not at every look.
+    # Rounded, so that the cache and the chart change every ten seconds only.
     sql = INFLOW.format(now=int(time.time() // 10 * 10))
     frame = api.sql(sql).frame
     if frame.empty:
         st.caption("No trajectory arrived within the last hour.")
     else:
         frame = frame.assign(minutes_ago=-frame["minutes_ago"].astype(float))
-        # Minutes in which nothing came are zeros, not gaps that a line would bridge.
+        # Minutes without trajectories are zeros, not gaps.
         grid = pd.DataFrame({"minutes_ago": [float(-m) for m in range(60, -1, -1)]})
         frame = grid.merge(frame, how="left", on="minutes_ago").fillna(0.0)
         st.altair_chart(
@@ -179,7 +183,7 @@ def _active_runs() -> None:
                 "status": components.run_mark(r),
                 "trend": _trend(r),
                 "kind": r.kind,
-                "heartbeat": state.ago(r.heartbeat_at),
+                "heartbeat": formatting.ago(r.heartbeat_at),
                 "policies": r.policies,
             }
             for r in found.items
@@ -191,7 +195,7 @@ def _active_runs() -> None:
         sql=f"SELECT name, kind, status, heartbeat_at FROM runs ORDER BY created_at DESC"
         f" LIMIT {RECENT}",
     )  # fmt: skip
-    page = state.page("runs")
+    page = components.page("runs")
     if found.total > RECENT and page is not None:
         st.page_link(page, label=f"The newest {RECENT} of {found.total:,} runs; see all")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components, state
+from dashboard import api, charts, components, formatting
 
 METRICS_SQL = (
     "SELECT run, key, step, time, value FROM metrics\nWHERE run IN ({runs}) ORDER BY run, key, step"
@@ -32,7 +32,7 @@ def show() -> None:
         status = st.selectbox(
             "Status", ["", "running", "silent", "finished", "stopped", "failed"], key="status",
             bind="query-params", format_func=lambda s: s or "all",
-            help="silent: says that it is running, and was not heard of for 45 s",
+            help="silent: running, but no heartbeat for 45 s",
         )  # fmt: skip
         text = st.text_input("Name or tag contains", key="search", bind="query-params")
     pages = components.Pages("runs", (kind, status, text))
@@ -62,7 +62,7 @@ def show() -> None:
         st.caption("Choose at least one run.")
         return
     # In the order of choosing: another run beside them does not recolour those that are there.
-    colours = state.colours(chosen)
+    colours = charts.colours(chosen)
     # Only what is open is read and drawn.
     curves, details = st.tabs(["Curves", "Details"], key="part", bind="query-params")
     with curves:
@@ -108,7 +108,7 @@ def _any_alive(names: list[str]) -> bool:
 
 
 def _first(runs: list[Any]) -> list[str]:
-    """What one most likely came for: the newest learners, side by side."""
+    """By default the newest trainers, side by side."""
     learners = [r.name for r in runs if r.kind == "train"]
     return learners[:3] or [r.name for r in runs[:1]]
 
@@ -120,8 +120,8 @@ def _table(runs: list[Any]) -> None:
                 "run": r.name,
                 "kind": r.kind,
                 "status": components.run_mark(r),
-                "heartbeat": state.ago(r.heartbeat_at),
-                "started": state.ago(r.created_at),
+                "heartbeat": formatting.ago(r.heartbeat_at),
+                "started": formatting.ago(r.created_at),
                 "policies": r.policies,
                 "seed": "" if r.seed is None else str(r.seed),
                 "commit": r.git_commit[:10],
@@ -177,7 +177,7 @@ def _curves(chosen: list[str], colours: dict[str, str]) -> None:
             # A closed section costs nothing: neither a request nor a picture.
             if folder.open:
                 _section(section, members, runs, store, colours)
-    names = ", ".join(state.literal(name) for name in chosen)
+    names = ", ".join(formatting.literal(name) for name in chosen)
     components.sql_note(METRICS_SQL.format(runs=names))
 
 
@@ -251,8 +251,8 @@ def _details(name: str) -> None:
     components.numbers(
         [
             ("Status", components.run_mark(run), error),
-            ("Heartbeat", state.ago(run.heartbeat_at), ""),
-            ("Policies", state.count(run.policies), "Published"),
+            ("Heartbeat", formatting.ago(run.heartbeat_at), ""),
+            ("Policies", formatting.count(run.policies), "Published"),
             ("Seed", "–" if run.seed is None else str(run.seed), ""),
             ("Commit", run.git_commit[:7] or "–", "Of the code it ran"),
             ("Host", run.host or "–", ""),
@@ -286,14 +286,14 @@ def _policies(name: str) -> None:
                 "version": p.version,
                 "aliases": ", ".join(p.aliases),
                 "step": p.step,
-                "size": state.size(p.bytes),
-                "published": state.ago(p.created_at),
+                "size": formatting.size(p.bytes),
+                "published": formatting.ago(p.created_at),
                 "sha256": p.sha256[:16],
             }
             for p in found
         ]
     )
-    sql = f"SELECT * FROM policies WHERE run = {state.literal(name)} ORDER BY version DESC"
+    sql = f"SELECT * FROM policies WHERE run = {formatting.literal(name)} ORDER BY version DESC"
     components.table(frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)))
     st.code(
         f"stepwell evaluate --policy {name} --env ENV\n"
@@ -306,7 +306,8 @@ def _policies(name: str) -> None:
             version = st.selectbox("means version", [p.version for p in found], key="alias_of")
             sent = st.form_submit_button("Set", key="alias_go")
     if sent and components.attempt(
-        lambda: api.set_alias(name, alias, int(version)), f"{name}/{alias} is version {version}"
+        lambda: api.client().set_alias(name, alias, int(version)),
+        f"{name}/{alias} is version {version}",
     ):
         st.rerun()
 
@@ -315,7 +316,7 @@ def _log(name: str) -> None:
     st.markdown("**Log**")
     text = api.run_log(name)
     if not text.strip():
-        st.caption("It has written nothing.")
+        st.caption("No lines.")
         return
     lines = text.splitlines()
     st.code("\n".join(lines[-LOG_LINES:]), language=None, height=280)
@@ -332,7 +333,8 @@ def _manage(run: Any) -> None:
         tags = st.text_input("Tags, separated by commas", ", ".join(run.tags), key="run_tags")
         notes = st.text_area("Notes", run.notes, key="run_notes", height=80)
         if st.form_submit_button("Save", key="run_save") and components.attempt(
-            lambda: api.patch_run(run.name, tags=components.tags_of(tags), notes=notes), "saved"
+            lambda: api.client().patch_run(run.name, tags=components.tags_of(tags), notes=notes),
+            "saved",
         ):
             st.rerun()
     mine = [w for w in api.workers() if w.run == run.name and w.alive]
@@ -341,12 +343,14 @@ def _manage(run: Any) -> None:
             if st.button(what.capitalize(), icon=f":material/{icon}:", key=f"run_{what}",
                          disabled=not mine):  # fmt: skip
                 components.attempt(
-                    lambda what=what: [api.command(w.id, what) for w in mine],  # type: ignore[func-returns-value, misc]
-                    f"asked to {what}",
+                    lambda what=what: [api.client().command(w.id, what) for w in mine],  # type: ignore[misc]
+                    f"{what}: sent",
                 )
     if not mine:
-        st.caption("No live process of this run reports here, so there is nothing to stop.")
+        st.caption("No live process of this run reports here.")
     if run.command:
         st.caption("Started by; run it again, with the same run name, to resume:")
         st.code(run.command, language=None, wrap_lines=True)
-    components.confirm_delete("run", run.name, "delete_run", lambda: api.delete_run(run.name))
+    components.confirm_delete(
+        "run", run.name, "delete_run", lambda: api.client().delete_run(run.name)
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, components, state
+from dashboard import api, components, formatting
 from dashboard.views import episode
 
 PAGE = 100
@@ -64,11 +64,11 @@ def _filters() -> str:
     parts = []
     for column, value in (("dataset", dataset), ("partition", partition), ("purpose", purpose)):
         if value:
-            parts.append(f"{column} = {state.literal(value)}")
+            parts.append(f"{column} = {formatting.literal(value)}")
     if policy:
-        parts.append(f"contains(policy, {state.literal(policy)})")
+        parts.append(f"contains(policy, {formatting.literal(policy)})")
     if label:
-        mark = state.literal(label)
+        mark = formatting.literal(label)
         parts.append(f"(list_contains(tags, {mark}) OR list_contains(flags, {mark}))")
     if condition and condition.strip():
         parts.append(f"({condition.strip()})")

@@ -1,4 +1,4 @@
-"""Workers: who collects, trains and evaluates now; ask them to pause or stop; start new ones."""
+"""Workers: what collects, trains and evaluates now; pause and stop it; start more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, components, state
+from dashboard import api, components, formatting
 
 SQL = (
     "SELECT id, role, run, state, policy, host, pid, heartbeat_at, counters, last_error\n"
@@ -16,8 +16,8 @@ SQL = (
 COMMANDS = {
     "pause": ("pause", "Stop acting or learning until resumed"),
     "resume": ("play_arrow", "Go on after a pause"),
-    "drain": ("hourglass_bottom", "Finish what is begun, send it, end"),
-    "stop": ("stop", "End soon; what is queued is still sent"),
+    "drain": ("hourglass_bottom", "Finish running episodes or updates, send, end"),
+    "stop": ("stop", "End now; queued data is still sent"),
 }
 LINES = {
     "Service": "stepwell serve --data ./stepwell-data",
@@ -53,8 +53,8 @@ def _table() -> None:
                 "worker": w.id,
                 "role": w.role,
                 "state": components.mark("lost" if silent else w.state),
-                "heartbeat": state.ago(w.heartbeat_at),
-                "asked to": "" if w.command == "none" else w.command,
+                "heartbeat": formatting.ago(w.heartbeat_at),
+                "command": "" if w.command == "none" else w.command,
                 "run": w.run or "",
                 "policy": w.policy,
                 "counters": counters,
@@ -69,18 +69,18 @@ def _table() -> None:
 def _commands(found: list[Any]) -> None:
     able = [w for w in found if w.state not in ("stopped", "failed")]
     if not able:
-        st.caption("None of them runs any more.")
+        st.caption("None of them is running.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.multiselect(
-            "Ask workers", [w.id for w in able], key="ask", placeholder="choose workers"
+            "Send a command to", [w.id for w in able], key="command", placeholder="choose workers"
         )
         for what, (icon, note) in COMMANDS.items():
             if st.button(what.capitalize(), icon=f":material/{icon}:", help=note,
-                         key=f"ask_{what}", disabled=not chosen):  # fmt: skip
+                         key=f"command_{what}", disabled=not chosen):  # fmt: skip
                 done = components.attempt(
-                    lambda what=what: [api.command(w, what) for w in chosen],  # type: ignore[func-returns-value, misc]
-                    f"{len(chosen)} asked to {what}",
+                    lambda what=what: [api.client().command(w, what) for w in chosen],  # type: ignore[misc]
+                    f"{what}: sent to {len(chosen)}",
                 )
                 if done:
                     st.rerun()
@@ -91,7 +91,7 @@ def _commands(found: list[Any]) -> None:
 
 
 def _lines() -> None:
-    """The command of each role, filled with what this service knows."""
+    """The command of each role, with names that this service has."""
     st.subheader("Start one by hand")
     datasets, runs = api.datasets(), api.runs(kind="train", limit=1).items
     known = {
@@ -123,7 +123,7 @@ def _launches() -> None:
                     "claimed by": launch.claimed_by,
                     "run": launch.run,
                     "error": launch.error,
-                    "asked": state.ago(launch.created_at),
+                    "created": formatting.ago(launch.created_at),
                     "arguments": components.show_json(launch.args),
                 }
                 for launch in found
@@ -136,15 +136,17 @@ def _launches() -> None:
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 launch_id = st.selectbox("Launch", open_ones, key="launch_cancel")
                 if st.button("Cancel it", key="launch_cancel_go", icon=":material/cancel:"):
-                    if components.attempt(lambda: api.cancel_launch(str(launch_id)), "cancelled"):
+                    if components.attempt(
+                        lambda: api.client().cancel_launch(str(launch_id)), "cancelled"
+                    ):
                         st.rerun()
     else:
-        st.caption("None waits.")
-    with st.expander("Ask for a launch", icon=":material/rocket_launch:"):
-        _ask_launch()
+        st.caption("No launch yet.")
+    with st.expander("New launch", icon=":material/rocket_launch:"):
+        _new_launch()
 
 
-def _ask_launch() -> None:
+def _new_launch() -> None:
     with st.form("launch", border=False):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             role = st.selectbox("Role", ["train", "collect", "evaluate"], key="launch_role")
@@ -155,7 +157,7 @@ def _ask_launch() -> None:
             key="launch_args",
             placeholder="agent.losses.gamma = 0.99\nseed = 1",
         )
-        sent = st.form_submit_button("Ask", type="primary", key="launch_go")
+        sent = st.form_submit_button("Launch", type="primary", key="launch_go")
     if not sent:
         return
     try:
@@ -164,7 +166,7 @@ def _ask_launch() -> None:
         st.error(str(error))
         return
     if components.attempt(
-        lambda: api.create_launch(str(role), recipe or "", args, int(copies)),
+        lambda: api.client().create_launch(str(role), recipe or "", args, int(copies)),
         "waiting for a launcher",
     ):
         st.rerun()

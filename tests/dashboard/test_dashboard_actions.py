@@ -190,8 +190,8 @@ def test_workers_hear_what_was_asked(
 ) -> None:
     client.heartbeat(name, role="collect")
     drawn = page("workers", service.url)
-    drawn.multiselect(key="ask").select(name).run()
-    drawn.button(key=f"ask_{what}").click().run()
+    drawn.multiselect(key="command").select(name).run()
+    drawn.button(key=f"command_{what}").click().run()
     fine(drawn)
     assert client.heartbeat(name, role="collect").command == what
 
@@ -204,7 +204,7 @@ def test_stop_the_workers_of_a_run(service, client: Client, run: str, page: Page
     assert client.heartbeat(f"{run}-w", role="train", run=run).command == "stop"
 
 
-def test_ask_for_a_launch_and_cancel_it(service, client: Client, name: str, page: Page) -> None:
+def test_make_a_launch_and_cancel_it(service, client: Client, name: str, page: Page) -> None:
     drawn = page("workers", service.url)
     drawn.text_input(key="launch_recipe").set_value(name)
     drawn.text_area(key="launch_args").set_value("agent.gamma = 0.99\nseed=1")

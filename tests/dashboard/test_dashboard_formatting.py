@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import charts, state
+from dashboard import charts, formatting
 
-CONFIG = Path(state.__file__).parent / ".streamlit" / "config.toml"
+CONFIG = Path(formatting.__file__).parent / ".streamlit" / "config.toml"
 
 
 def luminance(colour: str) -> float:
@@ -34,7 +34,7 @@ def theme() -> dict:
     return tomllib.loads(CONFIG.read_text())["theme"]
 
 
-@pytest.mark.parametrize("colour", [*state.PALETTE, charts.INK, charts.QUIET, charts.CURSOR])
+@pytest.mark.parametrize("colour", [*charts.PALETTE, charts.INK, charts.QUIET, charts.CURSOR])
 def test_lines_and_marks_stand_out_on_white(colour: str) -> None:
     assert contrast(colour, theme()["backgroundColor"]) >= 4.5
 
@@ -59,16 +59,16 @@ def test_the_page_is_private_by_default() -> None:
 
 
 def test_a_run_keeps_its_colour_when_others_come() -> None:
-    names = [f"run-{i}" for i in range(len(state.PALETTE))]
+    names = [f"run-{i}" for i in range(len(charts.PALETTE))]
     seen: dict[str, str] = {}
     for i in range(1, len(names) + 1):
-        now = state.colours(names[:i])
+        now = charts.colours(names[:i])
         assert {name: now[name] for name in seen} == seen
         seen = now
-    assert len(set(seen.values())) == len(state.PALETTE)
-    more = state.colours([*names, "one-more"])
+    assert len(set(seen.values())) == len(charts.PALETTE)
+    more = charts.colours([*names, "one-more"])
     assert {name: more[name] for name in names} == seen
-    assert more["one-more"] in state.PALETTE
+    assert more["one-more"] in charts.PALETTE
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_run_keeps_its_colour_when_others_come() -> None:
      (3e15, "3000.0 TB")],
 )  # fmt: skip
 def test_sizes(number: float | None, text: str) -> None:
-    assert state.size(number) == text
+    assert formatting.size(number) == text
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_sizes(number: float | None, text: str) -> None:
 )  # fmt: skip
 def test_ages(seconds: float, text: str) -> None:
     """A clock that runs ahead must not give negative ages."""
-    assert state.ago(1000.0, now=1000.0 + seconds) == text
-    assert state.ago(None) == "never"
+    assert formatting.ago(1000.0, now=1000.0 + seconds) == text
+    assert formatting.ago(None) == "never"
 
 
 def test_names_cannot_break_out_of_a_literal() -> None:
-    assert state.literal("x' OR '1'='1") == "'x'' OR ''1''=''1'"
+    assert formatting.literal("x' OR '1'='1") == "'x'' OR ''1''=''1'"
