@@ -45,8 +45,8 @@ class Group:
 
 
 INGEST = (
-    "test_bulk_units.py",
-    "test_damage_units.py",
+    "test_bulk_insert_units.py",
+    "test_integrity_units.py",
     "test_ingest_units.py",
     "test_ingest_core.py",
     "test_recovery_core.py",
@@ -54,7 +54,7 @@ INGEST = (
     "test_damage_core.py",
     "test_disk_core.py",
     "test_datasets_core.py",
-    "test_retain_core.py",
+    "test_retention_core.py",
     "test_received_bytes.py",
     "test_threads_core.py",
 )

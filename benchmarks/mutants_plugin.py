@@ -22,10 +22,10 @@ VARIABLE = "MUTANT_UNDER_TEST"
 _PHASES = ("stats", "list_all_tests", "mutant_generation")
 _CONFINED = ("server.sql.worker", "server.imports")
 _IN_CONFINED = (
-    "server.sql.confine",
-    "server.sql.files",
+    "server.sandbox",
+    "server.sql.checked_files",
     "server.sql.guard",
-    "server.sql.selecting",
+    "server.sql.selection",
 )
 _plain = subprocess.Popen.__init__
 
@@ -63,7 +63,7 @@ subprocess.Popen.__init__ = _with_mutant  # type: ignore[assignment, method-assi
 
 
 def pytest_sessionstart() -> None:
-    from server.sql.child import Worker
+    from server.sql.worker_process import Worker
 
     ask = Worker.ask
 

@@ -193,7 +193,7 @@ def outcome(
     with tempfile.TemporaryDirectory() as folder:
         with closing(loader_of(Path(folder), spec, found, config.data, seed)) as loader:
             agent = learn(loader, config, spec)
-    data = fmean(t.about.metrics["success"] for t in found)
+    data = fmean(t.metadata.metrics["success"] for t in found)
     return {"data_success": data, **play(agent, 200, task)}
 
 

@@ -55,9 +55,13 @@ def add(data: Path, count: int) -> None:
     """`count` more trajectories, in shards of PER_SHARD."""
     with sqlite3.connect(data / "index.sqlite", timeout=60) as c:
         c.execute("PRAGMA cache_size = -400000")
-        mark = "UPDATE counters SET value = value + 1 WHERE name = 'mark' RETURNING value"
+        columns = {row[1] for row in c.execute("PRAGMA table_info(trajectories)")}
+        change = (
+            "change_id" if "change_id" in columns else "mark"
+        )  # in the checkout to compare with
+        bump = f"UPDATE counters SET value = value + 1 WHERE name = '{change}' RETURNING value"
         values = {
-            "mark": c.execute(mark).fetchone()[0],
+            "change": c.execute(bump).fetchone()[0],
             "shard": c.execute("SELECT coalesce(max(pk), 0) + 1 FROM shards").fetchone()[0],
             "first": c.execute("SELECT next_seq FROM datasets").fetchone()[0],
             "per": PER_SHARD,
@@ -80,12 +84,12 @@ def add(data: Path, count: int) -> None:
             values,
         )
         c.execute(
-            """
+            f"""
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count)
             INSERT INTO trajectories (pk, id, dataset_pk, seq, partition, state, env, length,
                 "return", terminated, truncated, final_obs_valid, purpose, policy, run, collector,
                 episode_id, first_step, source, digest, bytes, created_at, shard_pk, traj_idx,
-                row_start, mark)
+                row_start, {change})
             SELECT :first + i, printf('%08x-%04x-7%s-8%s-%s', :first + i, i & 65535,
                     substr(lower(hex(randomblob(2))), 2), substr(lower(hex(randomblob(2))), 2),
                     lower(hex(randomblob(6)))),
@@ -93,7 +97,7 @@ def add(data: Path, count: int) -> None:
                 (abs(random()) % 100000) / 1000.0, i % 2, 1 - i % 2, 1, 'train',
                 'run/' || (i / 10000), 'run', 'c' || (i % 64), 'e' || i, 0, '',
                 lower(hex(randomblob(32))), 10000, 0, :shard + i / :per, i % :per,
-                (i % :per) * 201, :mark FROM n
+                (i % :per) * 201, :change FROM n
             """,
             values,
         )

@@ -44,7 +44,7 @@ from collector.worker import Control, Heartbeat, State, signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
 from stepwell.messages import Capacity
-from stepwell.trajectory import About
+from stepwell.trajectory import TrajectoryMetadata
 
 # Seeds of collected episodes lie above those that evaluations use: nobody trains on a test.
 FIRST_SEED, LAST_SEED = 1 << 20, 1 << 31
@@ -120,8 +120,10 @@ def collect(
         last_state: State = "failed"
         try:
             if source is None or _wait_for_policy(source, config, control, say):
-                about = About(env=config.env, collector=worker, run=run.name, tags=config.tags)
-                rollout = _rollout(config, envs, interface, source, run, stats, seed, about)
+                metadata = TrajectoryMetadata(
+                    env=config.env, collector=worker, run=run.name, tags=config.tags
+                )
+                rollout = _rollout(config, envs, interface, source, run, stats, seed, metadata)
                 if source is not None:
                     source.start()
                 control.go()
@@ -186,7 +188,7 @@ def _rollout(
     run: Run,
     stats: CollectorStatistics,
     seed: int,
-    about: About,
+    metadata: TrajectoryMetadata,
 ) -> Rollout:
     # A resumed run plays new episodes, and so does each of several collectors that were started
     # with the same --seed on one machine: they differ by the number of their outbox slot.
@@ -220,7 +222,7 @@ def _rollout(
         make_env=lambda: configured_env(config),
         seeds=episode_seeds(episodes_seed, config.episodes),
         sink=lambda trajectory, _: run.outbox.put(trajectory),
-        about=about,
+        metadata=metadata,
         exploration=exploration,
         max_steps=config.max_steps,
     )

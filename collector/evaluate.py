@@ -48,7 +48,7 @@ from stepwell.client import Client
 from stepwell.errors import StepwellError
 from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.messages import Capacity
-from stepwell.trajectory import About, Trajectory
+from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 WIDTH = 8
 """Rows of a chunk (collector/actor.py says why it is fixed)."""
@@ -131,8 +131,8 @@ def evaluate_policy(
     with open_envs(make_env, min(envs, len(seeds))) as opened:
         interface = interface_of(opened[0], env_id)
         actor = _actor(policy, interface, len(opened), policy_id, sample, device)
-        about = About(env=env_id, purpose="eval")
-        return _play(opened, actor, interface, make_env, seeds, about, policy_id, progress)
+        metadata = TrajectoryMetadata(env=env_id, purpose="eval")
+        return _play(opened, actor, interface, make_env, seeds, metadata, policy_id, progress)
 
 
 def _actor(
@@ -151,7 +151,7 @@ def _play(
     interface: Interface,
     make_env: Callable[[], Env],
     seeds: Sequence[int],
-    about: About,
+    metadata: TrajectoryMetadata,
     policy_id: str,
     progress: Callable[[int], object] | None,
 ) -> EvaluationResult:
@@ -164,7 +164,7 @@ def _play(
         make_env=make_env,
         seeds=iter(seeds),
         sink=lambda trajectory, index: pieces.append((index, trajectory)),
-        about=about,
+        metadata=metadata,
     )
     while not rollout.done:
         episodes += rollout.step()
@@ -249,7 +249,7 @@ def run_evaluation(
                     say=partial(console.print, soft_wrap=True, highlight=False),
                 )
             )
-        about = About(
+        metadata = TrajectoryMetadata(
             env=config.env, purpose="eval", run=run.name if run else "", collector="evaluate"
         )
         seeds = range(config.seeds, config.seeds + config.episodes)
@@ -269,7 +269,7 @@ def run_evaluation(
                 interface,
                 make_env,
                 seeds,
-                about,
+                metadata,
                 policy_id,
                 lambda done: bar.update(task, completed=done),
             )

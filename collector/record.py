@@ -25,7 +25,7 @@ from stepwell._plugins import told
 from stepwell.client import Client
 from stepwell.errors import Undelivered
 from stepwell.outbox import Outbox
-from stepwell.trajectory import About, Trajectory
+from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 
 def record(
@@ -60,8 +60,8 @@ def record(
         if own:
             client.close()
         raise
-    about = About(env=env_id, policy=policy, run=run, tags=tuple(tags))
-    return RecordTrajectories(env, interface, queue, about, max_steps, client if own else None)
+    metadata = TrajectoryMetadata(env=env_id, policy=policy, run=run, tags=tuple(tags))
+    return RecordTrajectories(env, interface, queue, metadata, max_steps, client if own else None)
 
 
 class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -72,7 +72,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: Env,
         interface: Interface,
         outbox: Outbox,
-        about: About,
+        metadata: TrajectoryMetadata,
         max_steps: int,
         client: Client | None,
     ):
@@ -80,7 +80,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.outbox = outbox
         self._interface, self._client, self._episodes = interface, client, 0
         self._closed = False
-        self._recorder = Recorder(interface.spec, about, self._keep, max_steps=max_steps)
+        self._recorder = Recorder(interface.spec, metadata, self._keep, max_steps=max_steps)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

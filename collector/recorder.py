@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.spaces import Array, EnvSpec
-from stepwell.trajectory import About, Trajectory, new_id, now
+from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id, now
 
 BROKEN = "broken"
 """Tag: the environment failed after the last transition."""
@@ -80,13 +80,13 @@ class Recorder:
     def __init__(
         self,
         spec: EnvSpec,
-        about: About,
+        metadata: TrajectoryMetadata,
         sink: Sink,
         *,
         max_steps: int = MAX_STEPS,
         env_index: int = 0,
     ):
-        self._spec, self._about, self._sink, self._env_index = spec, about, sink, env_index
+        self._spec, self._metadata, self._sink, self._env_index = spec, metadata, sink, env_index
         self._max_steps = min(max_steps, max(1, MAX_BYTES // _row_bytes(spec)))
         self._rows: _Rows | None = None
 
@@ -189,13 +189,13 @@ class Recorder:
         last: bool = False,
         tags: tuple[str, ...] = (),
     ) -> None:
-        about = replace(
-            self._about,
+        metadata = replace(
+            self._metadata,
             episode_id=self._episode_id,
             first_step=self._first_step,
             seed=self._seed,
-            policy=self._policy_id or self._about.policy,
-            tags=(*self._about.tags, *tags),
+            policy=self._policy_id or self._metadata.policy,
+            tags=(*self._metadata.tags, *tags),
             started_at=rows.started_at,
             # The episode's own numbers are known at its end only.
             success=self._success if last else None,
@@ -208,7 +208,7 @@ class Recorder:
             infos={k: np.stack([i[k] for i in rows.infos]) for k in self._spec.infos},
             terminated=terminated,
             truncated=truncated,
-            about=about,
+            metadata=metadata,
         )
         self._sink(trajectory, self._index)
 

@@ -18,7 +18,7 @@ from collector.envs import Arrays, BrokenEnv, Env, Interface
 from collector.exploration import Exploration
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeSummary, Recorder, Sink
 from stepwell._plugins import told
-from stepwell.trajectory import About
+from stepwell.trajectory import TrajectoryMetadata
 
 MAX_FAILURES = 10
 """Failures in a row, without one good step between, after which an environment is given up."""
@@ -42,15 +42,15 @@ class Rollout:
         make_env: Callable[[], Env],
         seeds: Iterator[int | None],
         sink: Sink,
-        about: About | None = None,
+        metadata: TrajectoryMetadata | None = None,
         exploration: Exploration | None = None,
         max_steps: int = MAX_STEPS,
     ):
         self._envs, self._actor, self._interface = envs, actor, interface
         self._make_env, self._seeds, self._exploration = make_env, seeds, exploration
-        about = about or About(env=interface.env_id)
+        metadata = metadata or TrajectoryMetadata(env=interface.env_id)
         self._recorders = [
-            Recorder(interface.spec, about, sink, max_steps=max_steps, env_index=i)
+            Recorder(interface.spec, metadata, sink, max_steps=max_steps, env_index=i)
             for i in range(len(envs))
         ]
         self.inputs = ActorInputs.zeros(interface.spec, len(envs))

@@ -19,12 +19,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.auth import AuthMiddleware
-from server.bodies import Bodies, send_problem
-from server.deps import Service
-from server.edge import Edge
-from server.openapi import describe_with
-from server.parameters import known_parameters
+from server.body_memory import BodyMemoryMiddleware, send_problem
+from server.deps import Service, refuse_unknown_parameters
+from server.openapi import customize_openapi
 from server.problems import ProblemError, disk_problem, title_of
+from server.request_limits import RequestLimits
 from server.routes import (
     datasets,
     evaluations,
@@ -93,7 +92,7 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(known_parameters)],
+        dependencies=[Depends(refuse_unknown_parameters)],
         responses={"default": {"model": Problem, "description": "application/problem+json"}},
     )
     app.state.settings = settings
@@ -108,11 +107,11 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         app.add_exception_handler(kind, _on_disk)
     # The last one added is the first one met: strangers are turned away before tokens are read,
     # and who has no token takes no memory.
-    app.add_middleware(Bodies, settings=settings)
+    app.add_middleware(BodyMemoryMiddleware, settings=settings)
     app.add_middleware(AuthMiddleware)
-    app.add_middleware(Edge, settings=settings)
-    app.add_middleware(Defects)
-    describe_with(app)
+    app.add_middleware(RequestLimits, settings=settings)
+    app.add_middleware(UncaughtErrors)
+    customize_openapi(app)
     return app
 
 
@@ -212,7 +211,7 @@ def _defect(method: str, path: str, error: Exception) -> ProblemError:
     return ProblemError(500, "internal_error", "a defect of the service; its log says more")
 
 
-class Defects:
+class UncaughtErrors:
     """Pure ASGI, around everything: what nobody else caught is logged once and answered.
 
     Not an exception handler: Starlette raises again what it gave to that one, and uvicorn logs the

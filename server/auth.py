@@ -30,7 +30,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.index.db import Database
-from server.index.work_tables import audit, tokens
+from server.index.tables import audit, tokens
 from server.problems import ProblemError, not_found
 from server.settings import Settings
 from stepwell.messages import PROBLEM, CreateToken, Token, TokenPage
@@ -149,7 +149,7 @@ class _Row:
         )
 
 
-class TokenBook:
+class TokenStore:
     """All unrevoked tokens, in memory: this process is the only one that changes them."""
 
     def __init__(self, db: Database, settings: Settings):
@@ -316,7 +316,7 @@ class TokenBook:
         self.save_used_if_possible()
 
 
-class FailedTokens:
+class FailedTokenLimiter:
     """Slows down who tries tokens: by address, in constant memory.
 
     A valid token always passes, whatever else came from its address: nobody is locked out by a
@@ -351,13 +351,13 @@ class AuthMiddleware:
 
     def __init__(self, app: ASGIApp):
         self.app = app
-        self._failed = FailedTokens()
+        self._failed = FailedTokenLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        book: TokenBook = scope["app"].state.service.auth
+        book: TokenStore = scope["app"].state.service.auth
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
         try:
             principal = book.authenticate(None if header is None else header.decode("latin-1"))
@@ -392,9 +392,9 @@ def address_of(scope: Scope) -> str:
     return str(address)
 
 
-def build(service: Any) -> TokenBook:
+def build(service: Any) -> TokenStore:
     """The part of the service that deps.py asks for."""
-    return TokenBook(service.db, service.settings)
+    return TokenStore(service.db, service.settings)
 
 
 async def _refuse(error: ProblemError, send: Send) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_dataset_pk, next_epoch, next_mark
+from server.index.db import Database, next_change_id, next_dataset_pk, next_epoch
 from server.index.tables import (
     ALIVE,
+    audit,
     datasets,
     partition_stats,
     segments,
@@ -19,11 +20,10 @@ from server.index.tables import (
     tombstones,
     trajectories,
 )
-from server.index.work_tables import audit
-from server.ingest.damage import excluded
 from server.ingest.evict import enforce
 from server.ingest.pipeline import Ingest
-from server.problems import MOST_NAMES, ProblemError, not_found
+from server.integrity import excluded
+from server.problems import MAX_HINTS, ProblemError, not_found
 from stepwell.messages import (
     Capacity,
     CreateDataset,
@@ -77,7 +77,7 @@ def insert(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
 
 def absent(connection: Connection, name: str) -> ProblemError:
     """404 that offers the nearest name: for callers who may read them all."""
-    newest = sa.select(datasets.c.name).order_by(datasets.c.pk.desc()).limit(MOST_NAMES)
+    newest = sa.select(datasets.c.name).order_by(datasets.c.pk.desc()).limit(MAX_HINTS)
     return not_found("dataset", name, connection.execute(newest).scalars())
 
 
@@ -123,7 +123,7 @@ def patch(db: Database, name: str, body: PatchDataset) -> Dataset:
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
         if body.capacity is not None:
-            enforce(connection, pk, time.time(), next_mark(connection))
+            enforce(connection, pk, time.time(), next_change_id(connection))
     return get(db, name)
 
 

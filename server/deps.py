@@ -7,29 +7,32 @@ take a `ServiceDep` and call one function of one of its parts.
 from __future__ import annotations
 
 import contextlib
+import difflib
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
 
 from server import auth, jobs
-from server.auth import TokenBook
-from server.bodies import Budget
+from server.auth import TokenStore
+from server.body_memory import MemoryBudget
 from server.imports import importer
 from server.imports.importer import Imports
 from server.index import mirror
 from server.index.db import Database, IndexUnusable, upgrade
 from server.index.mirror import Mirror
-from server.ingest.damage import Inspector
 from server.ingest.pipeline import Ingest
+from server.integrity import IntegrityChecker
 from server.jobs import Jobs
+from server.maintenance import scrub
+from server.maintenance.loop import MaintenanceLoop
+from server.problems import ProblemError
 from server.settings import Settings
-from server.snapshots import Snapshots
+from server.snapshots.service import Snapshots
 from server.sql import pool
 from server.sql.pool import SqlPool
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
-from server.upkeep import scrub
-from server.upkeep.keeper import Keeper
 
 
 class Service:
@@ -38,7 +41,7 @@ class Service:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.telemetry = Telemetry()
-        self.bodies = Budget(settings.body_memory, self.telemetry)
+        self.body_memory = MemoryBudget(settings.body_memory, self.telemetry)
         self._lock = DirectoryLock(settings.data)
         try:
             self.store = Store(settings.data)
@@ -47,22 +50,24 @@ class Service:
             upgrade(settings.index_file)
             self.db = Database(settings.index_file)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
-            self.inspector = Inspector(self.db, self.store)
+            self.integrity = IntegrityChecker(self.db, self.store)
             self.snapshots = Snapshots(
                 self.db,
                 self.store,
                 self.ingest.flush,
                 lambda: self.sql,
                 lambda: self.mirror,
-                self.inspector,
+                self.integrity,
             )
-            self.keeper = Keeper(settings, self.db, self.store, self.ingest, self.inspector)
+            self.maintenance = MaintenanceLoop(
+                settings, self.db, self.store, self.ingest, self.integrity
+            )
             self.scrub = scrub.build(self)
             self.mirror: Mirror = mirror.build(self)
             self.sql: SqlPool = pool.build(self)
             self.jobs: Jobs = jobs.build(self)
             self.imports: Imports = importer.build(self)
-            self.auth: TokenBook = auth.build(self)
+            self.auth: TokenStore = auth.build(self)
         except BaseException:
             self._lock.release()
             raise
@@ -71,23 +76,28 @@ class Service:
         """Start what has threads or processes of its own."""
         for part in (
             self.ingest,
-            self.keeper,
+            self.maintenance,
             self.scrub,
             self.mirror,
             self.sql,
-            self.snapshots.at_hand,
+            self.snapshots.cache,
         ):
             part.start()
 
     def close(self) -> None:
         """Stop in reverse; the ingest, last, seals what was acknowledged."""
         with contextlib.ExitStack() as stack:  # one that fails must not keep the rest from it
-            for close in (self._lock.release, self.db.close, self.ingest.close, self.keeper.close):
+            for close in (
+                self._lock.release,
+                self.db.close,
+                self.ingest.close,
+                self.maintenance.close,
+            ):
                 stack.callback(close)
             for part in (
                 self.mirror,
                 self.sql,
-                self.snapshots.at_hand,
+                self.snapshots.cache,
                 self.jobs,
                 self.auth,
                 self.scrub,
@@ -123,3 +133,31 @@ def who(request: Request) -> str:
     """The caller's name for the audit log: a token's id, "operator" or "local"."""
     principal = getattr(request.state, "principal", None)
     return "local" if principal is None else str(principal.who)
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """A dependency of the whole application. Raises `ProblemError` 422 `validation_error`."""
+    route = request.scope.get("route")
+    dependant = getattr(route, "dependant", None)
+    if not request.query_params or dependant is None:
+        return
+    known = _names(dependant)
+    for name in request.query_params:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        raise ProblemError(
+            422,
+            "validation_error",
+            f"query.{name[:64]}: there is no such parameter"
+            + (f"; did you mean {near[0]}?" if near else ""),
+            expected=sorted(known),
+            got=name[:64],
+        )
+
+
+def _names(dependant: Dependant) -> set[str]:
+    names = {field.alias for field in dependant.query_params}
+    for inner in dependant.dependencies:
+        names |= _names(inner)
+    return names

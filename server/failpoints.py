@@ -1,4 +1,4 @@
-"""The service's places where it can be made to die; stepwell/failpoints.py says how.
+"""Where the service can be made to die; stepwell/failpoints.py says how.
 
 tests/faults visits every name in ALL. A name that nobody has is refused at the start.
 """
@@ -15,7 +15,7 @@ ON_DAMAGE: tuple[str, ...] = (
     "quarantine.after_commit",
     "policy.after_replace",
 )
-"""Reached only where a file is damaged (ingest/damage.py, policies.py)."""
+"""Reached only where a file is damaged (integrity.py, policies.py)."""
 
 ALL: tuple[str, ...] = (
     # the write path, in order (ingest/spool.py, ingest/commit.py)
@@ -32,7 +32,7 @@ ALL: tuple[str, ...] = (
     "seal.before_commit",
     "seal.after_commit",
     "seal.after_unlink",
-    # upkeep
+    # maintenance
     "delete.after_mark",
     "delete.after_unlink",
     "compact.before_tmp",
@@ -44,7 +44,7 @@ ALL: tuple[str, ...] = (
     "snapshot.after_rename",
     "snapshot.before_commit",
     "snapshot.after_commit",
-    # imports (imports/, ingest/bulk.py) and policies (policies.py)
+    # imports (imports/, ingest/bulk_insert.py) and policies (policies.py)
     "import.after_parse",
     "import.before_commit",
     "import.after_commit",

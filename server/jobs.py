@@ -22,7 +22,7 @@ import structlog
 import uuid_utils
 
 from server.index.db import Database
-from server.index.work_tables import jobs as table
+from server.index.tables import jobs as table
 from server.problems import ProblemError, not_found
 from stepwell.messages import Job, JobPage, Problem
 

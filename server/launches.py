@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.db import Database
-from server.index.work_tables import launches
+from server.index.tables import launches
 from server.problems import ProblemError, not_found
 from stepwell import new_id
 from stepwell.messages import Claimed, ClaimLaunch, CreateLaunch, Launch, LaunchPage, PatchLaunch

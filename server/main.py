@@ -82,7 +82,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
     from server.app import create_app
     from server.deps import Service
-    from server.wire import Connection
+    from server.http_protocol import HttpProtocol
 
     try:
         service = Service(settings)
@@ -106,7 +106,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
     config = uvicorn.Config(
         create_app(settings, service),
-        http=Connection,
+        http=HttpProtocol,
         ws="none",
         log_config=None,
         access_log=False,

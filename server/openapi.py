@@ -19,7 +19,7 @@ _PROBLEM = {
 _FOREIGN = ("HTTPValidationError", "ValidationError")
 
 
-def describe_with(app: FastAPI) -> None:
+def customize_openapi(app: FastAPI) -> None:
     """Make `app` describe itself so; worked out once, at the first request."""
 
     def openapi() -> dict[str, Any]:

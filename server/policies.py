@@ -3,8 +3,9 @@
     PUT  body → DIR/tmp (hashed while it streams) → rename → one index row → 201
          the same bytes again → 200; other bytes under that version → 409
 
-A file whose row was never written (a crash in between) is an orphan, which upkeep sweeps. The bytes
-are opaque here: whoever loads them checks them. `latest` is the greatest version, never stored.
+A file whose row was never written (a crash in between) is an orphan, which maintenance removes.
+The bytes are opaque here: whoever loads them checks them. `latest` is the greatest version, never
+stored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from server.checksums import Source, examine
 from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.tables import policies, policy_aliases
-from server.ingest.damage import Inspector
+from server.integrity import IntegrityChecker
 from server.problems import ProblemError
 from server.storage.store import Store, Stored, Writer, new_name
 from stepwell.messages import Document, Policy, PolicyPage
@@ -73,7 +74,7 @@ def parse_metadata(header: str | None) -> dict[str, Any]:
 def publish(
     db: Database,
     store: Store,
-    inspector: Inspector,
+    integrity: IntegrityChecker,
     run: str,
     version: int,
     writer: Writer,
@@ -90,13 +91,13 @@ def publish(
     except BaseException:
         store.delete("policies", stored.path.name)
         raise
-    if not new and not _replace_damaged(db, store, inspector, run, version, stored):
+    if not new and not _replace_damaged(db, store, integrity, run, version, stored):
         store.delete("policies", stored.path.name)
     return policy, new
 
 
 def _replace_damaged(
-    db: Database, store: Store, inspector: Inspector, run: str, version: int, stored: Stored
+    db: Database, store: Store, integrity: IntegrityChecker, run: str, version: int, stored: Stored
 ) -> bool:
     """Publishing the same bytes again is how a damaged policy is cured. True if it was one."""
     with db.read() as c:
@@ -123,7 +124,7 @@ def _replace_damaged(
     failpoint("policy.after_replace")
     if hit:
         store.delete("policies", row["file"])
-        inspector.refused.discard(f"policies/{row['file']}")
+        integrity.damaged_files.discard(f"policies/{row['file']}")
         log.info("a damaged policy was replaced", run=run, version=version)
     return bool(hit)
 

@@ -39,7 +39,7 @@ class ProblemError(Exception):
         self.errors = errors
         self.headers = dict(headers or {})
 
-    def again(self) -> ProblemError:
+    def copy(self) -> ProblemError:
         """A copy without a traceback. One that is kept must never be raised itself: each raise
         hangs its frames on it, with the bodies in them."""
         return ProblemError(
@@ -72,13 +72,13 @@ def title_of(status: int) -> str:
         return "Error"
 
 
-MOST_NAMES = 500
+MAX_HINTS = 500
 """Among how many names the nearest one is looked for."""
 
 
 def not_found(what: str, name: str, known: Iterable[str] = ()) -> ProblemError:
     """404 for a thing addressed by name or id; `known` names, of which the nearest is offered."""
-    near = difflib.get_close_matches(name, list(islice(known, MOST_NAMES)), n=1)
+    near = difflib.get_close_matches(name, list(islice(known, MAX_HINTS)), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ProblemError(404, "not_found", f"there is no {what} {name!r}{hint}")
 

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.db import Database
 from server.index.tables import metrics, policies, policy_aliases, runs
-from server.problems import MOST_NAMES, ProblemError, not_found
+from server.problems import MAX_HINTS, ProblemError, not_found
 from stepwell.messages import (
     CreateRun,
     MetricsAccepted,
@@ -155,7 +155,7 @@ def _described(body: CreateRun) -> dict[str, Any]:
 
 def absent(c: Connection, name: str) -> ProblemError:
     """404 that offers the nearest of the newest names."""
-    newest = sa.select(runs.c.name).order_by(runs.c.pk.desc()).limit(MOST_NAMES)
+    newest = sa.select(runs.c.name).order_by(runs.c.pk.desc()).limit(MAX_HINTS)
     return not_found("run", name, c.execute(newest).scalars())
 
 

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     min_free: int = 64 * MIB
     """Refuse ingest (507) when the disk has less than this left."""
 
-    # shards and upkeep
+    # shards and maintenance
     row_group_rows: int = 20_000
     """Row groups hold whole trajectories, about so many rows."""
     row_group_bytes: int = 16 * MIB
@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     """Adjacent shards smaller than this are merged."""
     compact_after: float = 60.0
     """Shards younger than this are left alone."""
-    upkeep_interval: float = 5.0
+    maintenance_interval: float = 5.0
     """Seconds between rounds of retention, compaction and sweeping; 0 turns them off."""
     scrub_rate: int = 32 * MIB
     """Stored files are read and verified in the background at so many bytes a second; 0: never."""

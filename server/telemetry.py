@@ -45,7 +45,9 @@ class Telemetry:
             "stepwell_body_waiting", "Requests whose body waits for memory", registry=r
         )
         self.body_refused = Counter(
-            "stepwell_body_refused", "Bodies answered 429 for want of memory", registry=r
+            "stepwell_body_refused",
+            "Bodies answered 429 for want of memory",
+            registry=r,
         )
         self.free_bytes = Gauge("stepwell_disk_free_bytes", "Left on the disk", registry=r)
 

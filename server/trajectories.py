@@ -13,13 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
-from server.index.db import Database, next_mark
-from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
-from server.index.work_tables import audit
-from server.ingest.damage import Inspector, damaged_shard
+from server.index.db import Database, next_change_id
+from server.index.tables import ALIVE, audit, datasets, segments, shards, tombstones, trajectories
 from server.ingest.evict import enforce
 from server.ingest.rows import add_totals, bucket_of
 from server.ingest.spool import SegmentDamaged, read_spooled
+from server.integrity import IntegrityChecker, damaged_shard
 from server.problems import ProblemError, not_found
 from server.storage.shards import ShardDamaged, read_trajectory
 from server.storage.store import Store
@@ -126,7 +125,7 @@ def patch(db: Database, trajectory_id: str, body: PatchTrajectory) -> Trajectory
             connection.execute(
                 sa.update(trajectories)
                 .where(trajectories.c.pk == row["pk"])
-                .values(mark=next_mark(connection), **values)
+                .values(change_id=next_change_id(connection), **values)
             )
     return get(db, trajectory_id)
 
@@ -146,14 +145,14 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
                     detail=json.dumps({"dataset": row["dataset"], "seq": row["seq"]}),
                 )
             )
-            mark = next_mark(connection)
+            change_id = next_change_id(connection)
             connection.execute(
                 sa.update(trajectories)
                 .where(trajectories.c.pk == row["pk"])
-                .values(partition="fifo", mark=mark)
+                .values(partition="fifo", change_id=change_id)
             )
             _recount(connection, row, "fifo")
-            enforce(connection, row["dataset_pk"], now, mark)
+            enforce(connection, row["dataset_pk"], now, change_id)
     try:
         return get(db, trajectory_id)
     except ProblemError as error:
@@ -163,7 +162,7 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
 
 
 def steps(
-    db: Database, store: Store, inspector: Inspector, trajectory_id: str
+    db: Database, store: Store, integrity: IntegrityChecker, trajectory_id: str
 ) -> tuple[Trajectory, EnvSpec]:
     """The trajectory itself, from segment or shard, exactly as it was sent. Raises 410 where its
     file is damaged."""
@@ -201,12 +200,12 @@ def steps(
             if attempt == 2:
                 raise
         except SegmentDamaged as error:
-            inspector.refuse(f"segments/{segment}")  # named in the log and /readyz
+            integrity.damaged_file(f"segments/{segment}")  # named in the log and /readyz
             raise ProblemError(
                 410, "damaged", f"the record of this trajectory is damaged ({error})"
             ) from None
         except ShardDamaged:
-            if inspector.suspect(row["shard"]) or attempt == 2:
+            if integrity.recheck_shard(row["shard"]) or attempt == 2:
                 raise damaged_shard(row["shard"]) from None
     raise AssertionError("unreachable")
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.db import Database
-from server.index.work_tables import workers
+from server.index.tables import workers
 from server.problems import ProblemError, not_found
 from stepwell.messages import Command, PutWorker, Worker, WorkerPage
 

@@ -29,14 +29,14 @@ from stepwell.errors import (
     Undelivered,
 )
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
-from stepwell.trajectory import About, Trajectory, new_id
+from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
 
 if TYPE_CHECKING:
     from stepwell.client import Client
     from stepwell.outbox import Outbox
 
 __all__ = [
-    "About",
+    "TrajectoryMetadata",
     "BadRequest",
     "Box",
     "Busy",

@@ -63,8 +63,10 @@ GROUPS: dict[str, dict[str, Command]] = {
         "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
         "status": Command("stepwell.commands.status:main", "is the service well, what is in it"),
     },
-    "Upkeep of the service's directory": {
-        "fsck": Command("server.fsck:main", "check index and files against each other", "server"),
+    "Maintenance of the service's directory": {
+        "fsck": Command(
+            "server.fsck.main:main", "check index and files against each other", "server"
+        ),
         "db": Command("server.main:db_main", "migrate the index (upgrade, current)", "server"),
     },
 }

@@ -1,7 +1,7 @@
 """Trajectories ↔ bytes: one Arrow IPC stream, one record batch per trajectory.
 
 The schema (schema.py) stands once at the head; each batch's own metadata carries the trajectory's
-header (id, flags, About) as JSON. Decoding copies nothing: arrays are views of the received bytes.
+header (id, flags, metadata) as JSON. Decoding copies nothing: arrays are views of received bytes.
 What comes in is checked here for form; whether it fits a dataset is `Trajectory.check`.
 """
 
@@ -30,7 +30,7 @@ from stepwell.schema import (
     spec_of,
 )
 from stepwell.spaces import Array, EnvSpec, Space
-from stepwell.trajectory import About, Trajectory
+from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 HEADER_KEY = b"stepwell.trajectory"
 MAX_HEADER = 256 * 1024
@@ -202,7 +202,7 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
         final_obs_valid=header.get("final_obs_valid") is not False,
         action_known=known,
         infos={k: _from_arrow(batch.column(c), s, steps + 1, c) for c, k, s in names["info"]},
-        about=About.from_json(header.get("about", {})),
+        metadata=TrajectoryMetadata.from_json(header.get("about", {})),
         id=header.get("id", ""),
     )
 

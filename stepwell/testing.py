@@ -74,17 +74,17 @@ def make_trajectory(
     truncated: bool = False,
     final_obs_valid: bool = True,
     id: str | None = None,  # noqa: A002 - the word of the API
-    **about: Any,
+    **metadata: Any,
 ) -> Trajectory:
     """A random trajectory of `length` transitions that fits `spec`; its arrays depend on `seed`.
 
-    Other keywords go to `About` (`env` comes from the spec where it is not given).
+    Other keywords go to `TrajectoryMetadata` (`env` comes from the spec where it is not given).
     """
     spec = spec or make_spec()
     rng = np.random.default_rng([length, seed])
     if truncated:
         terminated = False
-    about.setdefault("env", spec.env)
+    metadata.setdefault("env", spec.env)
     obs = {k: random_values(s, length + 1, rng) for k, s in spec.observations.items()}
     if not final_obs_valid:
         for array in obs.values():
@@ -99,7 +99,7 @@ def make_trajectory(
         action_known=rng.random(length) < 0.8 if spec.action_known else None,
         infos={k: random_values(s, length + 1, rng) for k, s in spec.infos.items()},
         id=id,
-        **about,
+        **metadata,
     )
 
 

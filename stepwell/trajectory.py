@@ -28,8 +28,8 @@ import numpy as np
 import uuid_utils
 from numpy.typing import NDArray
 
-from stepwell.about import About
 from stepwell.errors import InvalidTrajectory
+from stepwell.metadata import TrajectoryMetadata
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -40,7 +40,7 @@ from stepwell.spaces import (
     outside,
 )
 
-__all__ = ["About", "Trajectory", "concatenable", "new_id", "now"]
+__all__ = ["TrajectoryMetadata", "Trajectory", "concatenable", "new_id", "now"]
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -74,7 +74,7 @@ class Trajectory:
     """[T] bool, or None for all known: human data has gaps."""
     infos: Mapping[str, Array] = field(default_factory=dict)
     """Extra arrays beside the observations, each [T+1, *shape]."""
-    about: About = field(default_factory=About)
+    metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
     """Where it came from."""
     id: str = field(default_factory=new_id)
     """UUID; the idempotency key of the whole trajectory."""
@@ -157,14 +157,14 @@ class Trajectory:
         infos: Mapping[str, Any] | None = None,
         final_obs_valid: bool | None = None,
         id: str | None = None,  # noqa: A002 - the word of the API
-        **about: Any,
+        **metadata: Any,
     ) -> Trajectory:
         """A trajectory from whatever is at hand: lists or arrays, one array or a dict of them.
 
         `terminated` and `truncated` may be booleans or per-step sequences [T] with True only at the
         end. With a `spec`, arrays are cast to its dtypes where that loses nothing but precision.
         Observations may have T rows: then the last one is repeated and marked as not valid. Other
-        keywords go to `About`. Raises `InvalidTrajectory`.
+        keywords go to `TrajectoryMetadata`. Raises `InvalidTrajectory`.
         """
         reward_array = _array("rewards", rewards, np.float32).reshape(-1)
         steps = len(reward_array)
@@ -180,9 +180,9 @@ class Trajectory:
         if final_obs_valid is None:
             final_obs_valid = not missing_last
         try:
-            description = About(**about)
+            description = TrajectoryMetadata(**metadata)
         except TypeError as error:
-            raise InvalidTrajectory(f"about: {error}") from None
+            raise InvalidTrajectory(f"metadata: {error}") from None
         return cls(
             obs=obs_arrays,
             actions=_named(actions, DEFAULT_ACTION, spaces[1]),
@@ -194,7 +194,7 @@ class Trajectory:
             if action_known is None
             else _array("action_known", action_known, np.bool_),
             infos=info_arrays,
-            about=description,
+            metadata=description,
             id=id or new_id(),
         )
 
@@ -259,7 +259,7 @@ class Trajectory:
             "terminated": self.terminated,
             "truncated": self.truncated,
             "final_obs_valid": self.final_obs_valid,
-            "about": self.about.to_json(),
+            "about": self.metadata.to_json(),  # its name in format 1, which digests cover
         }
 
     @property
@@ -280,15 +280,15 @@ class Trajectory:
 def concatenable(pieces: Sequence[Trajectory]) -> bool:
     """Whether `pieces`, in order, are contiguous pieces of one episode."""
     return all(
-        a.about.episode_id == b.about.episode_id != ""
-        and a.about.first_step + len(a) == b.about.first_step
+        a.metadata.episode_id == b.metadata.episode_id != ""
+        and a.metadata.first_step + len(a) == b.metadata.first_step
         and not (a.terminated or a.truncated)
         for a, b in zip(pieces, pieces[1:], strict=False)
     )
 
 
 def now() -> float:
-    """Wall clock in Unix seconds, for `About.started_at`."""
+    """Wall clock in Unix seconds, for `TrajectoryMetadata.started_at`."""
     return time.time()
 
 

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 when the file is written, else 1 or 2 (see upkeep.md) and one sentence."""
+    """Run the command; 0 when the file is written, else 1 or 2 (docs/maintenance.md)."""
     args = _parser().parse_args(argv)
     if not args.out.parent.is_dir():  # checked before the work
         missing = f"no folder {args.out.parent} to write into; create it"

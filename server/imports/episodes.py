@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.source import REQUIRED, Array, Options, Refused, Source, check_dtype
+from server.imports.raw_file import REQUIRED, Array, ImportRefused, Options, RawFile, check_dtype
 from server.imports.spec import choose_spec, fit
 from stepwell.errors import InvalidTrajectory
 from stepwell.spaces import (
@@ -42,7 +42,7 @@ from stepwell.spaces import (
     MAX_ELEMENTS,
     EnvSpec,
 )
-from stepwell.trajectory import About, Trajectory
+from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
 """Names that an env spec takes (stepwell/spaces.py)."""
@@ -74,18 +74,20 @@ class Plan:
         return len(self.rewards)
 
 
-def plan(source: Source, options: Options, max_rows: int) -> Plan:
-    """Judge the arrays and find the episodes. Raises `Refused`."""
+def plan(source: RawFile, options: Options, max_rows: int) -> Plan:
+    """Judge the arrays and find the episodes. Raises `ImportRefused`."""
     for name in REQUIRED:
         if name not in source.arrays:
-            raise Refused(
+            raise ImportRefused(
                 f"{name} is missing",
                 expected=", ".join(REQUIRED),
                 got=", ".join(sorted(source.arrays)) or "none of them",
             )
     rows = _rows(source.arrays["observations"])
     if not 1 <= rows <= max_rows:
-        raise Refused("observations has no usable length", expected=f"1 … {max_rows}", got=rows)
+        raise ImportRefused(
+            "observations has no usable length", expected=f"1 … {max_rows}", got=rows
+        )
     warnings = list(source.warnings)
     rewards = _column(source, "rewards", rows)
     terminals = _flags(source, "terminals", rows)
@@ -126,7 +128,7 @@ def plan(source: Source, options: Options, max_rows: int) -> Plan:
 
 
 def trajectories(found: Plan, options: Options) -> Iterator[Trajectory]:
-    """The episodes in file order. Raises `Refused` for one that breaks a rule."""
+    """The episodes in file order. Raises `ImportRefused` for one that breaks a rule."""
     source = f"{options.format}:{options.sha256}"
     for index, (start, end) in enumerate(zip(found.starts, found.ends, strict=True)):
         stop = end + 1
@@ -145,7 +147,7 @@ def trajectories(found: Plan, options: Options) -> Iterator[Trajectory]:
                     key: np.concatenate([a[start:stop], a[end:stop]])
                     for key, a in found.infos.items()
                 },
-                about=About(
+                metadata=TrajectoryMetadata(
                     env=options.env,
                     episode_id=f"{options.sha256[:12]}/{index}",
                     source=source,
@@ -153,7 +155,7 @@ def trajectories(found: Plan, options: Options) -> Iterator[Trajectory]:
                 id=trajectory_id(options, index),
             )
         except InvalidTrajectory as error:
-            raise Refused(
+            raise ImportRefused(
                 f"episode {index} (rows {start} … {end}): {error}",
                 expected=error.expected,
                 got=error.got,
@@ -289,7 +291,7 @@ def _warn_of_jumps(
 
 def _rows(array: Array) -> int:
     if array.ndim < 1:
-        raise Refused("observations", expected="an array [N, …]", got="a scalar")
+        raise ImportRefused("observations", expected="an array [N, …]", got="a scalar")
     return len(array)
 
 
@@ -297,35 +299,37 @@ def _native(array: Array) -> Array:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
-def _table(source: Source, name: str, rows: int, *, like: Array | None = None) -> Any:
+def _table(source: RawFile, name: str, rows: int, *, like: Array | None = None) -> Any:
     """An array [N, …]; with `like`, of the same shape and type, or None if there is none."""
     if name not in source.arrays:
         return None
     array = source.arrays.pop(name)
     check_dtype(name, array.dtype)
     if array.ndim < 1 or len(array) != rows:
-        raise Refused(
+        raise ImportRefused(
             f"{name} has the wrong length",
             expected=f"{rows} rows, as observations has",
             got=f"shape {array.shape}",
         )
     if array.ndim > 5:
-        raise Refused(f"{name} has too many dimensions", expected="≤ 5", got=str(array.shape))
+        raise ImportRefused(f"{name} has too many dimensions", expected="≤ 5", got=str(array.shape))
     if like is not None and (array.shape != like.shape):
-        raise Refused(f"{name} has the wrong shape", expected=str(like.shape), got=str(array.shape))
+        raise ImportRefused(
+            f"{name} has the wrong shape", expected=str(like.shape), got=str(array.shape)
+        )
     if like is not None and array.dtype != like.dtype:
         array = array.astype(like.dtype)
     return _native(array)
 
 
-def _column(source: Source, name: str, rows: int) -> Array:
+def _column(source: RawFile, name: str, rows: int) -> Array:
     """An array [N], or [N, 1]."""
     array = source.arrays[name]
     check_dtype(name, array.dtype)
     if array.shape == (rows, 1):
         array = array[:, 0]
     if array.shape != (rows,):
-        raise Refused(
+        raise ImportRefused(
             f"{name} has the wrong length",
             expected=f"[{rows}] or [{rows}, 1], as observations has {rows} rows",
             got=f"shape {array.shape}",
@@ -333,15 +337,15 @@ def _column(source: Source, name: str, rows: int) -> Array:
     return _native(array)
 
 
-def _flags(source: Source, name: str, rows: int) -> NDArray[np.bool_]:
+def _flags(source: RawFile, name: str, rows: int) -> NDArray[np.bool_]:
     array = _column(source, name, rows)
     # Some writers store flags as floats; anything but 0 and 1 is not a flag.
     if array.dtype != np.bool_ and bool(((array != 0) & (array != 1)).any()):
-        raise Refused(f"{name} does not hold flags", expected="0 or 1", got="other numbers")
+        raise ImportRefused(f"{name} does not hold flags", expected="0 or 1", got="other numbers")
     return array.astype(np.bool_)
 
 
-def _infos(source: Source, rows: int) -> dict[str, Array]:
+def _infos(source: RawFile, rows: int) -> dict[str, Array]:
     """Those that can be kept; why not, of all others, goes into `source.dropped`."""
     kept: dict[str, Array] = {}
     for name, array in source.infos.items():
@@ -366,7 +370,7 @@ def _unkeepable(name: str, array: Array, rows: int) -> str:
     return ""
 
 
-def _left_out(source: Source, options: Options) -> list[str]:
+def _left_out(source: RawFile, options: Options) -> list[str]:
     """A warning for each info that is not kept, and for each wish that met none."""
     lines = [f"info {name[:80]!r} left out: {why}" for name, why in sorted(source.dropped.items())]
     if more := len(lines) - MOST_LINES:
@@ -383,4 +387,6 @@ def _left_out(source: Source, options: Options) -> list[str]:
 def _finite(name: str, array: Array) -> None:
     if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
         bad = int(np.count_nonzero(~np.isfinite(array)))
-        raise Refused(f"{name} holds bad numbers", expected="finite", got=f"{bad} NaN or infinite")
+        raise ImportRefused(
+            f"{name} holds bad numbers", expected="finite", got=f"{bad} NaN or infinite"
+        )

@@ -1,4 +1,4 @@
-"""A D4RL HDF5 file → Source. Untrusted: runs only in the confined child, from an open descriptor.
+"""A D4RL HDF5 file → RawFile. Untrusted: runs only in the confined child, from an open descriptor.
 
 Walks every link without following any before it is judged: only hard links inside the file, plain
 numbers, known filters, sane sizes. An info of another kind is not read, only named. Then reads the
@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
-from server.imports.source import (
+from server.imports.raw_file import (
     MAX_MEMBERS,
     OPTIONAL,
     REQUIRED,
-    Refused,
-    Source,
+    ImportRefused,
+    RawFile,
     check_dtype,
     check_size,
     info_name,
@@ -32,33 +32,33 @@ FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 MAX_DEPTH = 8
 
 
-def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Source:
-    """The whole file. Raises `Refused`."""
+def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
+    """The whole file. Raises `ImportRefused`."""
     head = file.read(8)
     if head != MAGIC:
-        raise Refused(
+        raise ImportRefused(
             "this is not an HDF5 file", expected="a D4RL-layout .hdf5 file", got=sniff(head)
         )
     file.seek(0)
     try:
         with h5py.File(file, "r") as h5:
-            source = Source()
+            source = RawFile()
             found = dict(_walk(h5, source, drop))
             needed = sum(int(d.nbytes) for name, d in found.items() if _wanted(name))
             check_size(sum(int(d.nbytes) for d in found.values()), size, 1 << 62)
             check_size(needed, size, memory)
             return _load(found, source)
-    except Refused:
+    except ImportRefused:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise Refused(
+        raise ImportRefused(
             f"the HDF5 file is damaged or cut short: {_first_line(error)}",
             expected="a file that h5py can read to its end",
             got=f"{size} bytes",
         ) from None
 
 
-def _walk(group: h5py.Group, source: Source, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Every dataset to read below `group`, each link judged before it is followed. Infos that are
     not kept go into `source.dropped`."""
     seen = 0
@@ -67,19 +67,21 @@ def _walk(group: h5py.Group, source: Source, drop: Sequence[str]) -> Iterator[tu
     while stack:
         path, node, level = stack.pop()
         if level > MAX_DEPTH:
-            raise Refused("groups are nested too deep", expected=f"≤ {MAX_DEPTH}", got=path[:200])
+            raise ImportRefused(
+                "groups are nested too deep", expected=f"≤ {MAX_DEPTH}", got=path[:200]
+            )
         if len(node) > MAX_MEMBERS:
-            raise Refused("too many members", expected=f"≤ {MAX_MEMBERS}", got=len(node))
+            raise ImportRefused("too many members", expected=f"≤ {MAX_MEMBERS}", got=len(node))
         for name in node:
             full = f"{path}/{name}" if path else str(name)
             seen += 1
             if seen > MAX_MEMBERS:
-                raise Refused(
+                raise ImportRefused(
                     "too many members", expected=f"≤ {MAX_MEMBERS}", got=f"{seen} or more"
                 )
             link = node.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
-                raise Refused(
+                raise ImportRefused(
                     f"{full[:200]} is a link out of its place",
                     expected="arrays inside the file itself (hard links)",
                     got=type(link).__name__,
@@ -88,7 +90,7 @@ def _walk(group: h5py.Group, source: Source, drop: Sequence[str]) -> Iterator[tu
             if isinstance(child, h5py.Group):
                 address = h5py.h5o.get_info(child.id).addr
                 if address in visited:
-                    raise Refused(
+                    raise ImportRefused(
                         f"{full[:200]} is a loop of groups", expected="a tree", got="loop"
                     )
                 visited.add(address)
@@ -99,13 +101,13 @@ def _walk(group: h5py.Group, source: Source, drop: Sequence[str]) -> Iterator[tu
                 if _readable(full, child):
                     yield full, child
             else:
-                raise Refused(
+                raise ImportRefused(
                     f"{full[:200]} is no array", expected="groups and arrays", got="a named type"
                 )
 
 
 def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
-    """Why an info is not read; "" for one that is. Raises `Refused` for one that does harm."""
+    """Why an info is not read; "" for one that is. Raises `ImportRefused` for a harmful one."""
     info = name.removeprefix("infos/")
     if not isinstance(child, h5py.Dataset):
         return "no array"
@@ -122,7 +124,7 @@ def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
 
 def _check_place(name: str, dataset: h5py.Dataset) -> None:
     if dataset.is_virtual or dataset.external is not None:
-        raise Refused(
+        raise ImportRefused(
             f"{name[:200]} keeps its data in another file",
             expected="data inside the file",
             got="a virtual dataset" if dataset.is_virtual else "external storage",
@@ -144,7 +146,7 @@ def _readable(name: str, dataset: h5py.Dataset) -> bool:
         return bool(kind.kind == "S" and dataset.shape == () and kind.itemsize <= 4096)
     check_dtype(name[:200], kind)
     if (code := _unknown_filter(dataset)) is not None:
-        raise Refused(
+        raise ImportRefused(
             f"{name[:200]} is packed with an unknown filter",
             expected=", ".join(FILTERS.values()),
             got=f"filter {code}",
@@ -156,7 +158,7 @@ def _wanted(name: str) -> bool:
     return name in REQUIRED or name in OPTIONAL or info_name(name) is not None
 
 
-def _load(found: dict[str, Any], source: Source) -> Source:
+def _load(found: dict[str, Any], source: RawFile) -> RawFile:
     ignored: list[str] = []
     for name, dataset in found.items():
         if name in REQUIRED or name in OPTIONAL:

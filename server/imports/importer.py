@@ -2,7 +2,7 @@
 
     POST … /imports → uploads/<upload> (streamed, counted, hashed, fsynced) → 202 and a job
       → child parses (child.py, confined) → checked like any POST → shards nobody knows of
-      → one transaction makes all of it visible (ingest/bulk.py) → the upload is deleted
+      → one transaction makes all of it visible (ingest/bulk_insert.py) → the upload is deleted
 
 A file is recognised by its content: uploading it again stores nothing twice.
 """
@@ -19,13 +19,13 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from server import datasets
-from server.bodies import STREAM_CHUNK
+from server.body_memory import STREAM_CHUNK
 from server.failpoints import failpoint
-from server.imports.parse import frames
+from server.imports.parser_process import frames
 from server.index.db import Database
-from server.ingest.bulk import Bulk, check_room, sweep_pending
-from server.ingest.registered import Registered, Registry
-from server.ingest.validate import Checked, read_body
+from server.ingest.bulk_insert import BulkInsert, check_room, sweep_pending
+from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
+from server.ingest.validate import ValidTrajectory, read_body
 from server.jobs import JobContext, Jobs
 from server.problems import ProblemError
 from server.settings import Settings
@@ -61,7 +61,7 @@ class Imports:
     """Receives uploads and runs import jobs."""
 
     def __init__(
-        self, settings: Settings, db: Database, store: Store, registry: Registry, jobs: Jobs
+        self, settings: Settings, db: Database, store: Store, registry: DatasetRegistry, jobs: Jobs
     ):
         self._settings, self._db, self._store = settings, db, store
         self._registry, self._jobs = registry, jobs
@@ -189,15 +189,19 @@ class Imports:
         )
         plan = next(stream)
         spec, steps, count = _plan_of(plan.header)
-        dataset = existing or Registered(0, request.dataset, spec, spec.digest, arrow_schema(spec))
-        bulk = Bulk(self._settings, self._db, self._store, dataset, request.partition, count)
+        dataset = existing or RegisteredDataset(
+            0, request.dataset, spec, spec.digest, arrow_schema(spec)
+        )
+        bulk = BulkInsert(self._settings, self._db, self._store, dataset, request.partition, count)
         try:
             done = 0
             for frame in stream:
                 items = list(read_body(frame.payload, dataset))
-                if frame.kind != "data" or not all(isinstance(item, Checked) for item in items):
+                if frame.kind != "data" or not all(
+                    isinstance(item, ValidTrajectory) for item in items
+                ):
                     raise _foreign()
-                checked = [item for item in items if isinstance(item, Checked)]
+                checked = [item for item in items if isinstance(item, ValidTrajectory)]
                 bulk.add(checked)
                 done += sum(len(item.trajectory) for item in checked)
                 context.report(_PARSE_SHARE * done / steps, f"{done} of {steps} steps read")
@@ -229,7 +233,7 @@ class Imports:
             result["warnings"].append("this file was imported before: nothing new was stored")
         return result
 
-    def _existing(self, request: ImportRequest) -> Registered | None:
+    def _existing(self, request: ImportRequest) -> RegisteredDataset | None:
         try:
             return self._registry.get(request.dataset)
         except ProblemError:
@@ -238,7 +242,7 @@ class Imports:
             return None
 
     def _child_request(
-        self, request: ImportRequest, payload: dict[str, Any], existing: Registered | None
+        self, request: ImportRequest, payload: dict[str, Any], existing: RegisteredDataset | None
     ) -> dict[str, Any]:
         options = {
             "dataset": request.dataset,
@@ -262,11 +266,13 @@ class Imports:
         }
 
     def _creator(self, request: ImportRequest, spec: EnvSpec, metadata: dict[str, Any]) -> Any:
-        about = ", ".join(f"{k}={v}" for k, v in metadata.items() if "/" not in k)
+        described = ", ".join(f"{k}={v}" for k, v in metadata.items() if "/" not in k)
         body = CreateDataset(
             name=request.dataset,
             spec=spec.to_json(),
-            description=f"Imported ({request.format}){': ' + about if about else ''}"[:4096],
+            description=f"Imported ({request.format}){': ' + described if described else ''}"[
+                :4096
+            ],
             tags=[request.format],
         )
         return lambda connection: datasets.insert(connection, body, spec)

@@ -1,4 +1,4 @@
-"""An .npz with D4RL's names → Source: observations, actions, rewards, terminals, timeouts, …
+"""An .npz with D4RL's names → RawFile: observations, actions, rewards, terminals, timeouts, …
 
 Untrusted: runs only in the confined child. A zip member is unpacked only after its directory entry
 and its .npy header were judged; nothing is ever unpickled; names are keys, never paths.
@@ -13,13 +13,13 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from server.imports.source import (
+from server.imports.raw_file import (
     MAX_MEMBERS,
     OPTIONAL,
     REQUIRED,
     Array,
-    Refused,
-    Source,
+    ImportRefused,
+    RawFile,
     check_dtype,
     check_size,
     info_name,
@@ -32,16 +32,18 @@ MAX_HEADER = 4096
 _CHUNK = 1 << 20
 
 
-def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Source:
-    """The whole archive. Raises `Refused`."""
+def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
+    """The whole archive. Raises `ImportRefused`."""
     head = file.read(8)
     if not head.startswith(b"PK\x03\x04"):
-        raise Refused("this is not an .npz file", expected="a numpy .npz archive", got=sniff(head))
+        raise ImportRefused(
+            "this is not an .npz file", expected="a numpy .npz archive", got=sniff(head)
+        )
     file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
             members = _members(archive)
-            source = Source()
+            source = RawFile()
             for name, member in [*members.items()]:
                 info = info_name(name)
                 if info is not None and (why := _unfit(archive, member, info, drop)):
@@ -59,44 +61,48 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> So
             if ignored:
                 source.warnings.append("not read: " + ", ".join(sorted(ignored)[:20]))
             return source
-    except Refused:
+    except ImportRefused:
         raise
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
-        raise Refused(
+        raise ImportRefused(
             f"the .npz file is damaged or cut short: {str(error)[:200]}",
             expected="an archive written by numpy.savez",
             got=f"{size} bytes",
         ) from None
     except RuntimeError as error:
-        raise Refused(f"the .npz file cannot be read: {str(error)[:200]}") from None
+        raise ImportRefused(f"the .npz file cannot be read: {str(error)[:200]}") from None
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """By key (the name without .npy); every entry is judged, also those that are not read."""
     infos = archive.infolist()
     if len(infos) > min(MAX_MEMBERS_ZIP, MAX_MEMBERS):
-        raise Refused("too many members", expected=f"≤ {MAX_MEMBERS_ZIP}", got=len(infos))
+        raise ImportRefused("too many members", expected=f"≤ {MAX_MEMBERS_ZIP}", got=len(infos))
     found: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename
         parts = name.split("/")
         if name.startswith("/") or "\\" in name or "\0" in name or ".." in parts or ":" in name:
-            raise Refused("a member's name is a path", expected="plain names", got=name[:200])
+            raise ImportRefused("a member's name is a path", expected="plain names", got=name[:200])
         if not name.endswith(".npy"):
-            raise Refused(
+            raise ImportRefused(
                 "a member is no array", expected="members that end in .npy", got=name[:200]
             )
         key = name.removesuffix(".npy")
         if key in found:
-            raise Refused("a name stands twice in the archive", expected="once", got=name[:200])
+            raise ImportRefused(
+                "a name stands twice in the archive", expected="once", got=name[:200]
+            )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Refused(
+            raise ImportRefused(
                 f"{name[:200]} is packed with an unknown method",
                 expected="stored or deflate",
                 got=str(info.compress_type),
             )
         if info.flag_bits & 1:
-            raise Refused(f"{name[:200]} is encrypted", expected="plain members", got="encrypted")
+            raise ImportRefused(
+                f"{name[:200]} is encrypted", expected="plain members", got="encrypted"
+            )
         found[key] = info
     return found
 
@@ -108,7 +114,7 @@ def _unfit(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, drop: Seq
     with archive.open(info) as member:
         try:
             dtype = _header(member, name)[2]
-        except (Refused, ValueError) as error:
+        except (ImportRefused, ValueError) as error:
             return f"its header cannot be read ({str(error)[:60]})"
         return why_dropped(name, drop, dtype)
 
@@ -120,7 +126,7 @@ def _header(member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dty
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(magic)
     if reader is None:
-        raise Refused(f"{name}: unknown .npy version", expected="1.0 or 2.0", got=str(magic))
+        raise ImportRefused(f"{name}: unknown .npy version", expected="1.0 or 2.0", got=str(magic))
     shape, fortran, dtype = reader(member, max_header_size=MAX_HEADER)
     return shape, fortran, dtype
 
@@ -131,17 +137,17 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
         shape, fortran, dtype = _header(member, name)
         check_dtype(name, dtype)
         if any(n < 0 for n in shape) or len(shape) > 8:
-            raise Refused(f"{name}: bad shape", expected="sizes ≥ 0", got=str(shape))
+            raise ImportRefused(f"{name}: bad shape", expected="sizes ≥ 0", got=str(shape))
         wanted = math.prod(shape) * dtype.itemsize
         if wanted > info.file_size:
-            raise Refused(
+            raise ImportRefused(
                 f"{name} is cut short", expected=f"{wanted} bytes", got=f"{info.file_size} bytes"
             )
         data = bytearray()
         while len(data) < wanted:
             chunk = member.read(min(_CHUNK, wanted - len(data)))
             if not chunk:
-                raise Refused(
+                raise ImportRefused(
                     f"{name} is cut short", expected=f"{wanted} bytes", got=f"{len(data)} bytes"
                 )
             data += chunk

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from server.imports.source import Array, Options, Refused
+from server.imports.raw_file import Array, ImportRefused, Options
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -45,12 +45,12 @@ def choose_spec(
     options: Options,
     warnings: list[str],
 ) -> EnvSpec:
-    """The dataset's own spec if it exists, else what the data suggests. Raises `Refused`."""
+    """The dataset's own spec if it exists, else what the data suggests. Raises `ImportRefused`."""
     if options.spec is not None:
         _check_names(options.spec, infos, dropped, warnings)
         return options.spec
     if obs.dtype.name not in DTYPES:
-        raise Refused(
+        raise ImportRefused(
             "observations has an unsupported type",
             expected=", ".join(DTYPES),
             got=str(obs.dtype),
@@ -72,7 +72,7 @@ def fit(
     dropped: dict[str, str],
     warnings: list[str],
 ) -> tuple[Array, Array, Array | None, dict[str, Array]]:
-    """The arrays in the shapes and types of `spec`. Raises `Refused` (schema_mismatch)."""
+    """The arrays in the shapes and types of `spec`. Raises `ImportRefused` (schema_mismatch)."""
     space = spec.observations[DEFAULT_OBSERVATION]
     for name, array in (("observations", obs), ("actions", actions)):
         if array.dtype == np.float64:
@@ -81,7 +81,7 @@ def fit(
     action_space = spec.actions[DEFAULT_ACTION]
     actions = _cast("actions", actions, action_space)
     if why := outside(action_space, actions):
-        raise Refused(
+        raise ImportRefused(
             f"actions leave their space: {why}",
             expected=space_to_json(action_space),
             got=why,
@@ -96,15 +96,17 @@ def fit(
 
 
 def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]) -> Array:
-    """As the dataset has it; NaN, and why in `dropped`, where that cannot be. Raises `Refused` for
-    a dataset whose type has no word for unknown."""
+    """As the dataset has it; where that cannot be, NaN, and the reason goes into `dropped`.
+
+    Raises `ImportRefused` for a dtype that has no value for unknown.
+    """
     if array is not None:
         try:
             return _cast(f"infos/{key}", array, space)
-        except Refused as error:
+        except ImportRefused as error:
             dropped[key] = f"{error.detail} (expected {error.expected}, got {error.got})"
     if np.dtype(space.dtype).kind != "f":
-        raise Refused(
+        raise ImportRefused(
             f"infos/{key} cannot be kept ({dropped[key]}), and the dataset has no word for unknown "
             "there",
             expected=space_to_json(space),
@@ -122,7 +124,7 @@ def _check_names(
         ("actions", spec.actions, DEFAULT_ACTION),
     ):
         if list(spaces) != [name]:
-            raise Refused(
+            raise ImportRefused(
                 f"the dataset has other {what} than a D4RL file",
                 expected=sorted(spaces),
                 got=[name],
@@ -130,7 +132,7 @@ def _check_names(
             )
     for key in spec.infos:
         if key not in infos and key not in dropped:
-            raise Refused(
+            raise ImportRefused(
                 f"infos/{key} is missing",
                 expected=f"infos of the dataset: {', '.join(spec.infos)}",
                 got=", ".join(sorted(infos)) or "none",
@@ -153,7 +155,7 @@ def _action_space(actions: Array, options: Options) -> Space:
     if kind == "discrete":
         return Discrete(_count(count))
     if kind not in ("", "box"):
-        raise Refused("?action=", expected="box or discrete:N", got=options.action[:50])
+        raise ImportRefused("?action=", expected="box or discrete:N", got=options.action[:50])
     if actions.dtype.kind in "iu" and kind == "":
         return _whole(actions)
     shape = actions.shape[1:] or (1,)
@@ -162,7 +164,9 @@ def _action_space(actions: Array, options: Options) -> Space:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_DISCRETE:
-        raise Refused("?action=discrete:N", expected=f"N in 1 … {MAX_DISCRETE}", got=text[:50])
+        raise ImportRefused(
+            "?action=discrete:N", expected=f"N in 1 … {MAX_DISCRETE}", got=text[:50]
+        )
     return int(text)
 
 
@@ -170,7 +174,7 @@ def _whole(actions: Array) -> Space:
     flat = actions.reshape(len(actions), -1)
     low, high = int(flat.min()), flat.max(axis=0)
     if low < 0 or int(high.max()) >= MAX_DISCRETE:
-        raise Refused(
+        raise ImportRefused(
             "integer actions are no small choices",
             expected=f"0 … {MAX_DISCRETE - 1}, or ?action=box",
             got=f"{low} … {int(high.max())}",
@@ -185,10 +189,10 @@ def _bounds(flat: Array, options: Options) -> tuple[Any, Any]:
     given = []
     for name, values in (("action_low", options.action_low), ("action_high", options.action_high)):
         if values and len(values) not in (1, size):
-            raise Refused(f"?{name}=", expected=f"1 or {size} numbers", got=len(values))
+            raise ImportRefused(f"?{name}=", expected=f"1 or {size} numbers", got=len(values))
         given.append(values[0] if len(values) == 1 else values)
     if not np.isfinite(flat).all():
-        raise Refused("actions holds bad numbers", expected="finite", got="NaN or infinite")
+        raise ImportRefused("actions holds bad numbers", expected="finite", got="NaN or infinite")
     reach = np.abs(flat).max(axis=0)
     if float(reach.max()) <= 1.0:
         low, high = [-1.0] * size, [1.0] * size
@@ -216,7 +220,7 @@ def _cast(name: str, array: Array, space: Space) -> Array:
     rows = len(array)
     if array.shape[1:] != space.shape:
         if array.shape[1:] not in ((), (1,)) or space.shape not in ((), (1,)):
-            raise Refused(
+            raise ImportRefused(
                 f"{name} has another shape than the dataset",
                 expected=list(space.shape),
                 got=list(array.shape[1:]),
@@ -227,7 +231,7 @@ def _cast(name: str, array: Array, space: Space) -> Array:
         return array
     if target.kind in "iub" and (array.dtype.kind == "f" or not _holds(array, target)):
         if not bool((array == np.rint(array)).all()) or not _holds(array, target):
-            raise Refused(
+            raise ImportRefused(
                 f"{name} does not fit its type",
                 expected=target.name,
                 got=str(array.dtype),

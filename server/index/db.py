@@ -118,9 +118,9 @@ class Database:
         self.engine.dispose()
 
 
-def next_mark(connection: Connection) -> int:
+def next_change_id(connection: Connection) -> int:
     """The stamp for trajectories changed in this transaction; see tables.py."""
-    return _bump(connection, "mark")
+    return _bump(connection, "change_id")
 
 
 def next_epoch(connection: Connection) -> int:

@@ -1,8 +1,8 @@
 """The index as Parquet files that the SQL worker can read: it must not open the live SQLite.
 
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
-                   newer `mark` than the last look (tables.py), so a query pays for what changed;
-                   beside each piece lies what a manifest says of its rows (places.py)
+                   newer `change_id` than at the last refresh (tables.py), so a query pays for what
+                   changed; beside each piece lies what a manifest says of its rows (locations.py)
     metrics        in pieces of a few runs each; looked at when one of them was heard of, rewritten
                    when a piece's counts and sums changed
     all others     small; rewritten when their rows changed
@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.checksums import Source, checksums_of
-from server.index.places import CHANGED, changed_rows, places_of, places_of_rows
-from server.index.surface import (
+from server.index.locations import CHANGED, changed_rows, locations_of, locations_of_rows
+from server.index.sql_tables import (
     EXCLUDED,
     METRIC_SUMS,
     METRICS,
@@ -72,11 +72,11 @@ class MirrorState:
     """Dataset → its EnvSpec as JSON."""
     shards: dict[str, list[str]]
     """Dataset → its living shards."""
-    mark: int = -1
+    change_id: int = -1
     epoch: int = -1
-    """What `trajectories` and the places have seen of the index's counters."""
-    places: dict[int, str] = field(default_factory=dict)
-    """Number of a piece (pk / PIECE) → file of its places."""
+    """What `trajectories` and the locations have seen of the index's counters."""
+    locations: dict[int, str] = field(default_factory=dict)
+    """Number of a piece (pk / PIECE) → file of its locations."""
     excluded: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """Dataset → its damaged files, and how many trajectories lie in each."""
     checksums: Mapping[str, bytes] = field(default_factory=dict)
@@ -85,10 +85,10 @@ class MirrorState:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Trajectories whose `mark` is newer than some earlier one's."""
+    """Trajectories whose `change_id` is newer than some earlier one's."""
 
-    mark: int
-    places: pa.RecordBatch
+    change_id: int
+    locations: pa.RecordBatch
     """Of those that are alive."""
     columns: pa.Table
     """Of the same rows: `id`, which is the row's number here, and columns of `trajectories`."""
@@ -103,13 +103,13 @@ class _Piece:
     stamp: Any
     seqs: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Dataset → least and greatest seq in this piece of `trajectories`."""
-    places: str | None = None
+    locations: str | None = None
 
 
 @dataclass(slots=True)
 class _Content:
     version: int = 0
-    mark: int = -1
+    change_id: int = -1
     epoch: int = -1
     pieces: dict[str, dict[int, _Piece]] = field(default_factory=dict)
     specs: dict[str, str] = field(default_factory=dict)
@@ -165,35 +165,35 @@ class Mirror:
                 },
                 dict(content.specs),
                 dict(content.shards),
-                content.mark,
+                content.change_id,
                 content.epoch,
                 {
-                    number: piece.places
+                    number: piece.locations
                     for number, piece in content.pieces["trajectories"].items()
-                    if piece.places is not None
+                    if piece.locations is not None
                 },
                 dict(content.excluded),
                 self._checksums[1],
             )
 
-    def read_places(self, state: MirrorState, path: str) -> pa.RecordBatch:
-        """A file of `state.places`. Raises `Corrupt`, and FileNotFoundError when it is gone
+    def read_locations(self, state: MirrorState, path: str) -> pa.RecordBatch:
+        """A file of `state.locations`. Raises `Corrupt`, and FileNotFoundError when it is gone
         (KEEP_SECONDS)."""
         source = Source(self._directory.parent / path, checksums=state.checksums[path])
         return pa.ipc.open_file(pa.py_buffer(source.read())).get_batch(0)
 
-    def count_changes(self, mark: int, epoch: int, most: int) -> int | None:
-        """How many trajectories have a newer mark, counted up to `most`; None when rows vanished
-        in bulk meanwhile."""
+    def count_changes(self, change_id: int, epoch: int, most: int) -> int | None:
+        """How many trajectories have a newer `change_id`, counted up to `most`; None when rows
+        vanished in bulk meanwhile."""
         with self._changes_lock:
             db = self._changes_db
             found = dict(db.execute("SELECT name, value FROM counters"))
             if int(found.get("epoch", 0)) != epoch:
                 return None
-            sql = "SELECT count(*) FROM (SELECT 1 FROM trajectories WHERE mark > ? LIMIT ?)"
-            return int(db.execute(sql, (mark, most)).fetchone()[0])
+            sql = "SELECT count(*) FROM (SELECT 1 FROM trajectories WHERE change_id > ? LIMIT ?)"
+            return int(db.execute(sql, (change_id, most)).fetchone()[0])
 
-    def changes(self, mark: int, epoch: int, columns: Iterable[str]) -> Changes | None:
+    def changes(self, change_id: int, epoch: int, columns: Iterable[str]) -> Changes | None:
         """All that changed since, at one moment; None when rows vanished in bulk meanwhile.
 
         `columns` are names of `trajectories`, those of the SQL surface.
@@ -205,7 +205,7 @@ class Mirror:
                 found = dict(db.execute("SELECT name, value FROM counters"))
                 if int(found.get("epoch", 0)) != epoch:
                     return None
-                return _changes(db, mark, int(found.get("mark", 0)), list(columns))
+                return _changes(db, change_id, int(found.get("change_id", 0)), list(columns))
             finally:
                 db.execute("ROLLBACK")
 
@@ -217,7 +217,7 @@ class Mirror:
             content = self._content
             for table, pieces in content.pieces.items():
                 for number, piece in pieces.items():
-                    if wanted & {piece.path, piece.places}:
+                    if wanted & {piece.path, piece.locations}:
                         piece.stamp = None
                         if table == "trajectories":
                             content.lost.add(number)
@@ -271,26 +271,27 @@ class Mirror:
     def _refresh_trajectories(self) -> None:
         content = self._content
         counters = dict(self._db.execute("SELECT name, value FROM counters"))
-        mark, epoch = int(counters.get("mark", 0)), int(counters.get("epoch", 0))
+        change_id, epoch = int(counters.get("change_id", 0)), int(counters.get("epoch", 0))
         if epoch != content.epoch:
-            content.mark, content.epoch = -1, epoch
+            content.change_id, content.epoch = -1, epoch
             for number in list(content.pieces["trajectories"]):
                 self._put("trajectories", number, [], None)
-        if mark == content.mark and not content.lost:
+        if change_id == content.change_id and not content.lost:
             return
         changed = self._db.execute(
-            f"SELECT DISTINCT pk / {PIECE} FROM trajectories WHERE mark > ?", (content.mark,)
+            f"SELECT DISTINCT pk / {PIECE} FROM trajectories WHERE change_id > ?",
+            (content.change_id,),
         )
-        dirty = {int(number) for (number,) in changed} | self._bereft(content.mark)
+        dirty = {int(number) for (number,) in changed} | self._bereft(content.change_id)
         dirty |= content.lost
         content.lost = set()
         for number in sorted(dirty):
             low = number * PIECE
             rows = self._db.execute(TRAJECTORIES, (low, low + PIECE - 1)).fetchall()
             self._put("trajectories", number, rows, None)
-        content.mark = mark
+        content.change_id = change_id
 
-    def _bereft(self, mark: int) -> set[int]:
+    def _bereft(self, change_id: int) -> set[int]:
         """Pieces that lost rows for good: evicted, then removed, since the last look.
 
         A tombstone does not know its `pk`, but within a dataset `pk` and `seq` rise together.
@@ -298,8 +299,8 @@ class Mirror:
         lost: dict[str, list[int]] = {}
         for name, seq in self._db.execute(
             "SELECT d.name, b.seq FROM tombstones AS b JOIN datasets AS d ON d.pk = b.dataset_pk"
-            " WHERE b.mark > ?",
-            (mark,),
+            " WHERE b.change_id > ?",
+            (change_id,),
         ):
             lost.setdefault(name, []).append(seq)
         gone = {name: np.asarray(seqs) for name, seqs in lost.items()}
@@ -371,7 +372,7 @@ class Mirror:
         pieces = self._content.pieces[table]
         old = pieces.pop(number, None)
         if old is not None:
-            for gone in (old.path, old.places):
+            for gone in (old.path, old.locations):
                 if gone is not None:
                     self._garbage.append((time.monotonic(), gone))
                     self._content.checksums.pop(gone, None)
@@ -386,11 +387,11 @@ class Mirror:
             self._content.checksums[piece.path] = made
             if table == "trajectories":
                 piece.seqs = _seqs(rows)
-                places = places_of(values, values["_pk"], [row[-1] for row in rows])
+                locations = locations_of(values, values["_pk"], [row[-1] for row in rows])
                 name = f"places_{number}_{self._written}.arrow"
-                piece.places = f"{folder}/{name}"
-                made = _write_arrow(self._directory / name, places)
-                self._content.checksums[piece.places] = made
+                piece.locations = f"{folder}/{name}"
+                made = _write_arrow(self._directory / name, locations)
+                self._content.checksums[piece.locations] = made
         self._content.pieces[table] = dict(sorted(pieces.items()))
         self._content.version += 1
 
@@ -446,13 +447,13 @@ def _open(index_file: Path) -> sqlite3.Connection:
     return db
 
 
-def _changes(db: sqlite3.Connection, since: int, mark: int, columns: list[str]) -> Changes:
-    """Inside a transaction: rows by their mark, without a join (names come from small tables)."""
+def _changes(db: sqlite3.Connection, since: int, change_id: int, columns: list[str]) -> Changes:
+    """Inside a transaction: rows by `change_id`, without a join (names come from small tables)."""
     names = dict(db.execute("SELECT pk, name FROM datasets"))
     dead: dict[str, list[int]] = {}
     for table, where in (("trajectories", " AND state = 'evicted'"), ("tombstones", "")):
         for pk, seq in db.execute(
-            f"SELECT dataset_pk, seq FROM {table} WHERE mark > ?{where}", (since,)
+            f"SELECT dataset_pk, seq FROM {table} WHERE change_id > ?{where}", (since,)
         ):
             dead.setdefault(names[pk], []).append(seq)
     rows = changed_rows(db, since)
@@ -460,11 +461,11 @@ def _changes(db: sqlite3.Connection, since: int, mark: int, columns: list[str]) 
     for pk in np.unique(rows["shard_pk"]).tolist():
         if pk:
             shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
-    places = places_of_rows(rows, names, shards)
+    locations = locations_of_rows(rows, names, shards)
     return Changes(
-        mark,
-        places,
-        _changed_columns(db, since, rows["pk"], places, columns),
+        change_id,
+        locations,
+        _changed_columns(db, since, rows["pk"], locations, columns),
         {name: np.asarray(seqs, np.int64) for name, seqs in dead.items()},
     )
 
@@ -473,16 +474,16 @@ def _changed_columns(
     db: sqlite3.Connection,
     since: int,
     pks: NDArray[np.int64],
-    places: pa.RecordBatch,
+    locations: pa.RecordBatch,
     columns: list[str],
 ) -> pa.Table:
-    """What a selection reads of changed rows; from `places` where that has it."""
+    """What a selection reads of changed rows; from `locations` where that has it."""
     kinds = dict(TABLES["trajectories"])
     arrays: dict[str, Any] = {"id": pa.array(np.arange(len(pks)))}
     others = []
     for name in columns:
-        if name in places.schema.names:
-            arrays[name] = places[name].cast(_ARROW[kinds[name]])
+        if name in locations.schema.names:
+            arrays[name] = locations[name].cast(_ARROW[kinds[name]])
         else:
             others.append(name)
     if others:

@@ -7,17 +7,15 @@
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
-          ├─< policies ─< policy_aliases          counters  (mark, epoch, …)
+          ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
           └─< evaluations
-
-What is drawn without lines (workers, launches, tokens, jobs, audit) is in work_tables.py.
 
 Times (`_at`) are Unix seconds and for people. What something waits for is counted in the service's
 uptime (`_uptime`, seconds; db.py): no jump of the wall clock shortens it. JSON columns hold text.
 `pk` is ours, `id` and `name` are the world's.
-Every change of a trajectory stamps it with the next `mark`, so that the SQL mirror can follow by
-`mark > last`; a removal of rows in bulk raises `epoch`, which tells it to start afresh. `dataset`
-is the newest dataset's key. What the index refuses by itself stands in triggers.py.
+Every change of a trajectory stamps it with the next `change_id`, so that the SQL mirror can follow
+by `change_id > last`; a removal of rows in bulk raises `epoch`, and the mirror starts afresh.
+`dataset` is the newest dataset's key. TRIGGERS, at the end, are what the index refuses.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    MetaData,
     PrimaryKeyConstraint,
     String,
     Table,
@@ -40,18 +39,25 @@ from sqlalchemy import (
     text,
 )
 
-from server.index import work_tables  # noqa: F401 - of the same metadata
-from server.index.metadata import metadata as metadata  # complete once this module is loaded
-
-REVISION = "0007"
+REVISION = "0008"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
 
 # --- data -------------------------------------------------------------------------------------
 
 counters = Table(
     "counters",
     metadata,
-    Column("name", String(32), primary_key=True),  # "mark", "epoch", "uptime" (ms), "dataset"
+    Column("name", String(32), primary_key=True),  # "change_id", "epoch", "uptime" (ms), "dataset"
     Column("value", BigInteger, nullable=False),
 )
 
@@ -161,14 +167,14 @@ trajectories = Table(
     Column("traj_idx", Integer),  # … its number in it
     Column("row_start", BigInteger),  # … and its first row
     Column("evicted_at", Float),
-    Column("mark", BigInteger, nullable=False),
+    Column("change_id", BigInteger, nullable=False),
     UniqueConstraint("dataset_pk", "seq"),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint("state IN ('spooled', 'sealed', 'evicted')", name="state"),
     CheckConstraint("purpose IN ('train', 'eval')", name="purpose"),
     Index("ix_trajectories_segment_pk", "segment_pk"),
     Index("ix_trajectories_shard_pk", "shard_pk"),
-    Index("ix_trajectories_mark", "mark"),
+    Index("ix_trajectories_change_id", "change_id"),
     # What eviction walks: the oldest training trajectories of fifo.
     Index(
         "ix_trajectories_fifo",
@@ -220,7 +226,7 @@ tombstones = Table(
     Column("seq", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("evicted_uptime", Float, nullable=False, index=True),  # when it became a tombstone
-    Column("mark", BigInteger, nullable=False, index=True),
+    Column("change_id", BigInteger, nullable=False, index=True),
 )
 
 snapshots = Table(
@@ -241,7 +247,7 @@ snapshots = Table(
     Column("removed", BigInteger),
     Column("created_at", Float, nullable=False),
     Column("created_uptime", Float, nullable=False, server_default="0"),
-    # `file` holds the changes since this snapshot; NULL: it holds everything (manifest_files.py)
+    # `file` holds the changes since this snapshot; NULL: it holds everything (manifests.py)
     Column("base_pk", Integer, index=True),
     Column("depth", Integer, nullable=False, server_default="0"),  # files before this one …
     Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … but the first: rows
@@ -351,3 +357,125 @@ evaluations = Table(
     Column("details", Text, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
 )
+
+# --- who works, who may, and who did --------------------------------------------------------------
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("run", String(128)),
+    Column("host", Text, nullable=False, server_default=""),
+    Column("pid", BigInteger),
+    Column("policy", Text, nullable=False, server_default=""),
+    Column("state", String(16), nullable=False),
+    Column("counters", Text, nullable=False, server_default="{}"),
+    Column("last_error", Text, nullable=False, server_default=""),
+    Column("command", String(16), nullable=False, server_default="none"),
+    Column("command_at", Float),
+    Column("started_at", Float, nullable=False),
+    Column("heartbeat_at", Float, nullable=False),
+)
+
+launches = Table(
+    "launches",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("role", String(16), nullable=False),
+    Column("recipe", Text, nullable=False, server_default=""),
+    Column("args", Text, nullable=False, server_default="{}"),
+    Column("count", Integer, nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("claimed_by", Text, nullable=False, server_default=""),
+    Column("claimed_at", Float),
+    Column("error", Text, nullable=False, server_default=""),
+    Column("run", Text, nullable=False, server_default=""),
+    Column("created_at", Float, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("progress", Float, nullable=False, server_default="0"),
+    Column("message", Text, nullable=False, server_default=""),
+    Column("payload", Text, nullable=False, server_default="{}"),  # JSON: the arguments
+    Column("result", Text),
+    Column("error", Text),  # JSON: a Problem
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("finished_at", Float),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("hash", String(64), nullable=False),  # sha256 of the secret
+    Column("scopes", Text, nullable=False),  # JSON list
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("last_used_at", Float),
+    Column("revoked_at", Float),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("time", Float, nullable=False),
+    Column("who", Text, nullable=False),  # token id, or "local"
+    Column("action", String(64), nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", Text, nullable=False, server_default="{}"),
+    Index("ix_audit_action_subject", "action", "subject"),
+)
+
+# --- what the index refuses, whoever asks ---------------------------------------------------------
+
+TRIGGERS: dict[str, str] = {
+    # The system never deletes what is protected: not by quota, compaction, or a bug. Demotion is an
+    # admin's act, and the audit row must be written before it, in the same transaction.
+    "protected_update": """
+        CREATE TRIGGER protected_update BEFORE UPDATE ON trajectories
+        WHEN OLD.partition = 'protected' AND (
+            NEW.state = 'evicted'
+            OR (NEW.partition <> 'protected' AND NOT EXISTS (
+                SELECT 1 FROM audit WHERE action = 'demote' AND subject = OLD.id)))
+        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never evicted'); END
+    """,
+    "protected_delete": """
+        CREATE TRIGGER protected_delete BEFORE DELETE ON trajectories
+        WHEN OLD.partition = 'protected'
+        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never deleted'); END
+    """,
+    # REPLACE deletes without firing the trigger above.
+    "protected_replace": """
+        CREATE TRIGGER protected_replace BEFORE INSERT ON trajectories
+        WHEN EXISTS (SELECT 1 FROM trajectories WHERE id = NEW.id AND partition = 'protected')
+            OR EXISTS (SELECT 1 FROM trajectories WHERE pk = NEW.pk AND partition = 'protected')
+            OR EXISTS (SELECT 1 FROM trajectories
+                WHERE dataset_pk = NEW.dataset_pk AND seq = NEW.seq AND partition = 'protected')
+        BEGIN SELECT RAISE(ABORT, 'protected trajectories are never replaced'); END
+    """,
+    # A row is no use without its file: one that anything living needs is never given up.
+    "living_shard": """
+        CREATE TRIGGER living_shard BEFORE UPDATE OF state ON shards
+        WHEN NEW.state IN ('retired', 'deleting', 'deleted') AND EXISTS (
+            SELECT 1 FROM trajectories WHERE shard_pk = OLD.pk AND state <> 'evicted')
+        BEGIN SELECT RAISE(ABORT, 'a shard that living trajectories need is never given up'); END
+    """,
+    "living_segment": """
+        CREATE TRIGGER living_segment BEFORE UPDATE OF state ON segments
+        WHEN NEW.state = 'consumed' AND EXISTS (
+            SELECT 1 FROM trajectories WHERE segment_pk = OLD.pk AND state <> 'evicted')
+        BEGIN SELECT RAISE(ABORT, 'a segment that living trajectories need is never given up'); END
+    """,
+}
+"""By name; a test asserts that they exist after every migration."""

@@ -22,20 +22,19 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.failpoints import failpoint
-from server.index.db import Database, next_mark
+from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments
-from server.ingest.answers import answer_known, conflict, too_large
+from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import enforce
-from server.ingest.registered import Registered
-from server.ingest.rows import insert_rows, known, row_of, take_seqs
+from server.ingest.rows import KnownTrajectory, insert_rows, known, reserve_seqs, row_of
 from server.ingest.spool import Encoded, Segment, Spool
-from server.problems import ProblemError, disk_problem, not_found
+from server.problems import ProblemError, disk_problem, not_found, title_of
 from server.settings import Settings
 from server.storage.shards import Entry
 from server.storage.store import Store
 from server.telemetry import Telemetry
 from stepwell._background import BackgroundLoop
-from stepwell.messages import IngestItem
+from stepwell.messages import IngestItem, Problem
 
 log = structlog.get_logger("stepwell.ingest")
 READ_ONLY = (
@@ -50,7 +49,7 @@ PROBE_EVERY = 0.5
 class Submission:
     """The new trajectories of one request, and the promise of an answer."""
 
-    dataset: Registered
+    dataset: RegisteredDataset
     partition: str
     items: list[tuple[Entry, Encoded]]
     """Descriptions (seq still 0) with their encoded records."""
@@ -67,7 +66,7 @@ class _Plan:
 
     answers: list[tuple[Submission, list[IngestItem]]] = field(default_factory=list)
     fresh: dict[int, list[tuple[Entry, Encoded, IngestItem]]] = field(default_factory=dict)
-    specs: dict[int, Registered] = field(default_factory=dict)
+    specs: dict[int, RegisteredDataset] = field(default_factory=dict)
     repeats: list[tuple[IngestItem, IngestItem]] = field(default_factory=list)
     """Duplicates inside the group: they take the seq of the first."""
 
@@ -105,7 +104,7 @@ class Committer:
         self.loop.join()
 
     def submit(self, submission: Submission) -> Future[list[IngestItem]]:
-        """What may wait here is bounded by what bodies may hold (server/bodies.py)."""
+        """What may wait here is bounded by what bodies may hold (server/body_memory.py)."""
         with self._count_lock:
             self._queued += submission.size
             self._telemetry.queued_bytes.set(self._queued)
@@ -177,7 +176,7 @@ class Committer:
         except ProblemError as error:
             for submission in group:
                 if not submission.answer.done():  # one of a deleted dataset is answered already
-                    submission.answer.set_exception(error.again())
+                    submission.answer.set_exception(error.copy())
         except Exception as error:
             if len(group) > 1:  # one of them is poison: the others must not suffer for it
                 for submission in group:
@@ -259,7 +258,7 @@ class Committer:
                         plan.repeats.append((item, first[2]))
                     else:
                         conflict(item, first[0].digest, entry.digest)
-                elif (problem := too_large(entry, limits[dataset.pk])) is not None:
+                elif (problem := exceeds_capacity(entry, limits[dataset.pk])) is not None:
                     item.status, item.problem = "refused", problem
                 else:
                     firsts[entry.id] = (entry, dataset.pk, item)
@@ -283,26 +282,26 @@ class Committer:
         offsets: list[int],
         now: float,
     ) -> None:
-        mark = next_mark(connection)
-        places = iter(offsets)
+        change_id = next_change_id(connection)
+        locations = iter(offsets)
         for pk, fresh in plan.fresh.items():
-            first = take_seqs(connection, pk, len(fresh), now)
+            first = reserve_seqs(connection, pk, len(fresh), now)
             assert first is not None, "looked up in this very transaction"
             env = plan.specs[pk].spec.env
             rows: list[dict[str, Any]] = []
             for seq, (entry, _, item) in enumerate(fresh, first):
-                row = row_of(entry, pk, seq, mark, env)
+                row = row_of(entry, pk, seq, change_id, env)
                 row |= {
                     "state": "spooled",
                     "segment_pk": segment_pk,
-                    "segment_offset": next(places),
+                    "segment_offset": next(locations),
                 }
                 rows.append(row)
                 item.seq = seq
             insert_rows(connection, rows)
             self._telemetry.steps.inc(sum(row["length"] for row in rows))
             self._telemetry.ingest_bytes.inc(sum(row["bytes"] for row in rows))
-            self._telemetry.evicted.inc(enforce(connection, pk, now, mark))
+            self._telemetry.evicted.inc(enforce(connection, pk, now, change_id))
 
     # --- when the disk refuses ------------------------------------------------------------------
 
@@ -332,12 +331,12 @@ class Committer:
         self.trouble = problem
         self._probed = time.monotonic()
         self._telemetry.writable.set(0)
-        raise problem.again()
+        raise problem.copy()
 
     def _check_disk(self) -> None:
         """Raise 507 or 503 while the disk refuses; once in a while, see whether it still does."""
         if self.trouble is not None and time.monotonic() - self._probed < PROBE_EVERY:
-            raise self.trouble.again()
+            raise self.trouble.copy()
         least = self._settings.min_free
         free = self._store.free()
         if free < least:
@@ -361,7 +360,7 @@ class Committer:
             self._telemetry.writable.set(1)
 
     def check_disk(self) -> None:
-        """From the upkeep thread: come back from read-only without waiting for a request."""
+        """From the maintenance thread: come back from read-only without waiting for a request."""
         with self.lock:
             self._check_disk()
 
@@ -378,3 +377,48 @@ def _register(connection: Connection, name: str, now: float) -> int:
 
 def _defect(name: str, error: BaseException) -> None:
     log.error("a defect in a thread, which goes on; please report it", thread=name, exc_info=error)
+
+
+# --- the answer for one trajectory that is not stored -----------------------------------------
+
+
+def answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: KnownTrajectory) -> None:
+    """The id was here before: the same again, or another trajectory."""
+    if before.digest != entry.digest or before.dataset_pk != dataset_pk:
+        conflict(item, before.digest, entry.digest)
+        if before.digest == entry.digest and item.problem is not None:
+            item.problem.detail = "the same trajectory is already in another dataset"
+        return
+    item.seq = before.seq
+    item.status = "evicted" if before.evicted else "duplicate"
+
+
+def conflict(item: IngestItem, there: str, here: str) -> None:
+    """Other content came under an id: `there` and `here` are the digests."""
+    item.status = "conflict"
+    item.problem = Problem(
+        title=title_of(409),
+        status=409,
+        code="conflict",
+        detail="another trajectory was stored under this id; ids are never reused",
+        expected=f"content of sha256 {there}",
+        got=here,
+    )
+
+
+def exceeds_capacity(entry: Entry, limits: tuple[int | None, int | None]) -> Problem | None:
+    """A trajectory that alone exceeds the capacity of fifo could never stay."""
+    if entry.partition != "fifo":
+        return None
+    sizes = (entry.rows - 1, entry.bytes)
+    for what, limit, size in zip(("steps", "bytes"), limits, sizes, strict=True):
+        if limit is not None and size > limit:
+            return Problem(
+                title=title_of(422),
+                status=422,
+                code="exceeds_capacity",
+                detail="this trajectory alone exceeds the dataset's fifo capacity",
+                expected=f"at most {limit} {what}",
+                got=size,
+            )
+    return None

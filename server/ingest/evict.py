@@ -2,7 +2,7 @@
 
 Exact: in the very transaction that added too much, by lowest seq. Training and evaluation have the
 capacity each for itself, so that neither displaces the other. Invisible at once; the bytes go
-later, when nobody holds a lease on their shard (upkeep/retain.py). Never protected.
+later, when nobody holds a lease on their shard (maintenance/retention.py). Never protected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROTECTED_EVALUATION = sa.text(
 )
 
 
-def enforce(connection: Connection, dataset_pk: int, now: float, mark: int) -> int:
+def enforce(connection: Connection, dataset_pk: int, now: float, change_id: int) -> int:
     """Evict what exceeds the dataset's capacity; returns how many went."""
     d = datasets.c
     capacity = connection.execute(
@@ -43,7 +43,7 @@ def enforce(connection: Connection, dataset_pk: int, now: float, mark: int) -> i
             kept = _protected_evaluation(connection, dataset_pk)
             over = [max(0, much - there) for much, there in zip(over, kept, strict=True)]
         if any(over):
-            count += _evict_oldest(connection, dataset_pk, purpose, over, now, mark)
+            count += _evict_oldest(connection, dataset_pk, purpose, over, now, change_id)
     return count
 
 
@@ -73,7 +73,12 @@ def _excess(held: Sequence[int], capacity: Sequence[int | None]) -> list[int]:
 
 
 def _evict_oldest(
-    connection: Connection, dataset_pk: int, purpose: str, over: list[int], now: float, mark: int
+    connection: Connection,
+    dataset_pk: int,
+    purpose: str,
+    over: list[int],
+    now: float,
+    change_id: int,
 ) -> int:
     """Walk from the lowest seq until each of `over` (trajectories, steps, bytes) is covered."""
     t = trajectories.c
@@ -96,7 +101,7 @@ def _evict_oldest(
         connection.execute(
             sa.update(trajectories)
             .where(t.pk.in_(some))
-            .values(state="evicted", evicted_at=now, mark=mark)
+            .values(state="evicted", evicted_at=now, change_id=change_id)
         )
     bucket = bucket_of("fifo", purpose)
     add_totals(connection, dataset_pk, bucket, -count, -steps, -size, -reward)

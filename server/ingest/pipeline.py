@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from server.bodies import Lease
+from server.body_memory import Reservation
 from server.index.db import Database
 from server.ingest.commit import Committer, Submission
-from server.ingest.recover import recover
-from server.ingest.registered import Registered, Registry
+from server.ingest.crash_recovery import recover
+from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.seal import Sealer
 from server.ingest.spool import Encoded, Spool, encode_entry
-from server.ingest.validate import Checked, Refused, read_body
+from server.ingest.validate import RefusedTrajectory, ValidTrajectory, read_body
 from server.problems import ProblemError
 from server.settings import Settings
 from server.storage.shards import Entry
@@ -34,7 +34,7 @@ class Ingest:
     """Complete when constructed: what the last process left behind is recovered."""
 
     def __init__(self, settings: Settings, db: Database, store: Store, telemetry: Telemetry):
-        self.registry = Registry(db)
+        self.registry = DatasetRegistry(db)
         self._telemetry = telemetry
         self._spool = Spool(store)
         self.committer = Committer(settings, db, store, self._spool, telemetry)
@@ -56,18 +56,18 @@ class Ingest:
         name: str,
         partition: Partition,
         body: bytes | memoryview,
-        lease: Lease,
+        reservation: Reservation,
         *,
         wait_sealed: bool = False,
     ) -> IngestResult:
         """Store the trajectories of `body`; answers when they are durable. Blocks.
 
-        `lease` holds the memory of the body already. Raises `ProblemError`: 404, 422 (nothing
+        `reservation` holds the memory of the body already. Raises `ProblemError`: 404, 422 (nothing
         stored), 429, 503, 507.
         """
         dataset = self.registry.get(name)
-        lease.add(decoded_bytes(len(body), dataset.spec))
-        items = self._store(dataset, partition, read_body(body, dataset), lease)
+        reservation.add(decoded_bytes(len(body), dataset.spec))
+        items = self._store(dataset, partition, read_body(body, dataset), reservation)
         result = IngestResult(dataset=name, partition=partition, items=items)
         if wait_sealed:
             self.sealer.flush()
@@ -78,32 +78,32 @@ class Ingest:
 
     def _store(
         self,
-        dataset: Registered,
+        dataset: RegisteredDataset,
         partition: Partition,
-        found: Iterator[Checked | Refused],
-        lease: Lease,
+        found: Iterator[ValidTrajectory | RefusedTrajectory],
+        reservation: Reservation,
     ) -> list[IngestItem]:
         now = time.time()
         fresh: list[tuple[Entry, Encoded]] = []
         refused: dict[int, IngestItem] = {}
         for number, one in enumerate(found):
-            if isinstance(one, Refused):
+            if isinstance(one, RefusedTrajectory):
                 refused[number] = IngestItem(id=one.id, status="refused", problem=one.problem)
                 continue
             entry = entry_of(one, partition, now)
-            message = one.message or rebuilt(one.trajectory, dataset, lease)
+            message = one.message or rebuilt(one.trajectory, dataset, reservation)
             fresh.append((entry, encode_entry(dataset.name, entry, message)))
-        settled = iter(self._commit(Submission(dataset, partition, fresh), lease))
+        settled = iter(self._commit(Submission(dataset, partition, fresh), reservation))
         count = len(fresh) + len(refused)
         return [refused.get(number) or next(settled) for number in range(count)]
 
-    def _commit(self, submission: Submission, lease: Lease) -> list[IngestItem]:
+    def _commit(self, submission: Submission, reservation: Reservation) -> list[IngestItem]:
         """Hand over and wait for the answer."""
         if not submission.items:
             return []
         # The committer may need the bytes for longer than anybody waits for its answer.
-        lease.retain()
-        submission.answer.add_done_callback(lambda _: lease.release())
+        reservation.retain()
+        submission.answer.add_done_callback(lambda _: reservation.release())
         self.committer.submit(submission)
         answer = submission.answer
         try:
@@ -120,7 +120,7 @@ class Ingest:
             if error.status == 404:  # deleted while we looked: remember nothing of it
                 self.registry.forget(submission.dataset.name)
             # A copy: the answer keeps its own, and with it every frame that it is raised through.
-            raise error.again() from None
+            raise error.copy() from None
         finally:
             del answer, submission
 
@@ -141,13 +141,15 @@ def decoded_bytes(size: int, spec: EnvSpec) -> int:
     return int(size * flags / (row_bytes(spec) + flags / 8))
 
 
-def rebuilt(trajectory: Trajectory, dataset: Registered, lease: Lease) -> pa.Buffer:
+def rebuilt(
+    trajectory: Trajectory, dataset: RegisteredDataset, reservation: Reservation
+) -> pa.Buffer:
     """The rows as our own writer lays them out, where a stranger's did otherwise."""
-    lease.add(2 * trajectory.nbytes)  # the columns made anew, and the message
+    reservation.add(2 * trajectory.nbytes)  # the columns made anew, and the message
     return to_batch(trajectory, dataset.spec, dataset.schema).serialize()
 
 
-def entry_of(checked: Checked, partition: str, now: float) -> Entry:
+def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:
     """The description of a trajectory that is about to be stored; its seq comes later."""
     trajectory = checked.trajectory
     return Entry(

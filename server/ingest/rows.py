@@ -22,7 +22,7 @@ CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTrajectory:
     """What the index remembers of an id."""
 
     dataset_pk: int
@@ -41,9 +41,9 @@ def chunks(items: Sequence[Any], size: int = CHUNK) -> Iterable[Sequence[Any]]:
         yield items[start : start + size]
 
 
-def known(connection: Connection, ids: Sequence[str]) -> dict[str, Known]:
+def known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTrajectory]:
     """Those of `ids` that are or were here, alive, evicted or as tombstones."""
-    found: dict[str, Known] = {}
+    found: dict[str, KnownTrajectory] = {}
     t, dead = trajectories.c, tombstones.c
     for some in chunks(ids):
         rows = connection.execute(
@@ -52,49 +52,51 @@ def known(connection: Connection, ids: Sequence[str]) -> dict[str, Known]:
             )
         )
         for row in rows:
-            found[row[0]] = Known(row[1], row[2], row[3], True)
+            found[row[0]] = KnownTrajectory(row[1], row[2], row[3], True)
         rows = connection.execute(
             sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.state).where(t.id.in_(some))
         )
         for row in rows:
-            found[row[0]] = Known(row[1], row[2], row[3], row[4] == "evicted")
+            found[row[0]] = KnownTrajectory(row[1], row[2], row[3], row[4] == "evicted")
     return found
 
 
-def row_of(entry: Entry, dataset_pk: int, seq: int, mark: int, default_env: str) -> dict[str, Any]:
+def row_of(
+    entry: Entry, dataset_pk: int, seq: int, change_id: int, default_env: str
+) -> dict[str, Any]:
     """The columns that do not depend on where the trajectory lies."""
-    header, about = entry.header, entry.header.get("about", {})
+    header, metadata = entry.header, entry.header.get("about", {})
     return {
         "id": header["id"],
         "dataset_pk": dataset_pk,
         "seq": seq,
         "partition": entry.partition,
-        "env": about.get("env") or default_env,
+        "env": metadata.get("env") or default_env,
         "length": header["length"],
         "return": entry.total_reward,
         "terminated": header["terminated"],
         "truncated": header["truncated"],
         "final_obs_valid": header["final_obs_valid"],
-        "success": about.get("success"),
-        "purpose": about.get("purpose", "train"),
-        "policy": about.get("policy", ""),
-        "run": about.get("run", ""),
-        "collector": about.get("collector", ""),
-        "seed": about.get("seed"),
-        "episode_id": about.get("episode_id", ""),
-        "first_step": about.get("first_step", 0),
-        "tags": orjson.dumps(about.get("tags", [])).decode(),
-        "source": about.get("source", ""),
-        "metrics": orjson.dumps(about.get("metrics", {})).decode(),
+        "success": metadata.get("success"),
+        "purpose": metadata.get("purpose", "train"),
+        "policy": metadata.get("policy", ""),
+        "run": metadata.get("run", ""),
+        "collector": metadata.get("collector", ""),
+        "seed": metadata.get("seed"),
+        "episode_id": metadata.get("episode_id", ""),
+        "first_step": metadata.get("first_step", 0),
+        "tags": orjson.dumps(metadata.get("tags", [])).decode(),
+        "source": metadata.get("source", ""),
+        "metrics": orjson.dumps(metadata.get("metrics", {})).decode(),
         "digest": entry.digest,
         "bytes": entry.bytes,
-        "started_at": about.get("started_at"),
+        "started_at": metadata.get("started_at"),
         "created_at": entry.created_at,
-        "mark": mark,
+        "change_id": change_id,
     }
 
 
-def take_seqs(connection: Connection, dataset_pk: int, count: int, now: float) -> int | None:
+def reserve_seqs(connection: Connection, dataset_pk: int, count: int, now: float) -> int | None:
     """Reserve `count` sequence numbers; returns the first, or None if the dataset is gone."""
     after = connection.execute(
         sa.update(datasets)

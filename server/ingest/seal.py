@@ -21,10 +21,10 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.failpoints import failpoint
-from server.index.db import Database, next_mark
+from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, shards, tombstones, trajectories
 from server.ingest.commit import Committer
-from server.ingest.registered import Registered, Registry
+from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.rows import chunks
 from server.ingest.spool import Segment, SegmentDamaged, SegmentFile
 from server.problems import ProblemError, disk_problem
@@ -61,7 +61,7 @@ class Sealer:
         settings: Settings,
         db: Database,
         store: Store,
-        registry: Registry,
+        registry: DatasetRegistry,
         committer: Committer,
         telemetry: Telemetry,
     ):
@@ -187,7 +187,7 @@ class Sealer:
         if segment.pk is None:  # nothing in it was ever acknowledged
             # A commit that failed may still come back after a crash; not once another succeeded.
             with self._db.write() as connection:
-                next_mark(connection)
+                next_change_id(connection)
             self._store.delete("segments", segment.name)
             return {}
         t = trajectories.c
@@ -257,16 +257,16 @@ class Sealer:
     def _move(
         self, connection: Connection, segment: Segment, made: list[NewShard], damaged: list[str]
     ) -> None:
-        mark = next_mark(connection)
+        change_id = next_change_id(connection)
         for shard in made:
-            insert_shard(connection, shard, mark)
+            insert_shard(connection, shard, change_id)
         # Evicted before they were ever sealed: nothing of them remains but the id.
         t = trajectories.c
         now = sa.literal(self._db.uptime())
-        gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, now, sa.literal(mark)).where(
+        gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, now, sa.literal(change_id)).where(
             t.segment_pk == segment.pk, t.state == "evicted"
         )
-        names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "mark"]
+        names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "change_id"]
         connection.execute(sa.insert(tombstones).from_select(names, gone))
         connection.execute(
             sa.delete(trajectories).where(t.segment_pk == segment.pk, t.state == "evicted")
@@ -281,7 +281,7 @@ class Sealer:
 def new_shard(
     store: Store,
     settings: Settings,
-    dataset: Registered,
+    dataset: RegisteredDataset,
     entries: list[Entry],
     batches: Any,
     pks: list[int],
@@ -309,7 +309,7 @@ def new_shard(
     return NewShard(shard_id, dataset.pk, partition, file, placed, pks)
 
 
-def insert_shard(connection: Connection, shard: NewShard, mark: int) -> int:
+def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int:
     """Put a shard into the index and move its trajectories there; returns its key.
 
     A trajectory that was evicted meanwhile stays evicted; one that vanished is not brought back.
@@ -347,14 +347,14 @@ def insert_shard(connection: Connection, shard: NewShard, mark: int) -> int:
             row_start=sa.bindparam("row"),
             segment_pk=None,
             segment_offset=None,
-            mark=mark,
+            change_id=change_id,
         )
     )
-    places = [
+    locations = [
         {"key": pk, "number": i, "row": entry.row_start}
         for i, (pk, entry) in enumerate(zip(shard.pks, shard.entries, strict=True))
     ]
-    for some in chunks(places):
+    for some in chunks(locations):
         connection.execute(statement, list(some))
     return shard_pk
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from server.ingest.registered import Registered
+from server.ingest.dataset_registry import RegisteredDataset
 from server.problems import ProblemError, title_of
 from stepwell.codec import HEADER_KEY, as_written, from_batch, read_stream
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
@@ -24,7 +24,7 @@ MAX_ITEMS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ValidTrajectory:
     """A trajectory that fits, with the digest of its content."""
 
     trajectory: Trajectory
@@ -34,14 +34,16 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedTrajectory:
     """One that does not; the others of its body are not concerned."""
 
     id: str
     problem: Problem
 
 
-def read_body(data: bytes | memoryview, dataset: Registered) -> Iterator[Checked | Refused]:
+def read_body(
+    data: bytes | memoryview, dataset: RegisteredDataset
+) -> Iterator[ValidTrajectory | RefusedTrajectory]:
     """Everything in the body, in order. Raises `ProblemError` (422) if the body itself is bad."""
     try:
         stream = read_stream(data)
@@ -53,7 +55,7 @@ def read_body(data: bytes | memoryview, dataset: Registered) -> Iterator[Checked
         ) from None
 
 
-def _items(stream: read_stream, spec: EnvSpec) -> Iterator[Checked | Refused]:
+def _items(stream: read_stream, spec: EnvSpec) -> Iterator[ValidTrajectory | RefusedTrajectory]:
     for number, (batch, metadata, message) in enumerate(stream.messages(), 1):
         if number > MAX_ITEMS:
             raise CodecError("too many trajectories in one body", expected=f"≤ {MAX_ITEMS}")
@@ -61,10 +63,10 @@ def _items(stream: read_stream, spec: EnvSpec) -> Iterator[Checked | Refused]:
             trajectory = from_batch(batch, metadata, spec)
             trajectory.check(spec)
         except InvalidTrajectory as error:
-            yield Refused(_claimed_id(metadata), problem_of(error))
+            yield RefusedTrajectory(_claimed_id(metadata), problem_of(error))
             continue
         kept = message if as_written(batch, metadata, message) else None
-        yield Checked(trajectory, trajectory.digest, kept)
+        yield ValidTrajectory(trajectory, trajectory.digest, kept)
 
 
 def problem_of(error: InvalidData) -> Problem:
@@ -84,7 +86,7 @@ def _claimed_id(metadata: dict[bytes, bytes]) -> str:
     return claimed[:64] if isinstance(claimed, str) else ""
 
 
-def check_layout(dataset: Registered, got: EnvSpec) -> None:
+def check_layout(dataset: RegisteredDataset, got: EnvSpec) -> None:
     """Raise 422 naming the first key that differs from the registered spec."""
     if got is dataset.spec or got.digest == dataset.spec_digest:
         return

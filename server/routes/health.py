@@ -45,11 +45,11 @@ def _health(service: ServiceDep, request: Request) -> Health:
     if service.ingest.sealer.failure:
         why.append(f"sealing: {service.ingest.sealer.failure}")
     loops = (service.ingest.committer.loop, service.ingest.sealer.loop)
-    upkeep = (service.keeper, service.scrub, service.snapshots.at_hand, service.mirror)
-    why += [part.trouble for part in (*loops, *upkeep) if part.trouble]
-    if bad := sorted(service.inspector.quarantined):
+    others = (service.maintenance, service.scrub, service.snapshots.cache, service.mirror)
+    why += [part.trouble for part in (*loops, *others) if part.trouble]
+    if bad := sorted(service.integrity.quarantined):
         why.append(f"{len(bad)} damaged shards, see stepwell fsck: {', '.join(bad[:5])}")
-    if bad := sorted(service.inspector.refused | service.ingest.sealer.damaged):
+    if bad := sorted(service.integrity.damaged_files | service.ingest.sealer.damaged):
         why.append(f"{len(bad)} damaged files, see stepwell fsck: {', '.join(bad[:5])}")
     status: Literal["ok", "degraded"] = "degraded" if why else "ok"
     if getattr(request.state, "principal", None) is None:

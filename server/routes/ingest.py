@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from server.bodies import whole
+from server.body_memory import read_whole_body
 from server.deps import ServiceDep
 from server.problems import ProblemError
 from stepwell.messages import ARROW, IngestResult, Partition
@@ -41,12 +41,12 @@ async def post_trajectories(
             expected=ARROW,
             got=kind or "none",
         )
-    body = await whole(request)
+    body = await read_whole_body(request)
     return await run_in_threadpool(
         service.ingest.post,
         name,
         partition,
         body,
-        request.state.lease,
+        request.state.reservation,
         wait_sealed=wait == "sealed",
     )

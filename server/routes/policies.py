@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from server import policies
-from server.bodies import STREAM_CHUNK
+from server.body_memory import STREAM_CHUNK
 from server.deps import ServiceDep
 from server.problems import ProblemError
 from server.routes.files import StoredFile
@@ -49,7 +49,7 @@ async def put_policy(
         raise ProblemError(
             415, "unsupported_media_type", "a policy is raw bytes", expected=BYTES, got=kind
         )
-    about = policies.parse_metadata(metadata)
+    metadata_document = policies.parse_metadata(metadata)
     writer = await run_in_threadpool(policies.open_writer, service.db, service.store, name)
     with writer:
         waiting = bytearray()
@@ -63,11 +63,11 @@ async def put_policy(
             policies.publish,
             service.db,
             service.store,
-            service.inspector,
+            service.integrity,
             name,
             version,
             writer,
-            about,
+            metadata_document,
         )
     if not new:
         response.status_code = 200
@@ -108,7 +108,7 @@ def get_policy(
         return Response(status_code=304, headers=headers)
 
     def unreadable() -> ProblemError:
-        return service.inspector.refuse(found.where)
+        return service.integrity.damaged_file(found.where)
 
     return StoredFile(request, found.source, headers=headers, media_type=BYTES, damaged=unreadable)
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.deps import ServiceDep
 from server.index.tables import shards
-from server.ingest.damage import damaged_shard, gone
+from server.integrity import damaged_shard, gone
 from server.problems import ProblemError, not_found
 from server.routes.files import StoredFile
 
@@ -38,8 +38,8 @@ def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
         return Response(status_code=304, headers=headers)
 
     def unreadable() -> ProblemError:
-        bad = service.inspector.suspect(row.id)
+        bad = service.integrity.recheck_shard(row.id)
         return damaged_shard(row.id) if bad else gone(row.id)
 
-    source = service.inspector.shard(row.id)
+    source = service.integrity.shard(row.id)
     return StoredFile(request, source, headers=headers, media_type=PARQUET, damaged=unreadable)

@@ -1,4 +1,4 @@
-"""Snapshots over HTTP; the work is in server/snapshots.py."""
+"""Snapshots over HTTP; the work is in server/snapshots/service.py."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def demote_trajectory(
 def get_steps(service: ServiceDep, trajectory_id: str, request: Request) -> Response:
     """The trajectory as an Arrow stream, exactly as it was sent; as JSON if asked for."""
     trajectory, spec = trajectories.steps(
-        service.db, service.store, service.inspector, trajectory_id
+        service.db, service.store, service.integrity, trajectory_id
     )
     if "application/json" in request.headers.get("accept", ""):
         return Response(orjson.dumps(_rows(trajectory)), media_type="application/json")

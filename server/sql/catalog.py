@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from server.index.mirror import MirrorState
-from server.index.surface import TABLES
+from server.index.sql_tables import TABLES
 from stepwell.messages import Column, QuerySchema, Table
 from stepwell.schema import ACTION_KNOWN, column_names
 from stepwell.spaces import EnvSpec, Space

@@ -2,7 +2,7 @@
 
 Runs in the worker process, next to DuckDB. None of these gates is enough alone (a data-modifying
 CTE has type SELECT; a parser can be wrong), so three follow one another, and the connection under
-them can neither write nor open a file that it was not given (worker.py, confine.py).
+them can neither write nor open a file that it was not given (worker.py, sandbox.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NotAllowed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class CheckedQuery:
     """A statement that may run."""
 
     text: str
@@ -54,7 +54,7 @@ class Allowed:
         return f"SELECT * FROM (\n{self.text}\n) AS q LIMIT {int(limit)}"
 
 
-def check(sql: str, parser: duckdb.DuckDBPyConnection) -> Allowed:
+def check(sql: str, parser: duckdb.DuckDBPyConnection) -> CheckedQuery:
     """The one SELECT in `sql`. Raises `NotAllowed`, or DuckDB's error where it does not parse.
 
     `parser` is a bare in-memory connection, used only for DuckDB's own syntax tree.
@@ -69,7 +69,7 @@ def check(sql: str, parser: duckdb.DuckDBPyConnection) -> Allowed:
     again: list[Any] = list(parser.extract_statements(f"SELECT * FROM (\n{text}\n) AS q LIMIT 1"))
     if len(again) != 1 or again[0].type != duckdb.StatementType.SELECT:
         raise NotAllowed("only a plain SELECT can be run", got="several statements in one")
-    return Allowed(text, frozenset(_tables(tree_of(text, parser))))
+    return CheckedQuery(text, frozenset(_tables(tree_of(text, parser))))
 
 
 def _without_semicolon(sql: str) -> str:

@@ -1,7 +1,7 @@
 """The parent's side of SQL: few confined worker processes, and limits that hold whatever is asked.
 
-    query → its turn (turns.py), or 429 → a worker → the worker interrupts itself at the deadline
-                                                   → GRACE later: SIGKILL, another takes its place
+    query → fair_queue.py, or 429 → a worker → the worker interrupts itself at the deadline
+                                             → GRACE later: SIGKILL, another takes its place
 
     deadline   from the moment the query is here: waiting counts, and so does bringing the tables up
                to date. The answer leaves GRACE after it at the latest.
@@ -35,11 +35,11 @@ import structlog
 from numpy.typing import NDArray
 
 from server.index.mirror import Mirror, MirrorState
-from server.index.surface import TABLES
+from server.index.sql_tables import TABLES
 from server.problems import ProblemError, not_found
 from server.sql.catalog import catalog
-from server.sql.child import START_SECONDS, Fat, Late, Worker
-from server.sql.turns import Turns
+from server.sql.fair_queue import FairQueue
+from server.sql.worker_process import START_SECONDS, DeadlineExceeded, MemoryExceeded, Worker
 from stepwell.messages import Column, Excluded
 
 Form = Literal["json", "arrow"]
@@ -134,10 +134,10 @@ class SqlPool:
         self._on_damage = on_damage
         self.most_at_once = workers + waiting
         """Queries of callers that are admitted at one time."""
-        self._callers = Turns[Worker](
+        self._callers = FairQueue[Worker](
             running=max(1, workers - 1), waiting=waiting, per_caller=per_caller
         )
-        self._own = Turns[Worker](running=1, waiting=waiting, per_caller=waiting + 1)
+        self._own = FairQueue[Worker](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
         self._all: set[Worker] = set()
         self._held: Counter[str] = Counter()
@@ -191,7 +191,7 @@ class SqlPool:
         """
         seconds = min(timeout, self._max_timeout)
         _check_json(sql, params)
-        with self._turn(user):
+        with self._admitted(user):
             deadline = self._deadline(time.monotonic() if came is None else came, seconds)
             state = self._state(sql, dataset, deadline)
             request = {
@@ -234,7 +234,7 @@ class SqlPool:
         `ProblemError` 422 `sql_error` for wrong columns, unknown ids, repeats and bad weights.
         """
         _check_json(select, None)
-        with self._turn(OWN):
+        with self._admitted(OWN):
             self._start_own()  # while the tables are brought up to date
             deadline = self._deadline(time.monotonic(), timeout)
             state = self._state(f"{select} trajectories", dataset, deadline)
@@ -251,7 +251,7 @@ class SqlPool:
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
         body = sink.getvalue().to_pybytes()
-        with self._turn(OWN):
+        with self._admitted(OWN):
             deadline = self._deadline(time.monotonic(), timeout)
             return self._select(select, dataset, None, deadline, timeout, body)
 
@@ -289,16 +289,16 @@ class SqlPool:
                 self._release(OWN, len(payload))
 
     @contextlib.contextmanager
-    def _turn(self, user: str) -> Iterator[None]:
+    def _admitted(self, user: str) -> Iterator[None]:
         """From admission to the end of the query."""
-        turns = self._turns(user)
-        turns.enter(user)
+        queue = self._queue_of(user)
+        queue.admit(user)
         try:
             yield
         finally:
-            turns.leave(user)
+            queue.leave(user)
 
-    def _turns(self, user: str) -> Turns[Worker]:
+    def _queue_of(self, user: str) -> FairQueue[Worker]:
         return self._own if user == OWN else self._callers
 
     def _deadline(self, came: float, seconds: float) -> float:
@@ -363,10 +363,10 @@ class SqlPool:
         rows: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
         """What a worker answers. The answer's bytes are held for the user: see `_release`."""
-        turns = self._turns(user)
-        if turns is self._own:
+        queue = self._queue_of(user)
+        if queue is self._own:
             self._start_own()
-        worker = self._take(turns, user, deadline)
+        worker = self._take(queue, user, deadline)
         held = 0
 
         def room(size: int) -> None:
@@ -388,9 +388,9 @@ class SqlPool:
                 worker.checksums = state.checksums
             kept = bool(header["ok"])
             return header, payload
-        except Late:
+        except DeadlineExceeded:
             return _failure("query_timeout", ""), bytearray()
-        except Fat:
+        except MemoryExceeded:
             return _failure("sql_error", "the query needed more memory than it may have"), _NONE
         except (EOFError, OSError):
             return _failure("sql_error", "the query ended its process (memory, most often)"), _NONE
@@ -401,10 +401,10 @@ class SqlPool:
             if not kept:
                 self._release(user, held)
             if header is not None and worker.reusable():
-                turns.give(user, worker)
+                queue.give(user, worker)
             else:
-                self._replace(worker, turns)
-                turns.give(user, None)
+                self._replace(worker, queue)
+                queue.give(user, None)
 
     def _hold(self, user: str, size: int) -> None:
         """Count an answer's bytes, or raise 429: others that were not yet delivered take the room.
@@ -438,14 +438,14 @@ class SqlPool:
             if self._held[user] <= 0:
                 del self._held[user]
 
-    def _take(self, turns: Turns[Worker], user: str, deadline: float) -> Worker:
+    def _take(self, queue: FairQueue[Worker], user: str, deadline: float) -> Worker:
         """A worker that is alive; the dead ones that turn up are replaced."""
         while True:
-            worker = turns.take(user, deadline)
+            worker = queue.take(user, deadline)
             if worker.alive():
                 return worker
-            self._replace(worker, turns)
-            turns.give(user, None)
+            self._replace(worker, queue)
+            queue.give(user, None)
 
     def _start_own(self) -> None:
         with self._lock:
@@ -454,18 +454,18 @@ class SqlPool:
             self._own_started = True
         self._spawn(self._own)
 
-    def _replace(self, worker: Worker, turns: Turns[Worker]) -> None:
+    def _replace(self, worker: Worker, queue: FairQueue[Worker]) -> None:
         with self._lock:
             self._all.discard(worker)
         worker.kill()
-        self._spawn(turns, worker)
+        self._spawn(queue, worker)
 
-    def _spawn(self, turns: Turns[Worker], instead_of: Worker | None = None) -> None:
+    def _spawn(self, queue: FairQueue[Worker], instead_of: Worker | None = None) -> None:
         threading.Thread(
-            target=self._start_worker, args=(turns, instead_of), name="sql-start", daemon=True
+            target=self._start_worker, args=(queue, instead_of), name="sql-start", daemon=True
         ).start()
 
-    def _start_worker(self, turns: Turns[Worker], instead_of: Worker | None) -> None:
+    def _start_worker(self, queue: FairQueue[Worker], instead_of: Worker | None) -> None:
         """Until one is ready. One that replaces another is niced from the start: whoever has his
         queries killed one after another must not keep the machine busy with that."""
         if instead_of is not None:
@@ -476,15 +476,15 @@ class SqlPool:
                 if self._closed:
                     return
             try:
-                if self._started(turns, nice=instead_of is not None):
+                if self._started(queue, nice=instead_of is not None):
                     return
             except BaseException as error:  # whatever it was: without workers nobody can ask
                 log.error("a SQL worker did not start", error=repr(error), again_in=wait)
             time.sleep(wait)
             wait = min(2 * wait, 10.0)
 
-    def _started(self, turns: Turns[Worker], *, nice: bool) -> bool:
-        share = self.memory.own if turns is self._own else self.memory.caller
+    def _started(self, queue: FairQueue[Worker], *, nice: bool) -> bool:
+        share = self.memory.own if queue is self._own else self.memory.caller
         worker = Worker(self._data, share, nice=nice)
         with self._lock:
             closed = self._closed
@@ -506,7 +506,7 @@ class SqlPool:
                 worker.kill()
                 worker.wait()
         self._warm.set()
-        turns.put(worker)
+        queue.put(worker)
         return True
 
 
@@ -614,7 +614,7 @@ def build(service: Any) -> SqlPool:
 
     def on_damage(files: list[str]) -> None:
         log.error("a query met damaged files", files=files)
-        service.inspector.report(files)
+        service.integrity.recheck_files(files)
         service.mirror.discard(files)
 
     return SqlPool(

@@ -1,6 +1,6 @@
 """The process that runs strangers' SQL: `python -m server.sql.worker DATA`, started by pool.py.
 
-Standard library, DuckDB and pyarrow only. It gives up its rights first (confine.py), then answers
+Standard library, DuckDB and pyarrow only. It gives up its rights first (sandbox.py), then answers
 one request after another over stdin and stdout, each in a fresh in-memory DuckDB that can read the
 files it was given and nothing else, and that is closed after one query.
 
@@ -33,7 +33,7 @@ import threading
 import time
 from typing import Any, BinaryIO, TypeAlias
 
-from server.sql.confine import confine, libraries
+from server.sandbox import confine, libraries
 
 ADDRESS_SPACE = 3 << 30
 """Besides the worker's share: libraries and stacks are mapped, and hardly used."""
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     import duckdb
     import pyarrow  # noqa: F401 - loaded now, so that no query pays for it
 
-    from server.sql.files import StoredFiles
+    from server.sql.checked_files import CheckedFileSystem
 
     parser = duckdb.connect(":memory:", config=THREADS)
     parser.execute("SELECT json_serialize_sql('SELECT 1')")
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     memory = room * 7 // 10
     write_frame(stdout, {"ok": True, "confined": layers})
     catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
-    files = StoredFiles()
+    files = CheckedFileSystem()
     # Made ahead of need, like the process itself: half of what a small query costs.
     connection = _connect(memory, files)
     _limit_data(_memory(statm)[1] + room)
@@ -375,13 +375,13 @@ def _select(
     began: float,
 ) -> tuple[dict[str, Any], Payload]:
     """A snapshot's selection; see selecting.py."""
-    from server.sql import selecting
+    from server.sql import selection
 
-    columns = selecting.columns_of(allowed.text, parser, frozenset(request["known"]))
+    columns = selection.columns_of(allowed.text, parser, frozenset(request["known"]))
     if not rows:
         _make_tables(connection, allowed.tables, catalog, request)
     limit, most = int(request["limit"]), int(request["max_bytes"])
-    relation = selecting.relation_of(request, rows, allowed.wrapped(limit + 1), columns, connection)
+    relation = selection.relation_of(request, rows, allowed.wrapped(limit + 1), columns, connection)
     payload, count, cut = _arrow(relation, limit, most, [], began, at_once=65_536)
     reads = None if columns is None else sorted(columns)
     return {"ok": True, "rows": count, "truncated": cut, "reads": reads}, payload

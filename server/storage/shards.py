@@ -7,7 +7,7 @@
     1         0  |   sorted by (traj_idx, t); row groups hold whole trajectories
 
 The footer describes itself: format, spec, dataset, and a table of the trajectories with their
-headers and digests. So an index can be rebuilt from the files alone (upkeep/rebuild.py).
+headers and digests. So an index can be rebuilt from the files alone (maintenance/rebuild.py).
 """
 
 from __future__ import annotations

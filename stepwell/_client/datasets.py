@@ -183,7 +183,7 @@ class Datasets(Transport):
         terminated: Any = False,
         truncated: Any = False,
         partition: str = "fifo",
-        **about: Any,
+        **metadata: Any,
     ) -> IngestItem:
         """Store one trajectory given as plain lists or arrays (see `Trajectory.of`).
 
@@ -193,7 +193,7 @@ class Datasets(Transport):
         `InvalidTrajectory`, or `BadRequest` / `Conflict` where the service refuses it.
         """
         spec = self.spec(dataset)
-        about.setdefault("env", spec.env)
+        metadata.setdefault("env", spec.env)
         trajectory = Trajectory.of(
             obs=obs,
             actions=actions,
@@ -201,7 +201,7 @@ class Datasets(Transport):
             terminated=terminated,
             truncated=truncated,
             spec=spec,
-            **about,
+            **metadata,
         )
         item = self.post(dataset, [trajectory], spec=spec, partition=partition).items[0]
         if item.status in ("refused", "conflict"):

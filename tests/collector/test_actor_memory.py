@@ -134,10 +134,10 @@ def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:
         # Published at every third step: in the middle of most episodes.
         current[0] = policies[min(next(now) // 3, 6)]
         rollout.step()
-    authors = {t.about.policy for t in kept}
+    authors = {t.metadata.policy for t in kept}
     assert len(authors) >= 4, "the test must see several policies"
     for trajectory in kept:
-        version = int(trajectory.about.policy.split("/")[1])
+        version = int(trajectory.metadata.policy.split("/")[1])
         expected = 10 * version + np.arange(len(trajectory)) % 5
         np.testing.assert_array_equal(trajectory.actions["action"], expected)
 
@@ -278,4 +278,4 @@ def test_chance_belongs_to_the_episode() -> None:
     )
     drawn = np.concatenate([t.actions["action"] for t in one.values()])
     assert drawn.min() < -1.9 and drawn.max() > 1.9 and abs(drawn.mean()) < 0.2
-    assert one[0].about.policy == "random"
+    assert one[0].metadata.policy == "random"

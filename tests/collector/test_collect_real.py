@@ -139,7 +139,11 @@ def test_what_was_played_reads_back_bit_by_bit(client: Client, name: str, tmp_pa
     for info, trajectory in zip(infos, played, strict=True):
         assert info.digest == trajectory.digest
         assert_same(client.steps(info.id), trajectory)
-        assert (info.truncated, info.terminated, info.seed) == (True, False, trajectory.about.seed)
+        assert (info.truncated, info.terminated, info.seed) == (
+            True,
+            False,
+            trajectory.metadata.seed,
+        )
 
 
 def test_a_collect_run_leaves_everything_a_person_asks_for(

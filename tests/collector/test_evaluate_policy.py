@@ -56,11 +56,11 @@ def test_results_come_in_the_order_of_the_seeds() -> None:
     policy = policy_for("CartPole-v1")
     result = evaluate_policy(policy, "CartPole-v1", SEEDS, envs=3, policy_id="p/1")
     assert result.seeds == list(SEEDS)
-    assert [t.about.seed for t in result.trajectories] == list(SEEDS)
+    assert [t.metadata.seed for t in result.trajectories] == list(SEEDS)
     assert [t.total_reward for t in result.trajectories] == result.returns
     assert [len(t) for t in result.trajectories] == result.lengths
-    assert {t.about.purpose for t in result.trajectories} == {"eval"}
-    assert {t.about.policy for t in result.trajectories} == {"p/1"}
+    assert {t.metadata.purpose for t in result.trajectories} == {"eval"}
+    assert {t.metadata.policy for t in result.trajectories} == {"p/1"}
     env = gymnasium.make("CartPole-v1")
     for seed, trajectory in zip(SEEDS, result.trajectories, strict=True):
         np.testing.assert_array_equal(trajectory.obs["observation"][0], env.reset(seed=seed)[0])

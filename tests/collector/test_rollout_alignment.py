@@ -13,7 +13,7 @@ from collector.recorder import EpisodeSummary
 from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.spaces import Box, EnvSpec
-from stepwell.trajectory import About, Trajectory, concatenable
+from stepwell.trajectory import Trajectory, TrajectoryMetadata, concatenable
 
 LENGTHS = (3, 1, 4, 2)
 
@@ -39,7 +39,7 @@ def play(
         make_env=make_env,
         seeds=iter(range(100, 100 + episodes)),
         sink=lambda trajectory, index: kept.append((index, trajectory)),
-        about=About(env="Fake-v0", collector="c0"),
+        metadata=TrajectoryMetadata(env="Fake-v0", collector="c0"),
         max_steps=max_steps,
     )
     ended: list[EpisodeSummary] = []
@@ -61,9 +61,9 @@ def assert_strip(trajectory: Trajectory, number: int, length: int) -> None:
     assert trajectory.terminated is (number % 2 == 0)
     assert trajectory.truncated is (number % 2 == 1)
     assert trajectory.final_obs_valid
-    assert trajectory.about.success is (True if number % 2 == 0 else None)
-    assert trajectory.about.metrics == {"episode": number, "t": length}
-    assert trajectory.about.policy == "script"
+    assert trajectory.metadata.success is (True if number % 2 == 0 else None)
+    assert trajectory.metadata.metrics == {"episode": number, "t": length}
+    assert trajectory.metadata.policy == "script"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -89,7 +89,7 @@ def test_each_episode_has_its_own_seed() -> None:
     """Seed i is drawn for episode i, and stored with it."""
     envs = [FakeEnv(LENGTHS) for _ in range(3)]
     kept, ended = play(envs, 7)
-    assert {index: t.about.seed for index, t in kept} == {i: 100 + i for i in range(7)}
+    assert {index: t.metadata.seed for index, t in kept} == {i: 100 + i for i in range(7)}
     assert sorted(s for env in envs for s in env.seeds if s is not None) == list(range(100, 107))
     assert {e.index: e.seed for e in ended} == {i: 100 + i for i in range(7)}
 
@@ -106,16 +106,16 @@ def test_long_episodes_become_pieces_that_fit_together(n: int) -> None:
         episode = next(e for e in ended if e.index == index)
         expected = {7: [3, 3, 1], 6: [3, 3], 3: [3]}[episode.length]
         assert [len(p) for p in pieces] == expected
-        assert [p.about.first_step for p in pieces] == [3 * i for i in range(len(pieces))]
+        assert [p.metadata.first_step for p in pieces] == [3 * i for i in range(len(pieces))]
         assert all(not p.terminated and not p.truncated for p in pieces[:-1])
         assert pieces[-1].terminated or pieces[-1].truncated
-        assert (pieces[0].about.episode_id == "") is (len(pieces) == 1)
+        assert (pieces[0].metadata.episode_id == "") is (len(pieces) == 1)
         assert len(pieces) == 1 or concatenable(pieces)
         for a, b in itertools.pairwise(pieces):
             np.testing.assert_array_equal(a.obs["observation"][-1], b.obs["observation"][0])
         assert sum(p.total_reward for p in pieces) == episode.total_reward
-        assert all(p.about.metrics == {} for p in pieces[:-1])
-        assert pieces[-1].about.metrics["t"] == episode.length
+        assert all(p.metadata.metrics == {} for p in pieces[:-1])
+        assert pieces[-1].metadata.metrics["t"] == episode.length
 
 
 @pytest.mark.parametrize("nan", [False, True], ids=["raises", "answers NaN"])
@@ -137,8 +137,8 @@ def test_a_broken_environment_ends_its_episode_and_no_other(nan: bool) -> None:
     ]
     assert broken[0].tags == ("broken",)
     assert ("NaN" if nan else "asked to fail") in broken[0].error
-    (trajectory,) = [t for _, t in kept if t.about.tags]
-    assert trajectory.about.tags == ("broken",)
+    (trajectory,) = [t for _, t in kept if t.metadata.tags]
+    assert trajectory.metadata.tags == ("broken",)
     np.testing.assert_array_equal(trajectory.obs["observation"][:, 1], [0, 1, 2])
     assert len(made) == 3 and made[0].closed
     assert len(ended) == 6
@@ -153,7 +153,7 @@ def test_a_reset_that_fails_is_tried_in_a_fresh_environment() -> None:
         return made[-1]
 
     kept, ended = play([make()], 4, make_env=make)
-    assert [t.about.seed for _, t in kept] == [100, 102, 103]
+    assert [t.metadata.seed for _, t in kept] == [100, 102, 103]
     assert all(e.complete for e in ended) and len(made) == 2
 
 
@@ -182,7 +182,7 @@ def test_interrupting_keeps_what_was_played() -> None:
     for _ in range(5):
         rollout.step()
     ended = rollout.interrupt()
-    assert [(len(t), t.truncated, t.about.tags) for t in kept] == [
+    assert [(len(t), t.truncated, t.metadata.tags) for t in kept] == [
         (5, True, ("interrupted",)),
         (5, True, ("interrupted",)),
     ]
@@ -280,4 +280,4 @@ def test_an_info_that_is_no_info_harms_nobody(info: object) -> None:
 
     kept, ended = play([Odd(LENGTHS)], 3)
     assert [e.complete for e in ended] == [True] * 3
-    assert all(t.about.metrics == {} for _, t in kept)
+    assert all(t.metadata.metrics == {} for _, t in kept)

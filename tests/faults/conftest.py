@@ -34,7 +34,7 @@ EAGER = {
     "STEPWELL_UPKEEP_INTERVAL": "0.1",
     "STEPWELL_SQL_WORKERS": "1",
 }
-"""Upkeep that does at once what it would do in an hour."""
+"""Maintenance that does at once what it would do in an hour."""
 
 
 @dataclass
@@ -212,7 +212,7 @@ def reopen() -> Callable[[Path, Ledger], None]:
     """Restart on the directory, let the ledger judge through the API, and stop cleanly."""
 
     def run(data: Path, ledger: Ledger) -> None:
-        settings = Settings(data=data, sql_workers=0, upkeep_interval=0)
+        settings = Settings(data=data, sql_workers=0, maintenance_interval=0)
         with TestClient(create_app(settings), base_url="http://127.0.0.1") as app:
             judge(app, ledger)
 

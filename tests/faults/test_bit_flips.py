@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from server import wire
+from server import http_protocol
 from server.app import create_app
 from server.deps import Service
 from server.settings import Settings
@@ -56,11 +56,16 @@ class Served:
 @contextmanager
 def serve(data: Path) -> Iterator[Served]:
     settings = Settings(
-        data=data, sql_workers=1, upkeep_interval=0, scrub_rate=0, seal_idle=1000, seal_age=1000
+        data=data,
+        sql_workers=1,
+        maintenance_interval=0,
+        scrub_rate=0,
+        seal_idle=1000,
+        seal_age=1000,
     )
     app = create_app(settings)
     server = uvicorn.Server(
-        uvicorn.Config(app, http=wire.Connection, ws="none", log_config=None, port=0)
+        uvicorn.Config(app, http=http_protocol.HttpProtocol, ws="none", log_config=None, port=0)
     )
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -246,7 +251,11 @@ def flipped(path: Path, rng: random.Random) -> Iterator[None]:
 def named(served: Served) -> set[str]:
     """Everything that /readyz calls damaged."""
     sealer = served.service.ingest.sealer
-    return served.service.inspector.quarantined | served.service.inspector.refused | sealer.damaged
+    return (
+        served.service.integrity.quarantined
+        | served.service.integrity.damaged_files
+        | sealer.damaged
+    )
 
 
 def flips_while_it_runs(
@@ -256,20 +265,20 @@ def flips_while_it_runs(
 
     Yields (kind, outcome) of each flip.
     """
-    inspector = served.service.inspector
+    integrity = served.service.integrity
     shards = rng.sample(candidates(world, served, "shard"), 3)
     others = {k: rng.choice(candidates(world, served, k)) for k in ("policy", "snapshot", "mirror")}
     damaged = [*shards, others["policy"], others["snapshot"]]
-    served.service.snapshots.at_hand.clear()  # from memory it would be right
+    served.service.snapshots.cache.clear()  # from memory it would be right
     with ExitStack() as stack:
         for path in (*damaged, others["mirror"]):
             stack.enter_context(flipped(path, rng))
         assert not world.judge(served, rng, trainer=trainer)
         names = {name.rpartition("/")[2].partition(".")[0] for name in named(served)}
         assert names == {path.stem for path in damaged}, "all of it was read, and nothing else"
-    inspector.refused.clear()
-    inspector.take_back()
-    assert not inspector.quarantined
+    integrity.damaged_files.clear()
+    integrity.restore_quarantined()
+    assert not integrity.quarantined
     yield from (("shard", "found") for _ in shards)
     yield from ((kind, "found") for kind in ("policy", "snapshot"))
     yield "mirror", "harmless" if others["mirror"] in in_mirror(served) else "healed"
@@ -293,7 +302,7 @@ def candidates(world: World, served: Served, kind: str) -> list[Path]:
 def in_mirror(served: Served) -> list[Path]:
     """Files that queries and snapshots read."""
     state = served.service.mirror.state()
-    files = [*state.places.values(), *(file for some in state.tables.values() for file in some)]
+    files = [*state.locations.values(), *(file for some in state.tables.values() for file in some)]
     return sorted(served.service.settings.data / file for file in files)
 
 
@@ -313,7 +322,7 @@ def one_segment(served: Served, rng: random.Random) -> str:
     with flipped(path, rng):
         outcome = judge_segment(served, name, sent, path)
     served.client.delete_dataset(name)
-    served.service.inspector.refused.clear()
+    served.service.integrity.damaged_files.clear()
     served.service.ingest.sealer.damaged.clear()
     return outcome
 

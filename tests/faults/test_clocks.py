@@ -71,9 +71,9 @@ class Jumping:
         return snapshot.id, shard
 
     def rounds_pass(self, client: Client) -> None:
-        """Until upkeep has deleted what nobody holds: it would have deleted what is held, too."""
+        """Until maintenance has deleted what nobody holds; it would delete what is held, too."""
         _, shard = self.dead_shard(client)
-        wait_until(lambda: shard not in self.files(), what=f"upkeep deletes {shard}")
+        wait_until(lambda: shard not in self.files(), what=f"maintenance deletes {shard}")
 
 
 @pytest.fixture

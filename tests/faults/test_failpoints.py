@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server import failpoints, fsck
+from server import failpoints
+from server.fsck import main as fsck
 from stepwell.errors import Gone, ServiceUnreachable
 
 
@@ -26,10 +27,10 @@ def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     assert traffic(service).until_death(), f"nothing in the traffic passes {name}"
     assert service.wait_exit() == -9, service.tail()
     died = fsck.check(service.data, deep=True)
-    assert [f for f in died.findings if not f.note] == []
+    assert [f for f in died.problems if not f.note] == []
     reopen(service.data, ledger)
     restarted = fsck.check(service.data, deep=True)
-    assert restarted.findings == []
+    assert restarted.problems == []
 
 
 @pytest.mark.parametrize("name", failpoints.ON_DAMAGE)
@@ -65,7 +66,7 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
             with pytest.raises(Gone):
                 client.steps(trajectory_id)
     assert service.stop() == 0, service.tail()
-    problems = [f.where for f in fsck.check(service.data).findings if not f.note]
+    problems = [f.where for f in fsck.check(service.data).problems if not f.note]
     assert problems == [f"shards/fifo/{shard.name}"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server import fsck
+from server.fsck import main as fsck
 from stepwell import Client
 from stepwell.codec import encode
 from stepwell.errors import Busy, ServiceUnreachable
@@ -120,4 +120,4 @@ def test_sigkill_of_a_busy_server_loses_and_doubles_nothing(
             assert client.steps(trajectory_id).digest == ledger[trajectory_id]
     assert service.stop() == 0, service.tail()
     report = fsck.check(service.data, deep=True)  # every digest, of every trajectory
-    assert report.findings == []
+    assert report.problems == []

@@ -17,12 +17,12 @@ from server.index.db import (
     Database,
     IndexUnusable,
     connect,
+    next_change_id,
     next_dataset_pk,
     revision,
     upgrade,
 )
-from server.index.tables import REVISION, counters, metadata
-from server.index.triggers import TRIGGERS
+from server.index.tables import REVISION, TRIGGERS, counters, metadata, tombstones
 
 
 def config(path: Path) -> Config:
@@ -71,7 +71,7 @@ def test_the_migrated_schema_is_the_one_in_tables(tmp_path: Path) -> None:
             "ck_trajectories_purpose",
         }
         names = c.execute(sa.select(counters.c.name)).scalars().all()
-        assert sorted(names) == ["dataset", "epoch", "mark", "uptime"]
+        assert sorted(names) == ["change_id", "dataset", "epoch", "uptime"]
     engine.dispose()
 
 
@@ -118,6 +118,34 @@ def test_workers_that_start_launches_get_their_new_role(tmp_path: Path) -> None:
     with engine.connect() as c:
         roles = c.exec_driver_sql("SELECT role FROM workers ORDER BY id").scalars().all()
     assert roles == ["launcher", "train"]
+    engine.dispose()
+
+
+def test_marks_become_change_ids(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    command.upgrade(config(path), "0007")
+    engine = connect(path)
+    with engine.begin() as c:
+        c.exec_driver_sql("UPDATE counters SET value = 41 WHERE name = 'mark'")
+        c.exec_driver_sql(
+            "INSERT INTO datasets (pk, name, spec, spec_digest, created_at)"
+            " VALUES (1, 'a', '{}', '', 0)"
+        )
+        c.exec_driver_sql(
+            "INSERT INTO tombstones (id, dataset_pk, seq, digest, evicted_uptime, mark)"
+            " VALUES ('x', 1, 1, '', 0, 40)"
+        )
+    engine.dispose()
+    upgrade(path)
+    db = Database(path)
+    with db.write() as c:
+        assert next_change_id(c) == 42
+        assert c.execute(sa.select(tombstones.c.change_id)).scalars().all() == [40]
+    db.close()
+    command.downgrade(config(path), "0007")
+    engine = connect(path)
+    with engine.begin() as c:
+        assert c.exec_driver_sql("SELECT mark FROM tombstones").scalar() == 40
     engine.dispose()
 
 

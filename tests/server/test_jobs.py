@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.index.db import Database, upgrade
-from server.index.work_tables import jobs as table
+from server.index.tables import jobs as table
 from server.jobs import JobContext, Jobs
 from server.problems import ProblemError
 from server.settings import Settings

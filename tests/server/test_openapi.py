@@ -59,7 +59,7 @@ def _raw(_context: Any, value: Any) -> bytes:
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     configure_logging("error")
     data = tmp_path_factory.mktemp("openapi") / "data"
-    app = create_app(Settings(data=data, upkeep_interval=0, sql_workers=1))
+    app = create_app(Settings(data=data, maintenance_interval=0, sql_workers=1))
     with TestClient(
         app, base_url="http://127.0.0.1", raise_server_exceptions=False, follow_redirects=False
     ) as client:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from server.imports.sandbox import LAYERS, active
-from server.sql.confine import environment
+from server.sandbox import LAYERS, active, environment
 
 PROGRAM = """
 import json, os, socket, sys
-from server.sql.confine import confine, libraries
+from server.sandbox import confine, libraries
 layers = confine([*libraries(), *sys.argv[1:2]], address_space=2 << 30, cpu_seconds=20)
 tried = {}
 def attempt(name, action):
@@ -99,7 +98,7 @@ def test_the_report_names_every_layer() -> None:
 def test_the_importing_child_loads_nothing_of_the_server_but_what_it_needs(tmp_path: Path) -> None:
     """What parses strangers' bytes must not hold a door to the index."""
     program = (
-        "import server.imports.child, server.imports.episodes, server.imports.hdf5, sys;"
+        "import server.imports.parser, server.imports.episodes, server.imports.hdf5, sys;"
         "sys.stdout.write(' '.join(m for m in sys.modules if m.split('.')[0] in"
         " ('sqlalchemy', 'fastapi', 'duckdb', 'pydantic')))"
     )

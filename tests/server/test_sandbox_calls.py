@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from server.sql import confine
-from server.sql.confine import environment
+from server import sandbox
+from server.sandbox import environment
 
 MACHINE = platform.machine()
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ COLUMN = 1 if MACHINE == "aarch64" else 0
 
 ALONE = """
 import ctypes, errno, json, os, sys
-from server.sql import confine
+from server import sandbox
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 def call(number, *arguments):
@@ -39,7 +39,7 @@ def call(number, *arguments):
     return [result, errno.errorcode.get(ctypes.get_errno(), "")]
 def alone():
     assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
-    assert confine._seccomp(libc)
+    assert sandbox._seccomp(libc)
 column = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
 out = {}
 """
@@ -73,14 +73,14 @@ def test_every_denied_call_answers_eperm() -> None:
     """Arguments are nonsense: without the filter these would fail too, but otherwise."""
     out = run(
         """
-names = {n: numbers[column] for n, numbers in confine.DENIED.items() if numbers[column] >= 0}
+names = {n: numbers[column] for n, numbers in sandbox.DENIED.items() if numbers[column] >= 0}
 alone()
 if call(names["kill"], os.getppid(), 0)[1] == "EPERM":  # the filter is there: now all of them
     for name, number in names.items():
         out[name] = call(number, -1, -1, -1, -1, -1, -1)
 """
     )
-    expected = [name for name, numbers in confine.DENIED.items() if numbers[COLUMN] >= 0]
+    expected = [name for name, numbers in sandbox.DENIED.items() if numbers[COLUMN] >= 0]
     assert sorted(out) == sorted(expected)
     assert {name for name, answer in out.items() if answer != [-1, "EPERM"]} == set()
 
@@ -88,7 +88,7 @@ if call(names["kill"], os.getppid(), 0)[1] == "EPERM":  # the filter is there: n
 def test_the_parent_cannot_be_signalled(bystander: int) -> None:
     """Without the filter each of these reaches it: signal 0 asks whether it may."""
     program = """
-n = {name: numbers[column] for name, numbers in confine.DENIED.items()}
+n = {name: numbers[column] for name, numbers in sandbox.DENIED.items()}
 pid = int(sys.argv[1])
 fd = call(n["pidfd_open"], pid, 0)[0] if sys.argv[2] == "open" else -1
 if sys.argv[2] != "free":
@@ -158,16 +158,16 @@ for number in numbers:
 
 
 def test_what_is_newer_than_the_list_is_absent() -> None:
-    newest = confine._NEWEST
+    newest = sandbox._NEWEST
     out = run(
         """
 alone()
-for number in (confine._NEWEST + 1, confine._NEWEST + 2, 600, 4000, 0x3FFFFFFF):
+for number in (sandbox._NEWEST + 1, sandbox._NEWEST + 2, 600, 4000, 0x3FFFFFFF):
     out[str(number)] = call(number, -1, -1, -1, -1, -1, -1)[1]
 """
     )
     assert set(out.values()) == {"ENOSYS"} and str(newest + 1) in out
-    known = max(max(numbers) for numbers in confine.DENIED.values())
+    known = max(max(numbers) for numbers in sandbox.DENIED.values())
     assert known <= newest, "a call on the list is beyond its end"
 
 
@@ -190,7 +190,7 @@ for name, action in {"fork": os.fork, "popen": popen}.items():
         out[name] = "made"
     except OSError as error:
         out[name] = errno.errorcode[error.errno]
-clone, clone3 = confine._CLONE[column], confine._CLONE3[column]
+clone, clone3 = sandbox._CLONE[column], sandbox._CLONE3[column]
 out["clone"] = call(clone, 17, 0, 0, 0, 0)[1]
 out["namespace"] = call(clone, 17 | 0x10000000, 0, 0, 0, 0)[1]
 out["clone3"] = call(clone3, 0, 0)[1]
@@ -208,7 +208,7 @@ out["clone3"] = call(clone3, 0, 0)[1]
 
 def test_limits_and_cores_of_others_are_theirs(bystander: int) -> None:
     program = """
-prlimit, affinity = (confine._OF_ITSELF[n][column] for n in ("prlimit64", "sched_setaffinity"))
+prlimit, affinity = (sandbox._OF_ITSELF[n][column] for n in ("prlimit64", "sched_setaffinity"))
 import ctypes, resource
 limits = (ctypes.c_ulong * 2)()
 cores = ctypes.create_string_buffer(b"\\xff" * 128)
@@ -294,7 +294,7 @@ def test_landlock_alone_keeps_signals_in(bystander: int) -> None:
         """
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 out["abi"] = libc.syscall(444, None, 0, 1)
-out["on"] = confine._landlock(libc, confine.libraries())
+out["on"] = sandbox._landlock(libc, sandbox.libraries())
 try:
     os.kill(int(sys.argv[1]), 0)
     out["kill"] = ""
@@ -318,10 +318,10 @@ def test_limits_alone_hold() -> None:
     out = run(
         """
 import resource
-confine._limits(1 << 30, 7, 33)
+sandbox._limits(1 << 30, 7, 33)
 for name in ("AS", "CPU", "NOFILE", "FSIZE", "CORE"):
     out[name] = list(resource.getrlimit(getattr(resource, f"RLIMIT_{name}")))
-confine._limits(2 << 30, 9, 99)  # a lower hard limit stays
+sandbox._limits(2 << 30, 9, 99)  # a lower hard limit stays
 out["again"] = list(resource.getrlimit(resource.RLIMIT_CPU))
 try:
     bytearray(2 << 30)
@@ -347,7 +347,7 @@ def test_the_uid_alone_drops_all_but_reading(tmp_path: Path) -> None:
     (tmp_path / "file").chmod(0o600)
     out = run(
         """
-out["dropped"] = confine._drop_uid(libc)
+out["dropped"] = sandbox._drop_uid(libc)
 out["ids"] = [*os.getresuid(), *os.getresgid(), *os.getgroups()]
 caps = dict(line.split(":") for line in open("/proc/self/status") if line.startswith("Cap"))
 out["caps"] = {name: int(value, 16) for name, value in caps.items()}
@@ -381,11 +381,11 @@ def test_the_numbers_are_those_of_the_kernels_headers() -> None:
         ),
     }
     names = {
-        **confine.DENIED,
-        **confine._OF_ITSELF,
-        **{name: numbers for name, (numbers, _) in confine._COMMANDS.items()},
-        "clone": confine._CLONE,
-        "clone3": confine._CLONE3,
+        **sandbox.DENIED,
+        **sandbox._OF_ITSELF,
+        **{name: numbers for name, (numbers, _) in sandbox._COMMANDS.items()},
+        "clone": sandbox._CLONE,
+        "clone3": sandbox._CLONE3,
     }
     for column, (path, pattern) in files.items():
         if not path.exists():
@@ -400,6 +400,6 @@ def test_the_numbers_are_those_of_the_kernels_headers() -> None:
 
 def test_no_number_stands_twice() -> None:
     for column, machine in enumerate(("x86_64", "aarch64")):
-        used = [numbers[column] for numbers in confine.DENIED.values() if numbers[column] >= 0]
+        used = [numbers[column] for numbers in sandbox.DENIED.values() if numbers[column] >= 0]
         assert len(used) == len(set(used))
-        assert len(confine._program(machine)) < 4096  # the kernel's limit
+        assert len(sandbox._program(machine)) < 4096  # the kernel's limit

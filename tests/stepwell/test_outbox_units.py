@@ -91,8 +91,8 @@ def again(box, **options):
     return Outbox(box.directory, box._client, box.dataset, SPEC, **options)
 
 
-def put(box, count, spec=SPEC, **about):
-    made = [make_trajectory(spec, seed=i, **about) for i in range(count)]
+def put(box, count, spec=SPEC, **metadata):
+    made = [make_trajectory(spec, seed=i, **metadata) for i in range(count)]
     for trajectory in made:
         box.put(trajectory)
     return made
@@ -468,8 +468,13 @@ def test_what_an_earlier_process_left_is_counted(box):
 
 
 def test_the_folder_says_where_it_goes(box, service):
-    about = json.loads((box.directory / "outbox.json").read_text())
-    assert about == {"dataset": "d", "partition": "fifo", "url": "http://here", "created_at": None}
+    metadata = json.loads((box.directory / "outbox.json").read_text())
+    assert metadata == {
+        "dataset": "d",
+        "partition": "fifo",
+        "url": "http://here",
+        "created_at": None,
+    }
     put(box, 1)
     box.close(0)
     for dataset, options in (("e", {}), ("d", {"partition": "protected"})):

@@ -399,7 +399,7 @@ def test_add_takes_plain_lists_asks_for_the_spec_once_and_raises_refusals():
     assert client.add("d", **plain, seed=3).status == "stored"
     assert [r.method for r in script.requests] == ["GET", "POST", "POST"]
     (sent,) = decode(script.requests[1].content)[1]
-    assert sent.terminated and sent.about.env == "Test-v0"
+    assert sent.terminated and sent.metadata.env == "Test-v0"
     refusal = {"title": "no", "status": 422, "code": "invalid_trajectory", "detail": "NaN"}
     for status, error in (("refused", BadRequest), ("conflict", Conflict)):
         number = 422 if status == "refused" else 409

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell import (
-    About,
     Box,
     CodecError,
     Discrete,
@@ -24,6 +23,7 @@ from stepwell import (
     MultiBinary,
     MultiDiscrete,
     Trajectory,
+    TrajectoryMetadata,
 )
 from stepwell.codec import END_OF_STREAM, HEADER_KEY, decode, encode, to_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema
@@ -84,7 +84,7 @@ def test_any_trajectory_of_any_spec_survives(spec, lengths, seed):
 
 def test_every_field_of_about_and_every_kind_of_end_survives():
     spec = make_rich_spec()
-    about = About(
+    metadata = TrajectoryMetadata(
         env="Ü-v1",
         episode_id="e/1",
         first_step=7,
@@ -108,7 +108,7 @@ def test_every_field_of_about_and_every_kind_of_end_survives():
             rewards=base.rewards,
             infos=base.infos,
             action_known=base.action_known,
-            about=about,
+            metadata=metadata,
             terminated=x,
             truncated=y,
             final_obs_valid=v,
@@ -195,7 +195,7 @@ def golden_trajectories() -> list[Trajectory]:
         truncated=True,
         action_known=np.array([True, False, True]),
         infos={"qpos": (count[:8] / 3).reshape(4, 2)},
-        about=About(
+        metadata=TrajectoryMetadata(
             env="Golden-v1",
             seed=7,
             policy="demo/3",
@@ -364,8 +364,8 @@ FOREIGN = {
     ),
     "a bad id": lambda: ipc(SCHEMA, [(rows_of(), header(id="../../etc/passwd"))]),
     "an id that is a number": lambda: ipc(SCHEMA, [(rows_of(), header(id=3))]),
-    "unknown about": lambda: ipc(SCHEMA, [(rows_of(), header(about={"x": 1}))]),
-    "about as list": lambda: ipc(SCHEMA, [(rows_of(), header(about=[1]))]),
+    "unknown metadata": lambda: ipc(SCHEMA, [(rows_of(), header(about={"x": 1}))]),
+    "metadata as list": lambda: ipc(SCHEMA, [(rows_of(), header(about=[1]))]),
     "compressed": lambda: ipc(
         SCHEMA, [(rows_of(), header())], pa.ipc.IpcWriteOptions(compression="zstd")
     ),
@@ -379,7 +379,7 @@ def test_foreign_streams_are_refused_by_name(make):
 
 
 def test_the_cases_above_fail_for_their_own_reason():
-    assert decode(ipc(SCHEMA, [(rows_of(), header())]))[1][0].about.env == "Test-v0"
+    assert decode(ipc(SCHEMA, [(rows_of(), header())]))[1][0].metadata.env == "Test-v0"
 
 
 def test_a_compressed_bomb_is_not_unpacked():

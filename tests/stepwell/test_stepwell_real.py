@@ -125,7 +125,7 @@ def test_what_is_posted_comes_back_bit_by_bit(client, name, spec):
             len(trajectory),
         )
         assert info.total_reward == pytest.approx(trajectory.total_reward)
-        assert info.tags == list(trajectory.about.tags)
+        assert info.tags == list(trajectory.metadata.tags)
     assert client.dataset(name).fifo.steps == 11
 
 

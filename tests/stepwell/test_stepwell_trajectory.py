@@ -8,7 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from stepwell import About, Box, Discrete, EnvSpec, InvalidTrajectory, Trajectory, new_id
+from stepwell import (
+    Box,
+    Discrete,
+    EnvSpec,
+    InvalidTrajectory,
+    Trajectory,
+    TrajectoryMetadata,
+    new_id,
+)
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
 from stepwell.trajectory import concatenable
 
@@ -94,20 +102,20 @@ BAD_ABOUT = {
 @pytest.mark.parametrize("values", BAD_ABOUT.values(), ids=BAD_ABOUT)
 def test_about_refuses_what_no_index_could_keep(values):
     with pytest.raises(InvalidTrajectory) as caught:
-        About(**values)
+        TrajectoryMetadata(**values)
     assert caught.value.expected and caught.value.got
     with pytest.raises(InvalidTrajectory):
-        About.from_json(values)
+        TrajectoryMetadata.from_json(values)
 
 
 def test_about_json_refuses_other_fields_and_other_shapes():
     for data in ([], {"enviroment": "x"}, {"tags": 3}, {"metrics": 3}):
         with pytest.raises(InvalidTrajectory):
-            About.from_json(data)
+            TrajectoryMetadata.from_json(data)
 
 
 def test_about_survives_json_and_numpy_spells_the_same():
-    about = About(
+    metadata = TrajectoryMetadata(
         env="Hopper-v5",
         seed=np.int64(3),
         first_step=np.int32(2),
@@ -117,11 +125,11 @@ def test_about_survives_json_and_numpy_spells_the_same():
         started_at=1,
         purpose="eval",
     )
-    assert About.from_json(about.to_json()) == about
-    assert About.from_json(about.to_json()).to_json() == about.to_json()
-    assert about.to_json()["metrics"] == {"height": 0.5, "count": 3.0}
-    assert type(about.seed) is int and type(about.metrics["count"]) is float
-    assert About().to_json() == {}
+    assert TrajectoryMetadata.from_json(metadata.to_json()) == metadata
+    assert TrajectoryMetadata.from_json(metadata.to_json()).to_json() == metadata.to_json()
+    assert metadata.to_json()["metrics"] == {"height": 0.5, "count": 3.0}
+    assert type(metadata.seed) is int and type(metadata.metrics["count"]) is float
+    assert TrajectoryMetadata().to_json() == {}
 
 
 # --- Trajectory.of ----------------------------------------------------------------------------
@@ -139,7 +147,7 @@ def test_of_takes_lists_and_casts_to_the_spec():
     )
     made.check(spec)
     assert made.actions["action"].tolist() == [0, 2] and made.rewards.dtype == np.float32
-    assert made.terminated and not made.truncated and made.about.env == "mine"
+    assert made.terminated and not made.truncated and made.metadata.env == "mine"
     assert made.total_reward == 3.0 and len(made) == 2
 
 
@@ -238,7 +246,7 @@ def test_the_digest_covers_everything_and_nothing_else():
     key = next(iter(one.obs))
     changed = [
         replace(one, id=new_id()),
-        replace(one, about=About(env="else")),
+        replace(one, metadata=TrajectoryMetadata(env="else")),
         replace(one, terminated=False),
         replace(one, rewards=with_value(one.rewards, 0, 9.0)),
         replace(one, obs={**one.obs, key: with_value(one.obs[key], -1, 7)}),

@@ -94,12 +94,12 @@ class FakeService:
                                 "traj_idx": index,
                                 "row_start": start,
                                 "length": len(t),
-                                "first_step": t.about.first_step,
+                                "first_step": t.metadata.first_step,
                                 "return": t.total_reward,
                                 "terminated": t.terminated,
                                 "truncated": t.truncated,
                                 "final_obs_valid": t.final_obs_valid,
-                                "env": t.about.env,
+                                "env": t.metadata.env,
                             }
                         )
                     seq += 1

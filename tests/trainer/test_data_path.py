@@ -86,7 +86,7 @@ def reference(t: Trajectory, start: int, length: int, rows: int, spec: EnvSpec) 
             else None
         )
         out["prev_reward"].append(t.rewards[at - 1] if before else 0.0)
-        out["time_idx"].append(t.about.first_step + at)
+        out["time_idx"].append(t.metadata.first_step + at)
         out["obs"].append({k: v[at] for k, v in t.obs.items()} if inside else None)
     for step in range(rows - 1):
         at, exists = start + step, step < length

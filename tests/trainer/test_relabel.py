@@ -105,7 +105,7 @@ def episode_of(t: Trajectory) -> Episode:
         terminated=t.terminated,
         truncated=t.truncated,
         final_obs_valid=t.final_obs_valid,
-        first_step=t.about.first_step,
+        first_step=t.metadata.first_step,
         id=t.id,
     )
 

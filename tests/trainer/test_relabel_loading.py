@@ -162,7 +162,7 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
                     terminated=t.terminated,
                     truncated=t.truncated,
                     final_obs_valid=t.final_obs_valid,
-                    first_step=t.about.first_step,
+                    first_step=t.metadata.first_step,
                     action_known=t.action_known,
                 )
                 for place, relabeler in enumerate(relabelers):

@@ -95,7 +95,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     def run(**settings: Any) -> Live:
         while running:
             running.pop().__exit__(None, None, None)
-        values = {"upkeep_interval": 0, "seal_idle": 60.0, "seal_age": 60.0}
+        values = {"maintenance_interval": 0, "seal_idle": 60.0, "seal_age": 60.0}
         values["sql_workers"] = getattr(request.module, "SQL_WORKERS", 0)
         made = Settings(**{"data": tmp_path / "data", **values, **settings})
         app = create_app(made)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from server.app import Defects
+from server.app import UncaughtErrors
 from server.index.tables import REVISION
 from stepwell.testing import make_spec, make_trajectory
 
@@ -166,6 +166,6 @@ def test_what_is_cut_off_by_a_stop_is_told_to_come_again() -> None:
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/"}
-    asyncio.run(Defects(cancelled)(scope, cancelled, send))
+    asyncio.run(UncaughtErrors(cancelled)(scope, cancelled, send))
     assert sent[0]["status"] == 503
     assert (b"retry-after", b"5") in sent[0]["headers"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server import fsck
-from server.upkeep.compact import compact
-from server.upkeep.rebuild import rebuild
+from server.fsck import main as fsck
+from server.maintenance.compaction import compact
+from server.maintenance.rebuild import rebuild
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
@@ -92,8 +92,8 @@ def test_compaction_takes_out_what_is_damaged_and_only_that(start: Callable[...,
     flip(files[1], 200)
     s = live.service
     now = time.time() + 1
-    assert compact(s.settings, s.db, s.store, s.ingest, s.inspector, now) == 0
-    assert s.inspector.quarantined == {files[1].stem}
+    assert compact(s.settings, s.db, s.store, s.ingest, s.integrity, now) == 0
+    assert s.integrity.quarantined == {files[1].stem}
     assert live.http.get(f"/v1/trajectories/{sent[1].id}/steps").json()["code"] == "damaged"
     for one in (sent[0], sent[2], sent[3]):
         assert live.steps(one).digest == one.digest
@@ -111,7 +111,7 @@ def test_a_read_that_failed_once_does_not_condemn_a_good_file(
     monkeypatch.setattr("server.storage.shards.pq.ParquetFile", fail)
     assert live.http.get(f"/v1/trajectories/{sent[0].id}/steps").status_code == 410
     monkeypatch.undo()
-    assert live.service.inspector.quarantined == set()
+    assert live.service.integrity.quarantined == set()
     assert live.steps(sent[0]).digest == sent[0].digest
 
 
@@ -120,9 +120,9 @@ def copy_of(live: Any, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("places", [(3,), (20,), (3, 20)])
+@pytest.mark.parametrize("locations", [(3,), (20,), (3, 20)])
 def test_a_segment_with_a_damaged_head_does_not_keep_the_service_from_starting(
-    start: Callable[..., Any], tmp_path: Path, places: tuple[int, ...]
+    start: Callable[..., Any], tmp_path: Path, locations: tuple[int, ...]
 ) -> None:
     """Of one dataset's acknowledged data, not of all: what is lost is named, new data is taken."""
     live = start()
@@ -131,17 +131,17 @@ def test_a_segment_with_a_damaged_head_does_not_keep_the_service_from_starting(
     live.post(sent)
     data = copy_of(live, tmp_path / "copy")
     (segment,) = (data / "segments").iterdir()
-    for place in places:
+    for place in locations:
         flip(segment, place)
     live = start(data=data)
     assert live.post(make(1, 50)) == [("stored", 4)]
     live.flush()
     assert live.post(sent[:1]) == [("duplicate", 1)]
     start(data=tmp_path / "elsewhere")  # frees the directory for fsck
-    problems = [f for f in fsck.check(data).findings if not f.note]
-    if places == (3,):
+    problems = [f for f in fsck.check(data).problems if not f.note]
+    if locations == (3,):
         assert problems == [], "the records behind the first bytes are whole"
-    if places == (3, 20):
+    if locations == (3, 20):
         assert problems and all(segment.name in f.where for f in problems)
 
 
@@ -174,7 +174,7 @@ def test_fsck_sees_what_would_lose_or_double_data_later(
     connection.execute(statement)
     connection.commit()
     connection.close()
-    found = [f for f in fsck.check(data).findings if not f.note]
+    found = [f for f in fsck.check(data).problems if not f.note]
     assert found and all(what in f.what for f in found)
 
 
@@ -189,7 +189,7 @@ def test_fsck_sees_a_living_trajectory_in_a_shard_that_is_given_up(
     connection.execute("UPDATE shards SET state = 'deleted' WHERE pk = 1")
     connection.commit()
     connection.close()
-    found = [f.what for f in fsck.check(data).findings if not f.note]
+    found = [f.what for f in fsck.check(data).problems if not f.note]
     assert any("in no shard that will be kept" in what for what in found)
     assert "the guard living_shard is missing" in found
 
@@ -240,7 +240,7 @@ def test_a_damaged_index_is_named_while_the_service_runs(
     response = live.http.get("/v1/datasets/d")
     assert (response.status_code, response.json()["code"]) == (500, "index_damaged")
     monkeypatch.setattr("sqlalchemy.engine.Connection.exec_driver_sql", fail)
-    live.service.keeper._look_at_index()
+    live.service.maintenance._look_at_index()
     monkeypatch.undo()
     assert "malformed" in live.http.get("/healthz").json()["detail"]
     assert live.send(encode(make(1), SPEC)).status_code == 200

@@ -86,8 +86,8 @@ def test_trajectories_are_filtered_ordered_and_paged(live: Any) -> None:
     live.create()
     for i in range(7):
         env = "a" if i % 2 else "b"
-        about = {"env": env, "policy": f"p/{i}", "run": "r", "tags": (f"t{i % 3}",)}
-        live.post([make_trajectory(SPEC, length=3 + i % 3, seed=i, **about)])
+        metadata = {"env": env, "policy": f"p/{i}", "run": "r", "tags": (f"t{i % 3}",)}
+        live.post([make_trajectory(SPEC, length=3 + i % 3, seed=i, **metadata)])
     assert [i["seq"] for i in live.listing(env="a")] == [2, 4, 6]
     assert [i["seq"] for i in live.listing(policy="p/3")] == [4]
     assert [i["seq"] for i in live.listing(tag="t1")] == [2, 5]

@@ -85,7 +85,7 @@ def test_a_long_refusal_keeps_no_bodies_in_memory(
     said = capsys.readouterr()
     assert (said.out + said.err).count("read-only: make room") == 1, "once, not for each post"
     error = ProblemError(507, "storage_full", "x", headers={"Retry-After": "5"})
-    assert error.again() is not error and error.again().headers == error.headers
+    assert error.copy() is not error and error.copy().headers == error.headers
 
 
 def test_one_poisonous_post_does_not_take_its_neighbours_with_it(
@@ -108,12 +108,12 @@ def test_one_poisonous_post_does_not_take_its_neighbours_with_it(
     dataset = ingest.registry.get("d")
     from server.ingest.commit import Submission
     from server.ingest.pipeline import encode_entry, entry_of
-    from server.ingest.validate import Checked
+    from server.ingest.validate import ValidTrajectory
     from stepwell.codec import to_batch
 
     group = []
     for one in (bad, good):
-        entry = entry_of(Checked(one, one.digest), "fifo", time.time())
+        entry = entry_of(ValidTrajectory(one, one.digest), "fifo", time.time())
         record = encode_entry("d", entry, to_batch(one, SPEC, dataset.schema).serialize())
         group.append(Submission(dataset, "fifo", [(entry, record)]))
     ingest.committer._handle(group)

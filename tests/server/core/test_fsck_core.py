@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server import fsck
+from server.fsck import main as fsck
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec(observation=3, action=2)
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_found_and_has_a_cure(
     out = capsys.readouterr().out
     assert "PROBLEM" in out and "cure:" in out and word in out
     report = fsck.check(data)
-    assert all(f.cure for f in report.findings)
+    assert all(f.cure for f in report.problems)
 
 
 def test_an_orphan_is_a_note_and_the_next_start_removes_it(
@@ -99,7 +99,7 @@ def test_an_orphan_is_a_note_and_the_next_start_removes_it(
     copy = shard.with_name("sh_00000000-0000-7000-8000-000000000000.parquet")
     copy.write_bytes(shard.read_bytes())
     report = fsck.check(data)
-    assert [(f.where.endswith(copy.name), f.note) for f in report.findings] == [(True, True)]
+    assert [(f.where.endswith(copy.name), f.note) for f in report.problems] == [(True, True)]
     start()
     assert not copy.exists() and shard.exists()
 
@@ -112,7 +112,7 @@ def test_a_shard_of_unknown_trajectories_is_never_swept(
     sql(data, "DELETE FROM snapshot_shards WHERE shard_pk = 1")
     sql(data, "DELETE FROM shards WHERE pk = 1")
     report = fsck.check(data)
-    problems = [f for f in report.findings if "does not know" in f.what]
+    problems = [f for f in report.problems if "does not know" in f.what]
     assert len(problems) == 1 and "--rebuild" in problems[0].cure and not problems[0].note
     start()
     assert len(list(data.glob("shards/fifo/*"))) == 2

@@ -22,10 +22,9 @@ import sqlalchemy as sa
 
 from server.index.tables import partition_stats, segments, tombstones, trajectories
 from server.ingest import commit, pipeline, seal, spool, validate
-from server.ingest.answers import answer_known, conflict, too_large
-from server.ingest.commit import Submission
-from server.ingest.recover import recover
-from server.ingest.rows import Known, bucket_of, chunks, known, row_of, take_seqs
+from server.ingest.commit import Submission, answer_known, conflict, exceeds_capacity
+from server.ingest.crash_recovery import recover
+from server.ingest.rows import KnownTrajectory, bucket_of, chunks, known, reserve_seqs, row_of
 from server.ingest.spool import (
     MAGIC,
     Encoded,
@@ -45,7 +44,7 @@ from stepwell.messages import IngestItem
 from stepwell.schema import arrow_schema
 from stepwell.spaces import Box, EnvSpec
 from stepwell.testing import make_spec, make_trajectory, wait_until
-from stepwell.trajectory import About, Trajectory
+from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 SPEC = make_spec(observation=3, action=2)
 
@@ -70,26 +69,26 @@ def entry_of(trajectory: Trajectory, seq: int = 1, partition: str = "fifo") -> E
 
 
 def test_a_row_says_all_of_its_trajectory() -> None:
-    """Every field of About has its column, by its own name."""
+    """Every field of TrajectoryMetadata has its column, by its own name."""
     sent = make_trajectory(
         SPEC, length=4, seed=1, truncated=True, env="E-v0", episode_id="ep",
         first_step=7, policy="p@1", collector="c", run="r",
         purpose="eval", success=True, tags=("a", "b"), source="file", metrics={"m": 0.5},
         started_at=12.5,
     )  # fmt: skip
-    sent = dataclasses.replace(sent, about=dataclasses.replace(sent.about, seed=3))
+    sent = dataclasses.replace(sent, metadata=dataclasses.replace(sent.metadata, seed=3))
     assert row_of(entry_of(sent), 4, 9, 11, "Other-v0") == {
         "id": sent.id, "dataset_pk": 4, "seq": 9, "partition": "fifo", "env": "E-v0", "length": 4,
         "return": sent.total_reward, "terminated": False, "truncated": True,
         "final_obs_valid": True, "success": True, "purpose": "eval", "policy": "p@1", "run": "r",
         "collector": "c", "seed": 3, "episode_id": "ep", "first_step": 7, "tags": '["a","b"]',
         "source": "file", "metrics": '{"m":0.5}', "digest": sent.digest, "bytes": sent.nbytes,
-        "started_at": 12.5, "created_at": 5.0, "mark": 11,
+        "started_at": 12.5, "created_at": 5.0, "change_id": 11,
     }  # fmt: skip
 
 
 def test_what_a_trajectory_does_not_say_has_a_default() -> None:
-    sent = dataclasses.replace(make(1)[0], about=About())
+    sent = dataclasses.replace(make(1)[0], metadata=TrajectoryMetadata())
     for header in (sent.header(), {k: v for k, v in sent.header().items() if k != "about"}):
         row = row_of(
             dataclasses.replace(entry_of(sent, partition="protected"), header=header),
@@ -147,18 +146,18 @@ def test_what_the_index_remembers_of_ids(live: Any) -> None:
         pk = connection.execute(sa.select(trajectories.c.dataset_pk).limit(1)).scalar()
     assert dead == [first.id]
     assert found == {
-        first.id: Known(pk, 1, first.digest, True),
-        second.id: Known(pk, 2, second.digest, True),
-        third.id: Known(pk, 3, third.digest, False),
+        first.id: KnownTrajectory(pk, 1, first.digest, True),
+        second.id: KnownTrajectory(pk, 2, second.digest, True),
+        third.id: KnownTrajectory(pk, 3, third.digest, False),
     }
 
 
 def test_numbers_of_a_dataset_that_is_gone_are_none(live: Any) -> None:
     live.create()
     with live.service.db.write() as connection:
-        assert take_seqs(connection, 1, 3, 50.0) == 1
-        assert take_seqs(connection, 1, 2, 60.0) == 4
-        assert take_seqs(connection, 2, 1, 70.0) is None
+        assert reserve_seqs(connection, 1, 3, 50.0) == 1
+        assert reserve_seqs(connection, 1, 2, 60.0) == 4
+        assert reserve_seqs(connection, 2, 1, 70.0) is None
     assert live.dataset()["last_ingest_at"] == 60.0
 
 
@@ -168,18 +167,18 @@ def test_numbers_of_a_dataset_that_is_gone_are_none(live: Any) -> None:
 def test_what_is_said_of_a_known_id() -> None:
     entry = entry_of(make(1)[0])
     item = IngestItem(id=entry.id, status="stored")
-    answer_known(item, entry, 1, Known(1, 8, entry.digest, False))
+    answer_known(item, entry, 1, KnownTrajectory(1, 8, entry.digest, False))
     assert (item.status, item.seq, item.problem) == ("duplicate", 8, None)
-    answer_known(item, entry, 1, Known(1, 9, entry.digest, True))
+    answer_known(item, entry, 1, KnownTrajectory(1, 9, entry.digest, True))
     assert (item.status, item.seq) == ("evicted", 9)
     item = IngestItem(id=entry.id, status="stored")
-    answer_known(item, entry, 1, Known(1, 8, "other", False))
+    answer_known(item, entry, 1, KnownTrajectory(1, 8, "other", False))
     assert (item.status, item.seq) == ("conflict", None)
     assert item.problem is not None and "ids are never reused" in item.problem.detail
     assert item.problem.expected == "content of sha256 other"
     assert item.problem.got == entry.digest
     item = IngestItem(id=entry.id, status="stored")
-    answer_known(item, entry, 1, Known(2, 8, entry.digest, False))
+    answer_known(item, entry, 1, KnownTrajectory(2, 8, entry.digest, False))
     assert item.status == "conflict"
     assert item.problem is not None
     assert item.problem.detail == "the same trajectory is already in another dataset"
@@ -198,9 +197,12 @@ def test_only_what_exceeds_a_limit_of_fifo_is_too_large() -> None:
     sent = make_trajectory(SPEC, length=6, seed=1)
     size = sent.nbytes
     fits: list[tuple[int | None, int | None]] = [(None, None), (6, size), (6, None), (None, size)]
-    assert [too_large(entry_of(sent), limits) for limits in fits] == [None] * 4
-    assert too_large(entry_of(sent, partition="protected"), (1, 1)) is None
-    steps, nbytes = too_large(entry_of(sent), (5, size)), too_large(entry_of(sent), (6, size - 1))
+    assert [exceeds_capacity(entry_of(sent), limits) for limits in fits] == [None] * 4
+    assert exceeds_capacity(entry_of(sent, partition="protected"), (1, 1)) is None
+    steps, nbytes = (
+        exceeds_capacity(entry_of(sent), (5, size)),
+        exceeds_capacity(entry_of(sent), (6, size - 1)),
+    )
     assert steps is not None and nbytes is not None
     assert (steps.status, steps.code) == (422, "exceeds_capacity")
     assert (steps.expected, steps.got) == ("at most 5 steps", 6)
@@ -528,6 +530,7 @@ def test_a_post_to_a_dataset_that_is_gone_is_the_only_one_to_fail(still: Any) ->
 
 
 def test_a_full_segment_is_handed_to_the_sealer(still: Any) -> None:
+    still.live.service.ingest.sealer.close()  # or it would take the segment before we look
     committer, sent = still.committer, make(3)
     size = submission(still.live, sent[:1]).size
     committer._settings = still.settings.model_copy(update={"seal_bytes": size + 900})
@@ -671,15 +674,15 @@ def test_what_was_never_acknowledged_is_removed_and_not_believed(live: Any) -> N
     """A segment without a row in the index: its commit failed. A later commit takes its place."""
     live.create()
     store, sealer = live.service.store, live.service.ingest.sealer
-    before = mark_of(live)
+    before = change_id_of(live)
     store.append_to("segments", "sg_x.seg").close()
     assert sealer._seal(spool.Segment("sg_x.seg")) == {}
-    assert store.names("segments") == [] and mark_of(live) == before + 1
+    assert store.names("segments") == [] and change_id_of(live) == before + 1
 
 
-def mark_of(live: Any) -> int:
+def change_id_of(live: Any) -> int:
     with live.service.db.read() as connection:
-        query = "SELECT value FROM counters WHERE name = 'mark'"
+        query = "SELECT value FROM counters WHERE name = 'change_id'"
         return int(connection.exec_driver_sql(query).scalar_one())
 
 
@@ -716,7 +719,7 @@ def test_what_was_evicted_before_it_was_sealed_leaves_only_its_id(live: Any) -> 
     assert [(r.id, r.seq, r.digest) for r in rows] == [
         (t.id, seq, t.digest) for seq, t in enumerate(sent[:2], 1)
     ]
-    assert all(0 <= now - r.evicted_uptime < 60 and r.mark == mark_of(live) for r in rows)
+    assert all(0 <= now - r.evicted_uptime < 60 and r.change_id == change_id_of(live) for r in rows)
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -755,7 +758,7 @@ def test_a_disk_that_takes_too_long_is_told_and_the_memory_stays_counted(
     assert (response.status_code, response.json()["code"]) == (503, "too_slow")
     assert response.headers["retry-after"] == "5"
     assert "stored once in any case" in response.json()["detail"]
-    held = live.service.bodies
+    held = live.service.body_memory
     assert held.held > 0
     still.committer._round()
     wait_until(lambda: held.held == 0)
@@ -889,7 +892,7 @@ def test_what_was_consumed_is_removed(still: Any) -> None:
 
 
 def test_whole_records_without_rows_are_indexed_under_the_same_rules(still: Any) -> None:
-    """In order, once each, within the capacity, each change with its mark."""
+    """In order, once each, within the capacity, each change with its change_id."""
     live = still.live
     live.create("small", capacity={"trajectories": 2})
     sent = make(3)
@@ -903,21 +906,21 @@ def test_whole_records_without_rows_are_indexed_under_the_same_rules(still: Any)
     spool.append([("small", dataset.spec, [items[0], items[0], *items[1:]])])
     segment = spool.rotate()
     assert segment is not None
-    before = mark_of(live)
+    before = change_id_of(live)
     (left,) = recover(live.service.db, live.service.store)
     with live.service.db.read() as connection:
         t = trajectories.c
         rows = connection.execute(
-            sa.select(t.id, t.seq, t.state, t.mark, t.env, t.segment_pk).order_by(t.seq)
+            sa.select(t.id, t.seq, t.state, t.change_id, t.env, t.segment_pk).order_by(t.seq)
         ).all()
     assert [(r.id, r.seq, r.state) for r in rows] == [
         (sent[0].id, 1, "evicted"), (sent[1].id, 2, "spooled"), (sent[2].id, 3, "spooled")
     ]  # fmt: skip
-    assert {r.mark for r in rows} == {before + 1} and {r.env for r in rows} == {SPEC.env}
+    assert {r.change_id for r in rows} == {before + 1} and {r.env for r in rows} == {SPEC.env}
     assert {r.segment_pk for r in rows} == {left.pk} and left.name == segment.name
     assert live.dataset("small")["evicted"] == 1
     assert recover(live.service.db, live.service.store)[0].pk == left.pk
-    assert mark_of(live) == before + 1, "nothing was left to do"
+    assert change_id_of(live) == before + 1, "nothing was left to do"
 
 
 def test_records_for_a_dataset_that_is_gone_or_younger_are_left_out(still: Any) -> None:

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 
 from server.checksums import BLOCK, STEP, CheckedFile, Checksummer, Corrupt, checksums_of, examine
-from server.sql.files import StoredFiles
+from server.maintenance import scrub as scrubbing
+from server.maintenance.rebuild import rebuild
+from server.maintenance.scrub import Scrubber
+from server.sql.checked_files import CheckedFileSystem
 from server.storage.store import Store
-from server.upkeep import scrub as scrubbing
-from server.upkeep.rebuild import rebuild
-from server.upkeep.scrub import Scrub
 from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory, wait_until
@@ -112,7 +112,7 @@ def test_a_worker_opens_only_what_it_knows_and_only_for_reading(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_bytes(b"content")
     (tmp_path / "secret").write_bytes(b"secret")
-    files = StoredFiles()
+    files = CheckedFileSystem()
     files.learn({"a": base64.b64encode(checksums_of(b"content")).decode()})
     assert files.open("stored://a").read() == b"content"
     for path, mode in (("stored://secret", "rb"), ("stored://../etc/passwd", "rb"), ("a", "wb")):
@@ -187,7 +187,7 @@ def test_checksums_that_are_damaged_themselves_condemn_no_good_file(live: Any) -
     assert live.http.post("/v1/query", json=ask).json()["rows"] == [[2]]
     assert live.steps(sent[0]).digest == sent[0].digest
     assert live.http.get(f"/v1/shards/{first.stem}").content == first.read_bytes()
-    assert live.service.inspector.quarantined == set()
+    assert live.service.integrity.quarantined == set()
 
 
 def test_a_damaged_policy_is_refused_and_publishing_it_again_cures_it(live: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_damaged_snapshot_is_refused_by_name(live: Any) -> None:
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
     (file,) = (live.data / "snapshots").iterdir()
     flip(file, file.stat().st_size // 2)
-    live.service.snapshots.at_hand.clear()  # from memory it would be right
+    live.service.snapshots.cache.clear()  # from memory it would be right
     response = live.http.get(f"/v1/snapshots/{made['id']}/manifest")
     assert (response.status_code, response.json()["code"]) == (410, "damaged")
     assert file.name in response.json()["detail"]
@@ -236,12 +236,12 @@ def test_the_scrub_finds_damage_that_nobody_reads(start: Callable[..., Any]) -> 
     live.service.scrub.close()
     flip(second, 100)
     s = live.service
-    scrub = Scrub(s.settings, s.db, s.inspector, s.telemetry)
+    scrub = Scrubber(s.settings, s.db, s.integrity, s.telemetry)
     assert scrub.run_once(time.time()) == 0, "verified when it was written"
     due(live)
     assert "stepwell_scrub_oldest_seconds 1" in live.http.get("/metrics").text
     assert scrub.run_once(time.time()) == 2
-    assert live.service.inspector.quarantined == {second.stem}
+    assert live.service.integrity.quarantined == {second.stem}
     metrics = live.http.get("/metrics").text
     assert 'stepwell_scrub_files_total{result="damaged"} 1.0' in metrics
     assert f"stepwell_scrub_bytes_total {first.stat().st_size + second.stat().st_size}.0" in metrics
@@ -282,7 +282,7 @@ def test_a_large_file_neither_blocks_the_scrub_nor_its_end(start: Callable[..., 
         connection.exec_driver_sql("UPDATE policies SET verified_at = 1")
     service = live.service
     slow = service.settings.model_copy(update={"scrub_rate": STEP // 60})  # a minute a step
-    scrub = Scrub(slow, service.db, service.inspector, service.telemetry)
+    scrub = Scrubber(slow, service.db, service.integrity, service.telemetry)
     scrub.start()
     wait_until(lambda: service.telemetry.scrub_bytes._value.get() >= STEP, what="the first step")
     began = time.monotonic()
@@ -306,7 +306,7 @@ def test_files_of_an_earlier_version_get_checksums_at_the_start(start: Callable[
             connection.exec_driver_sql(f"UPDATE {table} SET checksums = NULL, verified_at = NULL")
     flip(bad, 100)
     live = start()
-    assert live.service.inspector.quarantined == {bad.stem}
+    assert live.service.integrity.quarantined == {bad.stem}
     assert live.steps(sent[1]).digest == sent[1].digest
     assert live.http.get("/v1/runs/r/policies/1").content == b"weights"
     with live.service.db.read() as connection:

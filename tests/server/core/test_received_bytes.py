@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from server.ingest.spool import SegmentFile, encode_record, read_spooled
-from server.ingest.validate import Checked, read_body
+from server.ingest.validate import ValidTrajectory, read_body
 from server.storage.store import Appender
 from stepwell.codec import HEADER_KEY, encode, from_batch, to_batch
 from stepwell.schema import arrow_schema
@@ -75,7 +75,7 @@ def test_no_copy_is_made_of_a_large_body() -> None:
     body = memoryview(encode([one], PLAIN))
     dataset: Any = type("Dataset", (), {"name": "d", "spec": PLAIN, "spec_digest": PLAIN.digest})
     (found,) = read_body(body, dataset)
-    assert isinstance(found, Checked) and found.message is not None
+    assert isinstance(found, ValidTrajectory) and found.message is not None
     record = encode_record({"entry": {}}, found.message)
     assert np.shares_memory(np.frombuffer(record.body, np.uint8), np.frombuffer(body, np.uint8))
 
@@ -163,13 +163,13 @@ def test_what_was_not_looked_at_is_not_stored(live: Any, made: Any) -> None:
 
 
 def test_a_layout_that_must_be_rebuilt_pays_for_the_copy(live: Any) -> None:
-    from server.bodies import Lease
+    from server.body_memory import Reservation
 
     live.create("d", PLAIN)
     one = make_trajectory(PLAIN, length=6000)
     body = with_more_metadata(one)
-    budget = live.service.bodies
-    others = Lease(budget)
+    budget = live.service.body_memory
+    others = Reservation(budget)
     others.add(budget.total - len(body) - one.nbytes)
     assert live.send(body).json()["code"] == "too_busy"
     others.release()
@@ -240,5 +240,5 @@ def test_whatever_is_stored_reads_as_what_was_checked(live: Any) -> None:
 
     service = live.service
     for info in live.listing(limit=1000)[::10]:
-        read, _ = steps(service.db, service.store, service.inspector, info["id"])
+        read, _ = steps(service.db, service.store, service.integrity, info["id"])
         assert read.digest == info["digest"]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server import fsck
 from server.deps import Service
+from server.fsck import main as fsck
 from server.index.db import IndexUnusable
 from server.index.tables import segments, trajectories
+from server.maintenance.rebuild import rebuild
 from server.storage.store import DirectoryInUse
-from server.upkeep.rebuild import rebuild
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 
@@ -81,7 +81,7 @@ def test_a_torn_tail_is_cut_off(
     live.flush()
     assert [item["id"] for item in live.listing()] == [t.id for t in sent]
     live.service.close()
-    assert fsck.check(data, deep=True).findings == []
+    assert fsck.check(data, deep=True).problems == []
 
 
 def test_a_whole_record_without_a_row_is_indexed_once(
@@ -103,7 +103,7 @@ def test_a_whole_record_without_a_row_is_indexed_once(
     assert live.post(sent[3:]) == [("duplicate", 4), ("duplicate", 5)]
     live.flush()
     live.service.close()
-    assert fsck.check(data, deep=True).findings == []
+    assert fsck.check(data, deep=True).problems == []
 
 
 def test_a_segment_that_is_all_new_to_the_index_is_taken_in(
@@ -159,7 +159,7 @@ def test_an_acknowledged_record_with_a_flipped_bit_is_named_and_the_others_are_s
         assert c.execute(sa.select(segments.c.state)).scalars().all() == ["damaged"]
     served.service.close()
     report = fsck.check(data)
-    assert [sent[1].id in f.what for f in report.findings] == [True]
+    assert [sent[1].id in f.what for f in report.problems] == [True]
 
 
 def reopen_without_sealing(data: Path) -> sa.Engine:
@@ -189,7 +189,7 @@ def test_a_lost_index_is_rebuilt_from_shards_and_segments(
         reopen(start, data)
     assert fsck.main(["--rebuild", "--data", str(data)]) == 0
     report = fsck.check(data, deep=True)
-    assert report.findings == []
+    assert report.problems == []
     live = reopen(start, data)
     after = live.listing() + live.listing("rich")
     keys = ("id", "seq", "dataset", "partition", "digest", "return", "length", "env")
@@ -256,7 +256,7 @@ def test_a_rebuild_takes_over_what_the_old_index_still_says(
     data = crash(live, tmp_path / "old")
     result = rebuild(data)
     assert (result.runs, result.metrics, result.policies, result.labelled) == (1, 3000, 2, 1)
-    assert fsck.check(data, deep=True).findings == []
+    assert fsck.check(data, deep=True).problems == []
     live = reopen(start, data)
     assert [live.http.get(path).json() for path in asked] == before
     assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
@@ -283,7 +283,7 @@ def test_without_an_index_policies_come_back_or_are_kept_aside(
     for word in ("metrics", "evaluations", "capacities", "labels", "tokens", "snapshots"):
         assert word in said.split("not brought back:")[1]
     assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [b"opaque"]
-    assert fsck.check(data).findings == []
+    assert fsck.check(data).problems == []
     live = reopen(start, data)
     run = live.http.get("/v1/runs/r").json()
     assert (run["status"], run["config"], run["snapshots"]) == ("stopped", {"seed": 3}, ["sn_1"])

@@ -14,14 +14,14 @@ import pytest
 import sqlalchemy as sa
 
 from benchmarks.snapshots import add, fill
-from server import manifest_files, recent, selection
 from server.checksums import Source
 from server.deps import Service
 from server.index.tables import shards
 from server.index.tables import snapshots as table
+from server.maintenance.compaction import compact
+from server.maintenance.retention import retain
 from server.settings import Settings
-from server.upkeep.compact import compact
-from server.upkeep.retain import retain
+from server.snapshots import incremental, manifests, selection
 from stepwell import manifest
 from stepwell.messages import CreateSnapshot
 from stepwell.testing import make_spec, make_trajectory, wait_until
@@ -60,7 +60,7 @@ def plain(found: pa.Table) -> list[Any]:
 
 
 def who(found: pa.Table) -> list[Any]:
-    """Without where it lies: an earlier snapshot may remember places of before a compaction."""
+    """Without where it lies: an earlier snapshot may hold locations from before a compaction."""
     return plain(found.drop_columns(["shard", "traj_idx", "row_start"]))
 
 
@@ -79,15 +79,15 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
     live.create("e")
     rng, seed = random.Random(5), 0
     asked = 0
-    every = recent.Finder.all
+    every = incremental.SelectionRunner.all
 
     def counted(*args: Any) -> Any:
         nonlocal asked
         asked += 1
         return every(*args)
 
-    monkeypatch.setattr(recent.Finder, "all", counted)
-    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 1)
+    monkeypatch.setattr(incremental.SelectionRunner, "all", counted)
+    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 1)
     select = "SELECT id, length AS weight FROM trajectories WHERE not list_contains(tags, 'no')"
     body = {
         "from": [{"select": select}, {"select": "SELECT id FROM trajectories WHERE length > 4"}]
@@ -112,20 +112,20 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
                 live.http.patch(f"/v1/trajectories/{chosen}", json=edit).raise_for_status()
             elif what == "compact":
                 args = (service.settings, service.db, service.store, service.ingest)
-                compact(*args, service.inspector, time.time() + 1)
+                compact(*args, service.integrity, time.time() + 1)
                 retain(service.settings, service.db, service.store, service.db.uptime())
             if rng.random() < 0.5:
-                service.snapshots.at_hand.follow()
+                service.snapshots.cache.catch_up()
         asked = 0
         now = create(live, **body, since=last.id)
-        alike = create(live, **body)
+        latest_like = create(live, **body)
         assert asked == 0, "the refresh looked at everything"
         with monkeypatch.context() as patch:
-            patch.setattr(recent.AtHand, "alike", lambda *_: None)
+            patch.setattr(incremental.SnapshotCache, "latest_like", lambda *_: None)
             whole = create(live, **body)
         assert asked == len(body["from"]) - 1, "the whole was not looked at"
-        assert who(rows(live, now)) == who(rows(live, whole)) == who(rows(live, alike)), step
-        assert (alike.added, alike.removed) == (None, None)
+        assert who(rows(live, now)) == who(rows(live, whole)) == who(rows(live, latest_like)), step
+        assert (latest_like.added, latest_like.removed) == (None, None)
         assert now.id == last.id or now.digest == whole.digest != last.digest
         if now.id != last.id:
             ids = [set(t["id"].to_pylist()) for t in (before, rows(live, now))]
@@ -157,22 +157,22 @@ def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.Monkey
 def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What changed is read ahead of the next look, as soon as it is much; an error shows, and is
     no end."""
-    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 3)
+    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 3)
     live.create("d")
     live.post(make(5, 0), "d")
     body = {"dataset": "d", "where": "length > 0"}
     first = create(live, **body)
-    at_hand, looks = live.service.snapshots.at_hand, []
-    really = recent.Finder.changed
+    cache, looks = live.service.snapshots.cache, []
+    really = incremental.SelectionRunner.changed
 
     def seen(*args: Any) -> Any:
         looks.append(args)
         return really(*args)
 
-    monkeypatch.setattr(recent.Finder, "changed", seen)
+    monkeypatch.setattr(incremental.SelectionRunner, "changed", seen)
     live.post(make(2, 10), "d")
     live.service.ingest.flush()
-    at_hand.follow()
+    cache.catch_up()
     assert not looks, "two are read in no time when they are asked for"
 
     def broken(*_: Any) -> Any:
@@ -180,33 +180,33 @@ def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPat
 
     live.post(make(1, 20), "d")
     live.service.ingest.flush()
-    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 1)
+    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(recent.Finder, "behind", broken)
-        wait_until(lambda: "unexpected" in at_hand.trouble, what="the error is shown")
+        patch.setattr(incremental.SelectionRunner, "behind", broken)
+        wait_until(lambda: "unexpected" in cache.trouble, what="the error is shown")
         assert "unexpected" in live.http.get("/readyz").text
     finder = live.service.snapshots._finder
-    wait_until(lambda: not at_hand.trouble, what="the loop went on")
-    wait_until(lambda: finder.behind(at_hand.get(first.id).found, 1) == 0, what="it caught up")
+    wait_until(lambda: not cache.trouble, what="the loop went on")
+    wait_until(lambda: finder.behind(cache.get(first.id).found, 1) == 0, what="it caught up")
 
     changes = live.service.mirror.changes
     counts = []
 
     def counted(*args: Any) -> Any:
         found = changes(*args)
-        counts.append(found.places.num_rows)
+        counts.append(found.locations.num_rows)
         return found
 
     monkeypatch.setattr(live.service.mirror, "changes", counted)
     second = create(live, **body, since=first.id)
     assert (second.added, counts) == (3, [0])
 
-    monkeypatch.setattr(recent, "FOLLOW_FOR", -1.0)
-    at_hand.close()
+    monkeypatch.setattr(incremental, "CATCH_UP_FOR", -1.0)
+    cache.close()
     looks.clear()
     live.post(make(4, 30), "d")
     live.service.ingest.flush()
-    at_hand.follow()
+    cache.catch_up()
     assert not looks, "nobody has asked for it for a long time"
 
 
@@ -216,15 +216,15 @@ def test_who_is_left_far_behind_is_not_followed(live: Any, monkeypatch: pytest.M
     live.post(make(5, 0), "d")
     body = {"dataset": "d", "where": "length > 0"}
     first = create(live, **body)
-    monkeypatch.setattr(recent, "FOLLOW_BEHIND", 1)
-    monkeypatch.setattr(recent, "MOST_CHANGES", 2)
-    at_hand = live.service.snapshots.at_hand
+    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 1)
+    monkeypatch.setattr(incremental, "MOST_CHANGES", 2)
+    cache = live.service.snapshots.cache
     live.post(make(3, 10), "d")
     live.service.ingest.flush()
-    wait_until(lambda: at_hand.get(first.id).found is None, what="it is given up")
+    wait_until(lambda: cache.get(first.id).found is None, what="it is given up")
     second = create(live, **body, since=first.id)
     assert (second.added, second.trajectories) == (3, 8)
-    assert at_hand.get(second.id).found is not None
+    assert cache.get(second.id).found is not None
 
 
 def test_the_same_selection_again_shares_what_is_at_hand(live: Any) -> None:
@@ -233,7 +233,7 @@ def test_the_same_selection_again_shares_what_is_at_hand(live: Any) -> None:
     live.post(make(9, 0), "d")
     found = [create(live, dataset="d", where="length > 3") for _ in range(3)]
     assert len({one.id for one in found}) == 3 and len({one.digest for one in found}) == 1
-    blocks = [live.service.snapshots.at_hand.get(one.id).blocks for one in found]
+    blocks = [live.service.snapshots.cache.get(one.id).blocks for one in found]
     assert all(a is b for a, b in zip(blocks[0].values(), blocks[2].values(), strict=True))
     assert [held(live, one) for one in found] == [0, 1, 2]
     assert who(rows(live, found[0])) == who(rows(live, found[2]))
@@ -253,7 +253,7 @@ def test_a_growing_dataset_s_snapshots_take_the_room_of_a_few(start: Callable[..
     depths = [held(live, snapshot) for snapshot in made]
     assert depths[:4] == [0, 1, 2, 3] and depths.count(0) < 6
     files = live.data / "snapshots"
-    held_rows = sum(manifest_files.read(Source(path)).num_rows for path in files.iterdir())
+    held_rows = sum(manifests.read(Source(path)).num_rows for path in files.iterdir())
     assert held_rows < sum(s.trajectories for s in made) / 3
     live = start()
     assert [rows(live, s).num_rows for s in made] == [s.trajectories for s in made]
@@ -308,7 +308,7 @@ def test_a_manifest_of_before_revision_0004_is_read_and_refreshed(live: Any) -> 
     live.post(make(6, 0))
     first = create(live, dataset="d")
     (path,) = (live.data / "snapshots").iterdir()
-    now = manifest_files.read(Source(path))
+    now = manifests.read(Source(path))
     texts = pa.array(manifest.id_texts(manifest.id_bytes(now["id"])))
     old = now.set_column(0, "id", texts).drop_columns(["content"])
     for name in ("dataset", "shard", "env"):
@@ -319,7 +319,7 @@ def test_a_manifest_of_before_revision_0004_is_read_and_refreshed(live: Any) -> 
         writer.write_table(old)
     with live.service.db.write() as connection:  # nor were there checksums
         connection.exec_driver_sql("UPDATE snapshots SET checksums = NULL")
-    live.service.snapshots.at_hand.clear()
+    live.service.snapshots.cache.clear()
     found = rows(live, first)
     assert found.drop_columns(["content"]).to_pylist() == now.drop_columns(["content"]).to_pylist()
     live.post(make(3, 50))
@@ -345,7 +345,7 @@ def test_no_python_is_run_per_row(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     def calls(count: int) -> tuple[int, int]:
         data = tmp_path / str(count)
         fill(data, count)
-        service = Service(Settings(data=data, upkeep_interval=0, sql_workers=1))
+        service = Service(Settings(data=data, maintenance_interval=0, sql_workers=1))
         service.start()
         seen = 0
 

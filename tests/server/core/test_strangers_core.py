@@ -14,7 +14,7 @@ import orjson
 import pytest
 import uvicorn
 
-from server import wire
+from server import http_protocol
 from server.app import create_app
 from server.settings import Settings
 from stepwell.testing import make_spec, make_trajectory, wait_until
@@ -106,16 +106,18 @@ def test_ranges_that_cannot_be_are_problems_too(live: Any, asked: str, status: i
         assert response.headers["content-range"] == f"bytes */{file.stat().st_size}"
 
 
-# --- the wire -------------------------------------------------------------------------------------
+# --- the HTTP protocol ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """(port, app, server) of a service on a real socket whose patience is half a second."""
-    monkeypatch.setattr(wire, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(wire, "SEND_SECONDS", 0.5)
-    app = create_app(Settings(data=tmp_path / "data", sql_workers=0, upkeep_interval=0))
-    config = uvicorn.Config(app, http=wire.Connection, ws="none", log_config=None, port=0)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_protocol, "SEND_SECONDS", 0.5)
+    app = create_app(Settings(data=tmp_path / "data", sql_workers=0, maintenance_interval=0))
+    config = uvicorn.Config(
+        app, http=http_protocol.HttpProtocol, ws="none", log_config=None, port=0
+    )
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -126,7 +128,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     thread.join(60)
 
 
-UNSET_SECONDS = wire.SEND_SECONDS
+UNSET_SECONDS = http_protocol.SEND_SECONDS
 PATIENCE = 12.0
 """Of these clients: longer than the half second, and shorter than what is set without it."""
 
@@ -148,7 +150,7 @@ def talk(port: int, *pieces: bytes) -> bytes:
 
 def test_a_head_that_never_comes_or_never_ends_frees_its_connection(quick: Any) -> None:
     port, *_ = quick
-    assert wire.HEAD_SECONDS < PATIENCE
+    assert http_protocol.HEAD_SECONDS < PATIENCE
     assert b"head_timeout" in talk(port)
     assert b"head_timeout" in talk(port, b"GET / HTTP/1.1\r\nHost: x\r\n")
     assert b"head_timeout" in talk(port, b"\r\n", b"\r\n")

@@ -73,15 +73,15 @@ def test_the_sealer_goes_on(
 def test_the_keeper_goes_on(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
 ) -> None:
-    from server.upkeep.keeper import Keeper
+    from server.maintenance.loop import MaintenanceLoop
 
     thrown = Thrown(lambda *_: None, error)
-    monkeypatch.setattr(Keeper, where, lambda self: thrown(self))
-    live = start(upkeep_interval=0.05)
-    wait_until(lambda: "keeper" in live.service.keeper.trouble and thrown.hits > 1)
-    assert "keeper" in live.http.get("/readyz").json()["detail"]
+    monkeypatch.setattr(MaintenanceLoop, where, lambda self: thrown(self))
+    live = start(maintenance_interval=0.05)
+    wait_until(lambda: "maintenance" in live.service.maintenance.trouble and thrown.hits > 1)
+    assert "maintenance" in live.http.get("/readyz").json()["detail"]
     thrown.on = False
-    wait_until(lambda: not live.service.keeper.trouble)
+    wait_until(lambda: not live.service.maintenance.trouble)
 
 
 @pytest.mark.parametrize("error", UNEXPECTED, ids=repr)

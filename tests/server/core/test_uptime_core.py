@@ -14,7 +14,7 @@ from alembic.config import Config
 
 from server.index.db import ROOT, Clock, Database, upgrade
 from server.index.tables import leases, shards, snapshots, tombstones
-from server.upkeep.sweep import Sweeper
+from server.maintenance.orphans import OrphanSweeper
 from stepwell.messages import PutLease
 from stepwell.testing import make_spec, make_trajectory
 
@@ -115,7 +115,7 @@ def test_a_new_file_is_no_orphan_because_the_clock_has_jumped(
     live = start()
     service, clock = live.service, Hands()
     service.db.clock = clock
-    sweeper = Sweeper(service.db, service.store)
+    sweeper = OrphanSweeper(service.db, service.store)
     stored = service.store.put("snapshots", "snap_new.arrow", b"of this moment")
     os.utime(stored.path, (0.0, 0.0))
     assert sweeper.round(3600.0) == 0

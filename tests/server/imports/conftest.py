@@ -18,7 +18,7 @@ from server.deps import Service
 from server.imports import hdf5
 from server.imports.episodes import Plan, plan, trajectories
 from server.imports.importer import ImportRequest
-from server.imports.source import Options
+from server.imports.raw_file import Options
 from server.settings import Settings
 from stepwell.messages import Job
 from stepwell.testing import wait_until

@@ -14,7 +14,7 @@ import pytest
 
 from server.imports import hdf5, npz
 from server.imports.episodes import Plan, plan, trajectories
-from server.imports.source import Options, Refused
+from server.imports.raw_file import ImportRefused, Options
 from stepwell.spaces import Box, Discrete, EnvSpec
 
 from .conftest import Importing, table, write
@@ -144,7 +144,7 @@ def test_what_is_dropped_is_not_read(tmp_path: Path) -> None:
     with h5py.File(path, "a") as file:
         change(file)
     with open(path, "rb") as opened:
-        with pytest.raises(Refused):
+        with pytest.raises(ImportRefused):
             hdf5.read(opened, path.stat().st_size, 1 << 20)
         opened.seek(0)
         source = hdf5.read(opened, path.stat().st_size, 1 << 20, ("big",))
@@ -157,7 +157,7 @@ def test_only_infos_are_left_out(tmp_path: Path, name: str) -> None:
         del file[name]
         file.create_dataset(name, (ROWS,), "S10")
 
-    with pytest.raises(Refused, match=f"{name} does not hold plain numbers"):
+    with pytest.raises(ImportRefused, match=f"{name} does not hold plain numbers"):
         read(tmp_path / "f.hdf5", change, drop_infos=("*",))
 
 
@@ -179,10 +179,10 @@ def test_a_dataset_of_floats_gets_nan_for_an_info_that_cannot_be_kept(tmp_path: 
     assert found.infos["wide"].shape == (ROWS, 2)
     assert np.array_equal(found.infos["fine"], np.arange(ROWS))
     assert sorted(dropped) == ["wide", "x"] and "another shape" in dropped["wide"]
-    with pytest.raises(Refused, match="infos/x cannot be kept.*not plain numbers") as caught:
+    with pytest.raises(ImportRefused, match="infos/x cannot be kept.*not plain numbers") as caught:
         read(tmp_path / "g.hdf5", change, spec=spec(x=Discrete(3)))
     assert caught.value.code == "schema_mismatch"
-    with pytest.raises(Refused, match="infos/absent is missing"):
+    with pytest.raises(ImportRefused, match="infos/absent is missing"):
         read(tmp_path / "h.hdf5", change, spec=spec(absent=Box(())))
 
 
@@ -220,7 +220,7 @@ def test_npz_infos_that_cannot_be_kept_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["observations", "rewards", "terminals"])
 def test_npz_refuses_the_same_for_what_an_agent_learns_from(name: str) -> None:
     arrays = table(ROWS, timeouts=[9, 19]) | {name: np.array(["x"] * ROWS)}
-    with pytest.raises(Refused, match=f"{name} does not hold plain numbers"):
+    with pytest.raises(ImportRefused, match=f"{name} does not hold plain numbers"):
         read_npz(arrays, "*")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.imports.source import Refused
+from server.imports.raw_file import ImportRefused
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 
 from .conftest import flags, table, walk
@@ -46,8 +46,8 @@ def test_mujoco_v2_with_next_observations_and_metadata(read: Read) -> None:
         assert np.array_equal(
             t.infos["action_log_probs"][:-1], arrays["infos/action_log_probs"][rows]
         )
-        assert (t.about.env, t.about.episode_id) == ("Hopper-v5", f"{'ab' * 6}/{number}")
-        assert t.about.source == "d4rl:" + "ab" * 32
+        assert (t.metadata.env, t.metadata.episode_id) == ("Hopper-v5", f"{'ab' * 6}/{number}")
+        assert t.metadata.source == "d4rl:" + "ab" * 32
     assert set(found.spec.infos) == {"action_log_probs", "qpos"}
     assert found.spec.actions["action"] == Box((2,), "float32", -1.0, 1.0)
     assert found.warnings == []
@@ -231,7 +231,7 @@ def test_choices_stored_as_floats_need_the_hint(read: Read) -> None:
     found, made = read(arrays, action="discrete:7")
     assert found.spec.actions["action"] == Discrete(7)
     assert made[0].actions["action"].tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(Refused, match="actions leave their space"):
+    with pytest.raises(ImportRefused, match="actions leave their space"):
         read(arrays, action="discrete:2")
 
 
@@ -244,9 +244,9 @@ def test_bounds_of_actions(read: Read) -> None:
     assert read(arrays)[0].spec.actions["action"].high == (2.0, 50.0)
     given = read(arrays, action_low=(-40.0,), action_high=(40.0, 35.0))[0].spec.actions["action"]
     assert given == Box((2,), "float32", -40.0, (40.0, 35.0))
-    with pytest.raises(Refused, match="action_low"):
+    with pytest.raises(ImportRefused, match="action_low"):
         read(arrays, action_low=(1.0, 2.0, 3.0))
-    with pytest.raises(Refused, match="actions leave their space"):
+    with pytest.raises(ImportRefused, match="actions leave their space"):
         read(arrays, action_high=(0.5,))
 
 
@@ -271,7 +271,7 @@ def test_nan_is_refused_where_an_agent_reads_and_kept_where_people_do(read: Read
     for name in ("observations", "actions", "rewards"):
         bad = {k: v.copy() for k, v in arrays.items()}
         bad[name][3] = np.nan
-        with pytest.raises(Refused, match=name):
+        with pytest.raises(ImportRefused, match=name):
             read(bad)
 
 
@@ -299,7 +299,7 @@ def test_an_existing_spec_decides(read: Read) -> None:
         (EnvSpec.of(Box((3,)), Box((2,)), infos={"q": Box((2,))}), "infos/q is missing"),
         (EnvSpec.of(Box((3,), "uint8"), Box((2,))), "observations does not fit"),
     ):
-        with pytest.raises(Refused, match=says) as caught:
+        with pytest.raises(ImportRefused, match=says) as caught:
             read(arrays, spec=other)
         assert caught.value.code == "schema_mismatch"
 
@@ -329,7 +329,7 @@ def test_wrong_arrays_are_refused_by_name(
 ) -> None:
     arrays = table(10, timeouts=[4, 9])
     arrays[name] = value
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ImportRefused) as caught:
         read(arrays)
     assert says in f"{caught.value.detail} {caught.value.got}"
 
@@ -338,5 +338,5 @@ def test_wrong_arrays_are_refused_by_name(
 def test_the_four_required_arrays(read: Read, name: str) -> None:
     arrays = table(10, timeouts=[9])
     del arrays[name]
-    with pytest.raises(Refused, match=f"{name} is missing"):
+    with pytest.raises(ImportRefused, match=f"{name} is missing"):
         read(arrays)

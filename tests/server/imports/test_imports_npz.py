@@ -10,7 +10,7 @@ import pytest
 
 from server.imports import npz
 from server.imports.episodes import plan, trajectories
-from server.imports.source import Options, Refused
+from server.imports.raw_file import ImportRefused, Options
 
 from .conftest import table
 
@@ -55,6 +55,6 @@ def test_more_memory_than_granted_is_refused() -> None:
     np.savez(out, **table(1000))
     size = out.tell()
     out.seek(0)
-    with pytest.raises(Refused, match="memory") as caught:
+    with pytest.raises(ImportRefused, match="memory") as caught:
         npz.read(out, size, 1000)
     assert caught.value.status == 413

@@ -15,7 +15,7 @@ from server.app import create_app
 from server.checksums import Source
 from server.deps import Service
 from server.index.tables import shards, trajectories
-from server.ingest import bulk
+from server.ingest import bulk_insert
 from server.settings import Settings
 from server.storage.shards import read_footer
 from stepwell.codec import decode
@@ -142,14 +142,14 @@ def test_an_import_of_many_shards_is_one_transaction(
         importing = Importing(service)
         path = write(tmp_path / "a.hdf5", episodes(40))
         seen: list[int] = []
-        real = bulk.Bulk._insert
+        real = bulk_insert.BulkInsert._insert
 
         def look(self: Any, *args: Any) -> None:
             seen.append(importing.rows("select count(*) from trajectories")[0][0])
             seen.append(len(self._files))
             real(self, *args)
 
-        monkeypatch.setattr(bulk.Bulk, "_insert", look)
+        monkeypatch.setattr(bulk_insert.BulkInsert, "_insert", look)
         assert importing.run(path, "many").state == "succeeded"
         assert seen[0] == 0
         assert seen[1] >= 4
@@ -159,7 +159,7 @@ def test_an_import_of_many_shards_is_one_transaction(
             raise OSError(28, "No space left on device")
 
         before = importing.files()
-        monkeypatch.setattr(bulk.Bulk, "_insert", fail)
+        monkeypatch.setattr(bulk_insert.BulkInsert, "_insert", fail)
         job = importing.run(write(tmp_path / "b.hdf5", episodes(40, seed=1)), "many")
         assert (job.state, job.error.code) == ("failed", "storage_full")
         assert importing.files() == before
@@ -176,14 +176,14 @@ def test_cancelling_stops_and_undoes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         importing = Importing(service)
         reached, go = threading.Event(), threading.Event()
-        real = bulk.Bulk.add
+        real = bulk_insert.BulkInsert.add
 
         def slow(self: Any, items: Any) -> None:
             real(self, items)
             reached.set()
             go.wait(20)
 
-        monkeypatch.setattr(bulk.Bulk, "add", slow)
+        monkeypatch.setattr(bulk_insert.BulkInsert, "add", slow)
         job = importing.submit(write(tmp_path / "a.hdf5", episodes(40)), "stopped")
         assert reached.wait(20)
         assert service.jobs.cancel(job.id).state == "running"

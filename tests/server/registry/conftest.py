@@ -22,8 +22,8 @@ def start_app(tmp_path: Path) -> Iterator[Callable[..., TestClient]]:
     def start(**settings: object) -> TestClient:
         while running:
             running.pop().__exit__(None, None, None)
-        made = Settings(data=tmp_path / "data", upkeep_interval=0, **settings)  # type: ignore[arg-type]
-        # Defects should be answered as the real server would, not raised into the test.
+        made = Settings(data=tmp_path / "data", maintenance_interval=0, **settings)  # type: ignore[arg-type]
+        # UncaughtErrors should be answered as the real server would, not raised into the test.
         client = TestClient(create_app(made), base_url=URL, raise_server_exceptions=False)
         client.__enter__()
         running.append(client)
@@ -42,6 +42,6 @@ def app(start_app: Callable[..., TestClient]) -> TestClient:
 @pytest.fixture(scope="module")
 def shared_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """One app for tests that store nothing."""
-    made = Settings(data=tmp_path_factory.mktemp("shared") / "data", upkeep_interval=0)
+    made = Settings(data=tmp_path_factory.mktemp("shared") / "data", maintenance_interval=0)
     with TestClient(create_app(made), base_url=URL, raise_server_exceptions=False) as client:
         yield client

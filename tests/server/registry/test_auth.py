@@ -107,8 +107,8 @@ def test_a_stranger_learns_whether_it_works_and_nothing_else(
     """Versions and the names of damaged files are for those who have a token."""
     for number in range(3):
         wrong = bearer(f"stw_{number}_x")
-        keeper = closed.app.state.service.keeper
-        monkeypatch.setattr(keeper, "_index_trouble", "the index is damaged: x")
+        maintenance = closed.app.state.service.maintenance
+        monkeypatch.setattr(maintenance, "_index_trouble", "the index is damaged: x")
         for path in sorted(OPEN):
             for head in ({}, wrong):
                 found = closed.get(path, headers=head).json()
@@ -290,7 +290,7 @@ def test_wrong_tokens_are_slowed_down_and_valid_ones_pass(
 
 
 def test_failures_are_counted_by_address_in_constant_memory() -> None:
-    failed = auth.FailedTokens()
+    failed = auth.FailedTokenLimiter()
     for number in range(3 * auth.MAX_ADDRESSES):
         assert failed.count(f"10.0.{number // 256}.{number % 256}") == 0.0
     assert len(failed._until) == auth.MAX_ADDRESSES

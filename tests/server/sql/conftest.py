@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from server import datasets
-from server.bodies import Lease
+from server.body_memory import Reservation
 from server.deps import Service
 from server.settings import Settings
 from server.sql import worker
@@ -38,10 +38,10 @@ class World:
     ) -> None:
         spec = self.service.ingest.registry.get(name).spec
         body = encode(trajectories, spec)
-        lease = Lease(self.service.bodies)
-        lease.add(len(body))
-        result = self.service.ingest.post(name, to, body, lease, wait_sealed=seal)  # type: ignore[arg-type]
-        lease.release()
+        reservation = Reservation(self.service.body_memory)
+        reservation.add(len(body))
+        result = self.service.ingest.post(name, to, body, reservation, wait_sealed=seal)  # type: ignore[arg-type]
+        reservation.release()
         assert {item.status for item in result.items} == {"stored"}
         self.stored.setdefault(name, []).extend(trajectories)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.index.mirror import MirrorState
-from server.index.surface import TABLES
+from server.index.sql_tables import TABLES
 from server.sql import catalog
 from stepwell.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 

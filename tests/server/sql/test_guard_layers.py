@@ -16,7 +16,7 @@ import duckdb
 import pytest
 
 from server.sql import guard, worker
-from server.sql.guard import TABLE_FUNCTIONS, Allowed, NotAllowed, check
+from server.sql.guard import TABLE_FUNCTIONS, CheckedQuery, NotAllowed, check
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +166,14 @@ def test_wrapping_alone_keeps_a_query_from_writing() -> None:
         "create table u as select 1",
     ):
         with pytest.raises(duckdb.Error):
-            connection.execute(Allowed(sql, frozenset()).wrapped(10))
+            connection.execute(CheckedQuery(sql, frozenset()).wrapped(10))
         assert connection.execute("select * from t").fetchall() == [(1,)]
     assert connection.execute("show tables").fetchall() == [("t",)]
 
 
 def test_wrapping_limits_rows() -> None:
     connection = duckdb.connect(":memory:")
-    wrapped = Allowed("select * from range(100) -- all", frozenset()).wrapped(7)
+    wrapped = CheckedQuery("select * from range(100) -- all", frozenset()).wrapped(7)
     assert len(connection.execute(wrapped).fetchall()) == 7
 
 

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from server.sql import guard
-from server.sql.guard import Allowed, NotAllowed, check
+from server.sql.guard import CheckedQuery, NotAllowed, check
 
 
 def refusal(parser: Any, sql: str) -> tuple[str, str, str]:
@@ -110,7 +110,7 @@ def test_a_refusal_has_words() -> None:
 
 
 def test_a_statement_is_wrapped_on_lines_of_its_own() -> None:
-    allowed = Allowed("select 1 -- x", frozenset())
+    allowed = CheckedQuery("select 1 -- x", frozenset())
     assert allowed.wrapped(7) == "SELECT * FROM (\nselect 1 -- x\n) AS q LIMIT 7"
     assert allowed.wrapped(True).endswith("LIMIT 1")
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from server.problems import ProblemError
-from server.sql.confine import environment
+from server.sandbox import environment
 from stepwell.testing import make_spec, make_trajectory, wait_until
 
 PROMISE = 0.5
@@ -187,13 +187,13 @@ def fingerprint(world: Any) -> dict[str, tuple[int, int]]:
 
 def refused(world: Any, template: str, **options: Any) -> ProblemError:
     data: Path = world.service.settings.data
-    places = {
+    locations = {
         "{data}": str(data),
         "{shard}": str(next((data / "shards/fifo").iterdir())),
         "{secret}": str(data.parent / "secret"),
     }
     sql = template
-    for name, path in places.items():
+    for name, path in locations.items():
         sql = sql.replace(name, path)
     with pytest.raises(ProblemError) as caught:
         rows = world.rows(sql, **options)
@@ -259,7 +259,7 @@ def test_without_the_guard_the_worker_still_cannot_write_or_read(target: Any) ->
     program = f"""
 import os
 os.chdir({str(data)!r})
-from server.sql.confine import confine, libraries
+from server.sandbox import confine, libraries
 more = ["/proc/self/cgroup", "/sys/fs/cgroup", {str(data / "shards")!r}]
 layers = confine([*libraries(), *more], address_space=3 << 30, cpu_seconds=60)
 from server.sql import worker

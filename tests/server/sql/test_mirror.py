@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from server import runs as registry
 from server.index import mirror as module
-from server.index.db import next_mark
+from server.index.db import next_change_id
 from server.index.tables import trajectories
 from stepwell.messages import Capacity, CreateRun, MetricPoint, PatchRun, PostMetrics
 from stepwell.testing import make_spec, make_trajectory
@@ -39,7 +39,7 @@ def test_a_changed_label_is_seen(make_world: Callable[..., Any]) -> None:
         c.execute(
             sa.update(trajectories)
             .where(trajectories.c.id == world.stored["d"][1].id)
-            .values(tags='["x"]', partition="protected", mark=next_mark(c))
+            .values(tags='["x"]', partition="protected", change_id=next_change_id(c))
         )
     rows = world.rows("select id, partition from trajectories where 'x' in tags")
     assert rows == [[world.stored["d"][1].id, "protected"]]

@@ -91,7 +91,7 @@ def test_bare_steps_without_a_dataset_has_only_the_common_columns(world: Any) ->
         *("dataset", "trajectory_id", "t", "reward", "terminated", "truncated", "is_last")
     ]
     counts = dict(map(tuple, world.rows("select dataset, count(*) from steps group by 1")))
-    sealed = {n: [t for t in ts if t.about.purpose != "eval"] for n, ts in world.stored.items()}
+    sealed = {n: [t for t in ts if t.metadata.purpose != "eval"] for n, ts in world.stored.items()}
     assert counts == {name: sum(len(t) + 1 for t in ts) for name, ts in sealed.items()}
 
 
@@ -211,9 +211,11 @@ def chosen_by(world: Any, select: str, dataset: str | None = None) -> dict[str, 
     """id → weight of what a selection names."""
     found = world.service.sql.select_rows(select, dataset)
     ids: dict[int, str] = {}
-    for path in found.state.places.values():
-        places = world.service.mirror.read_places(found.state, path)
-        ids |= dict(zip(places["pk"].to_pylist(), id_texts(id_bytes(places["id"])), strict=True))
+    for path in found.state.locations.values():
+        locations = world.service.mirror.read_locations(found.state, path)
+        ids |= dict(
+            zip(locations["pk"].to_pylist(), id_texts(id_bytes(locations["id"])), strict=True)
+        )
     weights = [None] * len(found.rows) if found.weights is None else found.weights.tolist()
     return {ids[row]: weight for row, weight in zip(found.rows.tolist(), weights, strict=True)}
 

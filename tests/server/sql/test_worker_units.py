@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from server.checksums import BLOCK, Corrupt, checksums_of
-from server.sql import catalog, guard, selecting, worker
-from server.sql.files import StoredFiles
+from server.sql import catalog, guard, selection, worker
+from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream, read_frame, write_frame
 
@@ -55,7 +55,7 @@ class Store:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.files = StoredFiles()
+        self.files = CheckedFileSystem()
         self.checksums: dict[str, str] = {}
 
     def put(self, path: str, content: bytes) -> str:
@@ -70,14 +70,14 @@ class Store:
         pq.write_table(pa.table(columns), sink)
         return self.put(path, sink.getvalue().to_pybytes())
 
-    def shard(self, path: str, places: list[tuple[int, int]], speed: pa.DataType) -> str:
+    def shard(self, path: str, locations: list[tuple[int, int]], speed: pa.DataType) -> str:
         """A row for each (traj_idx, t); its speed is ten times the one and the other."""
         return self.parquet(
             path,
             {
-                "traj_idx": pa.array([i for i, _ in places], pa.int32()),
-                "t": pa.array([t for _, t in places], pa.int32()),
-                "obs.speed": pa.array([10 * i + t for i, t in places], speed),
+                "traj_idx": pa.array([i for i, _ in locations], pa.int32()),
+                "t": pa.array([t for _, t in locations], pa.int32()),
+                "obs.speed": pa.array([10 * i + t for i, t in locations], speed),
             },
         )
 
@@ -448,12 +448,12 @@ def test_the_program_gives_up_its_rights_first(played: Played) -> None:
     header, payload = answers[1]
     assert answers[0] == ({"ok": True, "confined": played.confined, "bytes": 0}, b"")
     assert header["ok"] and payload == b"[[1]]" and len(answers) == 2
-    places = ["/one", "/two", f"{data}/shards", f"{data}/mirror"]
-    places += ["/proc/self/cgroup", "/sys/fs/cgroup"]
+    locations = ["/one", "/two", f"{data}/shards", f"{data}/mirror"]
+    locations += ["/proc/self/cgroup", "/sys/fs/cgroup"]
     limits = {"address_space": (3 << 30) + 218 * MIB, "cpu_seconds": 3600}
     assert played.did == [
         ("open", "/proc/self/statm", "rb", {"buffering": 0}),
-        ("confine", places, limits, data),
+        ("confine", locations, limits, data),
         *(("dup", 1), ("fdopen", 77, "wb"), ("dup2", 2, 1)),
         *(("connect", 140 * MIB), ("limit", 207 * MIB)),
         *(("timer", signal.ITIMER_REAL, 7.0), "answer", ("timer", signal.ITIMER_REAL, 0)),
@@ -1589,7 +1589,7 @@ COLUMNS = frozenset(
     ],
 )
 def test_what_a_selection_reads(parser: Any, sql: str, columns: str) -> None:
-    assert selecting.columns_of(sql, parser, COLUMNS) == frozenset(columns.split())
+    assert selection.columns_of(sql, parser, COLUMNS) == frozenset(columns.split())
 
 
 @pytest.mark.parametrize(
@@ -1668,31 +1668,31 @@ def test_what_a_selection_reads(parser: Any, sql: str, columns: str) -> None:
     ],
 )
 def test_a_selection_that_looks_at_more_than_one_row(parser: Any, sql: str) -> None:
-    assert selecting.columns_of(sql, parser, COLUMNS) is None
+    assert selection.columns_of(sql, parser, COLUMNS) is None
 
 
 def test_what_may_be_read_is_told_by_the_caller(parser: Any) -> None:
     sql = "select id from trajectories where length > 1 and env = 'a'"
-    assert selecting.columns_of(sql, parser, frozenset({"length", "env"})) == {"length", "env"}
-    assert selecting.columns_of(sql, parser, frozenset({"length"})) is None
-    assert selecting.columns_of(sql, parser, frozenset()) is None
+    assert selection.columns_of(sql, parser, frozenset({"length", "env"})) == {"length", "env"}
+    assert selection.columns_of(sql, parser, frozenset({"length"})) is None
+    assert selection.columns_of(sql, parser, frozenset()) is None
     own = "select id from trajectories t where env.length = 1"
-    assert selecting.columns_of(own, parser, frozenset({"length"})) == {"length"}
+    assert selection.columns_of(own, parser, frozenset({"length"})) == {"length"}
 
 
 def test_the_order_of_a_selection_does_not_matter(parser: Any) -> None:
     sql = "select id from trajectories order by seq desc, env, id"
-    assert selecting.columns_of(sql, parser, COLUMNS) == {"seq", "env"}
-    assert selecting.columns_of("from trajectories select id", parser, COLUMNS) == set()
+    assert selection.columns_of(sql, parser, COLUMNS) == {"seq", "env"}
+    assert selection.columns_of("from trajectories select id", parser, COLUMNS) == set()
     for sql in ("group by all", "at (version => 1)"):
-        assert selecting.columns_of(f"select id from trajectories {sql}", parser, COLUMNS) is None
+        assert selection.columns_of(f"select id from trajectories {sql}", parser, COLUMNS) is None
     sql = "select id from trajectories where length > 1 order by length"
-    assert selecting.columns_of(sql, parser, COLUMNS) == {"length"}
+    assert selection.columns_of(sql, parser, COLUMNS) == {"length"}
 
 
 def test_a_selection_without_a_tree_is_refused(parser: Any) -> None:
     with pytest.raises(NotAllowed):
-        selecting.columns_of("drop table t", parser, COLUMNS)
+        selection.columns_of("drop table t", parser, COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -1704,7 +1704,7 @@ def test_a_selection_without_a_tree_is_refused(parser: Any) -> None:
     ],
 )
 def test_whether_a_part_of_the_tree_holds_anything(value: Any, full: bool) -> None:
-    assert selecting._full(value) is full
+    assert selection._full(value) is full
 
 
 @pytest.mark.parametrize(
@@ -1721,7 +1721,7 @@ def test_whether_a_part_of_the_tree_holds_anything(value: Any, full: bool) -> No
     ],
 )
 def test_which_column_is_the_id(column: dict[str, Any], found: bool) -> None:
-    assert selecting._is_id(column) is found
+    assert selection._is_id(column) is found
 
 
 def test_parts_of_older_trees(parser: Any) -> None:
@@ -1744,10 +1744,10 @@ def test_parts_of_older_trees(parser: Any) -> None:
         ({"class": "WINDOW"}, False),
         ({"class": "TYPE"}, True),
     ):
-        assert selecting._allowed(part, found, COLUMNS) is harmless, part
+        assert selection._allowed(part, found, COLUMNS) is harmless, part
     assert found == set()
     reference = {"class": "COLUMN_REF", "column_names": ["Length", "ENV"]}
-    assert selecting._allowed(reference, found, COLUMNS) is True
+    assert selection._allowed(reference, found, COLUMNS) is True
     assert found == {"length", "env"}
 
 
@@ -1782,11 +1782,11 @@ def test_stored_files_never_change(store: Store) -> None:
 
 
 def test_each_worker_has_files_of_its_own() -> None:
-    one, other = StoredFiles(), StoredFiles()
+    one, other = CheckedFileSystem(), CheckedFileSystem()
     one.learn({"a": ""})
     assert one is not other and one.exists("a") and not other.exists("a")
     assert one.damaged is not other.damaged
-    assert (StoredFiles.protocol, StoredFiles.cachable) == ("stored", False)
+    assert (CheckedFileSystem.protocol, CheckedFileSystem.cachable) == ("stored", False)
 
 
 @pytest.mark.parametrize("path", ["other", "stored://other", "/etc/passwd", "stored://../x", ""])
@@ -1814,7 +1814,7 @@ def test_stored_files_are_only_read(store: Store, mode: str) -> None:
 
 
 def test_learning_and_forgetting() -> None:
-    files = StoredFiles()
+    files = CheckedFileSystem()
     files.learn({"a": "", "b": base64.b64encode(b"1234").decode()})
     assert (files._checksums["a"], files._checksums["b"]) == (b"", b"1234")
     files.learn({}, forget=["a", "never"])

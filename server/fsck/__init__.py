@@ -1,0 +1,1 @@
+"""server.fsck.main"""

@@ -1,0 +1,303 @@
+"""What fsck looks at, part by part: each yields what is not as it should be, with its cure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.checksums import Source, examine
+from server.index.db import Database
+from server.index.tables import (
+    TRIGGERS,
+    counters,
+    datasets,
+    leases,
+    partition_stats,
+    policies,
+    segments,
+    shards,
+    snapshots,
+    tombstones,
+    trajectories,
+)
+from server.ingest.rows import bucket_of
+from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
+from server.maintenance.orphans import orphans
+from server.snapshots import manifests
+from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.store import Store
+from stepwell.errors import InvalidData
+from stepwell.schema import arrow_schema
+from stepwell.spaces import EnvSpec
+
+REBUILD = "stepwell fsck --rebuild --data DIR"
+RESTORE = "restore the file from a backup, or give up the trajectories in it"
+RESTORE_SHARD = "restore the file from a backup: the next start takes it back when it is whole"
+
+
+@dataclass(frozen=True, slots=True)
+class FsckProblem:
+    """Something that is not as it should be. `note`: the next start or sweep cures it."""
+
+    where: str
+    what: str
+    cure: str
+    note: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what was found."""
+
+    problems: list[FsckProblem] = field(default_factory=list)
+    checked: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        return all(problem.note for problem in self.problems)
+
+
+def check_index(c: Connection) -> Iterator[FsckProblem]:
+    """SQLite's own checks, missing guards, and what rows contradict."""
+    cure = REBUILD
+    for (line,) in c.exec_driver_sql("PRAGMA integrity_check"):
+        if line != "ok":
+            yield FsckProblem("index.sqlite", str(line), cure)
+    for row in c.exec_driver_sql("PRAGMA foreign_key_check"):
+        yield FsckProblem("index.sqlite", f"a row of {row[0]} refers to nothing in {row[2]}", cure)
+    there = {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master")}
+    for name in sorted(set(TRIGGERS) - there):
+        yield FsckProblem("index.sqlite", f"the guard {name} is missing", cure)
+    t, d = trajectories.c, datasets.c
+    behind = c.execute(
+        sa.select(d.name).where(
+            d.next_seq
+            <= sa.select(sa.func.max(t.seq)).where(t.dataset_pk == d.pk).scalar_subquery()
+        )
+    ).scalars()
+    for name in behind:
+        yield FsckProblem(
+            "index.sqlite", f"dataset {name} would give out a sequence number twice", cure
+        )
+    twice = c.execute(sa.select(t.id).join(tombstones, tombstones.c.id == t.id)).scalars()
+    for trajectory_id in twice:
+        yield FsckProblem("index.sqlite", f"{trajectory_id} is both here and a tombstone", cure)
+    yield from check_totals(c)
+
+
+def check_totals(c: Connection) -> Iterator[FsckProblem]:
+    """The running totals, counted again."""
+    t, s = trajectories.c, partition_stats.c
+    counted: dict[tuple[int, str], list[int]] = {}
+    rows = c.execute(
+        sa.select(
+            t.dataset_pk,
+            t.partition,
+            t.purpose,
+            sa.func.count(),
+            sa.func.sum(t.length),
+            sa.func.sum(t.bytes),
+        )
+        .where(t.state != "evicted")
+        .group_by(t.dataset_pk, t.partition, t.purpose)
+    )
+    for pk, partition, purpose, *numbers in rows:
+        sums = counted.setdefault((pk, bucket_of(partition, purpose)), [0, 0, 0])
+        for i, number in enumerate(numbers):
+            sums[i] += number
+    stored = {
+        (row[0], row[1]): [row[2], row[3], row[4]]
+        for row in c.execute(sa.select(s.dataset_pk, s.bucket, s.trajectories, s.steps, s.bytes))
+    }
+    for key in sorted(counted.keys() | stored.keys()):
+        is_, was = counted.get(key, [0, 0, 0]), stored.get(key, [0, 0, 0])
+        if is_ != was:
+            yield FsckProblem(
+                "index.sqlite",
+                f"totals of dataset {key[0]} {key[1]}: {was} instead of {is_}",
+                REBUILD,
+            )
+
+
+def check_segments(
+    c: Connection, store: Store, report: Report, deep: bool
+) -> Iterator[FsckProblem]:
+    """Every segment against the records that the index has in it; `deep`: their digests."""
+    t = trajectories.c
+    names = set(store.names("segments"))
+    rows = c.execute(sa.select(segments.c.pk, segments.c.name, segments.c.state)).all()
+    report.checked["segments"] = len(rows)
+    for row in rows:
+        where = f"segments/{row.name}"
+        if row.state == "consumed":
+            if row.name in names:
+                yield FsckProblem(where, "sealed, not yet removed", "the next start", note=True)
+            continue
+        spooled = c.execute(
+            sa.select(t.id, t.digest, t.segment_offset, datasets.c.spec)
+            .join(datasets, datasets.c.pk == t.dataset_pk)
+            .where(t.segment_pk == row.pk, t.state == "spooled")
+            .order_by(t.segment_offset)
+        ).all()
+        report.checked["spooled"] = report.checked.get("spooled", 0) + len(spooled)
+        if row.name not in names:
+            if spooled:
+                yield FsckProblem(where, f"missing, with {len(spooled)} trajectories", RESTORE)
+            continue
+        yield from _segment(store.path("segments", row.name), where, spooled, deep)
+    for name in sorted(names - {row.name for row in rows}):
+        where = f"segments/{name}"
+        yield from _segment(store.path("segments", name), where, (), deep)
+        yield FsckProblem(where, "not in the index yet", "the next start", note=True)
+    nowhere = c.execute(
+        sa.select(t.id)
+        .outerjoin(segments, segments.c.pk == t.segment_pk)
+        .where(t.state == "spooled", sa.func.coalesce(segments.c.state, "") != "open")
+        .where(sa.func.coalesce(segments.c.state, "") != "damaged")
+    ).scalars()
+    for trajectory_id in nowhere:
+        yield FsckProblem("index.sqlite", f"{trajectory_id} is spooled in no segment", RESTORE)
+
+
+def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckProblem]:
+    if path.stat().st_size <= len(MAGIC):
+        if spooled:
+            yield FsckProblem(where, f"empty, with {len(spooled)} trajectories", RESTORE)
+        return
+    try:
+        file = SegmentFile(path)
+    except SegmentDamaged as error:
+        yield FsckProblem(where, str(error), RESTORE)
+        return
+    for row in spooled:
+        try:
+            record = file.record(row.segment_offset)
+            entry = record.entry
+            if (entry.id, entry.digest) != (row.id, row.digest):
+                raise SegmentDamaged(f"holds {entry.id} where the index has {row.id}")
+            if deep:
+                spec = EnvSpec.from_json(json.loads(row.spec))
+                check_digest(entry, record.batch(arrow_schema(spec)), spec)
+        except (SegmentDamaged, ShardDamaged, InvalidData) as error:
+            yield FsckProblem(where, f"{row.id}: {error}", RESTORE)
+
+
+def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Iterator[FsckProblem]:
+    """Every shard against its checksum and its members; `deep`: their digests."""
+    s, t = shards.c, trajectories.c
+    rows = c.execute(sa.select(shards).where(s.state != "deleted")).mappings().all()
+    report.checked["shards"] = len(rows)
+    for row in rows:
+        where = f"shards/{row['partition']}/{row['id']}.parquet"
+        path = store.path(f"shards/{row['partition']}", f"{row['id']}.parquet")
+        if row["state"] == "deleting":
+            yield FsckProblem(
+                where, "about to be deleted", "the next round of maintenance", note=True
+            )
+            continue
+        if row["state"] == "quarantined":
+            yield FsckProblem(where, "damaged, taken out of circulation", RESTORE_SHARD)
+            continue
+        if not path.exists():
+            yield FsckProblem(where, "missing", RESTORE)
+            continue
+        found = examine(path)
+        if found.sha256 != row["sha256"]:
+            yield FsckProblem(
+                where, "its content is not what was written (sha256 differs)", RESTORE
+            )
+            continue
+        if row["checksums"] not in (None, found.checksums):
+            yield FsckProblem(
+                where, "the index has wrong checksums of it", "the next read", note=True
+            )
+        members = c.execute(
+            sa.select(t.id, t.digest, t.traj_idx, t.row_start, t.length)
+            .where(t.shard_pk == row["pk"])
+            .order_by(t.traj_idx)
+        ).all()
+        report.checked["sealed"] = report.checked.get("sealed", 0) + len(members)
+        yield from _shard(path, where, row, members, deep)
+    held = sa.func.coalesce(s.state, "").in_(("live", "quarantined"))
+    nowhere = c.execute(
+        sa.select(t.id).outerjoin(shards, s.pk == t.shard_pk).where(t.state == "sealed", ~held)
+    ).scalars()
+    for trajectory_id in nowhere:
+        what = f"{trajectory_id} is alive, but in no shard that will be kept"
+        yield FsckProblem("index.sqlite", what, REBUILD)
+
+
+def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterator[FsckProblem]:
+    try:
+        footer = read_footer(Source(path))
+        if sum(entry.rows for entry in footer.entries) != row["rows"]:
+            yield FsckProblem(where, "the index has another number of rows", RESTORE)
+        for member in members:
+            entry = footer.entries[member.traj_idx]
+            here = (entry.id, entry.digest, entry.row_start, entry.rows - 1)
+            if here != (member.id, member.digest, member.row_start, member.length):
+                yield FsckProblem(where, f"{member.id}: the footer has {here}", RESTORE)
+        if deep:
+            for entry, batch in read_batches(Source(path)):
+                check_digest(entry, batch, footer.spec)
+    except (ShardDamaged, InvalidData, IndexError) as error:
+        yield FsckProblem(where, str(error), RESTORE)
+
+
+def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
+    """Every leased snapshot must be whole; an expired one may have lost what was evicted."""
+    rows = c.execute(sa.select(snapshots)).mappings().all()
+    report.checked["snapshots"] = len(rows)
+    uptime = c.execute(sa.select(counters.c.value).where(counters.c.name == "uptime")).scalar_one()
+    for row in rows:
+        where = f"snapshots/{row['file']}"
+        try:
+            blocks = manifests.load(store, c, row)
+        except (OSError, ValueError) as error:
+            yield FsckProblem(where, f"cannot be read ({error})", "make the snapshot anew")
+            continue
+        _, missing = manifests.relocated(c, blocks)
+        if missing:
+            longest = c.execute(
+                sa.select(sa.func.max(leases.c.expires_uptime)).where(
+                    leases.c.snapshot_pk == row["pk"]
+                )
+            ).scalar()
+            yield FsckProblem(
+                where,
+                f"{missing} trajectories of {row['id']} are gone",
+                "make the snapshot anew",
+                note=longest is None or longest <= uptime / 1e3,
+            )
+
+
+def check_policies(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
+    """Every policy against its checksum."""
+    rows = c.execute(sa.select(policies.c.file, policies.c.sha256)).all()
+    report.checked["policies"] = len(rows)
+    for row in rows:
+        path = store.path("policies", row.file)
+        if not path.exists():
+            yield FsckProblem(f"policies/{row.file}", "missing", "publish the policy again")
+        elif examine(path).sha256 != row.sha256:
+            yield FsckProblem(f"policies/{row.file}", "damaged", "publish the policy again")
+
+
+def check_orphans(db: Database, store: Store) -> Iterator[FsckProblem]:
+    """Files that the index does not name."""
+    for orphan in orphans(db, store):
+        where = f"{orphan.folder}/{orphan.name}"
+        if orphan.removable:
+            yield FsckProblem(where, "left over by a crash", "the next start removes it", note=True)
+        else:
+            yield FsckProblem(
+                where,
+                "holds trajectories that the index does not know",
+                "if the index is the older one: stepwell fsck --rebuild --data DIR",
+            )

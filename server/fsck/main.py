@@ -1,0 +1,156 @@
+"""`stepwell fsck`: does the index say what the files hold, and do the files hold what it says?
+
+    stepwell fsck --data DIR [--deep] [--json]     exit status 0 clean, 1 problems, each with a cure
+    stepwell fsck --data DIR --rebuild             a lost or broken index, made anew from the files
+    stepwell fsck --sandbox                        which confinements of child processes are active
+
+Reads only (but for --rebuild), and not while a service runs on the same directory. What the next
+start cures by itself (a torn tail, a consumed segment, an orphan of a crash) is a note.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from server.fsck import checks
+from server.fsck.checks import Report
+from server.index.db import Database, IndexUnusable
+from server.storage.store import DirectoryInUse, DirectoryLock, Store
+from stepwell.commands import common
+
+ABOUT = """\
+Does the index say what the files hold, and do the files hold what it says?
+
+Only looks, but for --rebuild. Every problem comes with its cure; a note is something that the next
+start cures by itself. Exit status: 0 clean, 1 problems, 2 could not look."""
+EXAMPLES = """\
+  stepwell fsck --data ./data
+  stepwell fsck --data ./data --deep --json
+  stepwell fsck --data ./data --rebuild
+  stepwell fsck --sandbox"""
+
+
+def check(data: Path, *, deep: bool = False) -> Report:
+    """Everything. Raises `DirectoryInUse`, `IndexUnusable`."""
+    if not (data / "index.sqlite").exists():
+        raise IndexUnusable(
+            f"there is no index in {data}; if shards are there: stepwell fsck --rebuild --data DIR"
+        )
+    lock = DirectoryLock(data)
+    try:
+        store = Store(data)
+        db = Database(data / "index.sqlite")
+        try:
+            return _check(db, store, deep)
+        finally:
+            db.close()
+    finally:
+        lock.release()
+
+
+def _check(db: Database, store: Store, deep: bool) -> Report:
+    report = Report()
+    with db.read() as connection:
+        for found in (
+            checks.check_index(connection),
+            checks.check_segments(connection, store, report, deep),
+            checks.check_shards(connection, store, report, deep),
+            checks.check_snapshots(connection, store, report),
+            checks.check_policies(connection, store, report),
+        ):
+            report.problems.extend(found)
+    report.problems.extend(checks.check_orphans(db, store))
+    return report
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 clean, 1 problems, 2 could not look."""
+    parser = common.parser("fsck", ABOUT, EXAMPLES)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("STEPWELL_DATA"),
+        help="the service's directory (STEPWELL_DATA); no service may run there",
+    )
+    parser.add_argument("--deep", action="store_true", help="also recompute every digest")
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="make the index anew, from the files",
+    )
+    parser.add_argument("--sandbox", action="store_true", help="show active confinements")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args(argv)
+    if options.sandbox:
+        return _print_sandbox(as_json=options.json)
+    if options.data is None:
+        print("stepwell: say which data directory: --data DIR or STEPWELL_DATA", file=sys.stderr)
+        return 2
+    try:
+        if options.rebuild:
+            return _rebuild(Path(options.data), as_json=options.json)
+        report = check(Path(options.data), deep=options.deep)
+    except (DirectoryInUse, IndexUnusable, sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
+        print(f"stepwell: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        document = {
+            "clean": report.clean,
+            "checked": report.checked,
+            "problems": [asdict(problem) for problem in report.problems],
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        for problem in report.problems:
+            mark = "note   " if problem.note else "PROBLEM"
+            print(f"{mark} {problem.where}: {problem.what}\n        cure: {problem.cure}")
+        looked = ", ".join(f"{count} {what}" for what, count in report.checked.items())
+        print(f"{'clean' if report.clean else 'NOT CLEAN'}: {looked}")
+    return 0 if report.clean else 1
+
+
+def _rebuild(data: Path, *, as_json: bool) -> int:
+    from server.maintenance.rebuild import rebuild
+
+    lock = DirectoryLock(data)
+    try:
+        result = asdict(rebuild(data))
+    finally:
+        lock.release()
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        lists = ("unreadable", "lost")
+        print("rebuilt:", ", ".join(f"{v} {k}" for k, v in result.items() if k not in lists))
+        for name in result["unreadable"]:
+            print(f"PROBLEM {name}: cannot be read")
+        print("not brought back:")
+        for what in result["lost"]:
+            print(f"  - {what}")
+    return 1 if result["unreadable"] else 0
+
+
+def _print_sandbox(*, as_json: bool) -> int:
+    from server.sandbox import active
+
+    found = active()
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, is_active in found.items():
+            print(f"{'active  ' if is_active else 'inactive'} {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What every foreign file becomes before it is judged: named arrays of numbers, and the options
+of its upload.
+
+Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.spaces import EnvSpec
+
+Array = NDArray[Any]
+
+MAX_RATIO = 200
+"""Logical bytes per byte of file beyond which it is taken for a bomb …"""
+FREE_BYTES = 64 << 20
+"""… unless it is no larger than this when unpacked: flags that are all false pack very well."""
+MAX_MEMBERS = 512
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+OPTIONAL = ("timeouts", "next_observations")
+
+
+class ImportRefused(Exception):
+    """The file cannot be imported. Says what was expected and what came; nothing was stored."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        expected: Any = None,
+        got: Any = None,
+        code: str = "import_refused",
+        status: int = 422,
+    ):
+        super().__init__(detail)
+        self.detail, self.expected, self.got = detail, expected, got
+        self.code, self.status = code, status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the upload said about the file."""
+
+    dataset: str
+    sha256: str
+    """Of the uploaded file."""
+    format: str = "d4rl"
+    env: str = ""
+    action: str = ""
+    """"" (look at the data), "box" or "discrete:N"."""
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    max_steps: int = 0
+    """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
+    drop_infos: tuple[str, ...] = ()
+    """Infos that are not wanted; a group's name means all below it, * means all."""
+    spec: EnvSpec | None = None
+    """Of the dataset, if it exists already."""
+
+
+@dataclass(slots=True)
+class RawFile:
+    """The content of one file."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """By D4RL's names: observations, actions, rewards, terminals, timeouts, next_observations."""
+    infos: dict[str, Array] = field(default_factory=dict)
+    """infos/<name>, each [N, …]."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Infos that the file has and that are not kept: name → why."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """metadata/<name>: scalars and short texts; of arrays only the shape."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse what is not plain numbers: objects, references, compounds, strings."""
+    if not plain(dtype):
+        raise ImportRefused(
+            f"{name} does not hold plain numbers",
+            expected="integers, floats of at most 64 bits, or booleans",
+            got=str(dtype)[:100],
+        )
+
+
+def plain(dtype: np.dtype[Any]) -> bool:
+    """Whether it is of plain numbers, as `check_dtype` wants them."""
+    return dtype.kind in "biuf" and dtype.itemsize <= 8 and not dtype.hasobject
+
+
+def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:
+    """Why the info `name` is not read; "" for one that is. Infos that cannot be kept are left out,
+    for no agent learns from them: they never stand in the way of the rest."""
+    for asked in drop:
+        if asked in ("*", name) or name.startswith(f"{asked}/"):
+            return "drop_infos asks for that"
+    if dtype is not None and not plain(dtype):
+        return f"not plain numbers ({str(dtype)[:60]})"
+    return ""
+
+
+def info_name(name: str) -> str | None:
+    """infos/a/b → a/b; None for what is no info."""
+    return name.removeprefix("infos/") if name.split("/")[0] == "infos" else None
+
+
+def check_size(logical: int, stored: int, memory: int) -> None:
+    """Refuse a file that would unpack to far more than it is, or than may be held."""
+    if logical > FREE_BYTES and logical > MAX_RATIO * max(stored, 1):
+        raise ImportRefused(
+            "the file claims to unpack to far more than it holds",
+            expected=f"at most {MAX_RATIO} times its {stored} bytes",
+            got=f"{logical} bytes",
+        )
+    if logical > memory:
+        raise ImportRefused(
+            "the file needs more memory than an import may have (STEPWELL_IMPORT_MEMORY)",
+            expected=f"at most {memory} bytes unpacked",
+            got=f"{logical} bytes",
+            code="body_too_large",
+            status=413,
+        )
+
+
+def sniff(head: bytes) -> str:
+    """What a file seems to be, for a message."""
+    known = {
+        b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+        b"PK\x03\x04": "a zip archive (or .npz)",
+        b"PK\x05\x06": "an empty zip archive",
+        b"\x93NUMPY": "a single .npy array",
+        b"PAR1": "a Parquet file",
+        b"ARROW1": "an Arrow file",
+        b"\x1f\x8b": "a gzip file",
+        b"CDF": "a NetCDF file",
+    }
+    for magic, name in known.items():
+        if head.startswith(magic):
+            return name
+    if head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5:
+        return "a pickle (never read: a pickle is a program)"
+    if head.lstrip()[:1] == b"<":
+        return "a web page or XML"
+    if not head:
+        return "an empty file"
+    return f"something that begins with {head[:8]!r}"

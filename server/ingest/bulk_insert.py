@@ -1,0 +1,279 @@
+"""All or nothing: thousands of trajectories become visible in one transaction, or never were.
+
+    pending mark → shard file (temp, fsync, rename)      again and again, invisible to everybody
+      → one transaction: dataset if new, shards, rows, totals, eviction → marks removed
+
+The mark (uploads/<shard>.pending) is durable before its shard exists: a start after a crash knows
+which files were never committed, and removes them (`sweep_pending`). Nothing goes through the
+spool: the source file is the durable copy until the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.failpoints import failpoint
+from server.index.db import Database, next_change_id
+from server.index.tables import datasets, shards
+from server.ingest.dataset_registry import RegisteredDataset
+from server.ingest.evict import enforce
+from server.ingest.rows import insert_rows, known, reserve_seqs, row_of
+from server.ingest.validate import ValidTrajectory
+from server.problems import ProblemError
+from server.settings import Settings
+from server.storage.shards import Entry, write_shard
+from server.storage.store import Store, Stored, new_name
+from stepwell.codec import to_batch
+
+FOLDER, SUFFIX = "uploads", ".pending"
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """What became of them."""
+
+    stored: int
+    steps: int
+    duplicates: int
+    """Known already, with the same content."""
+    evicted: int
+    """Known and evicted since: not brought back."""
+
+
+@dataclass(slots=True)
+class _File:
+    id: str
+    stored: Stored
+    entries: list[Entry]
+
+
+@dataclass(slots=True)
+class BulkInsert:
+    """One import. `add` in order, then `commit`, or `abandon`. Not thread-safe."""
+
+    settings: Settings
+    db: Database
+    store: Store
+    dataset: RegisteredDataset
+    """Its pk is 0 as long as the dataset does not exist."""
+    partition: str
+    count: int
+    """Trajectories to come, at most: so many sequence numbers are set aside."""
+    _next: int = 0
+    _group: list[ValidTrajectory] = field(default_factory=list)
+    _bytes: int = 0
+    _files: list[_File] = field(default_factory=list)
+    _marks: list[str] = field(default_factory=list)
+    _duplicates: int = 0
+    _evicted: int = 0
+
+    def __post_init__(self) -> None:
+        self._next = 1
+        if self.dataset.pk:
+            with self.db.write() as connection:
+                first = reserve_seqs(connection, self.dataset.pk, self.count, time.time())
+            if first is None:
+                raise _changed(self.dataset.name)
+            self._next = first
+
+    def add(self, items: list[ValidTrajectory]) -> None:
+        """Write these into shards, except those that are here already. Raises 409 on a conflict."""
+        with self.db.read() as connection:
+            before = known(connection, [item.trajectory.id for item in items])
+        for item in items:
+            there = before.get(item.trajectory.id)
+            if there is None:
+                self._group.append(item)
+                self._bytes += item.trajectory.nbytes
+                if self._bytes >= self.settings.shard_bytes:
+                    self._write()
+            elif there.digest != item.digest:
+                raise ProblemError(
+                    409,
+                    "conflict",
+                    "this file was imported before, and read differently (another env or action"
+                    " option, or another version of the importer); import it into another dataset",
+                    expected=f"content of sha256 {there.digest}",
+                    got=item.digest,
+                )
+            elif there.evicted:
+                self._evicted += 1
+            else:
+                self._duplicates += 1
+
+    def commit(self, create: Callable[[Connection], int] | None) -> BulkResult:
+        """Make everything visible. `create` makes the dataset in the same transaction."""
+        if self._group:
+            self._write()
+        now = time.time()
+        with self.db.write() as connection:
+            pk = self._dataset_pk(connection, create)
+            self._insert(connection, pk, now)
+            failpoint("import.before_commit")
+        failpoint("import.after_commit")
+        self._forget_marks()
+        entries = [entry for file in self._files for entry in file.entries]
+        return BulkResult(
+            len(entries), sum(e.rows - 1 for e in entries), self._duplicates, self._evicted
+        )
+
+    def abandon(self) -> None:
+        """Remove what was written, as if it had never begun; harmless after a commit."""
+        for shard_id in self._marks:
+            _undo(self.db, self.store, shard_id)
+        self._marks = []
+
+    def _dataset_pk(
+        self, connection: Connection, create: Callable[[Connection], int] | None
+    ) -> int:
+        row = connection.execute(
+            sa.select(datasets.c.pk, datasets.c.spec_digest).where(
+                datasets.c.name == self.dataset.name
+            )
+        ).one_or_none()
+        if self.dataset.pk:
+            if row is None or row.pk != self.dataset.pk:
+                raise _changed(self.dataset.name)
+            return self.dataset.pk
+        # Somebody made a dataset of this name meanwhile: our sequence numbers would collide.
+        if row is not None or create is None:
+            raise _changed(self.dataset.name)
+        pk = create(connection)
+        reserve_seqs(connection, pk, self.count, time.time())
+        return pk
+
+    def _insert(self, connection: Connection, pk: int, now: float) -> None:
+        ids = [entry.id for file in self._files for entry in file.entries]
+        if known(connection, ids):
+            raise ProblemError(
+                409,
+                "conflict",
+                "the same file was imported at the same time; look at that import instead",
+            )
+        change_id = next_change_id(connection)
+        for file in self._files:
+            shard_pk = connection.execute(
+                sa.insert(shards)
+                .values(
+                    id=file.id,
+                    dataset_pk=pk,
+                    partition=self.partition,
+                    state="live",
+                    sha256=file.stored.sha256,
+                    bytes=file.stored.bytes,
+                    checksums=file.stored.checksums,
+                    verified_at=now,
+                    rows=sum(entry.rows for entry in file.entries),
+                    trajectories=len(file.entries),
+                    seq_min=file.entries[0].seq,
+                    seq_max=file.entries[-1].seq,
+                    created_at=now,
+                )
+                .returning(shards.c.pk)
+            ).scalar_one()
+            rows = [
+                row_of(entry, pk, entry.seq, change_id, self.dataset.spec.env)
+                | {
+                    "state": "sealed",
+                    "shard_pk": int(shard_pk),
+                    "traj_idx": number,
+                    "row_start": entry.row_start,
+                }
+                for number, entry in enumerate(file.entries)
+            ]
+            insert_rows(connection, rows)
+        enforce(connection, pk, now, change_id)
+
+    def _write(self) -> None:
+        """The collected trajectories as one durable shard that nobody knows of yet."""
+        check_room(self.settings, self.store)
+        group, self._group, self._bytes = self._group, [], 0
+        shard_id = new_name("sh")
+        self.store.put(FOLDER, shard_id + SUFFIX, f"shards/{self.partition}".encode())
+        self._marks.append(shard_id)
+        now = time.time()
+        entries = []
+        for item in group:
+            trajectory = item.trajectory
+            entries.append(
+                Entry(
+                    header=trajectory.header(),
+                    digest=item.digest,
+                    seq=self._next,
+                    partition=self.partition,
+                    total_reward=trajectory.total_reward,
+                    bytes=trajectory.nbytes,
+                    created_at=now,
+                )
+            )
+            self._next += 1
+        batches = (to_batch(i.trajectory, self.dataset.spec, self.dataset.schema) for i in group)
+        placed: list[Entry] = []
+        with self.store.new(f"shards/{self.partition}", f"{shard_id}.parquet") as writer:
+            writer.fill(
+                lambda path: placed.extend(
+                    write_shard(
+                        path,
+                        self.dataset.name,
+                        self.dataset.spec,
+                        entries,
+                        batches,
+                        group_rows=self.settings.row_group_rows,
+                        group_bytes=self.settings.row_group_bytes,
+                    )
+                )
+            )
+            stored = writer.commit()
+        self._files.append(_File(shard_id, stored, placed))
+
+    def _forget_marks(self) -> None:
+        for shard_id in self._marks:
+            self.store.delete(FOLDER, shard_id + SUFFIX)
+        self._marks = []
+
+
+def check_room(settings: Settings, store: Store) -> None:
+    """Raise 507 before the disk is full: posts and the index need what is left."""
+    free = store.free()
+    if free < settings.min_free:
+        raise ProblemError(
+            507,
+            "storage_full",
+            "the disk is nearly full; nothing was stored: make room and upload again",
+            expected=f"at least {settings.min_free} bytes left",
+            got=free,
+        )
+
+
+def sweep_pending(db: Database, store: Store) -> int:
+    """At a start: remove shards that an import wrote and never committed. Returns how many."""
+    return sum(_undo(db, store, name.removesuffix(SUFFIX)) for name in _pending(store))
+
+
+def _undo(db: Database, store: Store, shard_id: str) -> bool:
+    """Remove a marked shard unless the index knows it, then its mark."""
+    with db.read() as connection:
+        there = connection.execute(sa.select(shards.c.pk).where(shards.c.id == shard_id)).first()
+    removed = there is None and any(
+        store.delete(f"shards/{partition}", f"{shard_id}.parquet")
+        for partition in ("fifo", "protected")
+    )
+    store.delete(FOLDER, shard_id + SUFFIX)
+    return removed
+
+
+def _pending(store: Store) -> Iterator[str]:
+    return (name for name in store.names(FOLDER) if name.endswith(SUFFIX))
+
+
+def _changed(name: str) -> ProblemError:
+    return ProblemError(
+        409,
+        "conflict",
+        f"dataset {name!r} was created or deleted during the import; nothing was stored: try again",
+    )

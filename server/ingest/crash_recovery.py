@@ -1,0 +1,155 @@
+"""What a start does first: make index and segments agree, whatever the last process died of.
+
+consumed segment, file still there      unlink: its data is in shards
+torn tail                               cut off: nobody was told that it is stored
+whole record without an index row       indexed now: its sender will be told `duplicate`
+every segment that is left              queued for sealing
+"""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from server.index.db import Database, next_change_id
+from server.index.tables import datasets, segments, trajectories
+from server.ingest.evict import enforce
+from server.ingest.rows import insert_rows, known, reserve_seqs, row_of
+from server.ingest.spool import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
+from server.storage.store import Store
+
+log = structlog.get_logger("stepwell.crash_recovery")
+
+
+def recover(db: Database, store: Store) -> list[Segment]:
+    """Returns the segments that hold unsealed trajectories, oldest first."""
+    with db.read() as connection:
+        rows = connection.execute(
+            sa.select(segments.c.pk, segments.c.name, segments.c.state).order_by(segments.c.pk)
+        ).all()
+    files = set(store.names("segments"))
+    for row in rows:
+        if row.state == "consumed":
+            store.delete("segments", row.name)
+            with db.write() as connection:
+                connection.execute(sa.delete(segments).where(segments.c.pk == row.pk))
+        elif row.name not in files:
+            # Impossible by the order of fsyncs; so somebody took the file away.
+            log.error(
+                "a segment was taken away; put it back with the service stopped, stepwell fsck"
+                " names what was in it",
+                segment=row.name,
+            )
+            _mark_damaged(db, row.pk)
+    known_pks = {row.name: row.pk for row in rows}
+    skip = {row.name for row in rows if row.state != "open"}
+    left: list[Segment] = []
+    for name in sorted(files - skip):
+        segment = _recover_segment(db, store, name, known_pks.get(name))
+        if segment is not None:
+            left.append(segment)
+    return left
+
+
+def _mark_damaged(db: Database, pk: int) -> None:
+    with db.write() as connection:
+        connection.execute(sa.update(segments).where(segments.c.pk == pk).values(state="damaged"))
+
+
+def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> Segment | None:
+    path = store.path("segments", name)
+    if path.stat().st_size <= len(MAGIC):
+        store.delete("segments", name)
+        if pk is not None:
+            _mark_damaged(db, pk)
+        return None
+    last = None
+    if pk is not None:
+        with db.read() as connection:
+            last = connection.execute(
+                sa.select(sa.func.max(trajectories.c.segment_offset)).where(
+                    trajectories.c.segment_pk == pk
+                )
+            ).scalar()
+    try:
+        file = SegmentFile(path)
+    except SegmentDamaged as error:
+        # Kept where it is: fsck names it with everything that was in it. The rest must go on.
+        log.error(
+            "a segment cannot be read and is kept: look at the disk, restore the file from a"
+            " backup if there is one; stepwell fsck names what was in it",
+            segment=name,
+            error=str(error),
+        )
+        if pk is not None:
+            _mark_damaged(db, pk)
+        return None
+    end, tail = len(MAGIC), []
+    for record in file.scan() if last is None else file.scan(last):
+        end = record.end
+        if "entry" in record.head:
+            tail.append(record)
+    torn = file.size - end
+    with db.write() as connection:
+        pk, added = _reinsert(connection, name, pk, tail)
+    del tail, file
+    if torn and (last is None or end > last):
+        store.truncate("segments", name, end)
+    if added or torn:
+        log.info("recovered", segment=name, reindexed=added, torn_bytes=torn)
+    if pk is None:
+        store.delete("segments", name)
+        return None
+    return Segment(name, pk=pk, records=1)
+
+
+def _reinsert(
+    connection: Connection, name: str, pk: int | None, tail: list[Record]
+) -> tuple[int | None, int]:
+    """Index whole records that have no row; returns the segment's key and how many they were."""
+    found = known(connection, [record.entry.id for record in tail])
+    d = datasets.c
+    named = {
+        row.name: row
+        for row in connection.execute(
+            sa.select(
+                d.pk, d.name, d.created_at, sa.func.json_extract(d.spec, "$.env").label("env")
+            )
+        )
+    }
+    missing: dict[str, list[Record]] = {}
+    for record in tail:
+        dataset = named.get(record.dataset)
+        # Older than the dataset: it was meant for an earlier one of the same name, since deleted.
+        if dataset is None or record.entry.created_at < dataset.created_at:
+            continue
+        if record.entry.id not in found:
+            missing.setdefault(record.dataset, []).append(record)
+    if not missing:
+        return pk, 0
+    now = time.time()
+    if pk is None:
+        pk = connection.execute(
+            sa.insert(segments)
+            .values(name=name, state="open", created_at=now)
+            .returning(segments.c.pk)
+        ).scalar_one()
+    change_id = next_change_id(connection)
+    for dataset_name, records in missing.items():
+        unique = {record.entry.id: record for record in records}
+        key = named[dataset_name].pk
+        first = reserve_seqs(connection, key, len(unique), now)
+        assert first is not None
+        insert_rows(
+            connection,
+            [
+                row_of(record.entry, key, seq, change_id, named[dataset_name].env or "")
+                | {"state": "spooled", "segment_pk": pk, "segment_offset": record.offset}
+                for seq, record in enumerate(unique.values(), first)
+            ],
+        )
+        enforce(connection, key, now, change_id)
+    return pk, sum(map(len, missing.values()))

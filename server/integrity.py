@@ -1,0 +1,276 @@
+"""Damaged files: found out before anybody is handed wrong bytes, and taken out of circulation.
+
+    every read       block by block against the checksums in the index (server/checksums.py)
+    a block differs  → the whole file against its sha256 → differs or missing → `quarantined`
+    the scrub        → reads every file once in a while (maintenance/scrub.py)
+    the next start   → a quarantined file that was restored is `live` again
+
+What lies in a quarantined shard is still listed, but left out of SQL `steps` and new snapshots, and
+their answers say so. Policies and snapshots have no such state: a damaged one is refused, by name.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from server.checksums import Corrupt, Examined, Source, examine
+from server.failpoints import failpoint
+from server.index.db import Database
+from server.index.sql_tables import EXCLUDED
+from server.index.tables import policies, segments, shards, trajectories
+from server.problems import ProblemError
+from server.storage.store import Store
+from stepwell.messages import Excluded
+
+log = structlog.get_logger("stepwell.integrity")
+Step = Callable[[int, int, int], None]
+_KEPT = ("live", "retired")
+
+
+class IntegrityChecker:
+    """Knows what each stored file must hold, and which ones do not. Thread-safe."""
+
+    def __init__(self, db: Database, store: Store):
+        self._db, self._store = db, store
+        self._lock = threading.Lock()
+        self.quarantined: set[str] = set()
+        """Ids of shards out of circulation, for /readyz."""
+        self.damaged_files: set[str] = set()
+        """Other damaged files, as folder/name."""
+        self._compute_missing()
+        self.restore_quarantined()
+        self._find_damaged_segments()
+
+    # --- what to read, and through which checksums ------------------------------------------------
+
+    def shard(self, shard_id: str) -> Source:
+        """The file of a shard. Raises 410 `damaged`, `snapshot_expired`."""
+        s = shards.c
+        with self._db.read() as connection:
+            row = connection.execute(
+                sa.select(s.pk, s.partition, s.state, s.bytes, s.checksums).where(s.id == shard_id)
+            ).one()
+        if row.state == "quarantined":
+            raise damaged_shard(shard_id)
+        if row.state not in _KEPT:
+            raise gone(shard_id)
+        if row.checksums is None and self.verify_shard(row.pk):
+            return self.shard(shard_id)
+        path = self._store.path(f"shards/{row.partition}", f"{shard_id}.parquet")
+        return Source(path, row.bytes, row.checksums)
+
+    # --- when something could not be read ---------------------------------------------------------
+
+    def recheck_shard(self, shard_id: str) -> bool:
+        """A read of it failed: look at the whole file. True if it is damaged."""
+        with self._lock:  # twenty readers of one file that fail together: hash it once
+            s = shards.c
+            with self._db.read() as connection:
+                row = connection.execute(sa.select(shards).where(s.id == shard_id)).one_or_none()
+            if row is None or row.state not in (*_KEPT, "quarantined"):
+                return False
+            return row.state == "quarantined" or not self._verify_shard(row)
+
+    def recheck_files(self, files: Sequence[str]) -> None:
+        """What the SQL workers could not read, relative to the data directory."""
+        for file in files:
+            folder, _, name = file.rpartition("/")
+            if folder.startswith("shards/"):
+                self.recheck_shard(name.removesuffix(".parquet"))
+
+    def verify_shard(self, pk: int, step: Step | None = None) -> bool:
+        """Read a whole shard and note the time; False when it is damaged, and quarantined now."""
+        with self._db.read() as connection:
+            row = connection.execute(sa.select(shards).where(shards.c.pk == pk)).one_or_none()
+        return row is None or row.state not in _KEPT or self._verify_shard(row, step)
+
+    def _verify_shard(self, row: Any, step: Step | None = None) -> bool:
+        path = self._store.path(f"shards/{row.partition}", f"{row.id}.parquet")
+        found = _examined(path, step)
+        if found is not None and found.sha256 == row.sha256:
+            if found.checksums != row.checksums:
+                log.info("the checksums of a whole shard were computed anew", shard=row.id)
+            self._keep(shards, row.pk, found)
+            return True
+        return not self._quarantine(row.id)
+
+    def _quarantine(self, shard_id: str) -> bool:
+        """False for one that was deleted meanwhile: that is no damage."""
+        s = shards.c
+        failpoint("quarantine.before_commit")
+        with self._db.write() as connection:
+            hit = connection.execute(
+                sa.update(shards)
+                .where(s.id == shard_id, s.state.in_(_KEPT))
+                .values(state="quarantined")
+            ).rowcount
+        failpoint("quarantine.after_commit")
+        if hit:
+            self.quarantined.add(shard_id)
+            log.error("a shard is damaged and was taken out of circulation", shard=shard_id)
+        return bool(hit)
+
+    def damaged_file(self, where: str) -> ProblemError:
+        """The answer for a damaged policy or snapshot; it is named in the log and /readyz."""
+        if where not in self.damaged_files:
+            self.damaged_files.add(where)
+            log.error("a stored file is damaged", file=where)
+        return ProblemError(
+            410,
+            "damaged",
+            f"{where} is damaged: restore the file from a backup, or make it anew",
+            expected="the bytes that were written",
+        )
+
+    def verify_policy(self, pk: int, step: Step | None = None) -> bool:
+        """Read a whole policy file and note the time; False when it is damaged."""
+        p = policies.c
+        with self._db.read() as connection:
+            row = connection.execute(sa.select(policies).where(p.pk == pk)).one_or_none()
+        if row is None:
+            return True
+        where = f"policies/{row.file}"
+        found = _examined(self._store.path("policies", row.file), step)
+        if found is None or found.sha256 != row.sha256:
+            with self._db.read() as connection:  # it may have been deleted, or published anew
+                still = connection.execute(sa.select(p.file).where(p.pk == pk)).scalar()
+            if still == row.file:
+                self.damaged_file(where)
+                return False
+            return True
+        self.damaged_files.discard(where)
+        self._keep(policies, pk, found)
+        return True
+
+    def _keep(self, table: sa.Table, pk: int, found: Examined) -> None:
+        with self._db.write() as connection:
+            connection.execute(
+                sa.update(table)  # a key may be another file's by now
+                .where(table.c.pk == pk, table.c.sha256 == found.sha256)
+                .values(checksums=found.checksums, verified_at=time.time())
+            )
+
+    # --- at a start -------------------------------------------------------------------------------
+
+    def _compute_missing(self) -> None:
+        """Of files that an earlier version wrote: nothing is read from them without checksums."""
+        s, p = shards.c, policies.c
+        with self._db.read() as connection:
+            todo: list[tuple[Literal["shard", "policy"], int]] = [
+                ("shard", pk)
+                for pk in connection.execute(
+                    sa.select(s.pk).where(s.state.in_(_KEPT), s.checksums.is_(None))
+                ).scalars()
+            ]
+            todo += [
+                ("policy", pk)
+                for pk in connection.execute(sa.select(p.pk).where(p.checksums.is_(None))).scalars()
+            ]
+        if not todo:
+            return
+        log.info("files of an earlier version are read once, for their checksums", files=len(todo))
+        for kind, pk in todo:
+            try:
+                self.verify_shard(pk) if kind == "shard" else self.verify_policy(pk)
+            except OSError as error:  # tried again when somebody wants to read it
+                log.error("a file cannot be read now", kind=kind, pk=pk, error=str(error))
+
+    def restore_quarantined(self) -> None:
+        """Quarantined shards whose files were restored are `live` again."""
+        s = shards.c
+        with self._db.read() as connection:
+            rows = connection.execute(
+                sa.select(s.pk, s.id, s.partition, s.sha256).where(s.state == "quarantined")
+            ).all()
+        for row in rows:
+            path = self._store.path(f"shards/{row.partition}", f"{row.id}.parquet")
+            found = _examined(path)
+            if found is None or found.sha256 != row.sha256:
+                self.quarantined.add(row.id)
+                continue
+            with self._db.write() as connection:
+                connection.execute(
+                    sa.update(shards)
+                    .where(s.pk == row.pk)
+                    .values(
+                        state="live",
+                        retired_uptime=None,
+                        checksums=found.checksums,
+                        verified_at=time.time(),
+                    )
+                )
+            self.quarantined.discard(row.id)
+            log.info("a shard was restored", shard=row.id)
+
+    def _find_damaged_segments(self) -> None:
+        t = trajectories.c
+        with self._db.read() as connection:
+            names = connection.execute(
+                sa.select(segments.c.name).where(
+                    segments.c.state == "damaged",
+                    sa.exists().where(t.segment_pk == segments.c.pk, t.state == "spooled"),
+                )
+            ).scalars()
+            self.damaged_files |= {f"segments/{name}" for name in names}
+
+
+def excluded(connection: Connection, dataset: str | None = None) -> list[Excluded]:
+    """Damaged files, and how many living trajectories lie in each."""
+    rows = connection.exec_driver_sql(EXCLUDED)
+    found = [Excluded(dataset=row[0], file=row[1], trajectories=row[2]) for row in rows]
+    return [one for one in found if dataset in (None, one.dataset)]
+
+
+def damaged_shard(shard_id: str) -> ProblemError:
+    return ProblemError(
+        410,
+        "damaged",
+        f"shard {shard_id} is damaged and was taken out of circulation; make a new snapshot to go"
+        " on without it, and restore the file from a backup (stepwell fsck names it)",
+        expected="the bytes that were written",
+    )
+
+
+def gone(shard_id: str) -> ProblemError:
+    return ProblemError(
+        410,
+        "snapshot_expired",
+        f"shard {shard_id} is gone: no lease held it; make a new snapshot, or read the manifest"
+        " again",
+    )
+
+
+def checked(source: Source) -> bytes:
+    """All of a small file. Raises `Corrupt`, also where it is missing or cannot be read back."""
+    try:
+        return source.read()
+    except FileNotFoundError:
+        raise Corrupt(source.path, "missing") from None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise Corrupt(source.path, str(error)) from None
+        raise
+
+
+def _examined(path: Path, step: Step | None = None) -> Examined | None:
+    """What the file holds; None if it is missing or its disk cannot read it back.
+
+    Raises OSError where the file may be good and only cannot be read now.
+    """
+    try:
+        return examine(path, step)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return None
+        raise

@@ -1,0 +1,112 @@
+"""The thread that keeps house: retention, compaction, orphans, and the way out of read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import sqlalchemy as sa
+import structlog
+
+from server.index.db import Database
+from server.ingest.pipeline import Ingest
+from server.integrity import IntegrityChecker
+from server.maintenance.compaction import compact
+from server.maintenance.orphans import OrphanSweeper
+from server.maintenance.retention import finish, retain, waiting
+from server.problems import ProblemError, disk_problem
+from server.settings import Settings
+from server.storage.store import Store
+from stepwell._background import BackgroundLoop
+
+log = structlog.get_logger("stepwell.maintenance")
+SWEEP_EVERY = 600.0
+SAVE_UPTIME_EVERY = 10.0
+"""Seconds of uptime that a crash may forget, while anything waits for it to pass."""
+
+
+class MaintenanceLoop:
+    """One round every `maintenance_interval` seconds; an error in one round does not stop it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        db: Database,
+        store: Store,
+        ingest: Ingest,
+        integrity: IntegrityChecker,
+    ):
+        self._settings, self._db, self._store = settings, db, store
+        self._ingest, self._integrity = ingest, integrity
+        self._index_trouble = ""
+        self._swept = time.monotonic()
+        self._looked = False
+        interval = settings.maintenance_interval
+        self._loop = BackgroundLoop(
+            "maintenance", self._work, every=interval, longest_wait=interval, report=self._say
+        )
+        # Nothing else runs yet, so whatever nobody knows is left over from a crash.
+        finish(db, store)
+        self._sweeper = OrphanSweeper(db, store)
+        self._sweeper.round(older_than=0.0)
+
+    def start(self) -> None:
+        if self._settings.maintenance_interval > 0:
+            self._loop.start()
+
+    def close(self) -> None:
+        self._loop.stop()
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the index or with the last round, for /readyz."""
+        return self._index_trouble or self._loop.trouble
+
+    def _work(self) -> None:
+        if self._looked:
+            self.round()
+        else:
+            self._look_at_index()
+            self._looked = True
+
+    def _say(self, name: str, error: BaseException) -> None:
+        """Called once, not at every round: what fails for want of room fails again."""
+        del name
+        if disk_problem(error, "") is None:
+            log.error(
+                "maintenance failed by a defect and is tried again; please report these lines",
+                exc_info=error,
+            )
+        else:
+            log.error(
+                "maintenance failed and is tried again: make room on the disk",
+                error=str(error)[:300],
+            )
+
+    def _look_at_index(self) -> None:
+        """SQLite notices a damaged page when it reads it, which may be in a year: look now."""
+        try:
+            with self._db.read() as connection:
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        except sa.exc.DatabaseError as error:
+            found = str(error.orig)
+        if found != "ok":
+            self._index_trouble = f"the index is damaged: stop, and run stepwell fsck ({found})"[
+                :300
+            ]
+            log.error("the index is damaged: stop the service, run stepwell fsck", found=found)
+
+    def round(self) -> None:
+        """Everything that is due now."""
+        if self._ingest.committer.trouble is not None:
+            with contextlib.suppress(ProblemError):
+                self._ingest.committer.check_disk()
+        now = self._db.uptime()
+        if now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and waiting(self._db):
+            self._db.save_uptime()
+        retain(self._settings, self._db, self._store, now)
+        wall = self._db.clock.wall()
+        compact(self._settings, self._db, self._store, self._ingest, self._integrity, wall)
+        if time.monotonic() - self._swept >= SWEEP_EVERY:
+            self._swept = time.monotonic()
+            self._sweeper.round(self._settings.orphan_age)

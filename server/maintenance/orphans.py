@@ -1,0 +1,98 @@
+"""Orphans: files that the index does not know, left by a process that died between two steps.
+
+A shard is an orphan only if the index knows every trajectory in it (they are elsewhere, or were
+evicted). One with unknown trajectories may be all that is left of somebody's data after the index
+was lost: it is never swept, fsck names it, and `fsck --rebuild` takes it in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+import structlog
+
+from server.checksums import Source
+from server.index.db import Database
+from server.index.tables import policies, shards, snapshots
+from server.ingest.bulk_insert import FOLDER, SUFFIX
+from server.ingest.rows import known
+from server.storage.shards import ShardDamaged, read_footer
+from server.storage.store import Store
+
+log = structlog.get_logger("stepwell.orphans")
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    folder: str
+    name: str
+    bytes: int
+    removable: bool
+    """Nothing in it is only there."""
+    importing: bool = False
+    """Written by an import that has not committed: the importer's own start removes it."""
+
+
+def orphans(db: Database, store: Store) -> list[Orphan]:
+    """What a sweep would remove, and what it would not dare to."""
+    # Files first, index second: what is put and committed in between is then known, not orphaned.
+    files = {folder: store.names(folder) for folder in ("shards/fifo", "shards/protected")}
+    importing = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
+    files |= {folder: store.names(folder) for folder in ("snapshots", "policies")}
+    with db.read() as connection:
+        s = shards.c
+        rows = connection.execute(sa.select(s.partition, s.id).where(s.state != "deleted"))
+        there = {(f"shards/{row[0]}", f"{row[1]}.parquet") for row in rows}
+        there |= {("snapshots", r[0]) for r in connection.execute(sa.select(snapshots.c.file))}
+        there |= {("policies", r[0]) for r in connection.execute(sa.select(policies.c.file))}
+    found: list[Orphan] = []
+    for folder, names in files.items():
+        for name in names:
+            path = store.path(folder, name)
+            if (folder, name) in there:
+                continue
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                continue
+            if name.removesuffix(".parquet") in importing:
+                found.append(Orphan(folder, name, size, True, importing=True))
+                continue
+            removable = not folder.startswith("shards/") or _all_known(db, path)
+            found.append(Orphan(folder, name, size, removable))
+    return found
+
+
+class OrphanSweeper:
+    """Removes orphans that may go, once they have been orphans for long enough.
+
+    How long is counted here, from when one was first met: a file's own time is of a wall clock that
+    may jump, and a file of this moment, which its transaction has not named yet, must not look old.
+    """
+
+    def __init__(self, db: Database, store: Store):
+        self._db, self._store = db, store
+        self._met: dict[tuple[str, str], float] = {}
+
+    def round(self, older_than: float) -> int:
+        """Returns how many were removed. With 0.0, all: only while nothing else runs."""
+        now, count = self._db.clock.monotonic(), 0
+        found = [o for o in orphans(self._db, self._store) if o.removable and not o.importing]
+        self._met = {(o.folder, o.name): self._met.get((o.folder, o.name), now) for o in found}
+        for orphan in found:
+            if now - self._met[orphan.folder, orphan.name] >= older_than:
+                self._store.delete(orphan.folder, orphan.name)
+                log.info("orphan removed", folder=orphan.folder, name=orphan.name)
+                count += 1
+        return count
+
+
+def _all_known(db: Database, path: Path) -> bool:
+    try:
+        ids = [entry.id for entry in read_footer(Source(path)).entries]
+    except ShardDamaged:
+        return False
+    with db.read() as connection:
+        return len(known(connection, ids)) == len(ids)

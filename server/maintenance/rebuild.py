@@ -1,0 +1,257 @@
+"""A lost index, rebuilt from what the files say of themselves: shard footers, segments, policies.
+
+Comes back: datasets with their specs, every trajectory with its data and everything it was sent
+with, policies that say whose they are; and from the old index, where it can still be read, all that
+recovery.py copies. Does not: snapshots, launches, jobs, tombstones; what had been evicted or whose
+dataset had been deleted, but whose files were still kept, is alive again, up to the capacity. An
+import that had not committed stays out. `Rebuilt.lost` says it. Files of data are only read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.checksums import Source, examine
+from server.index.db import Database, next_change_id, next_dataset_pk, next_epoch, upgrade
+from server.index.tables import datasets, segments, shards
+from server.ingest.bulk_insert import FOLDER, SUFFIX
+from server.ingest.evict import enforce
+from server.ingest.rows import chunks, insert_rows, row_of
+from server.ingest.spool import MAGIC, Record, SegmentDamaged, SegmentFile
+from server.maintenance.recovery import Recovered, from_old_index, from_policy_files
+from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
+from server.storage.store import Store
+from stepwell.errors import InvalidData
+from stepwell.spaces import EnvSpec
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What was found."""
+
+    datasets: int = 0
+    trajectories: int = 0
+    shards: int = 0
+    segments: int = 0
+    runs: int = 0
+    metrics: int = 0
+    policies: int = 0
+    evaluations: int = 0
+    labelled: int = 0
+    """Trajectories whose tags, flags, notes or protection were given after they were stored."""
+    unreadable: list[str] = field(default_factory=list)
+    """Files."""
+    lost: list[str] = field(default_factory=list)
+    """What could not be brought back, for people."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """A dataset as pieced together: its spec, and where each trajectory lies."""
+
+    spec: EnvSpec
+    entries: dict[str, tuple[Entry, dict[str, object]]] = field(default_factory=dict)
+
+
+ALWAYS_LOST = (
+    "snapshots (trainers make new ones), launches, jobs",
+    "what was evicted or deleted: where the files were still there, it is alive again",
+)
+
+
+def rebuild(data: Path) -> Rebuilt:
+    """Make DIR/index.sqlite anew; an existing one is kept beside it as index.sqlite.<time>."""
+    store = Store(data)
+    index = data / "index.sqlite"
+    stamp = int(time.time())
+    before = data / f"index.sqlite.{stamp}" if index.exists() else None
+    for suffix in ("", "-wal", "-shm"):
+        old = data / f"index.sqlite{suffix}"
+        if old.exists():
+            old.rename(data / f"index.sqlite.{stamp}{suffix}")
+    upgrade(index)
+    db = Database(index)
+    result = Rebuilt()
+    try:
+        with db.write() as connection:
+            found: dict[str, _Found] = {}
+            # Segments first: what is also in a shard is then taken from the shard.
+            _read_segments(connection, store, found, result)
+            _read_shards(connection, store, found, result)
+            recovered = from_old_index(connection, store, before)
+            _insert(connection, found, result, recovered)
+            from_policy_files(connection, store, recovered)
+            next_epoch(connection)
+            for name in ("runs", "metrics", "policies", "evaluations"):
+                setattr(result, name, recovered.counts[name])
+            result.lost += [*recovered.lost, *ALWAYS_LOST]
+    finally:
+        db.close()
+    return result
+
+
+def _read_segments(
+    connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
+) -> None:
+    for name in store.names("segments"):
+        path = store.path("segments", name)
+        if path.stat().st_size <= len(MAGIC):
+            continue
+        try:
+            file = SegmentFile(path)
+        except SegmentDamaged:
+            result.unreadable.append(name)
+            continue
+        pk = connection.execute(
+            sa.insert(segments)
+            .values(name=name, state="open", created_at=path.stat().st_mtime)
+            .returning(segments.c.pk)
+        ).scalar_one()
+        result.segments += 1
+        for record in _records(file, result):
+            if "spec" in record.head:
+                spec = EnvSpec.from_json(record.head["spec"])
+                found.setdefault(record.dataset, _Found(spec))
+            elif record.dataset in found:
+                place: dict[str, object] = {
+                    "state": "spooled",
+                    "segment_pk": pk,
+                    "segment_offset": record.offset,
+                }
+                place |= {"shard_pk": None, "traj_idx": None, "row_start": None}
+                found[record.dataset].entries[record.entry.id] = (record.entry, place)
+
+
+def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
+    """Every whole record, also behind those that are damaged."""
+    name, end = file.path.name, len(MAGIC)
+    start: int | None = end
+    while start is not None:
+        for record in file.scan(start):
+            end = record.end
+            yield record
+        start = file.next_record(end)
+        if start is not None:
+            result.unreadable.append(f"{name}: bytes {end} to {start}")
+            end = start
+    if end < file.size:
+        result.lost.append(
+            f"the last {file.size - end} bytes of {name}: torn by a crash, so never acknowledged,"
+            " or damaged"
+        )
+
+
+def _read_shards(
+    connection: Connection, store: Store, found: dict[str, _Found], result: Rebuilt
+) -> None:
+    unfinished = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
+    files = [
+        (partition, name)
+        for partition in ("fifo", "protected")
+        for name in store.names(f"shards/{partition}")
+        if name.removesuffix(".parquet") not in unfinished
+    ]
+    # By name, which is by age: of two copies (a compaction's old and new) the newer place wins.
+    for partition, name in sorted(files, key=lambda file: file[1]):
+        path = store.path(f"shards/{partition}", name)
+        try:
+            file = examine(path)
+            source = Source(path, file.size, file.checksums)
+            footer = read_footer(source)
+            # Nothing else says any more what was written: all of it is compared, so this is slow.
+            for entry, batch in read_batches(source):
+                check_digest(entry, batch, footer.spec)
+        except (OSError, ShardDamaged, InvalidData):
+            result.unreadable.append(name)
+            continue
+        dataset = found.setdefault(footer.dataset, _Found(footer.spec))
+        if dataset.spec.digest != footer.spec.digest:
+            result.unreadable.append(name)  # of an earlier dataset by that name
+            continue
+        pk = connection.execute(
+            sa.insert(shards)
+            .values(
+                id=name.removesuffix(".parquet"),
+                partition=partition,
+                state="live",
+                sha256=file.sha256,
+                bytes=file.size,
+                checksums=file.checksums,
+                verified_at=time.time(),
+                rows=sum(entry.rows for entry in footer.entries),
+                trajectories=len(footer.entries),
+                seq_min=min(entry.seq for entry in footer.entries),
+                seq_max=max(entry.seq for entry in footer.entries),
+                created_at=path.stat().st_mtime,
+            )
+            .returning(shards.c.pk)
+        ).scalar_one()
+        result.shards += 1
+        for index, entry in enumerate(footer.entries):
+            for other in found.values():
+                # Ids are unique: a deleted dataset's files may still be there. The newer wins.
+                if other is not dataset:
+                    other.entries.pop(entry.id, None)
+            place: dict[str, object] = {
+                "state": "sealed",
+                "segment_pk": None,
+                "segment_offset": None,
+            }
+            place |= {"shard_pk": pk, "traj_idx": index, "row_start": entry.row_start}
+            dataset.entries[entry.id] = (entry, place)
+
+
+def _insert(
+    connection: Connection, found: dict[str, _Found], result: Rebuilt, recovered: Recovered
+) -> None:
+    change_id = next_change_id(connection)
+    for name, dataset in found.items():
+        # Spooled ones have no seq yet; they come after all that have one, in the order they came.
+        ordered = sorted(
+            dataset.entries.values(),
+            key=lambda one: (one[0].seq == 0, one[0].seq, one[0].created_at),
+        )
+        greatest = max((entry.seq for entry, _ in ordered), default=0)
+        values = {
+            "name": name,
+            "spec": json.dumps(dataset.spec.to_json()),
+            "spec_digest": dataset.spec.digest,
+            "description": "rebuilt from files",
+            "created_at": time.time(),
+        }
+        said = recovered.datasets.get(name, {})
+        if said.get("spec_digest") == dataset.spec.digest:
+            values |= said
+        pk = next_dataset_pk(connection)
+        connection.execute(sa.insert(datasets).values(pk=pk, **values))
+        rows, taken = [], set()
+        for entry, place in ordered:
+            seq = entry.seq
+            if seq == 0 or seq in taken:
+                greatest += 1
+                seq = greatest
+            taken.add(seq)
+            labels = recovered.labels.get(entry.id, {})
+            # What is protected stays so, whichever of the two says it.
+            if entry.partition == "protected":
+                labels = labels | {"partition": "protected"}
+            row = row_of(entry, pk, seq, change_id, dataset.spec.env)
+            result.labelled += any(row.get(key) != value for key, value in labels.items())
+            rows.append({"flags": "[]", "notes": "", **row, **labels, **place})
+        for some in chunks(rows, 2000):
+            insert_rows(connection, list(some))
+        connection.execute(
+            sa.update(datasets).where(datasets.c.pk == pk).values(next_seq=greatest + 1)
+        )
+        shard_pks = {place["shard_pk"] for _, place in ordered} - {None}
+        for some in chunks(list(shard_pks)):
+            connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
+        result.datasets += 1
+        result.trajectories += len(rows) - enforce(connection, pk, time.time(), change_id)

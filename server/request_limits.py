@@ -1,0 +1,113 @@
+"""Checks of a request's headers before anything is parsed: Host, Origin, content type and length.
+
+Pure ASGI; the body itself is not touched here (body_memory.py). Loopback is not private, since any
+web page can reach it: hence Host, Origin and content type.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from server.body_memory import (
+    DISCARD,
+    App,
+    Receive,
+    Scope,
+    Send,
+    body_limits,
+    body_too_large,
+    declared_length,
+    may_lack_type,
+    send_problem,
+)
+from server.problems import ProblemError
+from server.settings import Settings
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+# What a page may send across origins without asking first; text/plain is how forged JSON travels.
+SIMPLE = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class RequestLimits:
+    """Refuses strangers by Host, Origin and content type; and bodies that say they are too long."""
+
+    def __init__(self, app: App, settings: Settings):
+        self.app = app
+        self.settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        try:
+            self._check_host(headers)
+            self._check_origin(headers)
+            self._check_body(scope, headers)
+        except ProblemError as error:
+            length = declared_length(scope)
+            if length is None or length > DISCARD:
+                error.headers["connection"] = "close"
+            await send_problem(send, error)
+            return
+        await self.app(scope, receive, send)
+
+    def _check_host(self, headers: dict[str, str]) -> None:
+        settings = self.settings
+        if settings.token is not None and not settings.loopback and not settings.allowed_hosts:
+            return  # a public name cannot be known here, and the token protects
+        host = _host_of(headers.get("host", ""))
+        allowed = LOCAL | {settings.host.lower()} | {h.lower() for h in settings.allowed_hosts}
+        if host not in allowed:
+            raise ProblemError(
+                421,
+                "bad_host",
+                "this service does not answer to that name; start it with"
+                " STEPWELL_ALLOWED_HOSTS='[\"NAME\"]' if it should",
+                expected=sorted(allowed),
+                got=host[:200],
+            )
+
+    def _check_origin(self, headers: dict[str, str]) -> None:
+        origin = headers.get("origin")
+        if origin is None or origin in self.settings.allowed_origins:
+            return
+        if origin != "null" and urlsplit(origin).netloc == headers.get("host"):
+            return
+        raise ProblemError(
+            403,
+            "foreign_origin",
+            "a web page of another origin may not call this service; allow it with"
+            " STEPWELL_ALLOWED_ORIGINS='[\"ORIGIN\"]' if it should",
+            expected=list(self.settings.allowed_origins) or "no Origin header, or our own",
+            got=origin[:200],
+        )
+
+    def _check_body(self, scope: Scope, headers: dict[str, str]) -> None:
+        if scope["method"] not in WRITES:
+            return
+        limit = body_limits(self.settings, scope["method"], scope["path"]).limit
+        length = headers.get("content-length")
+        if length is not None and length.isdecimal() and int(length) > limit:
+            raise body_too_large(limit, int(length))
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        has_body = length not in (None, "0") or "transfer-encoding" in headers
+        if kind in SIMPLE or (has_body and not kind and not may_lack_type(scope["path"])):
+            raise ProblemError(
+                415,
+                "unsupported_media_type",
+                "say what the body is with a Content-Type header (for a file by hand:"
+                " curl -T FILE -X POST -H 'Content-Type: application/octet-stream' URL)",
+                expected="application/json, application/vnd.apache.arrow.stream or"
+                " application/octet-stream, as the route asks",
+                got=kind or "none",
+            )
+
+
+def _host_of(header: str) -> str:
+    """The name in a Host header, without its port."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").lower()
+    except ValueError:
+        return ""

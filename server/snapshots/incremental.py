@@ -1,0 +1,243 @@
+"""What snapshots select, and the recent ones at hand: so that a refresh asks only what changed.
+
+    SelectionRunner   SQL → everything that is selected, or only what changed since an earlier one
+    SnapshotCache     the newest snapshots with their blocks; `catch_up` keeps selections up to date
+
+A cached snapshot has two sets of blocks: those that its file holds, which never change, and those
+that its selection found when it was last run (`SelectionResult`). A second snapshot of the same
+selection begins with the latter, whether it names the first as `since` or not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import structlog
+
+from server.checksums import Corrupt
+from server.index.mirror import Mirror
+from server.problems import ProblemError
+from server.snapshots.selection import (
+    Block,
+    Blocks,
+    Component,
+    Damaged,
+    SelectionRules,
+    all_of,
+    select_all,
+    select_changed,
+)
+from server.sql.pool import Selected
+from stepwell._background import BackgroundLoop
+
+log = structlog.get_logger("stepwell.snapshots")
+MANY_CHANGES = 0.25
+"""When a larger part of the trajectories has changed, all are asked again."""
+MOST_CHANGES = 200_000
+"""And when so many have: they are taken into memory at once."""
+RECENT, RECENT_ROWS = 16, 2_000_000
+"""Snapshots whose blocks are kept at hand, for their refresh; and their rows, of some 80 bytes."""
+CATCH_UP_EVERY, CATCH_UP_BEHIND, CATCH_UP_FOR = 0.25, 200, 600.0
+"""Every so many seconds, whoever is so many changes behind catches up; until nobody has asked for
+so many seconds. Fewer changes are read in no time when the next snapshot is made."""
+
+
+class SelectionMoved(Exception):
+    """What was selected was moved or deleted while the snapshot was made."""
+
+
+class Selector(Protocol):
+    """What snapshots need of the SQL service."""
+
+    def select_rows(self, select: str, dataset: str | None = None) -> Selected: ...
+
+    def select_among(self, select: str, rows: pa.Table, dataset: str | None = None) -> Selected: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionResult:
+    """A selection as it was found at one moment of the index."""
+
+    blocks: Blocks
+    change_id: int
+    epoch: int
+    reads: tuple[frozenset[str] | None, ...]
+    """Per component: the columns it reads, where it looks at one row at a time."""
+    damaged: Damaged
+    """Rows that were left out because their shards are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedSnapshot:
+    """A snapshot at hand."""
+
+    pk: int
+    blocks: Blocks
+    """What its file says."""
+    sources: tuple[Component, ...]
+    rules: SelectionRules | None = None
+    found: SelectionResult | None = None
+    """What its selection was when it was last asked: later than the file, or unknown."""
+
+
+class SelectionRunner:
+    """Asks the index, through SQL, what is selected."""
+
+    def __init__(self, selector: Callable[[], Selector], mirror: Callable[[], Mirror]):
+        self._selector, self._mirror = selector, mirror
+
+    def all(self, sources: Sequence[Component], rules: SelectionRules) -> SelectionResult:
+        """Ask for everything that is selected. Raises `SelectionMoved`, and 422 as SQL does."""
+        blocks: Blocks = {}
+        reads: list[frozenset[str] | None] = []
+        marks, epochs, damaged = [], set(), Counter[tuple[str, str]]()
+        for component, source in enumerate(sources):
+            selected = self._selector().select_rows(source.select, source.dataset)
+            assert selected.state is not None
+            try:
+                some, spoiled = select_all(self._mirror(), component, selected, rules)
+            except FileNotFoundError as error:  # the answer took longer than the mirror keeps files
+                raise SelectionMoved from error
+            except Corrupt as error:
+                log.error("a file of the mirror is damaged and made anew", error=str(error))
+                self._mirror().discard([f"mirror/{Path(error.path).name}"])
+                raise SelectionMoved from error
+            blocks |= some
+            damaged += spoiled
+            reads.append(None if selected.reads is None else frozenset(selected.reads))
+            marks.append(selected.state.change_id)
+            epochs.add(selected.state.epoch)
+        if len(epochs) > 1:
+            raise SelectionMoved
+        return SelectionResult(blocks, min(marks), epochs.pop(), tuple(reads), damaged)
+
+    def behind(self, found: SelectionResult, most: int) -> int | None:
+        """How much changed since, counted up to `most`; None where changes alone do not do."""
+        return self._mirror().count_changes(found.change_id, found.epoch, most)
+
+    def changed(
+        self, sources: tuple[Component, ...], rules: SelectionRules, earlier: CachedSnapshot | None
+    ) -> SelectionResult | None:
+        """The same, of what changed since `earlier` alone; None where that does not do."""
+        if earlier is None or earlier.found is None or not earlier.blocks:
+            return None
+        last = earlier.found
+        if earlier.sources != sources or earlier.rules != rules:
+            return None
+        reads = frozenset({"dataset"}).union(*(names or () for names in last.reads))
+        if None in last.reads:
+            return None
+        total = sum(map(len, last.blocks.values()))
+        most = min(MOST_CHANGES, max(1000, int(MANY_CHANGES * total)))
+        count = self.behind(last, most + 1)
+        if count is None or count > most:
+            return None
+        changes = self._mirror().changes(last.change_id, last.epoch, sorted(reads))
+        if changes is None:
+            return None
+
+        def among(component: int) -> Selected:
+            source = sources[component]
+            if source.all:
+                return all_of(source.dataset, changes.locations)
+            return self._selector().select_among(source.select, changes.columns, source.dataset)
+
+        try:
+            blocks = select_changed(last.blocks, changes, len(sources), among, rules)
+        except ProblemError as error:
+            log.info("changes could not be asked alone", error=error.detail[:200])
+            return None
+        return replace(last, blocks=blocks, change_id=changes.change_id)
+
+
+class SnapshotCache:
+    """Recent snapshots by id, the latest used last. Thread-safe."""
+
+    def __init__(self, finder: SelectionRunner, rules: Callable[[bool], SelectionRules]):
+        """`rules` of now, for snapshots that include evaluation or not."""
+        self._finder, self._rules = finder, rules
+        self._recent: OrderedDict[str, CachedSnapshot] = OrderedDict()
+        self._asked: dict[str, float] = {}
+        """When each was last used, on the monotonic clock."""
+        self._lock = threading.Lock()
+        self._loop = BackgroundLoop("snapshots", self.catch_up, every=CATCH_UP_EVERY)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def close(self) -> None:
+        self._loop.stop(5.0)
+
+    @property
+    def trouble(self) -> str:
+        return self._loop.trouble
+
+    def get(self, snapshot_id: str) -> CachedSnapshot | None:
+        with self._lock:
+            if (recent := self._recent.get(snapshot_id)) is not None:
+                self._recent.move_to_end(snapshot_id)
+                self._asked[snapshot_id] = time.monotonic()
+            return recent
+
+    def latest_like(self, sources: tuple[Component, ...], rules: SelectionRules) -> str | None:
+        """The latest of the same selection."""
+        with self._lock:
+            for snapshot_id, recent in reversed(self._recent.items()):
+                if recent.found and (recent.sources, recent.rules) == (sources, rules):
+                    return snapshot_id
+        return None
+
+    def put(self, snapshot_id: str, recent: CachedSnapshot) -> CachedSnapshot:
+        with self._lock:
+            self._recent[snapshot_id] = recent
+            self._recent.move_to_end(snapshot_id)
+            self._asked[snapshot_id] = time.monotonic()
+            while len(self._recent) > 1 and (
+                len(self._recent) > RECENT or _rows(self._recent.values()) > RECENT_ROWS
+            ):
+                gone, _ = self._recent.popitem(last=False)
+                del self._asked[gone]
+        return recent
+
+    def forget(self, snapshot_id: str) -> None:
+        with self._lock:
+            self._recent.pop(snapshot_id, None)
+            self._asked.pop(snapshot_id, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._recent.clear()
+            self._asked.clear()
+
+    def catch_up(self) -> None:
+        """One round: catch up with what changed, for each selection that is in use."""
+        since = time.monotonic() - CATCH_UP_FOR
+        with self._lock:
+            used = [(name, r) for name, r in self._recent.items() if self._asked[name] > since]
+        for name, recent in used:
+            if self._loop.stopping or recent.found is None or recent.rules is None:
+                continue
+            if (self._finder.behind(recent.found, CATCH_UP_BEHIND) or 0) < CATCH_UP_BEHIND:
+                continue
+            rules = self._rules(recent.rules.include_eval)
+            # None where everything must be asked again: by who wants it, not by us at every round.
+            found = self._finder.changed(recent.sources, rules, recent)
+            with self._lock:
+                if self._recent.get(name) is recent:
+                    self._recent[name] = replace(recent, found=found)
+
+
+def _rows(recent: Iterable[CachedSnapshot]) -> int:
+    """Blocks that several snapshots share count once."""
+    blocks: dict[int, Block] = {}
+    for one in recent:
+        for some in (one.blocks, one.found.blocks if one.found else {}):
+            blocks.update(zip(map(id, some.values()), some.values(), strict=True))
+    return sum(len(block) for block in blocks.values())

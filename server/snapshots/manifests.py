@@ -1,0 +1,179 @@
+"""Manifests as files: written once, whole, or as what changed since another snapshot's.
+
+    snapshots/<a>.arrow    all blocks                       base: none
+    snapshots/<b>.arrow    blocks that differ from a's      base: a
+    snapshots/<c>.arrow    blocks that differ from b's      base: b
+
+So a growing dataset's thousand snapshots take the room of a few. A file is an Arrow stream with
+compressed buffers, a batch per block. It is read, not mapped: what a map shows was checked once,
+and may be another later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.checksums import Source
+from server.index.tables import shards, snapshots, trajectories
+from server.ingest.rows import chunks
+from server.integrity import checked
+from server.snapshots.selection import Block, Blocks
+from server.storage.store import Store, Stored
+from stepwell.manifest import (
+    GONE_KEY,
+    SCHEMA,
+    SINCE_KEY,
+    Key,
+    blocks,
+    gone,
+    id_bytes,
+    id_texts,
+    is_changes,
+    table_of,
+)
+
+LONGEST_CHAIN = 100
+"""Files. And of changes at most half as many rows as the manifest has: then it is written anew."""
+_FILE_MAGIC = b"ARROW1"
+"""How manifests began that were written up to revision 0003 of the index."""
+
+
+def write(store: Store, name: str, table: pa.Table) -> Stored:
+    """Put a manifest, or changes, into the store."""
+    with store.new("snapshots", name) as writer:
+        # Its blocks have a digest of their own.
+        writer.fill(lambda path: _write(path, table), digest=False)
+        return writer.commit()
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")  # less than half to write and to sync
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema, options=options) as stream,
+    ):
+        for batch in table.to_batches():
+            stream.write_batch(batch)
+
+
+def whole(found: Blocks, metadata: Mapping[bytes, bytes]) -> pa.Table:
+    return table_of((block.batch for block in found.values()), metadata)
+
+
+def changed(
+    found: Blocks, removed: Sequence[Key], since: str, metadata: Mapping[bytes, bytes]
+) -> pa.Table:
+    """The changes from snapshot `since`."""
+    told = {SINCE_KEY: since.encode(), GONE_KEY: json.dumps(removed).encode()}
+    return whole(found, {**metadata, **told})
+
+
+def load(store: Store, connection: Connection, row: Any) -> Blocks:
+    """The blocks of a snapshot (a row of the index). Raises ValueError and `Corrupt` as `read`."""
+    n = snapshots.c
+    files, base = [(row["file"], row["checksums"])], row["base_pk"]
+    while base is not None:
+        below = connection.execute(
+            sa.select(n.file, n.base_pk, n.checksums).where(n.pk == base)
+        ).first()
+        if below is None:
+            raise ValueError(f"{files[-1][0]} holds changes of a snapshot that is gone")
+        files.append((below.file, below.checksums))
+        base = below.base_pk
+    merged: dict[Key, Block] = {}
+    for name, checksums in reversed(files):
+        table = read(Source(store.path("snapshots", name), checksums=checksums))
+        if is_changes(table):
+            for key in gone(table):
+                merged.pop(key, None)
+        merged |= {key: Block(batch) for key, batch in blocks(table).items()}
+    return dict(sorted(merged.items()))
+
+
+def read(source: Source) -> pa.Table:
+    """One file. Raises `Corrupt` where it is missing or damaged, ValueError for something else."""
+    content = checked(source)
+    if content.startswith(_FILE_MAGIC):
+        return _of_old_format(pa.ipc.open_file(pa.py_buffer(content)).read_all())
+    return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
+
+
+def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:
+    """The blocks with every trajectory where it lies now; how many lie nowhere any more."""
+    names = frozenset[str]().union(*(block.shards for block in blocks.values()))
+    found = connection.execute(sa.select(shards.c.id).where(existing(names)))
+    there = frozenset(found.scalars())
+    moved, missing = dict(blocks), 0
+    t = trajectories.c
+    statement = sa.select(t.id, shards.c.id, t.traj_idx, t.row_start).join(
+        shards, shards.c.pk == t.shard_pk
+    )
+    for key, block in blocks.items():
+        if block.shards <= there:
+            continue
+        batch = block.batch
+        shard = np.asarray(batch["shard"].cast(pa.string()).to_numpy(zero_copy_only=False))
+        traj_idx, row_start = (np.array(batch[name]) for name in ("traj_idx", "row_start"))
+        lost = np.flatnonzero(~np.isin(shard, sorted(there)))
+        ids = id_texts(np.frombuffer(batch["id"].take(pa.array(lost)).buffers()[1], np.uint8))
+        at = dict(zip(ids, lost.tolist(), strict=True))
+        for some in chunks(ids, 5000):
+            listed = sa.func.json_each(json.dumps(list(some))).table_valued("value")
+            rows = connection.execute(
+                statement.where(
+                    t.id.in_(sa.select(listed.c.value)), shards.c.state.in_(("live", "retired"))
+                )
+            )
+            for identity, name, number, first_row in rows:
+                row = at.pop(identity)
+                shard[row], traj_idx[row], row_start[row] = name, number, first_row
+        missing += len(at)
+        moved[key] = Block(
+            batch.set_column(
+                batch.schema.get_field_index("shard"),
+                batch.schema.field("shard"),
+                pa.array(shard, pa.string()).dictionary_encode(),
+            )
+            .set_column(
+                batch.schema.get_field_index("traj_idx"),
+                batch.schema.field("traj_idx"),
+                pa.array(traj_idx, pa.int32()),
+            )
+            .set_column(
+                batch.schema.get_field_index("row_start"),
+                batch.schema.field("row_start"),
+                pa.array(row_start, pa.int64()),
+            )
+        )
+    return moved, missing
+
+
+def existing(names: frozenset[str]) -> Any:
+    """The rows of those of the shards whose files are there."""
+    listed = sa.func.json_each(json.dumps(sorted(names))).table_valued("value")
+    s = shards.c
+    return sa.and_(s.id.in_(sa.select(listed.c.value)), s.state.in_(("live", "retired")))
+
+
+def _of_old_format(table: pa.Table) -> pa.Table:
+    """Ids and names were texts; contents were not noted."""
+    raw = id_bytes(table["id"])
+    made = {
+        "id": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(16), table.num_rows, [None, pa.py_buffer(np.ascontiguousarray(raw))]
+        ),
+        "content": pa.array(np.zeros(table.num_rows, np.uint64)),
+    }
+    columns: Iterable[Any] = (
+        made[field.name] if field.name in made else table[field.name].cast(field.type)
+        for field in SCHEMA
+    )
+    return pa.table(list(columns), SCHEMA.with_metadata(table.schema.metadata))

@@ -1,0 +1,481 @@
+"""Snapshots: a frozen selection of trajectories. The same id means the same trajectories, for ever.
+
+    SQL → rows of the mirror → blocks (selection.py), ordered by (component, dataset, seq)
+      → DIR/snapshots/<file>.arrow (put once) → one transaction: snapshot, its shards, first lease
+
+A selection that was frozen before is only asked what changed since, and the blocks that differ are
+written (incremental.py). A refresh (`since`) that finds the same again returns the earlier one.
+
+Where a trajectory lies may change (compaction); what it is may not. The file keeps both; when one
+of its shards is gone and its trajectories live on elsewhere, the locations are looked up anew. A
+lease is a promise not to delete the shards that the file names; it counts uptime (index/db.py).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from server.checksums import Corrupt
+from server.failpoints import failpoint
+from server.index.db import Database
+from server.index.mirror import Mirror
+from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots
+from server.ingest.validate import difference as layouts_differ
+from server.integrity import IntegrityChecker
+from server.problems import ProblemError, not_found
+from server.snapshots import manifests
+from server.snapshots.incremental import (
+    CachedSnapshot,
+    SelectionMoved,
+    SelectionResult,
+    SelectionRunner,
+    Selector,
+    SnapshotCache,
+)
+from server.snapshots.selection import (
+    Blocks,
+    Component,
+    Damaged,
+    SelectionRules,
+    difference,
+    digest_of,
+    sources_of,
+)
+from server.storage.store import Store, new_name
+from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
+from stepwell.messages import CreateSnapshot, Excluded, Lease, PutLease, Snapshot, SnapshotPage
+from stepwell.spaces import EnvSpec
+
+log = structlog.get_logger("stepwell.snapshots")
+FIRST_TTL = 120.0
+"""Seconds of the lease that comes with a new snapshot."""
+MAX_TRAJECTORIES = 20_000_000
+
+
+class Snapshots:
+    """Creating, describing, leasing. `flush` seals what was acknowledged."""
+
+    def __init__(
+        self,
+        db: Database,
+        store: Store,
+        flush: Callable[[], object],
+        selector: Callable[[], Selector],
+        mirror: Callable[[], Mirror],
+        integrity: IntegrityChecker,
+    ):
+        self._db, self._store, self._integrity = db, store, integrity
+        self._flush = flush
+        self._finder = SelectionRunner(selector, mirror)
+        self.cache = SnapshotCache(self._finder, self._rules)
+        self._moving = threading.Lock()
+
+    # --- create, in the order it happens --------------------------------------------------------
+
+    def create(self, body: CreateSnapshot) -> Snapshot:
+        """Freeze a selection. Raises 404, 422 (SQL, nothing selected, layouts that differ).
+
+        With `since`, and nothing else selected than there: that snapshot.
+        """
+        sources = tuple(sources_of(body))
+        if body.since is not None:
+            self._cached(body.since)
+        self._flush()
+        for attempt in range(3):
+            try:
+                return self._create(body, sources, again=attempt > 0)
+            except SelectionMoved:
+                log.info("the selection moved while it was frozen", attempt=attempt)
+        raise ProblemError(
+            503,
+            "selection_moved",
+            "what was selected was evicted or moved while the snapshot was made; ask again",
+            headers={"Retry-After": "1"},
+        )
+
+    def _create(
+        self, body: CreateSnapshot, sources: tuple[Component, ...], *, again: bool
+    ) -> Snapshot:
+        rules = self._rules(body.include_eval)
+        base = body.since
+        if base is None and not again:
+            base = self.cache.latest_like(sources, rules)
+        earlier = None if base is None else self._cached(base)
+        found = self._finder.changed(sources, rules, earlier) or self._finder.all(sources, rules)
+        _check_size(found)
+        spec = self._common_spec({dataset for _, dataset, _ in found.blocks})
+        shares = [source.share for source in sources]
+        digest = digest_of(found.blocks, shares)
+        if earlier is not None and body.since is not None:
+            before = self._described(body.since)
+            if before.digest == digest:
+                same = replace(earlier, sources=sources, rules=rules, found=found)
+                self.cache.put(body.since, same)
+                self._hold_at_least(body.since, body.holder)
+                return before.model_copy(update={"added": 0, "removed": 0})
+        snapshot_id, name = new_name("sn"), new_name("snap", ".arrow")
+        metadata = _metadata(snapshot_id, digest, shares)
+        told, chain = self._write(name, found.blocks, metadata, base, earlier)
+        failpoint("snapshot.after_rename")
+        with self._db.write() as connection:
+            if "base_pk" in chain and not _exists(connection, chain["base_pk"]):
+                raise SelectionMoved
+            pk = self._insert(
+                connection,
+                found.blocks,
+                id=snapshot_id,
+                digest=digest,
+                selection=json.dumps(
+                    body.model_dump(mode="json", by_alias=True, exclude_none=True)
+                ),
+                spec=json.dumps(spec.to_json()),
+                datasets=json.dumps(sorted({dataset for _, dataset, _ in found.blocks})),
+                file=name,
+                **(told if body.since is not None else {}),
+                excluded=json.dumps(_excluded(found.damaged)),
+                **chain,
+            )
+            expires = self._db.uptime() + FIRST_TTL
+            connection.execute(
+                sa.insert(leases).values(snapshot_pk=pk, holder=body.holder, expires_uptime=expires)
+            )
+            failpoint("snapshot.before_commit")
+        failpoint("snapshot.after_commit")
+        self.cache.put(snapshot_id, CachedSnapshot(pk, found.blocks, sources, rules, found))
+        return self.get(snapshot_id)
+
+    def _rules(self, include_eval: bool) -> SelectionRules:
+        with self._db.read() as connection:
+            found = sa.select(shards.c.id).where(shards.c.state == "quarantined")
+            quarantined = frozenset(connection.execute(found).scalars())
+        return SelectionRules(include_eval, quarantined)
+
+    def _common_spec(self, names: set[str]) -> EnvSpec:
+        d = datasets.c
+        with self._db.read() as connection:
+            found = connection.execute(
+                sa.select(d.name, d.spec, d.spec_digest).where(d.name.in_(names)).order_by(d.pk)
+            ).all()
+        if not found:
+            raise SelectionMoved
+        first = found[0]
+        spec = EnvSpec.from_json(json.loads(first.spec))
+        for other in found[1:]:
+            if other.spec_digest != first.spec_digest:
+                theirs = EnvSpec.from_json(json.loads(other.spec))
+                where, expected, got = layouts_differ(spec, theirs)
+                raise ProblemError(
+                    422,
+                    "schema_mismatch",
+                    f"a snapshot has one layout, but datasets {first.name!r} and {other.name!r}"
+                    f" differ in {where}",
+                    expected={first.name: expected},
+                    got={other.name: got},
+                )
+        return spec
+
+    def _write(
+        self,
+        name: str,
+        blocks: Blocks,
+        metadata: Mapping[bytes, bytes],
+        base: str | None,
+        earlier: CachedSnapshot | None,
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """Put the manifest, or only what changed since `base`.
+
+        How much was added and removed since, and the columns that say how it was put.
+        """
+        told = {}
+        if base is not None and earlier is not None:
+            change = difference(earlier.blocks, blocks)
+            told = {"added": change.added, "removed": change.removed}
+            with self._db.read() as connection:
+                before = _row(connection, base)
+            depth = before["depth"] + 1
+            rows = before["delta_rows"] + sum(map(len, change.changed.values()))
+            if depth < manifests.LONGEST_CHAIN and 2 * rows <= sum(map(len, blocks.values())):
+                table = manifests.changed(change.changed, change.gone, base, metadata)
+                stored = manifests.write(self._store, name, table)
+                chain = {"base_pk": earlier.pk, "depth": depth, "delta_rows": rows}
+                return told, {**chain, "checksums": stored.checksums}
+        stored = manifests.write(self._store, name, manifests.whole(blocks, metadata))
+        return told, {"checksums": stored.checksums}
+
+    def _insert(self, connection: Connection, blocks: Blocks, **values: Any) -> int:
+        """The row of a snapshot and of the shards it needs; `SelectionMoved` if one is gone."""
+        names = frozenset[str]().union(*(block.shards for block in blocks.values()))
+        count, size = _existing(connection, names)
+        if count != len(names):
+            raise SelectionMoved
+        pk = connection.execute(
+            sa.insert(snapshots)
+            .values(
+                trajectories=sum(map(len, blocks.values())),
+                steps=sum(block.steps for block in blocks.values()),
+                shards=count,
+                bytes=size,
+                created_at=self._db.clock.wall(),
+                created_uptime=self._db.uptime(),
+                **values,
+            )
+            .returning(snapshots.c.pk)
+        ).scalar_one()
+        _hold(connection, pk, names)
+        return int(pk)
+
+    def _cached(self, snapshot_id: str) -> CachedSnapshot:
+        recent = self.cache.get(snapshot_id)
+        with self._db.read() as connection:
+            row = _row(connection, snapshot_id)
+            if recent is not None:
+                return recent
+            blocks = self._load(connection, row)
+        return self.cache.put(snapshot_id, CachedSnapshot(row["pk"], blocks, ()))
+
+    def _load(self, connection: Connection, row: Any) -> Blocks:
+        """What the files of a snapshot hold. Raises 410 `damaged`."""
+        try:
+            return manifests.load(self._store, connection, row)
+        except Corrupt as error:
+            raise self._integrity.damaged_file(f"snapshots/{Path(error.path).name}") from None
+
+    # --- look -----------------------------------------------------------------------------------
+
+    def get(self, snapshot_id: str) -> Snapshot:
+        return self._described(snapshot_id)
+
+    def _described(self, snapshot_id: str) -> Snapshot:
+        with self._db.read() as connection:
+            return self._message(connection, _row(connection, snapshot_id))
+
+    def page(self, *, limit: int, cursor: str | None) -> SnapshotPage:
+        """Newest first, in the order in which they were made, whatever the clock said."""
+        n = snapshots.c
+        statement = sa.select(snapshots).order_by(n.pk.desc()).limit(limit + 1)
+        if cursor is not None:
+            before = sa.select(n.pk).where(n.id == cursor).scalar_subquery()
+            statement = statement.where(n.pk < before)
+        with self._db.read() as connection:
+            rows = connection.execute(statement).mappings().all()
+            items = [self._message(connection, row) for row in rows[:limit]]
+        return SnapshotPage(items=items, next=items[-1].id if len(rows) > limit else None)
+
+    def manifest(self, snapshot_id: str, since: str | None = None) -> pa.Table:
+        """A row per trajectory, pointing at shards that exist; a chunk per block. Raises 404, 410.
+
+        With `since`, another snapshot's id: the blocks that differ (stepwell/manifest.py).
+        """
+        with self._db.read() as connection:
+            row = dict(_row(connection, snapshot_id))
+            gone = _gone(connection, row["pk"])
+        if gone:
+            with self._moving, self._db.write() as connection:
+                self._relocate(connection, row["pk"], snapshot_id)
+        shares = [source.share for source in sources_of(_request(row))]
+        metadata = _metadata(snapshot_id, row["digest"], shares)
+        blocks = self._cached(snapshot_id).blocks
+        if since is None:
+            return manifests.whole(blocks, metadata)
+        change = difference(self._cached(since).blocks, blocks)
+        return manifests.changed(change.changed, change.gone, since, metadata)
+
+    def _message(self, connection: Connection, row: Any) -> Snapshot:
+        longest = connection.execute(
+            sa.select(sa.func.max(leases.c.expires_uptime)).where(leases.c.snapshot_pk == row["pk"])
+        ).scalar()
+        values = dict(row)
+        for name in ("selection", "spec", "datasets", "excluded"):
+            values[name] = json.loads(values[name])
+        if longest is not None and (left := longest - self._db.uptime()) > 0:
+            values["leased_until"] = self._db.clock.wall() + left
+        return Snapshot.model_validate(values)
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def lease(self, snapshot_id: str, body: PutLease) -> Lease:
+        """Hold, or go on holding, what the snapshot needs. Raises 410 when it is gone already."""
+        with self._moving, self._db.write() as connection:
+            row = _row(connection, snapshot_id)
+            if _gone(connection, row["pk"]):
+                self._relocate(connection, row["pk"], snapshot_id)
+            _put_lease(connection, row["pk"], body.holder, self._db.uptime() + body.ttl)
+        return Lease(
+            snapshot=snapshot_id,
+            holder=body.holder,
+            ttl=body.ttl,
+            expires_at=self._db.clock.wall() + body.ttl,
+        )
+
+    def _hold_at_least(self, snapshot_id: str, holder: str) -> None:
+        """The lease that comes with a new snapshot, for one that was there already."""
+        with self._db.read() as connection:
+            held = connection.execute(
+                sa.select(leases.c.expires_uptime)
+                .join(snapshots, snapshots.c.pk == leases.c.snapshot_pk)
+                .where(snapshots.c.id == snapshot_id, leases.c.holder == holder)
+            ).scalar()
+        if held is None or held < self._db.uptime() + FIRST_TTL:
+            self.lease(snapshot_id, PutLease(holder=holder, ttl=FIRST_TTL))
+
+    def release(self, snapshot_id: str, holder: str) -> None:
+        with self._db.write() as connection:
+            row = _row(connection, snapshot_id)
+            connection.execute(
+                sa.delete(leases).where(
+                    leases.c.snapshot_pk == row["pk"], leases.c.holder == holder
+                )
+            )
+
+    def _relocate(self, connection: Connection, pk: int, snapshot_id: str) -> None:
+        """Find the locations of a snapshot's trajectories anew, and write its manifest anew."""
+        if not _gone(connection, pk):
+            return
+        row = _row(connection, snapshot_id)
+        blocks = self._load(connection, row)
+        total = sum(map(len, blocks.values()))
+        moved, missing = manifests.relocated(connection, blocks)
+        if missing:
+            raise ProblemError(
+                410,
+                "snapshot_expired",
+                f"snapshot {snapshot_id} was not leased, and {missing} of its trajectories"
+                " were evicted and deleted meanwhile; make a new snapshot",
+                expected="an unexpired lease",
+                got=f"{missing} of {total} trajectories gone",
+            )
+        fresh = new_name("snap", ".arrow")
+        shares = [source.share for source in sources_of(_request(row))]
+        table = manifests.whole(moved, _metadata(snapshot_id, row["digest"], shares))
+        stored = manifests.write(self._store, fresh, table)
+        names = frozenset[str]().union(*(block.shards for block in moved.values()))
+        count, size = _existing(connection, names)
+        connection.execute(sa.delete(snapshot_shards).where(snapshot_shards.c.snapshot_pk == pk))
+        _hold(connection, pk, names)
+        connection.execute(
+            sa.update(snapshots)
+            .where(snapshots.c.pk == pk)
+            .values(
+                file=fresh,
+                checksums=stored.checksums,
+                shards=count,
+                bytes=size,
+                base_pk=None,
+                depth=0,
+                delta_rows=0,
+            )
+        )
+        self.cache.forget(snapshot_id)
+
+
+def _excluded(damaged: Damaged) -> list[dict[str, Any]]:
+    return [
+        Excluded(dataset=dataset, file=shard, trajectories=count).model_dump()
+        for (dataset, shard), count in sorted(damaged.items())
+    ]
+
+
+def _check_size(found: SelectionResult) -> None:
+    if not found.blocks and found.damaged:
+        raise ProblemError(
+            410, "damaged", "everything selected lies in damaged shards; see: stepwell fsck"
+        )
+    if found.damaged:
+        # One bad file must not stop all training: it is named in the answer, /readyz and fsck.
+        log.warning("damaged shards are left out", trajectories=found.damaged.total())
+    if not found.blocks:
+        raise ProblemError(
+            422,
+            "empty_selection",
+            "the query selects no trajectory to train on (those of purpose 'eval' are left out"
+            " unless include_eval is set)",
+            expected="at least one trajectory",
+            got="none",
+        )
+    if (count := sum(map(len, found.blocks.values()))) > MAX_TRAJECTORIES:
+        raise ProblemError(
+            422,
+            "selection_too_large",
+            "select less, or make several snapshots",
+            expected=f"at most {MAX_TRAJECTORIES} trajectories",
+            got=count,
+        )
+
+
+def _metadata(snapshot_id: str, digest: str, shares: Sequence[float]) -> dict[bytes, bytes]:
+    return {
+        ID_KEY: snapshot_id.encode(),
+        DIGEST_KEY: digest.encode(),
+        SHARES_KEY: json.dumps(list(shares)).encode(),
+    }
+
+
+def _request(row: Mapping[str, Any]) -> CreateSnapshot:
+    """What the snapshot was made from."""
+    return CreateSnapshot.model_validate(json.loads(row["selection"]))
+
+
+def _existing(connection: Connection, names: frozenset[str]) -> tuple[int, int]:
+    """How many of the shards have their files, and how many bytes these are."""
+    total = sa.func.coalesce(sa.func.sum(shards.c.bytes), 0)
+    row = connection.execute(
+        sa.select(sa.func.count(), total).where(manifests.existing(names))
+    ).one()
+    return int(row[0]), int(row[1])
+
+
+def _gone(connection: Connection, pk: int) -> bool:
+    """Whether a file of the snapshot was deleted."""
+    s, held = shards.c, snapshot_shards.c
+    gone = (
+        sa.select(held.shard_pk)
+        .join(shards, s.pk == held.shard_pk)
+        .where(held.snapshot_pk == pk, s.state.in_(("deleting", "deleted")))
+    )
+    return connection.execute(gone.limit(1)).first() is not None
+
+
+def _hold(connection: Connection, pk: int, names: frozenset[str]) -> None:
+    connection.execute(
+        sa.insert(snapshot_shards).from_select(
+            ["snapshot_pk", "shard_pk"],
+            sa.select(sa.literal(pk), shards.c.pk).where(manifests.existing(names)),
+        )
+    )
+
+
+def _exists(connection: Connection, pk: int) -> bool:
+    return (
+        connection.execute(sa.select(snapshots.c.pk).where(snapshots.c.pk == pk)).first()
+        is not None
+    )
+
+
+def _put_lease(connection: Connection, pk: int, holder: str, expires: float) -> None:
+    connection.execute(
+        sa.delete(leases).where(leases.c.snapshot_pk == pk, leases.c.holder == holder)
+    )
+    connection.execute(
+        sa.insert(leases).values(snapshot_pk=pk, holder=holder, expires_uptime=expires)
+    )
+
+
+def _row(connection: Connection, snapshot_id: str) -> Any:
+    row = (
+        connection.execute(sa.select(snapshots).where(snapshots.c.id == snapshot_id))
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        raise not_found("snapshot", snapshot_id[:64])
+    return row

@@ -1,0 +1,98 @@
+"""The files of a query, as DuckDB reads them in a SQL worker: stored://PATH, every byte checked.
+
+DuckDB verifies no checksum of Parquet, neither of pages nor of footers; so no byte reaches it that
+was not compared with what the service wrote. Only files whose checksums are known can be opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import fsspec
+
+from server.checksums import CheckedFile, Corrupt
+
+PREFIX = "stored://"
+_NEVER = datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+
+class CheckedFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A read-only file system below the current folder."""
+
+    protocol = "stored"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checksums: dict[str, bytes] = {}
+        self.damaged: set[str] = set()
+        """Files that this query met with bytes that are not what was written."""
+
+    def learn(self, checksums: Mapping[str, str], forget: Iterable[str] = ()) -> None:
+        """Base64 by path, relative to the data directory."""
+        for path in forget:
+            self._checksums.pop(path, None)
+        for path, text in checksums.items():
+            self._checksums[path] = base64.b64decode(text)
+
+    # --- what DuckDB calls ------------------------------------------------------------------------
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        name = self._known(path)
+        if mode != "rb":
+            raise PermissionError(f"{name} is only read")
+        try:
+            return _Reported(name, self._checksums[name], self.damaged)
+        except (OSError, Corrupt) as error:
+            self.damaged.add(name)
+            raise OSError(f"{name} is damaged: {type(error).__name__}") from None
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        name = self._known(path)
+        try:
+            found = os.stat(name)
+        except OSError:
+            self.damaged.add(name)
+            raise
+        size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+        return {"name": PREFIX + name, "size": size, "type": "file"}
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return path.removeprefix(PREFIX) in self._checksums
+
+    def isfile(self, path: str) -> bool:
+        return self.exists(path)
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        return [PREFIX + self._known(path)]
+
+    def modified(self, _path: str) -> datetime.datetime:
+        return _NEVER  # files never change once they are there
+
+    created = modified
+
+    def _known(self, path: str) -> str:
+        name = path.removeprefix(PREFIX)
+        if name not in self._checksums:
+            raise PermissionError(f"{name} is no file of this query")
+        return name
+
+
+class _Reported(CheckedFile):
+    """Remembers that it was damaged, whatever DuckDB makes of the exception."""
+
+    def __init__(self, name: str, checksums: bytes, damaged: set[str]):
+        self._name, self._damaged = name, damaged
+        super().__init__(name, -1, checksums)
+
+    def read_at(self, start: int, count: int) -> bytes:
+        try:
+            return super().read_at(start, count)
+        except OSError:  # Corrupt, or a disk that cannot read it back
+            self._damaged.add(self._name)
+            raise

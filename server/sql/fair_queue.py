@@ -1,0 +1,141 @@
+"""Whose query is next: idle workers, and the callers that wait for one, each with a share.
+
+admitted   a caller has at most `per_caller` queries here; whoever has one already gets no more
+           than half of the waiting places, so that one caller cannot keep the others out
+running    at most `running` of one caller at once: a worker stays free for the next one
+next       the caller with the fewest running, then the one that has waited longest since it
+           came or was last served: round robin, whatever each of them has queued
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from server.problems import ProblemError
+
+W = TypeVar("W")
+
+
+@dataclass(eq=False, slots=True)
+class _Place(Generic[W]):
+    """One query that waits. `worker` is set when its turn has come."""
+
+    caller: str
+    since: float
+    worker: W | None = None
+
+
+class FairQueue(Generic[W]):
+    """Hands idle workers to callers in fair order. Thread-safe."""
+
+    def __init__(self, *, running: int, waiting: int, per_caller: int):
+        self._running_each = running
+        self._waiting_most = waiting
+        self._per_caller = per_caller
+        self._changed = threading.Condition()
+        self._idle: list[W] = []
+        self._places: list[_Place[W]] = []
+        self._present: Counter[str] = Counter()
+        """Queries of each caller that were admitted and have not ended."""
+        self._running: Counter[str] = Counter()
+        self._served: dict[str, float] = {}
+        """When a caller that is present last got a worker, or gave one back."""
+        self._closed = False
+
+    def put(self, worker: W) -> None:
+        """A worker is idle now."""
+        with self._changed:
+            self._idle.append(worker)
+            self._assign()
+
+    def close(self) -> None:
+        """Whoever waits is told to go, and so is whoever comes."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def admit(self, caller: str) -> None:
+        """Admit a query, or raise 429. Every admitted query ends with `leave`."""
+        with self._changed:
+            mine = self._present[caller]
+            waiting = sum(self._present.values()) - sum(self._running.values())
+            most = self._waiting_most if mine == 0 else self._waiting_most // 2
+            # With a worker free for it, a query does not wait.
+            free = len(self._idle) > waiting and self._running[caller] < self._running_each
+            if mine >= self._per_caller or (waiting >= most and not free):
+                raise ProblemError(
+                    429,
+                    "too_many_queries",
+                    "too many queries at once; try again in a moment",
+                    expected=f"at most {self._per_caller} of one caller,"
+                    f" {self._waiting_most} waiting",
+                    got=f"{mine} of this caller, {waiting} waiting",
+                    headers={"Retry-After": "1"},
+                )
+            self._present[caller] += 1
+
+    def leave(self, caller: str) -> None:
+        """An admitted query of this caller has ended; it has given its worker back before."""
+        with self._changed:
+            self._present[caller] -= 1
+            if not self._present[caller]:
+                del self._present[caller]
+                self._served.pop(caller, None)
+
+    def take(self, caller: str, deadline: float) -> W:
+        """A worker for an admitted query. Raises 429 when none becomes free by the deadline."""
+        with self._changed:
+            place = _Place[W](caller, time.monotonic())
+            self._places.append(place)
+            self._assign()
+            while place.worker is None:
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    self._places.remove(place)
+                    raise _closing() if self._closed else _too_late()
+                self._changed.wait(left)
+            return place.worker
+
+    def give(self, caller: str, worker: W | None) -> None:
+        """What `take` gave is used no more; None: it will not come back."""
+        with self._changed:
+            self._served[caller] = time.monotonic()
+            self._running[caller] -= 1
+            if not self._running[caller]:
+                del self._running[caller]
+            if worker is not None:
+                self._idle.append(worker)
+            self._assign()
+
+    def _assign(self) -> None:
+        while self._idle:
+            able = [p for p in self._places if self._running[p.caller] < self._running_each]
+            if not able:
+                return
+            place = min(able, key=self._rank)
+            self._places.remove(place)
+            place.worker = self._idle.pop()
+            self._running[place.caller] += 1
+            self._served[place.caller] = time.monotonic()
+            self._changed.notify_all()
+
+    def _rank(self, place: _Place[W]) -> tuple[int, float]:
+        waits = max(place.since, self._served.get(place.caller, 0.0))
+        return self._running[place.caller], waits
+
+
+def _too_late() -> ProblemError:
+    return ProblemError(
+        429,
+        "too_many_queries",
+        "no SQL worker became free before the query's deadline; try again, or give it more time",
+        headers={"Retry-After": "2"},
+    )
+
+
+def _closing() -> ProblemError:
+    return ProblemError(503, "shutting_down", "the service is stopping")

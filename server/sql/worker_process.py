@@ -1,0 +1,253 @@
+"""A confined worker process, as the pool holds it: asked, waited for, measured and killed.
+
+Nothing here waits for the child longer than until the deadline: not for its answer, not for it to
+take a long question, and not for its death, which takes its time on a busy machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from server.sandbox import environment
+
+START_SECONDS = 60.0
+MAX_HEADER = 64 << 20
+NICE, NICER = 10, 19
+"""Priority of a worker, and of one whose query has used more than `PATIENCE` seconds of CPU: such
+a query gets what nobody else wants (SCHED_IDLE where there is one: with a nice value alone it ends
+its slice before whoever wakes up). The kernel derives the disk's priority from it."""
+PATIENCE = 0.5
+SLACK = 32 << 20
+"""Resident memory beyond its share at which a worker is killed: the kernel has failed to hold it
+(RLIMIT_DATA, worker.py)."""
+_POLL = 0.05
+_PROGRAM = ("-m", "server.sql.worker")
+_ALLOCATORS = {
+    # What counts is what is mapped (RLIMIT_DATA, worker.py): Arrow's own allocator would reserve a
+    # GiB, and DuckDB's would keep what a query has freed.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "DUCKDB_JE_MALLOC_CONF": "retain:false",
+}
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class DeadlineExceeded(Exception):
+    """The worker did not answer in time."""
+
+
+class MemoryExceeded(Exception):
+    """The worker's resident memory passed the limit."""
+
+
+class Worker:
+    """One child process, used by one query at a time. `share` is the memory that it may hold."""
+
+    def __init__(self, data: Path, share: int, *, nice: bool = False):
+        self.catalog_version = -1
+        self.checksums: Mapping[str, bytes] = {}
+        """Of files that it was told about."""
+        self.layers: dict[str, bool] = {}
+        self.share = share
+        self._spent = False
+        self._base = 0
+        self._pipes = threading.Lock()
+        """Held while they are used: a descriptor that is closed may be another file the next
+        moment."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-s", *_PROGRAM, str(data), str(share)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(**_ALLOCATORS),
+            cwd="/",
+            bufsize=0,
+            # Ctrl-C is for the service, which stops them itself. Not a session of its own: Linux
+            # shares out CPU among sessions first (autogroup), and a nice value would mean nothing.
+            process_group=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        for pipe in (self._stdin, self._stdout):
+            os.set_blocking(pipe.fileno(), False)
+        if nice:
+            self._renice(NICE)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Until it can be asked; from then on it is niced. Raises as `ask`."""
+        header, _ = self._read(time.monotonic() + START_SECONDS, _any_size)
+        self.layers = header["confined"]
+        self._renice(NICE)
+        self._base = self._statm(5)
+
+    def ask(
+        self,
+        request: dict[str, Any],
+        deadline: float,
+        room: Callable[[int], None],
+        payload: bytes = b"",
+    ) -> tuple[dict[str, Any], bytearray]:
+        """The answer. Raises `DeadlineExceeded`, `MemoryExceeded`; EOFError or OSError where the
+        process died.
+
+        `room` is told the size of an answer before a byte of it is taken; what it raises comes
+        out here, and the worker stays usable.
+        """
+        raw = orjson.dumps({**request, "bytes": len(payload)})
+        with self._pipes:
+            if self._stdin.closed:
+                raise EOFError("the worker was ended")
+            cpu = self.cpu_seconds()
+            self._write(struct.pack(">I", len(raw)) + raw + payload, deadline)
+            return self._read(deadline, room, cpu + PATIENCE)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def reusable(self) -> bool:
+        """Whether the next query finds it as good as new. An allocator may keep what it was given,
+        and who is not root cannot take back a nice value."""
+        if self._spent:
+            with contextlib.suppress(OSError):
+                self._schedule("SCHED_OTHER")
+                os.setpriority(os.PRIO_PGRP, self.pid, NICE)
+                self._spent = False
+        return not self._spent and self._statm(5) - self._base < self.share // 2
+
+    def resident(self) -> int:
+        """Bytes of memory that the process holds now."""
+        return self._statm(1)
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the process has used; 0 where the system does not say."""
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / _TICKS
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def check(self, cpu_limit: float) -> None:
+        """Raise `MemoryExceeded`, or give less CPU to a query that has used its share."""
+        if self.resident() > self.share + SLACK:
+            raise MemoryExceeded
+        if not self._spent and self.cpu_seconds() > cpu_limit:
+            self._spent = True
+            self._renice(NICER)
+            with contextlib.suppress(OSError):
+                self._schedule("SCHED_IDLE")
+
+    def kill(self) -> None:
+        """End it, without waiting for that: `wait` does."""
+        self._process.kill()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it is gone, with all its memory."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        with self._pipes:  # whoever asks it finds its end
+            for pipe in (self._stdin, self._stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _renice(self, value: int) -> None:
+        # Its process group is all its threads: a nice value belongs to a thread.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self.pid, value)
+
+    def _schedule(self, policy: str) -> None:
+        """All threads; those to come inherit it."""
+        if hasattr(os, policy) and sys.platform == "linux":
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                os.sched_setscheduler(int(thread), getattr(os, policy), os.sched_param(0))
+
+    def _statm(self, field: int) -> int:
+        try:
+            with open(f"/proc/{self.pid}/statm") as file:
+                return int(file.read().split()[field]) * _PAGE
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        """All of it, though the worker may be stopped and a pipe holds only 64 KiB."""
+        left = memoryview(data)
+        poll = select.poll()
+        poll.register(self._stdin.fileno(), select.POLLOUT)
+        while left:
+            if (wait := deadline - time.monotonic()) <= 0:
+                raise DeadlineExceeded
+            if poll.poll(min(_POLL, wait) * 1e3):
+                with contextlib.suppress(BlockingIOError):
+                    left = left[os.write(self._stdin.fileno(), left) :]
+
+    def _read(
+        self, deadline: float, room: Callable[[int], None], cpu_limit: float = float("inf")
+    ) -> tuple[dict[str, Any], bytearray]:
+        watch = _Watch(self, deadline, cpu_limit)
+        size = struct.unpack(">I", self._exactly(4, watch))[0]
+        if size > MAX_HEADER:
+            raise EOFError("the worker does not speak as one")
+        header = orjson.loads(self._exactly(size, watch))
+        size = int(header["bytes"])
+        try:
+            room(size)
+        except Exception:
+            while size:  # out of the pipe, so that the next answer is the first thing in it
+                size -= len(self._exactly(min(size, 1 << 20), watch))
+            raise
+        return header, self._exactly(size, watch)
+
+    def _exactly(self, size: int, watch: _Watch) -> bytearray:
+        descriptor = self._stdout.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            ready = poll.poll(watch.look() * 1e3)
+            if not ready:
+                continue
+            count = os.readv(descriptor, [rest])
+            if not count:
+                raise EOFError("the worker died")
+            rest = rest[count:]
+        return data
+
+
+class _Watch:
+    """Looks at the clock, the memory and the CPU time of a worker that is being waited for."""
+
+    def __init__(self, worker: Worker, deadline: float, cpu_limit: float):
+        self._worker, self._deadline, self._cpu_limit = worker, deadline, cpu_limit
+        self._next = 0.0
+
+    def look(self) -> float:
+        """Seconds until the next look. Raises `DeadlineExceeded` or `MemoryExceeded`."""
+        now = time.monotonic()
+        left = self._deadline - now
+        if left <= 0:
+            raise DeadlineExceeded
+        if now >= self._next:
+            self._next = now + _POLL
+            self._worker.check(self._cpu_limit)
+        return min(_POLL, left)
+
+
+def _any_size(_size: int) -> None:
+    pass
