@@ -34,9 +34,9 @@ from stepwell.testing import make_trajectory
 from trainer.config import DataConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_of
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import Manifest, from_table
+from trainer.data.snapshot import Manifest, manifest_from_table
 
 SPEC = EnvSpec.of(Box((17,)), Box((6,), low=-1.0, high=1.0))
 LENGTH = 1000
@@ -71,7 +71,7 @@ def build(folder: Path, trajectories: int, shards: int) -> Manifest:
             rows[-1] |= {"final_obs_valid": True}
         pq.write_table(pa.concat_tables(tables), folder / f"s{shard}", compression="zstd")
     metadata = {"snapshot": "sn", "digest": "benchmark", "shares": "[1.0]"}
-    return from_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), SPEC)
+    return manifest_from_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), SPEC)
 
 
 def limit(fields: tuple[Field, ...], rows: int, batch: int, window: int) -> Callable[[int], None]:
@@ -101,9 +101,7 @@ def measure(cache: Cache, manifest: Manifest, batch: int, window: int) -> dict[s
     config = DataConfig(batch=batch, window=window)
 
     def loader() -> Loader:
-        return Loader(
-            cache, fields, [SnapshotView(0, manifest, WindowSampler(manifest, config, 0))], config
-        )
+        return Loader([open_view(cache, fields, WindowSampler(manifest, config, 0))], config)
 
     with closing(loader()) as here, closing(loader()) as ahead:
         contenders: dict[str, Callable[[int], Any]] = {

@@ -40,9 +40,9 @@ from stepwell.schema import arrow_schema
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import from_table
+from trainer.data.snapshot import manifest_from_table
 from trainer.learner import Learner
 from trainer.recipes import recipe
 
@@ -141,13 +141,11 @@ def loader_of(
         at += count
     pq.write_table(pa.concat_tables(tables), folder / "s0", compression="zstd")
     metadata = {"snapshot": "sn", "digest": "benchmark", "shares": "[1.0]"}
-    manifest = from_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), spec)
-    fields = fields_of(spec, relabel=bool(config.relabel))
+    table = pa.Table.from_pylist(rows).replace_schema_metadata(metadata)
+    manifest, fields = manifest_from_table(table, spec), fields_of(spec, config)
     cache = Cache(folder / "cache", 1e9, Folder(folder))  # type: ignore[arg-type]
     cache.ensure(manifest, fields)
-    return Loader(
-        cache, fields, [SnapshotView(0, manifest, WindowSampler(manifest, config, seed))], config
-    )
+    return Loader([open_view(cache, fields, WindowSampler(manifest, config, seed))], config)
 
 
 def learn(loader: Loader, config: TrainConfig, spec: EnvSpec) -> Agent:

@@ -155,7 +155,7 @@ def serve(data: Path) -> tuple[subprocess.Popen[bytes], str]:
 def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
     """What this process's code does; the index is there already."""
     from stepwell import Client
-    from trainer.data.snapshot import load
+    from trainer.data.snapshot import load_manifest as load
 
     process, url = serve(data)
     client = Client(url, timeout=300.0)

@@ -3,7 +3,7 @@
     checkpoints/update-000000500/
         agent.safetensors        weights, target networks, statistics of inputs and returns
         optimizer.safetensors    <parameter>|exp_avg, |exp_avg_sq, |step
-        state.json               clocks, views of the data, config, spaces, versions
+        state.json               clocks, snapshot views, config, spaces, versions
         manifest.json            sha256 of each, written last
 
 Written under another name, fsynced, renamed. Nothing is pickled. Sample order and noise are
@@ -14,11 +14,13 @@ functions of (seed, update), so no generator's state is needed; so is the step s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +34,15 @@ from amago_model.agent import Agent, make_agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
 from stepwell._files import sync_folder
+from stepwell.client import Client
+from stepwell.errors import NotFound
 from stepwell.failpoints import failpoint
+from trainer.distributed import World
 from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
-FORMAT = 2
-"""1 had other names for settings."""
+FORMAT = 3
+"""1 and 2 have other names for settings and state."""
 FILES = ("agent.safetensors", "optimizer.safetensors", "state.json")
 
 
@@ -79,7 +84,7 @@ def save(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for litter in folder.glob(".*"):  # of a process that was killed here
+        for litter in folder.glob(".*"):  # left by a process that was killed
             shutil.rmtree(litter, ignore_errors=True)
         _write_all(folder / f".{target.name}.part", target, update, contents)
         failpoint("checkpoint.after_rename")
@@ -113,19 +118,52 @@ def _write_all(staged: Path, target: Path, update: int, contents: dict[str, byte
     sync_folder(target.parent)
 
 
-def put_aside(folder: Path) -> Path | None:
-    """Rename a folder of checkpoints that a fresh run does not go on from; its new name."""
-    if not folders(folder):
+def find(mode: str, home: Path, world: World, say: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint that a run in folder `home` resumes from, the same one on every rank; None to
+    begin anew.
+
+    `mode` is the setting `resume`. Raises `CheckpointError` where it must resume and cannot.
+    """
+    folder = home / "checkpoints"
+    if mode == "never":
+        # Moved, or a later --resume auto would resume them: they may be of more updates.
+        if world.is_main and folders(folder):
+            number = 1
+            while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
+                number += 1
+            os.replace(folder, aside)
+            say(f"warning: --resume never: the earlier checkpoints are in {aside} now")
+        world.barrier()
         return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
-        number += 1
-    os.replace(folder, aside)
-    return aside
+    found = newest(folder) if world.is_main else None
+    name = world.broadcast(found.path.name if found else "")
+    if not name:
+        if mode == "must":
+            raise CheckpointError(f"no whole checkpoint in {folder}; train with --resume auto")
+        return None
+    return found or read(folder / name)
+
+
+def refuse_second_start(run: str, home: Path, client: Client) -> None:
+    """Raise `CheckpointError` for a run that has checkpoints or policies and cannot be resumed."""
+    lost = len(folders(home / "checkpoints"))
+    versions = [int(p.stem) for p in (home / "policies").glob("*.safetensors") if p.stem.isdigit()]
+    if not versions and (home / "run.json").exists():  # the service knows it as ours
+        with contextlib.suppress(NotFound):
+            versions = [policy.version for policy in client.policies(run)]
+    if not versions and not lost:
+        return
+    what = [f"{lost} checkpoints that are not whole"] if lost else []
+    what += [f"published policies, the newest {run}/{max(versions)}"] if versions else []
+    raise CheckpointError(
+        f"run {run} has {' and '.join(what)}, but no whole checkpoint in "
+        f"{home / 'checkpoints'}: it would begin again under the same name. Train under another "
+        "--run; or with --resume never, which begins anew and leaves what is published as it is"
+    )
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. Damaged ones are named and passed over."""
+    """The newest whole checkpoint, or None. Damaged ones are logged and skipped."""
     for path in folders(folder):
         try:
             return read(path)
@@ -146,7 +184,8 @@ def read(path: Path) -> Checkpoint:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest.get("format") != FORMAT:
             raise CheckpointError(
-                f"checkpoint {path}: expected format {FORMAT}, got {manifest.get('format')!r}"
+                f"checkpoint {path}: expected format {FORMAT}, got {manifest.get('format')!r}: of "
+                "another version, with which to go on; or train under another --run"
             )
         contents = {name: (path / name).read_bytes() for name in FILES}
         for name, data in contents.items():

@@ -1,13 +1,13 @@
-"""Several processes as one: what they tell each other beside gradients. One is the easy case.
+"""The processes of a run: the accelerator, and what they exchange besides gradients.
 
-Texts travel as bytes in tensors, never as pickles.
+Values travel as JSON in tensors, never as pickles.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,12 +30,12 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     cpu = config.device == "cpu" or not torch.cuda.is_available()
     if cpu:
         keep_freed_memory()
-    # The agent's statistics are those of all ranks' batches together, so equal everywhere already:
-    # to broadcast them again in every forward pass would cost time, and hide it if they were not.
+    # The agent's statistics are those of all ranks' batches together, so they are equal already:
+    # to broadcast them in every forward pass would cost time, and hide it if they were not.
     ddp = DistributedDataParallelKwargs(
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
-        # An agent of somebody's own may leave weights out of its loss, which has to be looked for.
+        # A custom agent may leave weights out of its loss.
         find_unused_parameters=config.agent.custom != CustomConfig(),
     )
     accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[ddp])
@@ -55,13 +55,13 @@ class World:
     def __init__(self, accelerator: Accelerator):
         self.size, self.rank = accelerator.num_processes, accelerator.process_index
         self.is_main = accelerator.is_main_process
-        """Global rank 0: the one that talks with the service."""
+        """Global rank 0: it alone talks with the service about the run."""
         self.is_node_main = accelerator.is_local_main_process
-        """Local rank 0: the one that fills this node's cache."""
+        """Local rank 0: it alone fills this node's cache."""
         self.device = accelerator.device
         self.host = socket.gethostname()
 
-    def share(self, value: Any, source: int = 0) -> Any:
+    def broadcast(self, value: Any, source: int = 0) -> Any:
         """The JSON value that rank `source` has, on every rank."""
         if self.size == 1:
             return value
@@ -74,54 +74,36 @@ class World:
         dist.broadcast(body, source)
         return json.loads(bytes(body.cpu().tolist()))
 
-    def once(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives on rank 0, as JSON, on every rank.
-
-        Its `StepwellError` ends all of them: as itself there, as `ElsewhereError` here.
-        """
-        value, trouble = None, None
-        if self.is_main:
-            try:
-                value = make()
-            except StepwellError as error:
-                trouble = error
-        value, failed = self.share([value, trouble.exit_status if trouble else 0])
-        if trouble is not None:
-            raise trouble
-        if failed:
-            raise ElsewhereError(failed)
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, on every rank."""
-        return [self.share(value, rank) for rank in range(self.size)]
+        return [self.broadcast(value, rank) for rank in range(self.size)]
 
-    def largest(self, number: int) -> int:
-        """The largest of all ranks' numbers."""
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of all ranks' numbers, place by place."""
         if self.size == 1:
-            return number
-        tensor = torch.tensor([number], device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return int(tensor)
-
-    def largest_of(self, numbers: list[int]) -> list[int]:
-        """The same for each of several numbers, at once."""
-        if self.size == 1:
-            return numbers
+            return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return [int(number) for number in tensor.tolist()]
 
-    def numbers(self, values: dict[str, float]) -> list[dict[str, float]]:
-        """Every rank's numbers, of the same keys, on every rank."""
-        if self.size == 1 or not values:
-            return [values]
-        names = sorted(values)
-        table = torch.zeros(self.size, len(names), dtype=torch.float64, device=self.device)
-        table[self.rank] = torch.tensor([values[n] for n in names], dtype=torch.float64)
-        dist.all_reduce(table)
-        return [dict(zip(names, row, strict=True)) for row in table.tolist()]
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        self.maximum([0])
 
-    def wait(self) -> None:
-        """Until all are here."""
-        self.largest(0)
+    def on_main(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0, as JSON, on every rank.
+
+        Its `StepwellError` ends all of them: as itself there, as `ElsewhereError` here.
+        """
+        value, raised = None, None
+        if self.is_main:
+            try:
+                value = make()
+            except StepwellError as error:
+                raised = error
+        value, failed = self.broadcast([value, raised.exit_status if raised else 0])
+        if raised is not None:
+            raise raised
+        if failed:
+            raise ElsewhereError(failed)
+        return value

@@ -143,7 +143,7 @@ class Learner:
                     loss, shown = self.model(part, detailed=detailed, counts=counts)
                     self._backward(loss)
                 seen.append(shown)
-        metrics = _together(seen)
+        metrics = _merge_parts(seen)
         norm = self._clip()
         finite = torch.isfinite(norm)
         bad = (~finite).to(torch.float32) if self.defers_check else None
@@ -232,7 +232,7 @@ _MEAN_OVER = {
 }
 
 
-def _together(parts: list[Metrics]) -> Metrics:
+def _merge_parts(parts: list[Metrics]) -> Metrics:
     """What the whole batch would have shown. Losses are over the whole's counts, so they add up;
     of what is none of ours the last part's is shown."""
     whole = dict(parts[-1])
@@ -246,13 +246,13 @@ def _together(parts: list[Metrics]) -> Metrics:
     return whole
 
 
-def over_processes(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def merge_ranks(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What one process with the whole batch would have shown, from what each showed of its share;
     of what is none of ours the mean. Losses are of a share times the number of processes."""
     if len(ranks) == 1:
         return dict(ranks[0])
     parts = [{k: torch.tensor(v, dtype=torch.float64) for k, v in rank.items()} for rank in ranks]
-    whole = _together(parts)
+    whole = _merge_parts(parts)
     for name in whole:
         if not name.startswith("count/") and _counted_by(name) not in whole:
             whole[name] = torch.stack([part[name] for part in parts]).mean()

@@ -1,11 +1,12 @@
-"""`stepwell train RECIPE …`, also `accelerate launch -m trainer.main RECIPE …` with the same words.
+"""`stepwell train RECIPE …`; `accelerate launch -m trainer.main RECIPE …` takes the same arguments.
 
-With --processes N the first process only starts the N that train, in a form that really gives N.
+With --processes N the first process only starts the N that train.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import signal
@@ -14,9 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from amago_model.errors import AmagoError
 from stepwell._failure import fail
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.require_data()
         launched = all(name in os.environ for name in LAUNCHED)
         if not launched:
-            look_for_dataset(config)
+            require_dataset(config)
         if config.processes > 1 and not launched:
             return launch(config, words)
         return run(resolved, words, quiet=rank != 0)
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("stepwell train", error)
 
 
-def look_for_dataset(config: TrainConfig) -> None:
-    """Say at once that the dataset is not there, before processes, folders and a run are made.
+def require_dataset(config: TrainConfig) -> None:
+    """Raise `NotFound` for a dataset that does not exist, before a process, folder or run is made.
 
-    A run that may be resumed has its data at home, one with data.wait_for_data waits for it; what
-    else may be wrong with the service is said by what needs it. Raises `NotFound`.
+    A run that may be resumed has its data already, and one with data.wait_for_data waits for it.
+    Any other trouble with the service is left to the run itself.
     """
     resumable = config.resume != "never" and (config.output / config.run).exists()
     if not config.dataset or config.data.wait_for_data or resumable:
@@ -84,6 +84,7 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
     """Train in this process, one of however many."""
     # After the help and the errors of the command line: torch takes seconds to load.
     import torch
+    import torch.distributed as dist
 
     from trainer.loop import RunInfo, train
 
@@ -93,15 +94,6 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
 
     for line in resolved.lines():
         say(f"  {line}")
-    stopped_by: list[int] = []
-    previous = signal.getsignal(signal.SIGTERM)
-
-    def remember(number: int, frame: object) -> None:
-        del frame
-        stopped_by.append(number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, remember)
     try:
         with Client() as client:
             info = RunInfo(
@@ -112,54 +104,78 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
             status = train(resolved.config, client, info, say)
     except KeyboardInterrupt:
         say("stopped at once; the last checkpoint stands")
-        return 143 if stopped_by else 130
+        return 130
     except torch.OutOfMemoryError as error:
         raise TrainerError(
             f"{error} The device is full: raise optimizer.accumulate (the same update in smaller "
             "parts), or lower data.batch or data.window"
         ) from error
     finally:
-        signal.signal(signal.SIGTERM, previous)
-        _leave_world()
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
     say(f"run {resolved.config.run} {status}")
     return 0
 
 
 def launch(config: TrainConfig, words: Sequence[str]) -> int:
-    """Start config.processes processes on this machine and wait for them.
+    """Start config.processes processes on this machine and wait for them; the exit status of the
+    first that failed, 128 + N where signal N killed it.
 
-    `accelerate launch --cpu --num_processes 2` silently starts one process (seen with 1.15), so on
-    CPU the form is --multi_gpu with ACCELERATE_USE_CPU; loop.py checks the world in any case.
+    These variables are all that torch and accelerate read. `accelerate launch --cpu
+    --num_processes 2` silently starts one process (seen with 1.15).
     """
-    command = [
-        *(sys.executable, "-m", "trainer.launcher", "--multi_gpu"),
-        *("--num_machines", "1", "--num_processes", str(config.processes)),
-        *("--mixed_precision", config.precision, "--dynamo_backend", "no"),
-        *("--main_process_port", str(_free_port()), "-m", "trainer.main", *words),
-    ]
-    env = dict(os.environ)
+    size = str(config.processes)
+    env = {**os.environ, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     env.setdefault("OMP_NUM_THREADS", str(config.threads))
     if config.device == "cpu":
-        env["ACCELERATE_USE_CPU"] = "1"
-    # A session of its own: Ctrl-C in a terminal would reach launcher and workers at once.
-    process = subprocess.Popen(command, env=env, start_new_session=True)
+        env["ACCELERATE_USE_CPU"] = "true"
+    # Sessions of their own: Ctrl-C in a terminal reaches them through `forward` alone.
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer.main", *words],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,
+        )
+        for rank in range(config.processes)
+    ]
 
     def forward(number: int, frame: object) -> None:
-        """To the workers, who save and end well; the launcher would only kill them and complain."""
         del frame
-        try:
-            workers = psutil.Process(process.pid).children() or [process]
-            for worker in workers:
-                worker.send_signal(number)
-        except psutil.NoSuchProcess:
-            pass  # it ended meanwhile
+        for worker in workers:
+            worker.send_signal(number)
 
     old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return process.wait()
+        return wait_for(workers)
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def wait_for(workers: Sequence[subprocess.Popen[bytes]], grace: float = 60.0) -> int:
+    """Wait until all have ended; `grace` seconds after one has failed the others are killed."""
+    status, deadline = 0, math.inf
+    running = dict(enumerate(workers))
+    while running:
+        for rank, worker in list(running.items()):
+            with suppress(subprocess.TimeoutExpired):
+                code = worker.wait(timeout=0.1)
+                del running[rank]
+                if code and not status:
+                    status, deadline = code if code > 0 else 128 - code, time.monotonic() + grace
+                    if code < 0:  # any other failure has said itself what it was
+                        print(
+                            f"stepwell train: process {rank} was killed by "
+                            f"{signal.Signals(-code).name}; if nobody did that, the system did, "
+                            "for want of memory",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+        if time.monotonic() > deadline:
+            for worker in running.values():
+                worker.kill()
+    return status
 
 
 def git_commit() -> str:
@@ -177,13 +193,6 @@ def git_commit() -> str:
         return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def _leave_world() -> None:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _free_port() -> int:

@@ -1,5 +1,5 @@
-"""Whose fault it is that a gradient is not finite: the samples by name, and the number if one of
-them holds one that nothing can be learned from."""
+"""Where a gradient that is not finite comes from: the batch's samples by name, and the first number
+among them that is NaN, infinite or too large."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ LARGEST = 1e15
 def explain_skip(
     update: int, loaded: Loaded, world: World, ending: TrainingDiverged | None
 ) -> None:
-    """Name the samples of an update that was skipped; raise what ends the run, if anything does.
+    """Log the samples of a skipped update; raise what ends the run, if anything does.
 
-    Every process calls this, each with its share of the batch: what is wrong with one's data is
-    said by all.
+    Every process calls this, each with its share of the batch, and all raise the same.
     """
     names = ", ".join(loaded.ids[:64])
     log.error("update %d skipped: its gradient is not finite; its windows: %s", update, names)
-    found = [number for number in world.gather(bad_number(loaded)) if number]
+    found = [number for number in world.all_gather(bad_number(loaded)) if number]
     if found:
         what, trajectory = found[0]
         if world.is_main:
@@ -61,7 +60,7 @@ def bad_number(loaded: Loaded) -> tuple[str, str] | None:
         bad = known.unsqueeze(-1) & ~(rows.abs() < LARGEST)  # also where it is NaN
         if bool(bad.any()):
             window, row, element = bad.nonzero()[0].tolist()
-            trajectory = loaded.manifest.names([loaded.windows.trajectory[window]])[0]
+            trajectory = loaded.manifest.trajectory_ids([loaded.windows.trajectory[window]])[0]
             step = int(loaded.windows.start[window]) + row + shift
             value = float(rows[window, row, element])
             return f"{what} is {value:g} at step {step} of trajectory {trajectory}", trajectory

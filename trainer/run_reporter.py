@@ -67,6 +67,8 @@ class RunReporter:
         self.config, self.client, self.info, self.home = config, client, info, home
         self.world, self._print = world, say
         self.update, self.error, self._state = 0, "", "running"
+        self.status = "failed"
+        """How the run ends, if without an error."""
         self.kernels: dict[str, str] = {}
         """By what the agent's memory is computed, such as {"attention": "sdpa"}."""
         self._newest: dict[str, float] = {}
@@ -240,6 +242,13 @@ class RunReporter:
             self._state = state
             self.note(state)
             self.heartbeat.say(state=state)
+
+    def end(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """`close`, with what ended the run: made for `ExitStack.push`."""
+        del kind, trace
+        if error is not None:
+            self.error = f"{type(error).__name__}: {error}"
+        self.close("failed" if error is not None else self.status)
 
     def close(self, status: str) -> None:
         if self.client is None or self._ended or not hasattr(self, "heartbeat"):

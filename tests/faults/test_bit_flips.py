@@ -35,7 +35,7 @@ from stepwell.messages import MetricPoint
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
-from trainer.data.snapshot import from_table
+from trainer.data.snapshot import manifest_from_table
 
 FLIPS = int(os.environ.get("STEPWELL_FLIPS", "13"))
 SEED = int(os.environ.get("STEPWELL_SEED", "11"))
@@ -202,7 +202,7 @@ class World:
 
     def _columns(self, client: Client, folder: Path) -> tuple[dict[Any, Any], set[str]]:
         """(shard, field) → all its numbers, as a trainer would have them; and shards left out."""
-        manifest, fields = from_table(self.manifest, PLAIN), fields_of(PLAIN)
+        manifest, fields = manifest_from_table(self.manifest, PLAIN), fields_of(PLAIN)
         cache = Cache(folder, 1e9, client)
         lost = set(cache.ensure(manifest, fields))
         return {

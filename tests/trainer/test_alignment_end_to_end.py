@@ -24,9 +24,9 @@ from stepwell.outbox import Outbox
 from trainer.config import DataConfig, SourceConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import load, take
+from trainer.data.snapshot import create_snapshot, load_manifest
 
 LENGTHS = (3, 1, 4, 12, 7, 25)
 EPISODES = 18
@@ -138,15 +138,16 @@ def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind
         )
         for condition, share in (("length < 5", 0.25), ("length >= 5", 0.75))
     )
-    manifest = load(client, take(client, TrainConfig(sources=sources), "test"), tmp_path)
-    fields = fields_of(manifest.spec, actor_mask="good")
+    snapshot = create_snapshot(client, TrainConfig(sources=sources), "test")
+    manifest = load_manifest(client, snapshot, tmp_path)
+    fields = fields_of(manifest.spec, DataConfig(actor_mask="good"))
     cache = Cache(tmp_path / "cache", 1e9, client)
     assert cache.ensure(manifest, fields) == {}
     seen: Counter = Counter()
     for padding in ("none", "both", "left", "right", "center"):
         data = DataConfig(batch=16, window=6, padding=padding, draw="windows")
         sampler = WindowSampler(manifest, data, 0)
-        with closing(Loader(cache, fields, [SnapshotView(0, manifest, sampler)], data)) as loader:
+        with closing(Loader([open_view(cache, fields, sampler)], data)) as loader:
             for _ in range(8):
                 loaded = next(loader)
                 seen += check(loaded.batch, kind)

@@ -126,7 +126,7 @@ def test_every_process_says_what_one_of_them_found(monkeypatch, found):
     """A process whose own samples are sound blames the step size only if all others' are, too."""
     monkeypatch.setattr(nan_diagnostics, "bad_number", lambda _: None)
     loaded = SimpleNamespace(ids=["a@0"])
-    world = SimpleNamespace(is_main=True, gather=lambda mine: [mine, found])
+    world = SimpleNamespace(is_main=True, all_gather=lambda mine: [mine, found])
     nan_diagnostics.explain_skip(1, loaded, world, None)  # skipped, and training goes on
     says = "lower the step size" if found is None else "--where \"id <> 'b'\""
     with pytest.raises(TrainingDiverged, match=says):

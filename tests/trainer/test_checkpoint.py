@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_a_checkpoint_is_a_folder_of_four_files(saved, tmp_path):
     assert names(path) == sorted([*FILES, "manifest.json"])
     manifest = json.loads((path / "manifest.json").read_text())
     digests = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in FILES}
-    assert manifest == {"format": 2, "update": 5, "sha256": digests}
+    assert manifest == {"format": 3, "update": 5, "sha256": digests}
     assert json.loads((path / "state.json").read_text()) == {"views": [1], "update": 5}
     found = read(path)
     assert found.path == path and found.state == {"views": [1], "update": 5}
@@ -154,18 +155,18 @@ HARM = {
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
     "odd manifest": (lambda p: (p / "manifest.json").write_text("{"), "cannot be read"),
     "list": (lambda p: (p / "manifest.json").write_text("[]"), "cannot be read"),
-    "no digests": (lambda p: (p / "manifest.json").write_text('{"format": 2}'), "cannot be read"),
+    "no digests": (lambda p: (p / "manifest.json").write_text('{"format": 3}'), "cannot be read"),
     "odd digests": (
-        lambda p: (p / "manifest.json").write_text('{"format": 2, "sha256": 3}'),
+        lambda p: (p / "manifest.json").write_text('{"format": 3, "sha256": 3}'),
         "cannot be read",
     ),
     "newer": (
-        lambda p: (p / "manifest.json").write_text('{"format": 3}'),
-        "expected format 2, got 3",
+        lambda p: (p / "manifest.json").write_text('{"format": 4}'),
+        "expected format 3, got 4",
     ),
     "older": (
         lambda p: (p / "manifest.json").write_text('{"format": 1}'),
-        "expected format 2, got 1",
+        "expected format 3, got 1",
     ),
     "no format": (lambda p: (p / "manifest.json").write_text("{}"), "got None"),
     "a file": (lambda p: (shutil.rmtree(p), p.write_text("")), "cannot be read"),
@@ -292,15 +293,18 @@ def test_a_full_disk_is_said_and_leaves_what_there_was(saved, tmp_path, monkeypa
     assert newest(tmp_path).state["update"] == 5
 
 
-def test_put_aside_takes_the_next_free_name(saved, tmp_path):
+def test_never_resuming_moves_checkpoints_to_the_next_free_name(saved, tmp_path):
     path, model, optimizer = saved
-    folder = tmp_path / "checkpoints"
-    assert checkpoint.put_aside(folder) is None
+    folder, said = tmp_path / "checkpoints", []
+    world = SimpleNamespace(is_main=True, barrier=lambda: None)
+    assert checkpoint.find("never", tmp_path, world, said.append) is None
     folder.mkdir()
-    assert checkpoint.put_aside(folder) is None and folder.exists()
+    assert checkpoint.find("never", tmp_path, world, said.append) is None
+    assert folder.exists() and not said
     for number in (1, 2, 3):
         save(folder, number, model, optimizer, {}, keep=1)
-        assert checkpoint.put_aside(folder) == tmp_path / f"checkpoints-{number}"
+        assert checkpoint.find("never", tmp_path, world, said.append) is None
+        assert said.pop().endswith(f"are in {tmp_path / f'checkpoints-{number}'} now")
         assert not folder.exists() and newest(tmp_path / f"checkpoints-{number}") is not None
 
 

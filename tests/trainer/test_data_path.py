@@ -25,9 +25,9 @@ from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, load, take
+from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, create_snapshot, load_manifest
 from trainer.recipes import bc10
 
 LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
@@ -46,7 +46,7 @@ SPECS = {
 
 def snapshot_of(service, folder: Path, config: TrainConfig | None = None) -> Manifest:
     config = config or TrainConfig(dataset="fake")
-    return load(service, take(service, config, "test"), folder)
+    return load_manifest(service, create_snapshot(service, config, "test"), folder)
 
 
 def loader_of(service, tmp_path: Path, config: DataConfig, **options) -> Loader:
@@ -55,8 +55,8 @@ def loader_of(service, tmp_path: Path, config: DataConfig, **options) -> Loader:
     cache = Cache(tmp_path / "cache", 1e9, service)
     cache.ensure(manifest, fields)
     world = options.pop("world", 1)
-    views = [SnapshotView(0, manifest, WindowSampler(manifest, config, 0, world))]
-    return Loader(cache, fields, views, config, **options)
+    view = open_view(cache, fields, WindowSampler(manifest, config, 0, world))
+    return Loader([view], config, **options)
 
 
 def reference(t: Trajectory, start: int, length: int, rows: int, spec: EnvSpec) -> dict:
@@ -114,7 +114,8 @@ def test_batches_equal_the_slow_reading(fake, tmp_path, spec, padding):
             b.check(spaces_of(spec))
             assert b.mask.shape[1] == int(loaded.windows.length.max())
             for i in range(16):
-                trajectory = by_id[loaded.manifest.names([loaded.windows.trajectory[i]])[0]]
+                (name,) = loaded.manifest.trajectory_ids([loaded.windows.trajectory[i]])
+                trajectory = by_id[name]
                 start, n = int(loaded.windows.start[i]), int(loaded.windows.length[i])
                 seen.add((trajectory.id, start == 0, n == len(trajectory)))
                 want = reference(trajectory, start, n, b.prev_reward.shape[1], spec)
@@ -202,8 +203,9 @@ def test_views_change_at_their_step(fake, tmp_path):
         grown = snapshot_of(service, tmp_path / "snapshots")
         assert len(grown) == 5
         start = 1 + loader.lookahead
-        loader._cache.ensure(grown, fields_of(service.spec))
-        loader.add_view(SnapshotView(start, grown, WindowSampler(grown, config, 0)))
+        cache, fields = Cache(tmp_path / "cache", 1e9, service), fields_of(service.spec)
+        cache.ensure(grown, fields)
+        loader.add_view(open_view(cache, fields, WindowSampler(grown, config, 0), start))
         for step in range(1, 12):
             assert next(loader).manifest is (grown if step >= start else first)
 
@@ -282,9 +284,7 @@ def test_a_corrupt_shard_is_named_and_left_out(fake, tmp_path, caplog):
     rest = manifest.without(list(unreadable))
     assert len(rest) == len(LENGTHS[0]) and rest.digest != manifest.digest
     sampler = WindowSampler(rest, DataConfig(batch=8, window=4), 0)
-    loader = Loader(
-        cache, fields_of(service.spec), [SnapshotView(0, rest, sampler)], sampler.config
-    )
+    loader = Loader([open_view(cache, fields_of(service.spec), sampler)], sampler.config)
     ids = {t.id for t in service.shards["sh_0000"]}
     assert {name.split("@")[0] for name in loader.load(0).ids} <= ids
     for shard in ("sh_0000", "sh_0001", "sh_0002"):
@@ -370,7 +370,7 @@ def test_windows_at_the_very_end_of_a_column_and_large_ones(fake, tmp_path, monk
     with closing(loader_of(service, tmp_path, config)) as loader:
         batches = [loader.load(step).batch for step in range(20)]
         assert max(b.mask.shape[1] for b in batches) == 3
-    monkeypatch.setattr("trainer.data.staging.SMALL", 0)
+    monkeypatch.setattr("trainer.data.buffers.SMALL", 0)
     with closing(loader_of(service, tmp_path, config)) as loader:
         for step, small in enumerate(batches):
             large = loader.load(step).batch
@@ -388,7 +388,7 @@ def test_a_manifest_that_points_outside_its_columns_is_refused(fake, tmp_path):
         wrong = replace(manifest, **change)
         sampler = WindowSampler(wrong, DataConfig(batch=2, window=4), 0)
         with pytest.raises(IndexError, match="outside their columns"):
-            Loader(cache, fields, [SnapshotView(0, wrong, sampler)], sampler.config)
+            open_view(cache, fields, sampler)
         assert set(cache.ensure(manifest, fields)) == set()
 
 
@@ -406,7 +406,7 @@ def test_a_manifest_is_kept_for_the_runs_next_life(fake, tmp_path):
     service = fake(None, LENGTHS)
     first = snapshot_of(service, tmp_path)
     service.down = True
-    again = load(service, first.snapshot, tmp_path)
+    again = load_manifest(service, first.snapshot, tmp_path)
     assert again.spec == first.spec and again.digest == first.digest
     assert (again.ids == first.ids).all() and (again.row_start == first.row_start).all()
 
@@ -416,17 +416,17 @@ def test_a_recipe_may_name_its_dataset_in_sql(fake):
     service, asked = fake(None, [[3]]), []
     original = service.create_snapshot
     service.create_snapshot = lambda **options: asked.append(options) or original(**options)
-    take(service, replace(bc10(), dataset="mine"), "me")
+    create_snapshot(service, replace(bc10(), dataset="mine"), "me")
     assert asked[0]["dataset"] == "mine"
     assert "WHERE dataset = 'mine' AND purpose = 'train'" in asked[0]["where"]
     with pytest.raises(SettingError, match="nothing to learn from: give --dataset"):
-        take(service, TrainConfig(), "me")
+        create_snapshot(service, TrainConfig(), "me")
 
 
 def test_leases_live_through_an_outage(fake, tmp_path):
     """Renewals fail quietly while the service is away, and go on when it is back."""
     service = fake(None, [[3]])
-    name = take(service, TrainConfig(dataset="fake"), "me")
+    name = create_snapshot(service, TrainConfig(dataset="fake"), "me")
     renew, asked = service.lease, []
 
     def ask(*args, **options) -> None:
@@ -456,7 +456,7 @@ def test_no_error_ends_the_renewal_of_leases(fake, error):
 
     service.lease = ask
     with closing(LeaseKeeper(service, "me", ttl=0.08)) as keeper:
-        keeper.hold(take(service, TrainConfig(dataset="fake"), "me"))
+        keeper.hold(create_snapshot(service, TrainConfig(dataset="fake"), "me"))
         throw[0] = True
         wait_until(lambda: "odd" in keeper.trouble)
         throw[0], count = False, len(service.leases)

@@ -13,7 +13,7 @@ from stepwell import manifest
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
 from trainer.data import snapshot as module
-from trainer.data.snapshot import Manifest, forget, load, take
+from trainer.data.snapshot import Manifest, create_snapshot, delete_manifests, load_manifest
 
 SPEC = make_spec()
 
@@ -37,20 +37,20 @@ def test_a_refresh_fetches_and_keeps_what_differs(client, name: str, tmp_path: P
     client.create_dataset(name, SPEC)
     config = TrainConfig(dataset=name)
     post(client, name, 30, 0)
-    ids = [take(client, config, "t")]
-    load(client, ids[0], tmp_path / "kept")
-    assert take(client, config, "t", since=ids[0]) == ids[0], "nothing new"
+    ids = [create_snapshot(client, config, "t")]
+    load_manifest(client, ids[0], tmp_path / "kept")
+    assert create_snapshot(client, config, "t", since=ids[0]) == ids[0], "nothing new"
     for i in range(4):
         post(client, name, 3, 100 * (i + 1))
-        ids.append(take(client, config, "t", since=ids[-1]))
-        grown = load(client, ids[-1], tmp_path / "kept", since=ids[-2])
+        ids.append(create_snapshot(client, config, "t", since=ids[-1]))
+        grown = load_manifest(client, ids[-1], tmp_path / "kept", since=ids[-2])
         assert len(grown) == 33 + 3 * i
-        assert same(grown, load(client, ids[-1], tmp_path / f"fresh{i}"))
+        assert same(grown, load_manifest(client, ids[-1], tmp_path / f"fresh{i}"))
         # An earlier life's files are all that a resumed run needs.
-        assert same(grown, load(None, ids[-1], tmp_path / "kept"))
+        assert same(grown, load_manifest(None, ids[-1], tmp_path / "kept"))
     assert len(list((tmp_path / "kept").iterdir())) == 5
-    assert forget(tmp_path / "kept", ids[-1:]) == 5 - chain(tmp_path / "kept", ids[-1])
-    assert same(grown, load(None, ids[-1], tmp_path / "kept"))
+    assert delete_manifests(tmp_path / "kept", ids[-1:]) == 5 - chain(tmp_path / "kept", ids[-1])
+    assert same(grown, load_manifest(None, ids[-1], tmp_path / "kept"))
 
 
 def chain(folder: Path, snapshot: str) -> int:
@@ -62,8 +62,8 @@ def test_a_forgotten_snapshot_costs_a_whole_manifest_and_nothing_else(
 ) -> None:
     client.create_dataset(name, SPEC)
     post(client, name, 5, 0)
-    snapshot = take(client, TrainConfig(dataset=name), "t")
-    found = load(client, snapshot, tmp_path, since="sn_0")
+    snapshot = create_snapshot(client, TrainConfig(dataset=name), "t")
+    found = load_manifest(client, snapshot, tmp_path, since="sn_0")
     assert len(found) == 5 and chain(tmp_path, snapshot) == 1
 
 
@@ -76,12 +76,12 @@ def test_kept_changes_are_no_long_chain(
     monkeypatch.setattr(manifest, "BLOCK", 4)
     client.create_dataset(name, SPEC)
     post(client, name, 30, 0)
-    ids = [take(client, TrainConfig(dataset=name), "t")]
-    load(client, ids[0], tmp_path)
+    ids = [create_snapshot(client, TrainConfig(dataset=name), "t")]
+    load_manifest(client, ids[0], tmp_path)
     for i in range(6):
         post(client, name, 1, 100 * (i + 1))
-        ids.append(take(client, TrainConfig(dataset=name), "t", since=ids[-1]))
-        load(client, ids[-1], tmp_path, since=ids[-2])
+        ids.append(create_snapshot(client, TrainConfig(dataset=name), "t", since=ids[-1]))
+        load_manifest(client, ids[-1], tmp_path, since=ids[-2])
         assert chain(tmp_path, ids[-1]) <= longest + 1
 
 
@@ -121,7 +121,7 @@ def test_a_million_rows_become_a_manifest_without_an_object_each() -> None:
 
         sys.setprofile(see)
         try:
-            module.from_table(table, SPEC)
+            module.manifest_from_table(table, SPEC)
         finally:
             sys.setprofile(None)
         return seen

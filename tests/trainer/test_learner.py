@@ -20,23 +20,22 @@ from trainer import checkpoint as checkpoints
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import load, take
-from trainer.learner import Learner, TrainingDiverged, over_processes
+from trainer.data.snapshot import create_snapshot, load_manifest
+from trainer.learner import Learner, TrainingDiverged, merge_ranks
 from trainer.recipes import bc, pendulum_stitch, recall
 
 LENGTHS = [[5, 40, 17], [64, 9]]
 
 
 def loader_of(service, folder, data: DataConfig) -> Loader:
-    manifest = load(service, take(service, TrainConfig(dataset="fake"), "me"), folder)
+    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "me")
+    manifest = load_manifest(service, snapshot, folder)
     cache = Cache(folder / "cache", 1e9, service)
     fields = fields_of(service.spec)
     cache.ensure(manifest, fields)
-    return Loader(
-        cache, fields, [SnapshotView(0, manifest, WindowSampler(manifest, data, 0))], data
-    )
+    return Loader([open_view(cache, fields, WindowSampler(manifest, data, 0))], data)
 
 
 def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:
@@ -161,7 +160,7 @@ def test_numbers_of_processes_are_joined_by_how_much_each_has_seen():
             (0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0),
         )
     ]
-    assert over_processes(ranks) == {
+    assert merge_ranks(ranks) == {
         "count/critic": 4,
         "count/bc": 4,
         "value/target_mean": 3.0,
@@ -171,7 +170,7 @@ def test_numbers_of_processes_are_joined_by_how_much_each_has_seen():
         "loss/total": 2.0,
         "relabel/cpu_ms": 3.0,
     }
-    assert over_processes(ranks[:1]) == ranks[0]
+    assert merge_ranks(ranks[:1]) == ranks[0]
 
 
 def test_noise_belongs_to_the_update(fake, tmp_path):

@@ -17,11 +17,11 @@ from tests.amago_model.cases import CASES, make
 from trainer.config import DataConfig, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_for, fields_of, spaces_of
-from trainer.data.loader import Loaded, Loader, SnapshotView
+from trainer.data.fields import fields_of, spaces_of
+from trainer.data.loader import Loaded, Loader, open_view
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import DataError, load, take
+from trainer.data.snapshot import DataError, create_snapshot, load_manifest
 from trainer.errors import SettingError
 
 SPEC = EnvSpec.of(
@@ -82,12 +82,13 @@ def service(fake):
 
 def batches(service, folder: Path, n: int = 12, **options) -> list[Loaded]:
     config = DataConfig(**{"batch": 4, "window": 6, "padding": "both", **options})
-    manifest = load(service, take(service, TrainConfig(dataset="fake"), "test"), folder / "told")
-    fields = fields_for(SPEC, config)
+    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "test")
+    manifest = load_manifest(service, snapshot, folder / "told")
+    fields = fields_of(SPEC, config)
     cache = Cache(folder / "cache", 1e9, service)
     cache.ensure(manifest, fields)
-    views = [SnapshotView(0, manifest, WindowSampler(manifest, config, 0))]
-    with closing(Loader(cache, fields, views, config)) as loader:
+    view = open_view(cache, fields, WindowSampler(manifest, config, 0))
+    with closing(Loader([view], config)) as loader:
         found = [loader.load(step) for step in range(n)]
     for loaded in found:
         loaded.batch.check(spaces_of(SPEC))
@@ -182,4 +183,4 @@ def test_values_are_told_of_all_steps_though_few_are_learned_from() -> None:
 @pytest.mark.parametrize("key", ["by_foot", "lidar"])
 def test_an_info_that_is_no_mask_is_refused_by_name(key: str) -> None:
     with pytest.raises(DataError, match=rf"data\.critic_mask: .*{key!r}.* 'by_hand', 'trust'"):
-        fields_of(SPEC, critic_mask=key)
+        fields_of(SPEC, DataConfig(critic_mask=key))

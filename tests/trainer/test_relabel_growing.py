@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -13,17 +14,17 @@ import pytest
 import torch
 
 from amago_model import TimestepEncoderConfig
-from stepwell.testing import make_trajectory, wait_until
+from stepwell.testing import make_trajectory
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
-from trainer.data.loader import Loaded, Loader, SnapshotView
+from trainer.data.loader import Loaded, Loader, SnapshotView, open_view
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import Manifest, load, take
+from trainer.data.snapshot import Manifest, create_snapshot, load_manifest
 from trainer.loop import RunInfo, train
 from trainer.recipes import bc
-from trainer.snapshot_views import Errand
+from trainer.snapshot_views import in_background
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
 CONFIG = DataConfig(batch=16, window=20, padding="none", relabel=("test_census",))
@@ -61,19 +62,18 @@ def grow(service) -> None:
 
 
 def newest(service, folder) -> Manifest:
-    return load(service, take(service, TrainConfig(dataset="fake"), "test"), folder)
+    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "test")
+    return load_manifest(service, snapshot, folder)
+
+
+def view_of(service, folder, start: int, manifest: Manifest) -> SnapshotView:
+    cache, fields = Cache(folder / "cache", 1e9, service), fields_of(service.spec, CONFIG)
+    cache.ensure(manifest, fields)
+    return open_view(cache, fields, WindowSampler(manifest, CONFIG, 3), start)
 
 
 def loader_of(service, folder, *views: tuple[int, Manifest], step: int = 0) -> Loader:
-    cache = Cache(folder / "cache", 1e9, service)
-    columns = fields_of(service.spec, relabel=True)
-    for _, manifest in views:
-        cache.ensure(manifest, columns)
-    made = [
-        SnapshotView(start, manifest, WindowSampler(manifest, CONFIG, 3))
-        for start, manifest in views
-    ]
-    return Loader(cache, columns, made, CONFIG, step=step)
+    return Loader([view_of(service, folder, *view) for view in views], CONFIG, step=step)
 
 
 def same(one: Loaded, other: Loaded) -> bool:
@@ -96,10 +96,10 @@ def test_a_snapshot_added_on_the_way_is_relabeled_by_what_it_holds_from_its_firs
         grow(service)
         new = newest(service, tmp_path)
         start = 3 + loader.lookahead
-        loader.add_view(SnapshotView(start, new, WindowSampler(new, CONFIG, 3)))
+        loader.add_view(view_of(service, tmp_path, start, new))
         seen += [next(loader) for _ in range(start + 6 - 3)]
     assert [paid(loaded) for loaded in seen] == [{4}] * start + [{6}] * 6
-    added = set(new.names(np.arange(len(old), len(new))))
+    added = set(new.trajectory_ids(np.arange(len(old), len(new))))
     assert added & {name.split("@")[0] for loaded in seen[start:] for name in loaded.ids}
     with closing(loader_of(service, tmp_path, (0, old), (start, new))) as known:
         assert all(same(next(known), loaded) for loaded in seen)
@@ -119,13 +119,13 @@ def curve(folder, key: str) -> dict[int, float]:
 
 def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeypatch):
     """Trajectories arrive while it trains; resumed without a service it sees what it saw."""
-    start = Errand.start
 
-    def done_at_once(errand: Errand, task) -> None:
-        start(errand, task)
-        wait_until(lambda: errand.done)
+    def at_once(task) -> Future:
+        wait([future := in_background(task)])
+        return future
 
-    monkeypatch.setattr(Errand, "start", done_at_once)  # so the step of the switch is known here
+    # So that the step of the switch is known here.
+    monkeypatch.setattr("trainer.snapshot_views.in_background", at_once)
     plain = bc()
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     config = replace(

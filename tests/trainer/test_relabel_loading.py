@@ -15,11 +15,11 @@ from stepwell import Box, Discrete, EnvSpec, Trajectory
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.loader import Loader, open_view
 from trainer.data.relabel import Episode, Relabeler, make_relabelers, register, registered
 from trainer.data.relabel.sampling import generator
 from trainer.data.sampler import WindowSampler, below, philox, start_range
-from trainer.data.snapshot import DataError, load, take
+from trainer.data.snapshot import DataError, create_snapshot, load_manifest
 from trainer.options import resolve
 
 SPEC = EnvSpec.of(
@@ -113,13 +113,13 @@ def service(fake):
 
 def loader_of(service, folder: Path, *relabel: str, step=0, rank=0, world=1, **options) -> Loader:
     config = DataConfig(**{"batch": 8, "window": 6, "relabel": relabel, **options})
-    snapshot = take(service, TrainConfig(dataset="fake"), "test")
-    manifest = load(service, snapshot, folder / "snapshots")
-    columns = fields_of(service.spec, relabel=bool(relabel))
+    snapshot = create_snapshot(service, TrainConfig(dataset="fake"), "test")
+    manifest = load_manifest(service, snapshot, folder / "snapshots")
+    columns = fields_of(service.spec, config)
     cache = Cache(folder / "cache", 1e9, service)
     cache.ensure(manifest, columns)
-    views = [SnapshotView(0, manifest, WindowSampler(manifest, config, 3, world))]
-    return Loader(cache, columns, views, config, step=step, rank=rank)
+    view = open_view(cache, columns, WindowSampler(manifest, config, 3, world))
+    return Loader([view], config, step=step, rank=rank)
 
 
 def same(one: Batch, other: Batch, rows: slice = slice(None)) -> bool:
@@ -154,7 +154,7 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
             assert rows == int(loaded.windows.length.max()) + 1
             for i in range(8):
                 k, which = 8 * step + i, int(recorded.trajectory[i])
-                t = by_id[manifest.names([which])[0]]
+                t = by_id[manifest.trajectory_ids([which])[0]]
                 e = Episode(
                     obs=t.obs,
                     action=t.actions["action"],
@@ -242,7 +242,7 @@ def test_relabelers_are_applied_in_their_order_each_with_its_own_chance(service,
     def episodes(*relabel: str) -> list[Episode]:
         with closing(loader_of(service, tmp_path, *relabel)) as loader:
             view = loader.view(0)
-            return loader.open(view).relabeling.draw(view.sampler, 0, 0).episodes
+            return view.relabeling.draw(view.sampler, 0, 0).episodes
 
     one, other = episodes("hindsight:ends=false", "test_halve"), episodes("test_halve", "hindsight")
     assert any(
@@ -255,7 +255,8 @@ def test_relabelers_are_applied_in_their_order_each_with_its_own_chance(service,
 
 
 def test_what_only_relabelers_read_is_fetched_for_them_and_shown_to_nobody(service, tmp_path):
-    names = [f.name for f in fields_of(SPEC, relabel=True)]
+    relabeled = DataConfig(relabel=("hindsight",))
+    names = [f.name for f in fields_of(SPEC, relabeled)]
     assert "obs.achieved" in names and "obs.achieved" not in [f.name for f in fields_of(SPEC)]
     assert set(spaces_of(SPEC).observations) == {"goal", "state"}
     with closing(loader_of(service, tmp_path, "hindsight")) as loader:
@@ -270,8 +271,8 @@ def test_what_only_relabelers_read_is_fetched_for_them_and_shown_to_nobody(servi
         ("double", DataError, r"reward of trajectory .*expected float32 .*got float64"),
         ("rows", DataError, r"obs\['goal'\]"),
         ("key", DataError, "expected the observations .*gaol"),
-        ("number", DataError, r"obs\['goal'\] of trajectory .*: expected an array, got 0"),
-        ("reward", DataError, r"reward of trajectory .*: expected an array, got 1\.0"),
+        ("number", DataError, r"obs\['goal'\] of trajectory .*: expected int16 .*, got 0"),
+        ("reward", DataError, r"reward of trajectory .*: expected float32 .*, got 1\.0"),
         ("forgot", DataError, "expected an Episode for trajectory .*, got None; return the one"),
         ("both ends", DataError, "both terminated and was truncated"),
     ],
@@ -329,7 +330,7 @@ def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fak
     flags = ["--data.relabel", "mazerunner:strategy=all", "hindsight"]
     config = resolve([*words, *flags]).config.data
     assert config.relabel == ("mazerunner:strategy=all", "hindsight")
-    manifest = load(*_snapshot(fake(SPEC, [[5, 6]])), tmp_path)
+    manifest = load_manifest(*_snapshot(fake(SPEC, [[5, 6]])), tmp_path)
     sums = {
         WindowSampler(manifest, replace(config, relabel=r), 0).checksum(0)
         for r in ((), config.relabel, config.relabel[:1])
@@ -340,7 +341,7 @@ def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fak
 
 
 def _snapshot(service):
-    return service, take(service, TrainConfig(dataset="fake"), "test")
+    return service, create_snapshot(service, TrainConfig(dataset="fake"), "test")
 
 
 @pytest.mark.parametrize(

@@ -346,12 +346,12 @@ def test_growing_data_and_an_outage(fresh_service, tmp_path):
     process.kill()
     process.communicate()
     found = run.checkpoint().state
-    views, reached = found["views"], found["update"]
+    views, reached = found["snapshot_views"], found["update"]
     assert len(views) == 2 and views[1]["start"] > 10
     # No service: the snapshots and their columns are here.
     words = ("--resume", "must", "--data.refresh-every", "0", "--schedule.drain-timeout", "0.5")
     run.finish(*words, updates=reached + 20)
-    assert run.checkpoint().state["views"] == views
+    assert run.checkpoint().state["snapshot_views"] == views
     fresh_service.start()
     run.finish(*words[:4], updates=reached + 25)
     total = reached + 25

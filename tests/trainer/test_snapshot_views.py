@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -22,13 +23,13 @@ from amago_model import TimestepEncoderConfig
 from stepwell.errors import Gone, ServiceUnreachable, from_problem
 from stepwell.testing import make_trajectory, wait_until
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
-from trainer.data.columns import Columns
+from trainer.data.columns import MappedColumns
 from trainer.data.loader import Loader
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, take
+from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, create_snapshot
 from trainer.loop import RunInfo, train
 from trainer.recipes import bc
-from trainer.snapshot_views import Errand, SnapshotViews
+from trainer.snapshot_views import SnapshotViews
 
 CPU = torch.device("cpu")
 
@@ -54,9 +55,9 @@ class Together:
             is_main=rank == 0,
             is_node_main=True,
             host=f"node-{rank}",
-            gather=gather,
-            share=lambda value: gather(value)[0],
-            largest_of=lambda numbers: [max(c) for c in zip(*gather(numbers), strict=True)],
+            all_gather=gather,
+            broadcast=lambda value: gather(value)[0],
+            maximum=lambda numbers: [max(c) for c in zip(*gather(numbers), strict=True)],
         )
 
 
@@ -86,7 +87,7 @@ def begun(service, tmp_path):
         def begin(**options):
             data = data_of(service, tmp_path, **options)
             closing_.callback(data.close)
-            data.begin(take(service, data.config, "me"))
+            data.begin(create_snapshot(service, data.config, "me"))
             loader = data.loader(0, CPU)
             closing_.callback(loader.close)
             return data, loader
@@ -101,7 +102,7 @@ def train_on(
     while True:
         next(loader)
         update += 1
-        _, switched = data.agree(loader, update, 0, update)
+        _, switched = data.sync(loader, update, 0, update)
         if switched or until():
             return update, switched
 
@@ -112,7 +113,7 @@ REFRESHES, TRACED = 1000, 150
 
 
 def alive() -> Counter[type]:
-    kinds = (Manifest, WindowSampler, Columns)
+    kinds = (Manifest, WindowSampler, MappedColumns)
     return Counter(type(x) for x in gc.get_objects() if type(x) in kinds)
 
 
@@ -132,26 +133,26 @@ def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
         service._snapshots[f"sn_{n}"] = table
         return service.snapshot(f"sn_{n}")
 
-    def at_once(errand: Errand, task) -> None:
-        errand._idle, errand._task = False, task
-        errand._work()
+    def at_once(task) -> Future:
+        future: Future = Future()
+        future.set_result(task())
+        return future
 
     service.create_snapshot = another
-    monkeypatch.setattr(Errand, "start", at_once)
+    monkeypatch.setattr("trainer.snapshot_views.in_background", at_once)
     monkeypatch.setattr("stepwell._files.os.fsync", lambda _: None)  # not what is tried here
     gc.collect()
     before = alive()
     data = data_of(service, tmp_path)
-    data._errand._loop.stop()  # errands are done at once, here
     sizes: list[int] = []
     try:
-        data.begin(take(service, data.config, "me"))
+        data.begin(create_snapshot(service, data.config, "me"))
         loader = data.loader(0, CPU)
         update = 0
         for refresh in range(REFRESHES):
             if refresh == REFRESHES - TRACED:
                 tracemalloc.start()
-            data.look()
+            data.refresh()
             update, switched = train_on(data, loader, update, lambda: False)
             assert switched
             if refresh >= REFRESHES - TRACED and refresh % 25 == 24:
@@ -164,7 +165,8 @@ def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
         tracemalloc.stop()
         data.close()
     fields = 3
-    assert more[WindowSampler] <= 5 and more[Columns] <= 5 * fields and more[Manifest] <= 6, more
+    assert more[WindowSampler] <= 5 and more[Manifest] <= 6, more
+    assert more[MappedColumns] <= 5 * fields, more
     # Of each refresh its line in the history stays, an id and a step; a view is 30 times that.
     assert (sizes[-1] - sizes[0]) / (TRACED - 25) < 1500, sizes
     assert len(data.history) == REFRESHES + 1
@@ -178,14 +180,16 @@ def test_shards_that_no_view_holds_may_be_deleted(service, tmp_path, begun):
     old = set(service.shards)
     service.shards = {name: [] for name in "abcde"}  # names go on
     grow(service)
-    data.look()
+    data.refresh()
     update, switched = train_on(data, loader, 0, lambda: False)
-    assert switched and data.cache._users.mine() == old | {"sh_0005"}
+    assert switched and set(data.cache._in_use) == old | {"sh_0005"}
     for _ in range(loader.lookahead + 1):
         next(loader)
-    assert data.cache._users.mine() == {"sh_0005"}
+    assert set(data.cache._in_use) == {"sh_0005"}
     assert not {path.parent.name for path in data.cache._checked} & old
-    assert old & data.cache._users.all() == set()
+    columns = data.cache.root / "columns"
+    evicted = {shard for shard in (*old, "sh_0005") if data.cache._evict(columns / shard)}
+    assert evicted == old
 
 
 # ------------------------------------------------------------------------------------- background
@@ -209,11 +213,11 @@ def test_no_update_waits_for_new_data(service, begun):
 
     service.create_snapshot, service.download_shard = slow_freeze, slow_download
     grow(service)
-    data.look()
+    data.refresh()
     assert asked.wait(120)
     update, switched = train_on(data, loader, 0, iter([False] * 50 + [True]).__next__)
     assert not switched and update == 51
-    data.look()  # one look at a time
+    data.refresh()  # one look at a time
     answer.set()
     update, switched = train_on(data, loader, update, fetched.is_set)
     assert not switched
@@ -244,12 +248,12 @@ def test_nothing_new_changes_nothing(service, begun):
 
     update = 0
     for service.create_snapshot in (freeze, forgetful, anew):
-        data.look()
-        update, switched = train_on(data, loader, update, lambda: data._errand.idle)
+        data.refresh()
+        update, switched = train_on(data, loader, update, lambda: not data._phase)
         assert not switched and len(data.history) == 1 and not data.trouble
     service.create_snapshot = forgetful
     grow(service)
-    data.look()
+    data.refresh()
     assert train_on(data, loader, update, lambda: False)[1] and len(data.manifest) == 4
 
 
@@ -269,48 +273,55 @@ def test_trouble_with_new_data_is_shown_and_the_run_goes_on(
         raise error
 
     monkeypatch.setattr(service, where, fail)
-    data.look()
+    data.refresh()
     update, switched = train_on(data, loader, 0, lambda: "goes on with the last" in caplog.text)
     assert not switched and "odd" in data.trouble
     monkeypatch.setattr(service, where, real)
-    data.look()
+    data.refresh()
     update, switched = train_on(data, loader, update, lambda: False)
     assert switched and not data.trouble and len(data.manifest) == 4
 
 
 def test_a_lease_that_cannot_be_given_back_is_trouble_and_no_more(service, begun, monkeypatch):
     data, loader = begun()
-    monkeypatch.setattr(data.leases, "drop", lambda _: 1 / 0)
+    monkeypatch.setattr(service, "release", lambda *_: 1 / 0)
     data._release("sn")
     wait_until(lambda: "ZeroDivisionError" in data.trouble)
     grow(service)
-    data.look()
+    data.refresh()
     assert train_on(data, loader, 0, lambda: False)[1]
 
 
 # ------------------------------------------------------------------------------------ many ranks
 
 
-def run_ranks(service, tmp_path, steps: int, *, spoil=lambda rank, data: None, size: int = 3):
-    """Each rank's data after `steps` updates, and where its batches came from."""
+def run_ranks(service, tmp_path, until, *, spoil=lambda rank, data: None, size: int = 3):
+    """Each rank's data some updates after `until(data)` on one of them, and where its batches came
+    from."""
     together, found, failed = Together(size), [None] * size, []
 
     def live(rank: int) -> None:
         data = data_of(service, tmp_path / f"node-{rank}", together.rank(rank))
         try:
-            name = data.world.share(take(service, data.config, "me") if rank == 0 else "")
+            name = data.world.broadcast(
+                create_snapshot(service, data.config, "me") if rank == 0 else ""
+            )
             data.begin(name)
             loader = data.loader(0, CPU)
             if rank == 0:
                 grow(service)
             spoil(rank, data)
             sizes = []
-            for update in range(1, steps + 1):
+            update, last = 0, 100_000
+            while update < last:
                 sizes.append(len(next(loader).manifest))
+                update += 1
                 if update == 3:
-                    data.look()
+                    data.refresh()
                 if update % 2 == 0:
-                    data.agree(loader, update, 0, 0)
+                    over, _ = data.sync(loader, update, int(until(data)), 0)
+                    if over and last == 100_000:
+                        last = update + 20
             loader.close()
             found[rank] = data.history, sizes, data.trouble
         except BaseException as error:
@@ -343,12 +354,13 @@ def test_all_ranks_switch_at_the_same_step_though_one_node_is_slow(service, tmp_
 
             data.cache.ensure = later
 
-    found = run_ranks(service, tmp_path, 4000, spoil=spoil)
+    found = run_ranks(service, tmp_path, lambda data: len(data.history) == 2, spoil=spoil)
     assert slow
     histories, sizes = [f[0] for f in found], [f[1] for f in found]
     assert len(histories[0]) == 2 and histories[0] == histories[1] == histories[2]
     start = histories[0][1]["start"]
-    assert sizes[0] == sizes[1] == sizes[2] == [3] * start + [4] * (4000 - start)
+    assert sizes[0] == sizes[1] == sizes[2] == [3] * start + [4] * (len(sizes[0]) - start)
+    assert sizes[0][-1] == 4
 
 
 def test_where_one_node_fails_none_switches(service, tmp_path, caplog):
@@ -360,10 +372,11 @@ def test_where_one_node_fails_none_switches(service, tmp_path, caplog):
             data.cache.ensure = fail
 
     problem = from_problem({"status": 500, "title": "odd", "code": "odd"})
-    found = run_ranks(service, tmp_path, 1500, spoil=spoil)
+    told = "training goes on with the last snapshot"
+    found = run_ranks(service, tmp_path, lambda _: told in caplog.text, spoil=spoil)
     assert [len(history) for history, _, _ in found] == [1, 1, 1]
     assert all(set(sizes) == {3} for _, sizes, _ in found)
-    assert "cannot be had on node-2" in caplog.text and "odd" in found[2][2]
+    assert "cannot be fetched on node-2" in caplog.text and "odd" in found[2][2]
 
 
 def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path):
@@ -372,7 +385,7 @@ def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path)
             ensure = data.cache.ensure
             data.cache.ensure = lambda *args, **o: {**ensure(*args, **o), "sh_0001": "odd"}
 
-    found = run_ranks(service, tmp_path, 3000, spoil=spoil)
+    found = run_ranks(service, tmp_path, lambda data: len(data.history) == 2, spoil=spoil)
     for history, sizes, _ in found:
         assert history == found[0][0] and history[1]["left_out"] == ["sh_0001"]
         assert sizes[-1] == 3  # of four
@@ -447,5 +460,5 @@ def test_a_service_that_is_away_is_no_damage(service, config):
         return download(shard, path, **options)
 
     service.download_shard = die
-    with pytest.raises(DataError, match="cannot be had"):
+    with pytest.raises(DataError, match="cannot be fetched"):
         train(config, service, RunInfo(), lambda _: None)

@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.errors import NotFound
 from stepwell.testing import make_spec
-from trainer import launcher, main
+from trainer import main
 from trainer.config import TrainConfig
 from trainer.distributed import World
 from trainer.errors import ElsewhereError
@@ -50,31 +50,28 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch):
         main.main(["offline"])
 
 
-def test_a_trainer_that_was_killed_is_told_of_by_its_launcher(monkeypatch, capsys):
-    """Its own last words never come; any other failure has told itself."""
-    failed = type("F", (), {"timestamp": 0, "exitcode": -9, "local_rank": 1, "pid": 7})()
-
-    def launch():
-        raise launcher.ChildFailedError("trainer.main", {1: failed})
-
-    monkeypatch.setattr(launcher.ChildFailedError, "format_msg", lambda *_: "")
-    monkeypatch.setattr(launcher.launch, "main", launch)
-    assert launcher.main() == 137
-    assert "process 1 was killed by SIGKILL" in capsys.readouterr().err
-    failed.exitcode = 3
-    assert launcher.main() == 3
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("ends", "status"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3), ("sys.exit(0)", 0)]
+)
+def test_the_first_failure_of_several_processes_is_that_of_all(ends, status, capfd):
+    """A process that was killed cannot say so itself; the others are not left waiting for it."""
+    first = f"import os, sys; {ends}"
+    second = "import threading; threading.Event().wait()" if status else "pass"
+    workers = [subprocess.Popen([sys.executable, "-c", code]) for code in (second, first)]
+    assert main.wait_for(workers, grace=0.1) == status
+    assert all(worker.poll() is not None for worker in workers)
+    assert ("process 1 was killed by SIGKILL" in capfd.readouterr().err) == (status == 137)
 
 
 def test_what_fails_on_the_first_process_ends_the_others(monkeypatch):
-    """`once` gives its answer to all ranks, or its error to the first and another to the rest."""
+    """`on_main` returns its answer on all ranks, or raises on the first and otherwise elsewhere."""
     world = World.__new__(World)
     world.size, world.rank, world.is_main = 2, 1, False
-    monkeypatch.setattr(world, "share", lambda value: ["answer", 0])
-    assert world.once(lambda: "not asked") == "answer"
-    monkeypatch.setattr(world, "share", lambda value: [None, 2])
+    monkeypatch.setattr(world, "broadcast", lambda value: ["answer", 0])
+    assert world.on_main(lambda: "not asked") == "answer"
+    monkeypatch.setattr(world, "broadcast", lambda value: [None, 2])
     with pytest.raises(ElsewhereError) as failed:
-        world.once(lambda: "not asked")
+        world.on_main(lambda: "not asked")
     assert failed.value.exit_status == 2
 
 
@@ -116,10 +113,10 @@ def test_a_run_that_may_be_resumed_does_not_need_its_dataset(client, name, tmp_p
     monkeypatch.setenv("STEPWELL_URL", client.url)
     config = TrainConfig(dataset=name, run="r", output=tmp_path)
     with pytest.raises(NotFound):
-        main.look_for_dataset(config)
+        main.require_dataset(config)
     (tmp_path / "r").mkdir()
-    main.look_for_dataset(config)
+    main.require_dataset(config)
     with pytest.raises(NotFound):
-        main.look_for_dataset(replace(config, resume="never"))
+        main.require_dataset(replace(config, resume="never"))
     monkeypatch.setenv("STEPWELL_URL", "http://127.0.0.1:1")
-    main.look_for_dataset(replace(config, run="s"))  # what is wrong there is said by what needs it
+    main.require_dataset(replace(config, run="s"))  # what is wrong there is said by what needs it

@@ -1,27 +1,34 @@
-"""Windows of stored rows become a Batch: the one place where "reward after action" becomes
-"previous action and reward, known on arrival at the observation".
+"""Alignment in time: how stored rows become a `Batch`. Defined here, and nowhere else.
 
-    stored row (trajectory.py)   s-1      s        s+1      s+2
-                                 a(s-1)   o(s)     o(s+1)   o(s+2)
-                                 r(s-1)   a(s)     a(s+1)   a(s+2)
-                                          r(s)     r(s+1)   r(s+2)
-    window of 2 from row s                row 0    row 1    row 2
-      obs         = rows s   …            o(s)     o(s+1)   o(s+2)
-      prev_action = rows s-1 …            a(s-1)   a(s)     a(s+1)
-      prev_reward = rows s-1 …            r(s-1)   r(s)     r(s+1)
-      transition                          a(s) r(s), a(s+1) r(s+1)
+A trajectory of T transitions is stored as T + 1 rows (stepwell/trajectory.py). A step's action and
+reward stand in the row of the observation they leave; a batch shows them in the row of the
+observation they lead to, as the previous action and reward (amago_model/data/batch.py).
 
-So the shift is one number, where a field is read from: FIRST_ROW. Before a trajectory's row 0 lies
-its neighbour's last row, which holds "nothing" (fields.py); a trajectory that begins in the middle
-of its episode thus shows no previous step rather than a wrong one. What lies behind a window's end
-is zero and masked.
+    stored row                  s-1      s        s+1      s+2
+      observation               o(s-1)   o(s)     o(s+1)   o(s+2)
+      action, reward            a(s-1)   a(s)     a(s+1)   a(s+2)
+      info, kept on arrival     i(s-2)   i(s-1)   i(s)     i(s+1)
+      info, kept on departure   i(s-1)   i(s)     i(s+1)   i(s+2)
+
+    window of 2 transitions from row s     row 0    row 1    row 2      read from stored row
+      obs                                  o(s)     o(s+1)   o(s+2)     s + OBSERVATION
+      prev_action, prev_reward             a(s-1)   a(s)     a(s+1)     s + DEPARTURE
+      loss masks                           -        i(s)     i(s+1)     s + ARRIVAL or DEPARTURE
+      action, reward, every mask           transition 0, 1 = rows 1, 2
+
+A trajectory's row 0 has no step before it. Its neighbour's last row lies there, which holds no
+step either: a column stores `fill` (fields.py) where a row has no action, and begins with one such
+row. A trajectory that begins in the middle of its episode therefore shows no previous step. Rows
+behind a window's end are zero and masked.
+
+Letters: B windows, T transitions of the longest window, L = T + 1 rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,12 +36,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago_model.data.batch import LOSS_MASKS, Batch
-from trainer.data.fields import Field
 from trainer.data.sampler import Ints, Windows
 
+OBSERVATION, DEPARTURE, ARRIVAL = 0, -1, 0
+"""Offset of a field: where a window's row 0 is read, counted from the window's first stored row."""
+LEADING_ROWS = 1
+"""Rows of `fill` at the beginning of every column, so that an offset of -1 stays inside it."""
 
-class Trajectories(Protocol):
-    """What is told of trajectories besides their rows: a manifest, or relabeled episodes."""
+
+def stored_rows(offset: int, of_step: bool, length: Any) -> tuple[int, Any]:
+    """First row and end of the rows of a trajectory that hold a field: T+1 for an observation
+    (0, T+1), T for what belongs to a step (departure: 0, T; arrival: 1, T+1)."""
+    return offset + of_step, offset + 1 + length
+
+
+def cut_window(
+    values: NDArray[Any], of_step: bool, start: int, length: int, fill: NDArray[Any], out: Any
+) -> None:
+    """Write one window's rows of a field into `out` [L, *shape], from a whole trajectory's values:
+    T+1 observations, or T numbers of its steps, each at the step's own index."""
+    first = start + (DEPARTURE if of_step else OBSERVATION)
+    before = max(-first, 0)
+    out[:before] = fill
+    out[before : length + 1] = values[first + before : first + length + 1]
+    out[length + 1 :] = 0
+
+
+class TrajectoryEnds(Protocol):
+    """What `collate` reads of trajectories besides their rows; a manifest has it."""
 
     @property
     def length(self) -> Ints: ...
@@ -48,18 +77,8 @@ class Trajectories(Protocol):
     def final_obs_valid(self) -> NDArray[np.bool_]: ...
 
 
-def first_row(field: Field) -> int:
-    """Where a window's rows of a field begin, counted from the window's start."""
-    return 0 if field.name.startswith("obs.") else -1
-
-
-@lru_cache(maxsize=8)
-def _count(n: int) -> Ints:
-    return np.arange(n)
-
-
 def collate(
-    trajectories: Trajectories,
+    trajectories: TrajectoryEnds,
     windows: Windows,
     rows: Mapping[str, Tensor],
     unknown_action: Tensor | None = None,
@@ -67,17 +86,15 @@ def collate(
     """A Batch of B windows from the rows gathered for them.
 
     Args:
-        trajectories: those that windows.trajectory counts.
-        rows: by field name, [B, L, *shape], each from its own `first_row` on; T = L - 1 is at
-            least the longest window.
-        unknown_action: what is shown for an action that was not recorded (fields.py: fill);
-            needed where `rows` has action_known.
-
-    Loss masks among the rows hold above 0 where there is something to learn.
+        trajectories: those that `windows.trajectory` indexes.
+        rows: by field name, [B, L, *shape], each read from its own offset; T is at least the
+            longest window. Loss masks hold above 0 where there is something to learn.
+        unknown_action: shown in place of an action that was not recorded; needed where `rows` has
+            action_known.
     """
     which, start, length = windows.trajectory, windows.start, windows.length
     b, n_rows = rows["reward"].shape
-    t = _count(n_rows)
+    t = _arange(n_rows)
     flags = np.zeros((4, b, n_rows - 1), np.bool_)
     mask, next_obs_valid, terminated, truncated = flags
     np.less(t[:-1], length[:, None], out=mask)
@@ -85,11 +102,11 @@ def collate(
     # Windows that reach their trajectory's end, and where; most do not.
     ending = np.flatnonzero(start + length == trajectories.length[which])
     if len(ending):
-        of, column = which[ending], length[ending] - 1
-        terminated[ending, column] = trajectories.terminated[of]
-        truncated[ending, column] = trajectories.truncated[of]
-        next_obs_valid[ending, column] = trajectories.final_obs_valid[of]
-    exists, next_exists, done, cut = torch.from_numpy(flags).unbind()
+        of, last = which[ending], length[ending] - 1
+        terminated[ending, last] = trajectories.terminated[of]
+        truncated[ending, last] = trajectories.truncated[of]
+        next_obs_valid[ending, last] = trajectories.final_obs_valid[of]
+    exists, next_exists, done, cut_off = torch.from_numpy(flags).unbind()
     action, known = rows["action"], exists
     if "action_known" in rows:
         assert unknown_action is not None
@@ -103,9 +120,14 @@ def collate(
         prev_reward=rows["reward"],
         time_idx=torch.from_numpy((trajectories.first_step[which] + start)[:, None] + t),
         terminated=done,
-        truncated=cut,
+        truncated=cut_off,
         next_obs_valid=next_exists,
         mask=exists,
         action_known=known,
         **{name: rows[name][:, 1:] > 0 for name in LOSS_MASKS if name in rows},
     )
+
+
+@lru_cache(maxsize=8)
+def _arange(n: int) -> Ints:
+    return np.arange(n)

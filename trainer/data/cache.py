@@ -1,15 +1,15 @@
-"""This node's copy of the shards, as columns that can be mapped into memory: built once per shard.
+"""This node's copy of the shards, as memory-mapped columns: built once per shard.
 
     ROOT/columns/<shard>/<field>.npy     [1 + rows, *shape], one file per field; row 0 is `fill`
     ROOT/columns/<shard>/starts.npy      [trajectories + 1] rows at which trajectories begin
     ROOT/columns/<shard>/list.json       size and crc32 of each; what it does not list is not there
-    ROOT/locks/<shard>                   held while building or deleting a shard's columns
-    ROOT/users/<process>                 shards that a living process uses; it holds the file's lock
-    ROOT/quarantine/<shard>.*            what could not be read, and why
+    ROOT/locks/<shard>                   locked while a shard's columns are built or deleted
+    ROOT/in_use/<shard>                  locked, shared, by each process that uses the shard
+    ROOT/quarantine/<shard>.*            what could not be read
 
-A file has its name only when it is whole. Whole shards are kept, not selections: every snapshot and
-every run on this node shares them. Losing the folder loses nothing but time. A process checks each
-column once, when it first wants it: that reading also brings it into memory, where it is needed.
+A file has its name only when it is complete. Whole shards are kept, not selections: every snapshot
+and every run on this node shares them. Losing the folder costs time and nothing else. A process
+checks each column once, on first use: that reading also brings it into memory, where it is needed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
-import time
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import duckdb
 import numpy as np
@@ -38,9 +39,9 @@ from stepwell._files import TEMPORARY, whole_file
 from stepwell.client import Client
 from stepwell.errors import CodecError, Gone, NotFound, ServiceUnreachable
 from stepwell.failpoints import failpoint
+from trainer.data.alignment import LEADING_ROWS
 from trainer.data.fields import Field
 from trainer.data.snapshot import DataError, Manifest
-from trainer.data.users import Users
 
 log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 65_536
@@ -53,19 +54,26 @@ class ShardUnreadable(DataError):
 
 
 class Cache:
-    """Columns of shards, fetched through `client` when first asked for; for many processes."""
+    """Columns of shards, fetched through `client` on first use; shared by many processes.
+
+    What this object uses is not deleted by others until `release`, or until it is gone.
+    """
 
     def __init__(self, root: Path, limit_bytes: float, client: Client | None):
         self.root, self.limit, self._client = root, int(limit_bytes), client
         try:
-            for name in ("columns", "locks", "users", "quarantine", "downloads"):
+            for name in ("columns", "locks", "in_use", "quarantine", "downloads"):
                 (root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unusable(root, error) from error
-        self._users = Users(root / "users")
+        _allow_many_files()
+        self._in_use: dict[str, int] = {}
+        """By shard, the file whose shared lock says so."""
+        self._in_use_lock = threading.Lock()
+        finalize(self, _close_all, self._in_use)
         self._checked: set[Path] = set()
         self._mapped: WeakValueDictionary[Path, NDArray[Any]] = WeakValueDictionary()
-        """Columns that somebody reads: the views of growing data share them."""
+        """Columns that are mapped: successive views of growing data share them."""
 
     def ensure(
         self,
@@ -73,7 +81,8 @@ class Cache:
         fields: Sequence[Field],
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, str]:
-        """Build what is missing of the snapshot's shards; what could not be read, and why.
+        """Build what is missing of the snapshot's shards; returns those that could not be read,
+        with the reason.
 
         Raises `DataError` when no shard at all can be read, or the disk is full.
         """
@@ -114,9 +123,9 @@ class Cache:
         return mapped
 
     def release(self, shards: Set[str]) -> None:
-        """Say that these shards are not used here any more: they may be deleted for others."""
-        for shard in shards:
-            self._users.remove(shard)
+        """Say that these shards are not used here any more: they may be deleted."""
+        with self._in_use_lock:
+            _close_all({s: self._in_use.pop(s) for s in shards if s in self._in_use})
         for path in tuple(self._checked):
             if path.parent.name in shards:
                 self._checked.discard(path)
@@ -129,10 +138,9 @@ class Cache:
         folder = self._folder(shard)
         paths = {self._path(shard, field): field for field in fields}
         try:
-            # Before the lock: who deletes a shard looks at its users while holding it.
-            self._users.add(shard)
+            self._use(shard)  # before the lock, which a process that evicts this shard may hold
             with self._locked(shard):
-                missing = [paths[path] for path in self._spoilt(folder, list(paths))]
+                missing = [paths[path] for path in self._missing(folder, list(paths))]
                 for field in missing:
                     self._mapped.pop(self._path(shard, field), None)
                 if missing:
@@ -143,8 +151,16 @@ class Cache:
             raise _unusable(self.root, error) from error
         self._checked.update(paths)
 
-    def _spoilt(self, folder: Path, paths: Sequence[Path]) -> list[Path]:
-        """Which of these columns are missing or not what was written; the latter put aside."""
+    def _use(self, shard: str) -> None:
+        """Keep others from deleting a shard's columns."""
+        with self._in_use_lock:
+            if shard not in self._in_use:
+                file = os.open(self.root / "in_use" / shard, os.O_CREAT | os.O_RDWR, 0o644)
+                self._in_use[shard] = file
+                fcntl.flock(file, fcntl.LOCK_SH)
+
+    def _missing(self, folder: Path, paths: Sequence[Path]) -> list[Path]:
+        """Which of these columns are missing or damaged; the latter are put aside."""
         listed = _listed(folder)
         starts = folder / "starts.npy"
         bad = []
@@ -164,11 +180,11 @@ class Cache:
     def _fetch_and_convert(self, shard: str, folder: Path, fields: Sequence[Field]) -> None:
         download = self.root / "downloads" / f"{shard}.parquet"
         for litter in (*folder.glob(f".*{TEMPORARY}"), *download.parent.glob(f".{shard}.*")):
-            litter.unlink(missing_ok=True)  # of a process that was killed while it had the lock
+            litter.unlink(missing_ok=True)  # left by a process that was killed
         for attempt in (1, 2):
             try:
                 if self._client is None:
-                    raise ShardUnreadable(f"shard {shard} is not in the cache, and no service is")
+                    raise ShardUnreadable(f"shard {shard} is not in the cache, without a service")
                 self._client.download_shard(shard, download)
                 failpoint("cache.after_download")
                 convert(download, folder, fields, self._path)
@@ -177,22 +193,17 @@ class Cache:
             except (Gone, NotFound) as error:
                 raise ShardUnreadable(f"shard {shard} is no more: {error}") from None
             except ServiceUnreachable as error:
-                # The service ends a connection where it finds damage on the way, and says so to
-                # the next one who asks.
+                # The service ends the connection where it finds damage while sending; its answer to
+                # the next request says so.
                 if attempt == 2:
                     raise
                 log.warning("shard %s did not arrive, fetching it again: %s", shard, error)
             except (CodecError, duckdb.Error, pa.ArrowException, DataError) as error:
                 if attempt == 2 or isinstance(error, ShardUnreadable):
-                    self._quarantine(shard, download, error)
+                    if download.exists():
+                        download.replace(self.root / "quarantine" / download.name)
                     raise ShardUnreadable(f"shard {shard} cannot be read: {error}") from None
                 log.warning("shard %s cannot be read, fetching it again: %s", shard, error)
-
-    def _quarantine(self, shard: str, download: Path, error: Exception) -> None:
-        if download.exists():
-            download.replace(self.root / "quarantine" / f"{shard}.parquet")
-        with whole_file(self.root / "quarantine" / f"{shard}.json") as file:
-            file.write(json.dumps({"error": str(error), "at": time.time()}).encode())
 
     def _check(self, manifest: Manifest, index: int) -> None:
         """The manifest must point at rows where trajectories of that length really begin."""
@@ -206,14 +217,14 @@ class Cache:
             starts[which[inside] + 1] - starts[which[inside]] == manifest.length[rows][inside] + 1
         )
         if not bool(fits.all()):
-            bad = manifest.names(rows[~fits][:3])
+            bad = manifest.trajectory_ids(rows[~fits][:3])
             raise ShardUnreadable(
                 f"shard {shard} does not hold the trajectories that the manifest says, "
                 f"among them {', '.join(map(str, bad))}"
             )
 
     def _make_room(self, wanted: str) -> None:
-        """Delete what was used least recently, and by no living process of this node."""
+        """Delete what was used least recently, except what a process uses."""
         found = []
         for folder in (self.root / "columns").iterdir():
             try:  # another process may be deleting it right now
@@ -234,15 +245,17 @@ class Cache:
             )
 
     def _evict(self, folder: Path) -> bool:
-        """Delete a shard's columns unless somebody uses, builds or deletes them."""
-        with (self.root / "locks" / folder.name).open("w") as file:
+        """Delete a shard's columns unless a process uses, builds or deletes them."""
+        with (
+            (self.root / "locks" / folder.name).open("w") as building,
+            (self.root / "in_use" / folder.name).open("w") as using,
+        ):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(building, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(using, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False
-            if folder.name in self._users.all():
-                return False
-            # First the list: without it nothing of the folder counts.
+            # First the list: a folder without it holds nothing.
             (folder / LIST).unlink(missing_ok=True)
             failpoint("cache.after_eviction")
             shutil.rmtree(folder, ignore_errors=True)
@@ -250,7 +263,7 @@ class Cache:
 
     @contextmanager
     def _locked(self, shard: str) -> Iterator[None]:
-        # flock dies with its holder: a builder that was killed blocks nobody.
+        # The kernel drops a flock with its process: a killed builder blocks nobody.
         with (self.root / "locks" / shard).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -261,7 +274,7 @@ class Cache:
         return self.root / "columns" / shard
 
     def _path(self, shard: str, field: Field) -> Path:
-        # A key may hold slashes; a digest of it holds none. The fill is baked in, so it counts too.
+        # A digest, for a key may hold slashes; the fill is part of the file, so it is part of it.
         text = json.dumps([field.column, field.dtype, field.shape, field.fill])
         return self._folder(shard) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
 
@@ -287,7 +300,7 @@ def convert(
         reader = connection.sql(f"SELECT {names} FROM {source}", params=params).to_arrow_reader(
             ROWS_AT_ONCE
         )
-        columns = [_filled(field, rows + 1) for field in fields]
+        columns = [_filled(field, LEADING_ROWS + rows) for field in fields]
         place = np.empty((rows, 2), np.int64)
         at = 0
         for batch in reader:
@@ -295,7 +308,7 @@ def convert(
             place[at : at + n, 0] = batch.column(0).to_numpy(zero_copy_only=False)
             place[at : at + n, 1] = batch.column(1).to_numpy(zero_copy_only=False)
             for i, (field, column) in enumerate(zip(fields, columns, strict=True)):
-                _copy(batch.column(i + 2), field, column[1 + at : 1 + at + n])
+                _copy(batch.column(i + 2), field, column[LEADING_ROWS + at :][:n])
             at += n
     if at != rows:
         raise DataError(f"expected {rows} rows, read {at}")
@@ -329,7 +342,7 @@ def _starts(place: NDArray[np.int64]) -> NDArray[np.int64]:
 def _filled(field: Field, rows: int) -> NDArray[Any]:
     column = np.zeros((rows, *field.shape), field.dtype)
     if any(field.fill):
-        column.reshape(rows, field.size)[:] = np.asarray(field.fill).astype(field.dtype)
+        column[:] = field.fill_array
     return column
 
 
@@ -372,6 +385,20 @@ def _listed(folder: Path) -> dict[str, list[int]]:
     except (OSError, ValueError):
         return {}
     return listed if isinstance(listed, dict) else {}
+
+
+def _close_all(files: dict[str, int]) -> None:
+    for file in files.values():
+        os.close(file)
+
+
+def _allow_many_files() -> None:
+    """Every mapped column holds a file open, and many systems allow a process 1024 unasked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _unusable(root: Path, error: OSError) -> DataError:

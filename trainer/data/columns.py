@@ -1,115 +1,137 @@
-"""A field's columns of all shards as one array, from which a batch of windows is one fancy index.
+"""Windows from memory-mapped columns: one fancy index per field and batch.
 
 Each shard's column is a mapped file, somewhere in memory. Counted in bytes from the lowest of them,
-every row has a place, so numpy can see all of them as one array `windows`, in which element i is
-the `span` bytes from place i on:
+every row has an address, so numpy sees all of them as one array in which element i is the `span`
+bytes from address i on:
 
     lowest mapping          another mapping                 …
     |header r0 r1 r2 r3 …|        |header r0 r1 …|
-    windows[i]  = bytes i … i + span       one memcpy each, without a Python call each
+    element i  = bytes i … i + span       one memcpy each, without a Python call each
 
-Most elements would lie outside any mapping, where reading kills the process: so every window is
-proved to lie inside its own mapping, and those that reach over its end are copied by themselves.
+Most elements would lie outside any mapping, where reading kills the process. So every trajectory is
+checked to lie inside its own mapping, and windows that reach over a mapping's end are copied one by
+one.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from trainer.data.alignment import first_row
+from trainer.data.alignment import LEADING_ROWS, stored_rows
 from trainer.data.fields import Field
 from trainer.data.sampler import Ints, Windows
 from trainer.data.snapshot import Manifest
 
-Column = NDArray[Any]
+Allocate = Callable[[Field, int, int], Tensor | None]
+"""(field, windows, rows) -> memory [windows, rows, *shape], or None for fresh memory."""
 
 
-class Place:
-    """Where a batch's windows lie in the columns of any field: the same rows for all of them."""
+class MappedColumns:
+    """One field of a snapshot: the mapped columns of its shards, [1 + rows, *shape] each.
 
-    __slots__ = ("fits", "rows", "start", "which")
-
-    def __init__(self, windows: Windows, rows: int, room: Ints):
-        self.which, self.start, self.rows = windows.trajectory, windows.start, rows
-        left = room[self.which] - self.start
-        self.fits = int(left.min()) >= rows
-        """Whether no window reaches over its column's end. (It may reach over its own.)"""
-
-
-class Columns:
-    """The mapped columns of one field for a manifest: one per shard, [1 + rows, *shape] each.
-
-    Holds the mappings, so what it gathers from stays readable whatever happens to the files.
-    `columns` has None where no trajectory lies in a shard.
+    It holds the mappings, so they stay readable whatever happens to the files. `columns` has None
+    for a shard in which no trajectory lies.
     """
 
-    def __init__(self, field: Field, manifest: Manifest, columns: Sequence[Column | None]):
+    def __init__(self, field: Field, manifest: Manifest, columns: Sequence[NDArray[Any] | None]):
         self.field, self._manifest = field, manifest
         self._mapped = [None if c is None else np.asarray(c) for c in columns]
         begins = [c.ctypes.data if c is not None else 0 for c in columns]
         ends = [b + c.nbytes if c is not None else 0 for b, c in zip(begins, columns, strict=True)]
         lowest, highest = min(filter(None, begins)), max(ends)
-        begin = np.asarray(begins, np.int64)[manifest.shard] - lowest
-        # + 1: a column begins with one row of "nothing", which only a shift of -1 reaches.
-        at = (manifest.row_start + 1 + field.arrives + first_row(field)) * field.row_bytes
-        self._begin = begin + at
-        """Per trajectory: place of the first byte of a window that starts at its row 0."""
+        row_0 = (manifest.row_start + LEADING_ROWS + field.offset) * field.row_bytes
+        self._begin = np.asarray(begins, np.int64)[manifest.shard] - lowest + row_0
+        """Per trajectory: address of the first byte of a window that starts at its row 0."""
         self._end = np.asarray(ends, np.int64)[manifest.shard] - lowest
-        after = (manifest.length + 1 + first_row(field)) * field.row_bytes
-        if bool((at < 0).any() or (self._begin + after > self._end).any()):
+        _, last = stored_rows(field.offset, field.of_step, manifest.length)
+        needed = (last - field.offset) * field.row_bytes
+        if bool((row_0 < 0).any() or (self._begin + needed > self._end).any()):
             raise IndexError(f"{field.name}: trajectories lie outside their columns")
         space = (ctypes.c_uint8 * (highest - lowest)).from_address(lowest)
         self._bytes: NDArray[np.uint8] = np.frombuffer(memoryview(space), np.uint8)
         self._raw = memoryview(self._bytes.data)
-        self._windows: dict[int, NDArray[np.void]] = {}
+        self._overlapping: dict[int, NDArray[np.void]] = {}
 
-    def room(self) -> Ints:
+    def rows_left(self) -> Ints:
         """Per trajectory: rows from a window at its row 0 to the end of its column."""
         return (self._end - self._begin) // self.field.row_bytes
 
-    def whole(self, trajectory: int) -> Column:
-        """All rows of a trajectory (a row of the manifest), read-only and not copied: T+1 of an
-        observation, T of what belongs to a step."""
-        manifest, column = self._manifest, self._mapped[self._manifest.shard[trajectory]]
+    def trajectory(self, index: int) -> NDArray[Any]:
+        """A whole trajectory (a row of the manifest), read-only and not copied: T+1 observations,
+        or T numbers of its steps."""
+        manifest, column = self._manifest, self._mapped[self._manifest.shard[index]]
         assert column is not None
-        begin = int(manifest.row_start[trajectory]) + 1 + self.field.arrives
-        end = begin + int(manifest.length[trajectory]) + 1 + first_row(self.field)
-        rows: Column = column[begin:end]
+        first, end = stored_rows(self.field.offset, self.field.of_step, int(manifest.length[index]))
+        row_0 = int(manifest.row_start[index]) + LEADING_ROWS
+        rows: NDArray[Any] = column[row_0 + first : row_0 + end]
         return rows
 
-    def fresh(self, place: Place) -> NDArray[np.generic]:
-        """[n, rows, *shape] in memory of its own; what lies behind a column's end is zero."""
+    def windows(self, windows: Windows, n_rows: int, inside: bool) -> NDArray[Any]:
+        """[B, n_rows, *shape] in fresh memory; what lies behind a column's end is zero.
+
+        `inside`: no window reaches over its column's end.
+        """
         width = self.field.row_bytes
-        span = place.rows * width
-        begin = self._begin[place.which] + place.start * width
-        if place.fits:
-            found = self._view(span)[begin]
+        span = n_rows * width
+        begin = self._begin[windows.trajectory] + windows.start * width
+        if inside:
+            found = self._elements(span)[begin]
         else:
             found = np.zeros(len(begin), f"V{span}")
-            self.copy(place, memoryview(found.view(np.uint8).data))
-        rows: NDArray[np.generic] = found.view(self.field.dtype)
-        return rows.reshape(len(begin), place.rows, *self.field.shape)
+            self.copy_windows(windows, n_rows, found.view(np.uint8))
+        rows: NDArray[Any] = found.view(self.field.dtype)
+        return rows.reshape(len(begin), n_rows, *self.field.shape)
 
-    def copy(self, place: Place, target: memoryview) -> None:
+    def copy_windows(self, windows: Windows, n_rows: int, target: NDArray[Any]) -> None:
         """The same, into `target`, window by window: for large ones."""
         width = self.field.row_bytes
-        span = place.rows * width
-        begin = self._begin[place.which] + place.start * width
-        end = np.minimum(begin + span, self._end[place.which])
-        at = 0
+        span = n_rows * width
+        begin = self._begin[windows.trajectory] + windows.start * width
+        end = np.minimum(begin + span, self._end[windows.trajectory])
+        out, at = memoryview(target.reshape(-1).view(np.uint8).data), 0
         for first, last in zip(begin.tolist(), end.tolist(), strict=True):
-            target[at : at + last - first] = self._raw[first:last]
+            out[at : at + last - first] = self._raw[first:last]
             at += span
 
-    def _view(self, span: int) -> NDArray[np.void]:
-        found = self._windows.get(span)
+    def _elements(self, span: int) -> NDArray[np.void]:
+        found = self._overlapping.get(span)
         if found is None:
             count = max(self._bytes.nbytes - span + 1, 0)
             found = np.ndarray((count,), f"V{span}", buffer=self._bytes.data, strides=(1,))
-            self._windows[span] = found
+            self._overlapping[span] = found
         return found
+
+
+def gather(
+    columns: Sequence[MappedColumns], windows: Windows, rows_left: Ints, allocate: Allocate
+) -> dict[str, Tensor]:
+    """The rows of all windows by field name, [B, longest + 1, *shape]; zero behind a window's end.
+
+    `rows_left`: the least of the columns', per trajectory.
+    """
+    n_rows = int(windows.length.max()) + 1
+    inside = int((rows_left[windows.trajectory] - windows.start).min()) >= n_rows
+    short = np.flatnonzero(windows.length < n_rows - 1)
+    ends = [*zip(short.tolist(), (windows.length[short] + 1).tolist(), strict=True)]
+    found: dict[str, Tensor] = {}
+    for column in columns:
+        if column.field.relabel_only:
+            continue
+        tensor = allocate(column.field, len(windows), n_rows)
+        if tensor is None:
+            rows = column.windows(windows, n_rows, inside)
+            tensor = torch.from_numpy(rows)
+        else:
+            rows = tensor.numpy()
+            column.copy_windows(windows, n_rows, rows)
+        for window, end in ends:
+            rows[window, end:] = 0
+        found[column.field.name] = tensor
+    return found

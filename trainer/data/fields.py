@@ -1,22 +1,22 @@
-"""Which columns of a dataset an agent learns from and how they lie in the cache; its spaces.
+"""Which columns of a dataset an agent learns from, and the dataset's spaces as the agent's.
 
-A NULL of the shards (no action and no reward leave a trajectory's last row) becomes `fill`: what
-the agent's encoding shows as "no previous step". So the row before a trajectory's first one, which
-is the last row of its neighbour, already says so.
+A row of the shards that has no action and no reward (a trajectory's last one) holds NULL there; in
+the cache it holds `fill`, which the agent's encoding shows as "no previous step".
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.schema import ACTION_KNOWN, REWARD, column_names
 from trainer.config import DataConfig
+from trainer.data.alignment import ARRIVAL, DEPARTURE, OBSERVATION
 from trainer.data.snapshot import DataError
 
 MOST_CATEGORIES = 1 << 16
@@ -33,12 +33,17 @@ class Field:
     """Its name in the shards."""
     dtype: str
     shape: tuple[int, ...]
+    offset: int = DEPARTURE
+    """Where a window's row 0 is read, counted from the window's first stored row: alignment.py."""
     fill: tuple[float, ...] = (0.0,)
     """What stands for NULL: one number, or one for each element."""
-    hidden: bool = False
+    relabel_only: bool = False
     """Only relabelers read it."""
-    arrives: bool = False
-    """What belongs to a step stands in the row that the step arrives at, not the one it leaves."""
+
+    @property
+    def of_step(self) -> bool:
+        """It belongs to a step, so a trajectory has T of it; of an observation it has T+1."""
+        return not self.name.startswith("obs.")
 
     @property
     def size(self) -> int:
@@ -49,26 +54,31 @@ class Field:
     def row_bytes(self) -> int:
         return self.size * np.dtype(self.dtype).itemsize
 
+    @property
+    def fill_array(self) -> NDArray[np.generic]:
+        """`fill` in the shape and dtype of a row."""
+        values = np.broadcast_to(np.asarray(self.fill), self.size).reshape(self.shape)
+        return values.astype(self.dtype)
 
-def fields_of(
-    spec: EnvSpec,
-    *,
-    relabel: bool = False,
-    actor_mask: str = "",
-    critic_mask: str = "",
-    mask_row: Literal["arrival", "departure"] = "arrival",
-) -> tuple[Field, ...]:
-    """What to keep of a dataset: observations that somebody looks at, action and reward; with
-    `relabel` also what only relabelers look at; and the infos that are loss masks, by their key,
-    each step's in the row that `mask_row` says.
+
+def fields_of(spec: EnvSpec, data: DataConfig | None = None) -> tuple[Field, ...]:
+    """The columns to keep of a dataset: observations of a used role, action, reward; where `data`
+    names relabelers, also what only these read; and the infos that it names as loss masks.
 
     Raises `DataError` for what an agent cannot learn from.
     """
-    columns = column_names(spec)
+    columns, relabels = column_names(spec), bool(data and data.relabel)
     fields = [
-        Field(f"obs.{key}", name, space.dtype, space.shape, hidden=spec.role(key) == "relabel")
+        Field(
+            f"obs.{key}",
+            name,
+            space.dtype,
+            space.shape,
+            OBSERVATION,
+            relabel_only=spec.role(key) == "relabel",
+        )
         for name, key, space in columns["obs"]
-        if spec.role(key) in USED_ROLES or (relabel and spec.role(key) == "relabel")
+        if spec.role(key) in USED_ROLES or (relabels and spec.role(key) == "relabel")
     ]
     name, key, action = columns["action"][0]
     if len(columns["action"]) > 1:
@@ -77,14 +87,14 @@ def fields_of(
             "flatten them into one array when collecting"
         )
     if isinstance(action, Discrete):
-        fields.append(Field("action", name, "int64", (), (action.start - 1.0,)))
+        fields.append(Field("action", name, "int64", (), fill=(action.start - 1.0,)))
     elif isinstance(action, Box) and np.dtype(action.dtype).kind == "f":
         low, high = (bound.reshape(-1) for bound in action.bounds())
         with np.errstate(invalid="ignore"):
             middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, 0.0)
-        fields.append(Field("action", name, "float32", action.shape, tuple(middle.tolist())))
+        fields.append(Field("action", name, "float32", action.shape, fill=tuple(middle.tolist())))
     elif isinstance(action, MultiDiscrete | MultiBinary):
-        fields.append(Field("action", name, "int64", action.shape, (-1.0,)))
+        fields.append(Field("action", name, "int64", action.shape, fill=(-1.0,)))
     else:
         raise DataError(
             f"the agent cannot take the action {key!r} of kind {type(action).__name__} yet; "
@@ -93,29 +103,17 @@ def fields_of(
     fields.append(Field("reward", REWARD, "float32", ()))
     if spec.action_known:
         fields.append(Field("action_known", ACTION_KNOWN, "bool", ()))
-    fields += [
-        _loss_mask(spec, name, key, arrives=mask_row == "arrival")
-        for name, key in (("actor_mask", actor_mask), ("critic_mask", critic_mask))
-        if key
-    ]
+    if data is not None:
+        masks = {"actor_mask": data.actor_mask, "critic_mask": data.critic_mask}
+        offset = ARRIVAL if data.mask_row == "arrival" else DEPARTURE
+        fields += [_loss_mask(spec, name, key, offset) for name, key in masks.items() if key]
     return tuple(fields)
 
 
-def fields_for(spec: EnvSpec, data: DataConfig) -> tuple[Field, ...]:
-    """`fields_of` as a run's settings want them."""
-    return fields_of(
-        spec,
-        relabel=bool(data.relabel),
-        actor_mask=data.actor_mask,
-        critic_mask=data.critic_mask,
-        mask_row=data.mask_row,
-    )
-
-
-def _loss_mask(spec: EnvSpec, name: str, key: str, *, arrives: bool) -> Field:
+def _loss_mask(spec: EnvSpec, name: str, key: str, offset: int) -> Field:
     for column, known, space in column_names(spec)["info"]:
         if known == key and space.shape == ():
-            return Field(name, column, space.dtype, (), arrives=arrives)
+            return Field(name, column, space.dtype, (), offset)
     single = sorted(known for known, space in spec.infos.items() if space.shape == ())
     raise DataError(
         f"data.{name}: expected an info of the dataset with one number a row, got {key!r}; it has "

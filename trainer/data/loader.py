@@ -1,18 +1,18 @@
-"""Batches in the order's order: gathers windows from mapped columns, one batch ahead of its user.
+"""Batches in the sampler's order, prepared ahead of their reader by a thread.
 
-A batch of large windows (images) lives in one of a few buffers that are used in turn: so it is good
-until the next one is asked for. One for a GPU is copied there ahead of its user (staging.py). The
-loader's whole state is the number of the next step.
+A batch is good until the next one is asked for: its large fields (images) lie in buffers that are
+used in turn. For a GPU it is copied there ahead of its reader (buffers.py). The loader's whole
+state is the number of the next step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +21,61 @@ from torch import Tensor
 from amago_model.data.batch import Batch
 from trainer.config import DataConfig
 from trainer.data.alignment import collate
+from trainer.data.buffers import Buffers, Cuda, GpuCopies, Sent
 from trainer.data.cache import Cache
-from trainer.data.columns import Columns, Place
+from trainer.data.columns import Allocate, MappedColumns, gather
 from trainer.data.fields import Field
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling
 from trainer.data.sampler import Ints, Windows, WindowSampler
 from trainer.data.snapshot import Manifest
-from trainer.data.staging import Block, Buffers, Cuda, Sent, Transfer, block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """A snapshot in use: its rows, and the order of samples from it."""
+    """A snapshot that batches are drawn from, from step `start` on; `open_view` makes one."""
 
     start: int
-    """First step (update) that is drawn from it."""
     manifest: Manifest
     sampler: WindowSampler
+    columns: Sequence[MappedColumns]
+    rows_left: Ints
+    """Rows from each trajectory's first one to the end of its column."""
+    unknown_action: Tensor
+    """Shown for an action that was not recorded."""
+    relabeling: Relabeling | None
+
+
+def open_view(
+    cache: Cache, fields: Sequence[Field], sampler: WindowSampler, start: int = 0
+) -> SnapshotView:
+    """Map a snapshot's columns and prepare its relabelers. It takes time; any thread may.
+
+    What is mapped stays readable, also if its files are deleted.
+    """
+    manifest = sampler.manifest
+    used = set(np.unique(manifest.shard).tolist())
+    columns = [
+        MappedColumns(
+            field,
+            manifest,
+            [
+                cache.column(shard, field) if index in used else None
+                for index, shard in enumerate(manifest.shards)
+            ],
+        )
+        for field in fields
+    ]
+    relabelers = make_relabelers(sampler.config.relabel)
+    return SnapshotView(
+        start,
+        manifest,
+        sampler,
+        columns,
+        rows_left=np.min([column.rows_left() for column in columns], axis=0),
+        unknown_action=torch.tensor(next(f for f in fields if f.name == "action").fill_array),
+        relabeling=Relabeling(relabelers, manifest, columns) if relabelers else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +92,19 @@ class Loaded:
     @property
     def ids(self) -> list[str]:
         """Trajectory id @ first row of each window: names a sample for people."""
-        ids = self.manifest.names(self.windows.trajectory)
+        ids = self.manifest.trajectory_ids(self.windows.trajectory)
         return [f"{i}@{s}" for i, s in zip(ids, self.windows.start.tolist(), strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenView:
-    """A view and what it takes to draw from it: mapped columns, prepared relabelers."""
-
-    view: SnapshotView
-    columns: Sequence[Columns]
-    room: Ints
-    """Rows behind each trajectory's first one, to the end of its column."""
-    relabeling: Relabeling | None
 
 
 class Loader:
     """An endless iterator of `Loaded`, from step `step` on.
 
-    Raises what goes wrong while preparing a batch, at the batch that it concerns.
+    Raises what goes wrong while preparing a batch, at the batch that it concerns. `on_unused` is
+    called with the names of shards that no view uses any more.
     """
 
     def __init__(
         self,
-        cache: Cache,
-        fields: Sequence[Field],
         views: Sequence[SnapshotView],
         config: DataConfig,
         *,
@@ -87,26 +112,20 @@ class Loader:
         rank: int = 0,
         device: torch.device | str = "cpu",
         cuda: Cuda | None = None,
+        on_unused: Callable[[set[str]], None] = lambda _: None,
     ):
-        self._cache, self._config, self._rank = cache, config, rank
-        self._relabelers = make_relabelers(config.relabel)
-        self._fields = tuple(f for f in fields if self._relabelers or not f.hidden)
-        self._shown = tuple(f for f in self._fields if not f.hidden)
-        self._device = torch.device(device)
-        self._unknown = _unknown_action(self._fields)
-        # Mapped before the first batch: what is mapped stays readable, also if it is deleted.
         # Replaced as a whole, never changed: two threads read it.
-        self._open = tuple(self.open(view) for view in views)
-        each, rows = config.batch // views[0].sampler.world, config.window + 1
-        self._ring: list[Buffers] = []
-        self._transfer: Transfer | None = None
-        if self._device.type == "cuda" or cuda is not None:
-            size = block_bytes(self._shown, each, rows)
-            self._transfer = Transfer(cuda or Cuda(self._device), size)
-        else:
-            # One being read, `prefetch` ready, one being written.
-            count = config.prefetch + 2
-            self._ring = [Buffers(self._shown, each, rows) for _ in range(count)]
+        self._views = tuple(views)
+        self._config, self._rank, self._on_unused = config, rank, on_unused
+        device = torch.device(device)
+        if cuda is None and device.type == "cuda":
+            cuda = Cuda(device)
+        self._copies = GpuCopies(cuda) if cuda is not None else None
+        shown = [c.field for c in views[0].columns if not c.field.relabel_only]
+        each = config.batch // views[0].sampler.world
+        # One being read, `prefetch` ready, one being written.
+        buffers = 0 if self._copies else config.prefetch + 2
+        self._ring = [Buffers(shown, each, config.window + 1) for _ in range(buffers)]
         self._next = step
         self._ready: queue.Queue[_Item] = queue.Queue(config.prefetch)
         self._stop = threading.Event()
@@ -117,26 +136,10 @@ class Loader:
         """A view added now must begin at least this many steps after the next batch."""
         return self._config.prefetch + 2
 
-    def open(self, view: SnapshotView) -> OpenView:
-        """Make ready to draw from a view. Any thread may; it takes time, `add_view` then none."""
-        manifest = view.manifest
-        used = set(np.unique(manifest.shard).tolist())
-        columns = []
-        for field in self._fields:
-            mapped = [
-                self._cache.column(shard, field) if index in used else None
-                for index, shard in enumerate(manifest.shards)
-            ]
-            columns.append(Columns(field, manifest, mapped))
-        room = np.min([column.room() for column in columns], axis=0)
-        relabeling = Relabeling(self._relabelers, manifest, columns) if self._relabelers else None
-        return OpenView(view, columns, room, relabeling)
-
-    def add_view(self, view: SnapshotView | OpenView) -> None:
+    def add_view(self, view: SnapshotView) -> None:
         """Draw from another snapshot from view.start on, which no prepared batch has passed."""
-        opened = view if isinstance(view, OpenView) else self.open(view)
-        assert opened.view.start >= self._next, (opened.view.start, self._next)
-        self._open = (*self._open, opened)
+        assert view.start >= self._next, (view.start, self._next)
+        self._views = (*self._views, view)
 
     def __iter__(self) -> Iterator[Loaded]:
         return self
@@ -149,57 +152,41 @@ class Loader:
         if isinstance(item, BaseException):
             raise item
         loaded, sent = item
-        if self._transfer is not None and sent is not None:
-            loaded = replace(loaded, batch=self._transfer.receive(sent))
-        elif self._device.type != "cpu":
-            loaded = replace(loaded, batch=loaded.batch.to(self._device, non_blocking=False))
+        if self._copies is not None and sent is not None:
+            loaded = replace(loaded, batch=self._copies.receive(sent))
         self._drop_views_before(loaded.step)
         return loaded
 
     def view(self, step: int) -> SnapshotView:
         """What the batch of a step is drawn from."""
-        return self._at(step).view
+        views = self._views
+        index = bisect_right([view.start for view in views], step) - 1
+        if index < 0:
+            raise IndexError(f"step {step} is before the first view, {views[0].start}")
+        return views[index]
+
+    def load(self, step: int, allocate: Allocate = lambda *_: None) -> Loaded:
+        """The batch of a step: what the iterator gives, but for any step and at once."""
+        view = self.view(step)
+        if view.relabeling is None:
+            windows = view.sampler.batch(step, self._rank)
+            rows = gather(view.columns, windows, view.rows_left, allocate)
+            batch = collate(view.manifest, windows, rows, view.unknown_action)
+            return Loaded(step, batch, windows, view.manifest, {})
+        relabeled = view.relabeling.draw(view.sampler, step, self._rank)
+        rows = relabeled.gather([column.field for column in view.columns], allocate)
+        ends, windows = relabeled.for_collate
+        batch = collate(ends, windows, rows, view.unknown_action)
+        return Loaded(step, batch, relabeled.windows, view.manifest, relabeled.metrics)
 
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None:
             while self._thread.is_alive():
-                with_nothing_waiting(self._ready)
+                with contextlib.suppress(queue.Empty):  # make room for what it wants to put
+                    while True:
+                        self._ready.get_nowait()
                 self._thread.join(0.05)
-
-    def load(self, step: int, room: Buffers | Block | None = None) -> Loaded:
-        """The batch of a step: what the iterator gives, but for any step and at once."""
-        opened = self._at(step)
-        view = opened.view
-        if opened.relabeling is not None:
-            return self._load_relabeled(view, opened.relabeling, step, room)
-        windows = view.sampler.batch(step, self._rank)
-        rows = self._gather(opened, windows, room)
-        batch = collate(view.manifest, windows, rows, self._unknown)
-        return Loaded(step, batch, windows, view.manifest, {})
-
-    def _load_relabeled(
-        self, view: SnapshotView, relabeling: Relabeling, step: int, room: Buffers | Block | None
-    ) -> Loaded:
-        """The same, of whole trajectories that are rewritten before windows are cut from them."""
-        drawn = relabeling.draw(view.sampler, step, self._rank)
-        count = int(drawn.windows.length.max()) + 1
-        rows: dict[str, Tensor] = {}
-        for shown in self._shown:
-            tensor = room.room(shown, len(drawn.windows), count) if room is not None else None
-            if tensor is None:
-                shape = (len(drawn.windows), count, *shown.shape)
-                tensor = torch.from_numpy(np.empty(shape, shown.dtype))
-            drawn.fill(shown, tensor.numpy())
-            rows[shown.name] = tensor
-        for name in drawn.masks:
-            if name not in rows:  # a relabeler made it
-                allowed = np.empty((len(drawn.windows), count), np.bool_)
-                drawn.fill(Field(name, "", "bool", ()), allowed)
-                rows[name] = torch.from_numpy(allowed)
-        endings, windows = drawn.for_collate
-        batch = collate(endings, windows, rows, self._unknown)
-        return Loaded(step, batch, drawn.windows, view.manifest, drawn.metrics)
 
     def _take(self) -> _Item:
         """The next item. Waits no longer than there is a thread that may bring one."""
@@ -232,69 +219,20 @@ class Loader:
                 return
 
     def _prepare(self, step: int) -> tuple[Loaded, Sent | None]:
-        if self._transfer is None:
-            return self.load(step, self._ring[step % len(self._ring)]), None
-        slot = step % len(self._transfer.blocks)
-        loaded = self.load(step, self._transfer.wait(slot))
-        return loaded, self._transfer.send(slot, loaded.batch)
-
-    def _at(self, step: int) -> OpenView:
-        opened = self._open
-        index = bisect_right([o.view.start for o in opened], step) - 1
-        if index < 0:
-            raise IndexError(f"step {step} is before the first view, {opened[0].view.start}")
-        return opened[index]
+        if self._copies is None:
+            return self.load(step, self._ring[step % len(self._ring)].allocate), None
+        loaded = self.load(step, self._copies.allocate)
+        return loaded, self._copies.send(loaded.batch)
 
     def _drop_views_before(self, step: int) -> None:
         """Forget what no step from `step` on is drawn from: growing data must not fill memory."""
-        opened = self._open
-        while len(opened) > 1 and opened[1].view.start <= step:
-            opened = opened[1:]
-        if len(opened) < len(self._open):
-            gone = {name for o in self._open for name in o.view.manifest.shards}
-            self._open = opened
-            self._cache.release(gone.difference(*(o.view.manifest.shards for o in opened)))
-
-    def _gather(
-        self, opened: OpenView, windows: Windows, room: Buffers | Block | None
-    ) -> dict[str, Tensor]:
-        """The rows of all windows, by field name [n, longest + 1, *shape]; behind a window's end
-        is zero. The number of shards does not matter."""
-        count = int(windows.length.max()) + 1
-        place = Place(windows, count, opened.room)
-        short = np.flatnonzero(windows.length < count - 1)
-        ends = [*zip(short.tolist(), (windows.length[short] + 1).tolist(), strict=True)]
-        found: dict[str, Tensor] = {}
-        for column in opened.columns:
-            field = column.field
-            tensor = room.room(field, len(windows), count) if room is not None else None
-            if tensor is None:
-                rows = column.fresh(place)
-                tensor = torch.from_numpy(rows)
-            else:
-                rows = tensor.numpy()
-                column.copy(place, memoryview(rows.reshape(-1).view(np.uint8).data))
-            for row, end in ends:
-                rows[row, end:] = 0
-            found[field.name] = tensor
-        return found
+        views = self._views
+        while len(views) > 1 and views[1].start <= step:
+            views = views[1:]
+        if len(views) < len(self._views):
+            before = {name for view in self._views for name in view.manifest.shards}
+            self._views = views
+            self._on_unused(before.difference(*(view.manifest.shards for view in views)))
 
 
 _Item = tuple[Loaded, Sent | None] | BaseException
-
-
-def _unknown_action(fields: Sequence[Field]) -> Tensor | None:
-    for field in fields:
-        if field.name == "action":
-            fill: Any = np.broadcast_to(np.asarray(field.fill), field.size)
-            return torch.from_numpy(fill.astype(field.dtype).reshape(field.shape))
-    return None
-
-
-def with_nothing_waiting(waiting: queue.Queue[Any]) -> None:
-    """Empty a queue, so that whoever wants to put something can."""
-    try:
-        while True:
-            waiting.get_nowait()
-    except queue.Empty:
-        return

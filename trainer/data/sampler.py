@@ -73,7 +73,7 @@ class WindowSampler:
                 f"data.batch: {config.batch} windows cannot be shared by {world} processes; "
                 f"choose a multiple of {world}"
             )
-        self.config, self.world = config, world
+        self.manifest, self.config, self.world = manifest, config, world
         self.key = philox_key(seed, manifest.digest)
         self.first_shares = self.last_shares = np.asarray(manifest.shares)
         if config.ramp_updates and sources:
@@ -132,10 +132,17 @@ class WindowSampler:
         return zlib.crc32("\n".join(self.config.relabel).encode(), samples)
 
     def shares(self, step: int) -> list[float]:
-        """Of the whole batch of a step, what came from each component."""
+        """The share of each component in the whole batch of a step."""
         whole = self.samples(step * self.config.batch, self.config.batch)
         counts = np.bincount(whole.component, minlength=len(self.members))
         return [float(share) for share in counts / self.config.batch]
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The checksum of a step's batch; of a mixture also the share of each component in it."""
+        values: dict[str, float] = {"data/sample_checksum": self.checksum(step)}
+        if len(self.members) > 1:
+            values |= {f"data/share_{c}": share for c, share in enumerate(self.shares(step))}
+        return values
 
     def samples(self, first: int, count: int) -> Windows:
         """Samples first … first + count - 1."""

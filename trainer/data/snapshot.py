@@ -1,4 +1,4 @@
-"""A frozen selection, and the promise that it stays readable: all a trainer reads of a dataset.
+"""Snapshots: the frozen selection that a trainer reads, its manifest, and the leases that keep it.
 
 A manifest is one row per trajectory, as arrays (no Python object per row):
 
@@ -57,7 +57,7 @@ class Manifest:
     shares: tuple[float, ...]
     """Share of each component of the mixture, if these do not move; they sum to 1."""
     ids: NDArray[np.void]
-    """Each trajectory's UUID, 16 bytes; `names` writes them out."""
+    """Each trajectory's UUID, 16 bytes; `trajectory_ids` writes them out."""
     shards: tuple[str, ...]
     """Names of all shards; the column `shard` indexes them."""
     component: NDArray[np.int16]
@@ -74,8 +74,8 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.length)
 
-    def names(self, rows: Ints | Sequence[int]) -> list[str]:
-        """The ids of some trajectories, for people and for SQL."""
+    def trajectory_ids(self, rows: Ints | Sequence[int]) -> list[str]:
+        """The ids of some of its rows, for people and for SQL."""
         return manifest.id_texts(self.ids[np.asarray(rows)])
 
     @property
@@ -110,7 +110,7 @@ class Manifest:
         return replace(self, digest=mixed, **columns)
 
 
-def from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
+def manifest_from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
     """A manifest as the service sends it. Raises `DataError` where it holds nothing."""
     metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
     if not table.num_rows:
@@ -142,8 +142,10 @@ def from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
     )
 
 
-def take(client: Client, config: TrainConfig, holder: str, since: str | None = None) -> str:
-    """Freeze what the config selects (or name the snapshot that it names); the snapshot's id.
+def create_snapshot(
+    client: Client, config: TrainConfig, holder: str, since: str | None = None
+) -> str:
+    """Freeze what the config selects, or take the snapshot that it names; returns the id.
 
     The first lease of a new snapshot is `holder`'s. With nothing selected yet, waits up to
     data.wait_for_data seconds, and says so.
@@ -176,8 +178,8 @@ def _freeze(client: Client, config: TrainConfig, holder: str, since: str | None)
     return snapshot.id
 
 
-def load(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Manifest:
-    """The manifest of a snapshot: from `folder` where an earlier life of this run left it.
+def load_manifest(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Manifest:
+    """The manifest of a snapshot, read from `folder` if this run has kept it there.
 
     With `since`, an earlier snapshot whose manifest `folder` has, only what differs is fetched and
     kept. Raises `stepwell.errors.Gone` for an expired snapshot that was never kept here.
@@ -185,7 +187,7 @@ def load(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Man
     path = _kept(folder, snapshot_id)
     if path.exists():
         table = _read(folder, snapshot_id)
-        return from_table(table, _spec(table.schema.metadata[_SPEC].decode()))
+        return manifest_from_table(table, _spec(table.schema.metadata[_SPEC].decode()))
     snapshot = client.snapshot(snapshot_id)
     fresh, table = _fetch(client, snapshot_id, folder, since)
     # Locations may move when shards are compacted; what this run sampled from must not.
@@ -198,13 +200,13 @@ def load(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Man
         for batch in fresh.to_batches():
             w.write_batch(batch)
         failpoint("manifest.before_rename")
-    return from_table(table, EnvSpec.from_json(snapshot.spec))
+    return manifest_from_table(table, EnvSpec.from_json(snapshot.spec))
 
 
-def forget(folder: Path, keep: Sequence[str]) -> int:
-    """Delete kept manifests but those of the snapshots `keep`, and what these are made from.
+def delete_manifests(folder: Path, keep: Sequence[str]) -> int:
+    """Delete the kept manifests except those of the snapshots `keep` and what these build on.
 
-    Returns how many files went. Call it where no checkpoint names the others any more.
+    Returns the number of files deleted. No checkpoint may name the others any more.
     """
     needed = set()
     for snapshot_id in keep:
@@ -274,14 +276,15 @@ def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 class LeaseKeeper:
-    """Keeps the leases of the snapshots in use alive from a thread, through outages of the service.
+    """Renews the leases of the snapshots in use from a thread, through outages of the service.
 
-    A lease lost to a long outage is no disaster: columns in the cache stay readable.
+    Training survives the loss of a lease: columns in the cache stay readable.
     """
 
     def __init__(self, client: Client, holder: str, ttl: float = LEASE_SECONDS):
         self._client, self._holder, self._ttl = client, holder, ttl
         self._held: set[str] = set()
+        self._dropped: list[str] = []
         self._lock = threading.Lock()
         self._loop = BackgroundLoop(
             "leases", self._renew_all, every=ttl / 4, at_once=False, longest_wait=ttl / 4
@@ -289,7 +292,7 @@ class LeaseKeeper:
 
     @property
     def trouble(self) -> str:
-        """Why leases are not renewed; empty where all is well, or the service is only away."""
+        """Why leases are not renewed; empty where all is well, or the service is unreachable."""
         return self._loop.trouble
 
     def hold(self, snapshot_id: str) -> None:
@@ -298,20 +301,28 @@ class LeaseKeeper:
         self._renew(snapshot_id)
 
     def drop(self, snapshot_id: str) -> None:
+        """Give a lease back, in the background."""
         with self._lock:
             self._held.discard(snapshot_id)
-        try:
-            self._client.release(snapshot_id, self._holder)
-        except StepwellError as error:  # it ends by itself
-            log.debug("lease of %s not given back: %s", snapshot_id, error)
+            self._dropped.append(snapshot_id)
+        self._loop.wake()
 
     def close(self) -> None:
         """Give every lease back and stop the thread."""
         self._loop.stop(5.0)
-        for snapshot_id in sorted(self._held):
-            self.drop(snapshot_id)
+        self._dropped += sorted(self._held)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        while self._dropped:
+            snapshot_id = self._dropped.pop()
+            try:
+                self._client.release(snapshot_id, self._holder)
+            except StepwellError as error:  # it ends by itself
+                log.debug("lease of %s not given back: %s", snapshot_id, error)
 
     def _renew_all(self) -> None:
+        self._give_back()
         with self._lock:
             held = sorted(self._held)
         for snapshot_id in held:

@@ -1,4 +1,4 @@
-"""Batches for any learner, without our agent and without accelerate."""
+"""`stream`: batches for any learner, without our agent and without accelerate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from amago_model.data.batch import LOSS_MASKS, Batch
 from stepwell.client import Client
 from trainer.config import DataConfig, SourceConfig, TrainConfig, default_cache
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_for
-from trainer.data.loader import Loader, SnapshotView
+from trainer.data.fields import fields_of
+from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
-from trainer.data.snapshot import LeaseKeeper, load, take
+from trainer.data.snapshot import LeaseKeeper, create_snapshot, load_manifest
 
 Padding = Literal["none", "both", "left", "right", "center"]
 
@@ -39,7 +39,7 @@ def stream(
     client: Client | None = None,
     cache: Path | None = None,
 ) -> Iterator[Any]:
-    """Random windows of the trajectories that a SQL query selects, for ever (or `batches` of them).
+    """Batches of random windows of the trajectories that a SQL query selects, endless or `batches`.
 
         for b in stream("SELECT id FROM trajectories WHERE env = 'Hopper-v5'", window=8, batch=256):
             b.obs["observation"]      # [256, 9, 11]: one observation more than transitions
@@ -49,11 +49,12 @@ def stream(
     Args:
         select: SELECT id[, weight] FROM trajectories WHERE …
         numpy: give dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
-        seed, start: the same ones give the same batches again; `start` skips that many.
+        seed, start: the same values give the same batches again; `start` skips that many.
         padding, draw, relabel, actor_mask, critic_mask, mask_row: see trainer.config.DataConfig.
-        client: of the service (default: STEPWELL_URL). `cache`: folder of this node's columns.
+        client: of the service (default: STEPWELL_URL).
+        cache: folder of this node's columns (default: as a trainer's).
 
-    A batch lies in memory that is used again once the next one is asked for: copy what you keep.
+    A batch's memory is reused once the next one is asked for: copy what you keep.
     Raises `stepwell.errors.StepwellError`, among them `DataError` where nothing is selected.
     """
     data = DataConfig(
@@ -68,25 +69,25 @@ def stream(
         cache=cache or default_cache(),
     )
     config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
-    own = client or Client()
+    client, owned = client or Client(), client is None
     holder = "trainer.data.stream"  # a name for people
-    leases = LeaseKeeper(own, holder)
+    leases = LeaseKeeper(client, holder)
     try:
-        snapshot = take(own, config, holder)
+        snapshot = create_snapshot(client, config, holder)
         leases.hold(snapshot)
         with TemporaryDirectory() as folder:
-            manifest = load(own, snapshot, Path(folder))
-        fields = fields_for(manifest.spec, data)
-        columns = Cache(data.cache, data.cache_gb * 1e9, own)
+            manifest = load_manifest(client, snapshot, Path(folder))
+        fields = fields_of(manifest.spec, data)
+        columns = Cache(data.cache, data.cache_gb * 1e9, client)
         manifest = manifest.without(list(columns.ensure(manifest, fields)))
-        views = [SnapshotView(0, manifest, WindowSampler(manifest, data, seed))]
-        with closing(Loader(columns, fields, views, data, step=start)) as loader:
+        view = open_view(columns, fields, WindowSampler(manifest, data, seed))
+        with closing(Loader([view], data, step=start)) as loader:
             for loaded in islice(loader, batches):
                 yield _as_numpy(loaded.batch) if numpy else loaded.batch
     finally:
         leases.close()
-        if client is None:
-            own.close()
+        if owned:
+            client.close()
 
 
 def _as_numpy(batch: Batch) -> dict[str, Any]:

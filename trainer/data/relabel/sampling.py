@@ -8,16 +8,18 @@ order and a counter made of k and the relabeler's place in the config. So a samp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from amago_model.data.batch import LOSS_MASKS
-from trainer.data.alignment import first_row
-from trainer.data.columns import Columns
+from trainer.data.alignment import cut_window
+from trainer.data.columns import Allocate, MappedColumns
 from trainer.data.fields import Field
 from trainer.data.relabel.episode import Array, Episode
 from trainer.data.relabel.registry import Relabeler
@@ -27,7 +29,7 @@ from trainer.data.snapshot import DataError, Manifest
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """What collate wants to know of trajectories, here for one relabeled episode per window."""
+    """What `collate` reads of trajectories, for one relabeled episode per window."""
 
     length: Ints
     first_step: Ints
@@ -59,30 +61,34 @@ class Relabeled:
         )
         return endings, replace(self.windows, trajectory=np.arange(len(found)))
 
-    @property
-    def masks(self) -> list[str]:
-        """The loss masks that any of the episodes has."""
-        return [m for m in LOSS_MASKS if any(getattr(e, m) is not None for e in self.episodes)]
-
-    def fill(self, field: Field, rows: Array) -> None:
-        """Write a field's windows into rows [n, longest + 1, *shape]; zeros behind their ends."""
-        shift = first_row(field)
-        nothing = np.broadcast_to(np.asarray(field.fill), field.size).reshape(field.shape)
-        for row, episode, start, length in zip(
-            rows, self.episodes, self.windows.start, self.windows.length, strict=True
-        ):
-            values, begin = column(episode, field.name), int(start) + shift
-            skip = max(-begin, 0)
-            row[:skip] = nothing
-            row[skip : length + 1] = values[begin + skip : begin + length + 1]
-            row[length + 1 :] = 0
+    def gather(self, fields: Sequence[Field], allocate: Allocate) -> dict[str, Tensor]:
+        """As `columns.gather`, from the relabeled episodes; also loss masks that these made."""
+        shown = {field.name: field for field in fields if not field.relabel_only}
+        for name in LOSS_MASKS:
+            if any(getattr(episode, name) is not None for episode in self.episodes):
+                shown.setdefault(name, Field(name, "", "bool", ()))
+        n_rows = int(self.windows.length.max()) + 1
+        spans = [*zip(self.windows.start.tolist(), self.windows.length.tolist(), strict=True)]
+        found: dict[str, Tensor] = {}
+        for name, field in shown.items():
+            tensor = allocate(field, len(spans), n_rows)
+            if tensor is None:
+                shape = (len(spans), n_rows, *field.shape)
+                tensor = torch.from_numpy(np.empty(shape, field.dtype))
+            fill = field.fill_array
+            for out, episode, (start, length) in zip(
+                tensor.numpy(), self.episodes, spans, strict=True
+            ):
+                cut_window(column(episode, name), field.of_step, start, length, fill, out)
+            found[name] = tensor
+        return found
 
 
 class Relabeling:
     """Relabelers at work on one snapshot."""
 
     def __init__(
-        self, relabelers: Sequence[Relabeler], manifest: Manifest, columns: Sequence[Columns]
+        self, relabelers: Sequence[Relabeler], manifest: Manifest, columns: Sequence[MappedColumns]
     ):
         self._manifest = manifest
         self._columns = {c.field.name: c for c in columns}
@@ -115,23 +121,25 @@ class Relabeling:
         """A trajectory of the manifest as it was recorded, read-only."""
         known = self._columns.get("action_known")
         masks: dict[str, Any] = {
-            name: self._columns[name].whole(row) > 0 for name in LOSS_MASKS if name in self._columns
+            name: self._columns[name].trajectory(row) > 0
+            for name in LOSS_MASKS
+            if name in self._columns
         }
         manifest = self._manifest
         return Episode(
             obs={
-                name[4:]: column.whole(row)
+                name[4:]: column.trajectory(row)
                 for name, column in self._columns.items()
                 if name.startswith("obs.")
             },
-            action=self._columns["action"].whole(row),
-            reward=self._columns["reward"].whole(row),
+            action=self._columns["action"].trajectory(row),
+            reward=self._columns["reward"].trajectory(row),
             terminated=bool(manifest.terminated[row]),
             truncated=bool(manifest.truncated[row]),
             final_obs_valid=bool(manifest.final_obs_valid[row]),
             first_step=int(manifest.first_step[row]),
-            action_known=None if known is None else known.whole(row),
-            id=manifest.names([row])[0],
+            action_known=None if known is None else known.trajectory(row),
+            id=manifest.trajectory_ids([row])[0],
             **masks,
         )
 
@@ -168,28 +176,17 @@ def column(episode: Episode, field: str) -> Array:
 
 
 def _check(name: str, new: Episode, old: Episode) -> None:
-    """Raise `DataError` where a relabeler gave what cannot be learned from."""
+    """Raise `DataError` where a relabeler returned what cannot be learned from."""
     if not isinstance(new, Episode):
         raise DataError(
             f"relabeler {name}: expected an Episode for trajectory {old.id}, got {new!r}; return "
             "the one that came where nothing changes"
         )
-    _same_keys(name, new.obs, old.obs)
-    for mask in LOSS_MASKS:
-        allowed = getattr(new, mask)
-        form = _form((allowed.dtype, allowed.shape)) if isinstance(allowed, np.ndarray) else allowed
-        if form is not None and form != f"bool ({len(new)},)":
-            raise DataError(
-                f"relabeler {name}: {mask} of trajectory {old.id}: expected None or "
-                f"bool ({len(new)},), got {form}"
-            )
-    arrays = {"action": new.action, "reward": new.reward}
-    for what, array in (arrays | {f"obs[{k!r}]": v for k, v in new.obs.items()}).items():
-        if not isinstance(array, np.ndarray):
-            raise DataError(
-                f"relabeler {name}: {what} of trajectory {old.id}: expected an array, got {array!r}"
-            )
-    steps = len(new)
+    if new.obs.keys() != old.obs.keys():
+        raise DataError(
+            f"relabeler {name}: expected the observations {sorted(old.obs)}, got {sorted(new.obs)}"
+        )
+    steps = len(new) if isinstance(new.reward, np.ndarray) else len(old)
     if not 1 <= steps <= len(old):
         raise DataError(
             f"relabeler {name}: expected 1 to {len(old)} transitions of trajectory {old.id}, "
@@ -200,28 +197,27 @@ def _check(name: str, new: Episode, old: Episode) -> None:
             f"relabeler {name}: trajectory {old.id} both terminated and was truncated; expected at "
             "most one"
         )
-    pairs: dict[str, tuple[Array | None, Array | None, int]] = {
-        "action": (new.action, old.action, steps),
-        "reward": (new.reward, old.reward, steps),
-        "action_known": (new.action_known, old.action_known, steps),
+    ours, theirs = _arrays(new), _arrays(old)
+    wanted = {
+        what: [_form(array, steps + what.startswith("obs"))] for what, array in theirs.items()
     }
-    pairs |= {f"obs[{k!r}]": (new.obs[k], old.obs[k], steps + 1) for k in old.obs}
-    for what, (got, was, rows) in pairs.items():
-        form = None if got is None else (got.dtype, got.shape)
-        wanted = None if was is None else (was.dtype, (rows, *was.shape[1:]))
-        if form != wanted:
+    wanted |= {mask: ["None", f"bool ({steps},)"] for mask in LOSS_MASKS}
+    for what, forms in wanted.items():
+        if _form(ours[what]) not in forms:
             raise DataError(
-                f"relabeler {name}: {what} of trajectory {old.id}: expected {_form(wanted)}, "
-                f"got {_form(form)}"
+                f"relabeler {name}: {what} of trajectory {old.id}: expected {' or '.join(forms)}, "
+                f"got {_form(ours[what])}"
             )
 
 
-def _same_keys(name: str, new: Mapping[str, Array], old: Mapping[str, Array]) -> None:
-    if new.keys() != old.keys():
-        raise DataError(
-            f"relabeler {name}: expected the observations {sorted(old)}, got {sorted(new)}"
-        )
+def _arrays(episode: Episode) -> dict[str, Array | None]:
+    names = ("reward", "action", "action_known", *LOSS_MASKS)
+    found = {name: getattr(episode, name) for name in names}
+    return found | {f"obs[{key!r}]": value for key, value in episode.obs.items()}
 
 
-def _form(form: tuple[np.dtype[np.generic], tuple[int, ...]] | None) -> str:
-    return "none" if form is None else f"{form[0]} {form[1]}"
+def _form(array: Array | None, rows: int | None = None) -> str:
+    """Dtype and shape, of so many rows if given; of what is no array the thing itself."""
+    if not isinstance(array, np.ndarray):
+        return repr(array)
+    return f"{array.dtype} {array.shape if rows is None else (rows, *array.shape[1:])}"
