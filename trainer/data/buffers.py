@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amago_model.batch import Batch
+from amago_model.data.batch import Batch
 from trainer.data.fields import Field
 
 SMALL = 4 << 20
