@@ -175,6 +175,25 @@ def test_the_paths_that_the_readme_names_exist():
         assert (ROOT / target).is_dir(), target
 
 
+def defined(path: Path) -> set[str]:
+    """Functions, classes and their methods of a file: "f", "C", "C.m"."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (*functions, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{m.name}" for m in node.body if isinstance(m, functions)}
+    return found
+
+
+def test_every_function_that_the_architecture_names_exists():
+    """The lists of `file.py:function` that data passes are true to the code."""
+    named = re.findall(r"`([\w/]+\.py):([\w.]+)`", (DOCS / "architecture.md").read_text())
+    assert len(named) > 10
+    assert not [f"{file}:{name}" for file, name in named if name not in defined(ROOT / file)]
+
+
 def test_no_command_is_invented():
     """Every `stepwell …` in the documents is a command that exists."""
     from stepwell.cli import COMMANDS
