@@ -1,14 +1,14 @@
 """Gymnasium's spaces and values ↔ Stepwell's: make an environment, name its arrays, convert.
 
     gymnasium space          EnvSpec                            the agent
-    Box, any shape, dtype    Box                                sees it; acts in finite float ones
-    Discrete                 Discrete                           sees it as one-hot; acts in it
-    MultiDiscrete, -Binary   the same                           sees it; acts in it
-    Dict of those            one key each; nested: "arm/angle"  sees keys of the role `policy`
+    Box, any shape, dtype    Box                                observation; action if bounded
+    Discrete                 Discrete                           observation as one-hot; action
+    MultiDiscrete, -Binary   the same                           observation; action
+    Dict of those            one key each; nested: "arm/angle"  observations: those of role `policy`
     anything else            refused, by name
 
-float64 becomes float32 unless asked otherwise, as D4RL stores it: it halves the data and no network
-sees the difference. The spec says which it is. Stepping environments is rollout.py's business.
+float64 is stored as float32 unless asked otherwise, as in D4RL: half the data, and networks use
+float32. The spec holds the dtype. Environments are stepped in rollout.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BrokenEnv(StepwellError):
 
 
 def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
-    """`gymnasium.make` with our environments known and errors that say what to do.
+    """`gymnasium.make`, with our environments registered and errors that say what to do.
 
     In "module:Name-v0" the module may also lie in the current folder. Raises `EnvError`.
     """
@@ -82,7 +82,7 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         ) from None
     except (TypeError, ValueError) as error:
         raise EnvError(f"{env_id} does not accept {dict(kwargs or {})}: {error}") from None
-    except Exception as error:  # whatever a stranger's constructor raises
+    except Exception as error:  # a constructor may raise anything
         raise EnvError(
             f"{env_id} cannot be made: {told(error)}; stepwell --debug … shows the whole traceback"
         ) from error
@@ -117,7 +117,7 @@ def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """How the values of one environment travel: made by `interface_of`."""
+    """Converts observations and actions of one environment; made by `interface_of`."""
 
     env_id: str
     observation_space: gym_spaces.Space[Any]

@@ -1,12 +1,12 @@
-"""Record whoever plays: a person, a script, another library's agent.
+"""Record any player: a person, a script, another library's agent.
 
     env = collector.record.record(gymnasium.make("CartPole-v1"), "my-data", policy="by hand")
-    …                      play as ever: reset and step
+    …                      reset and step as usual
     env.close()            sends the rest
 
-Each finished episode goes to the dataset through an outbox on disk: a service that is down for a
-while costs nothing, and `close` says what it has not taken in the end. The dataset is made from the
-environment's spaces if there is none.
+Each finished episode goes to the dataset through an outbox on disk, which waits while the service
+is down; `close` raises what it has not taken in the end. A missing dataset is made from the
+environment's spaces.
 """
 
 from __future__ import annotations
@@ -44,11 +44,16 @@ def record(
 ) -> RecordTrajectories:
     """`env`, wrapped so that its episodes arrive in `dataset`.
 
-    `client` defaults to the service of STEPWELL_URL. `policy` says who plays. The outbox lies in
-    stepwell-outbox/DATASET/… unless a directory is given. `infos` are single numbers of the
-    environment's infos that a dataset made here keeps. `close` raises `Undelivered` where the
-    service has not taken all. Raises `InvalidSpace` where the
-    environment does not fit the dataset, `ServiceUnreachable` where there is no service to ask.
+    Args:
+        client: default: of the service at STEPWELL_URL.
+        policy: name of the player, a column of the dataset.
+        infos: single numbers of the environment's infos that a dataset made here keeps.
+        outbox: directory; default: stepwell-outbox/DATASET/… below the current folder.
+        max_steps: longer episodes are stored in pieces.
+
+    Raises:
+        InvalidSpace: the environment does not fit the dataset.
+        ServiceUnreachable: no service answers.
     """
     own = client is None
     client = client or Client()
@@ -65,7 +70,7 @@ def record(
 
 
 class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Made by `record`. Plays exactly as the environment does; `outbox` shows what still waits."""
+    """Made by `record`. Behaves as the environment does; `outbox` shows what still waits."""
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """One step; an environment that raises leaves its episode behind, tagged "broken"."""
+        """One step; if the environment raises, its episode is kept, tagged "broken"."""
         # Copied before the environment can change it.
         recorded: Arrays = self._interface.encode_action(action)
         try:
@@ -115,7 +120,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     def close(self, timeout: float = 10.0) -> None:
         """Keep what was played, send for at most `timeout` seconds; the rest waits on disk.
 
-        Raises `Undelivered` where there is a rest, once all is closed.
+        Raises `Undelivered`, once all is closed, if something is left.
         """
         if self._closed:
             return
