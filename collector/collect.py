@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -40,10 +41,11 @@ from collector.run import (
     unique_name,
 )
 from collector.stats import CollectorStatistics, load_clock, save_clock
-from collector.worker import Control, Heartbeat, State, signals
+from collector.worker import Control, State, signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
-from stepwell.messages import Capacity
+from stepwell.heartbeat import Heartbeat
+from stepwell.messages import Capacity, MetricPoint
 from stepwell.trajectory import TrajectoryMetadata
 
 # Seeds of collected episodes lie above those that evaluations use: nobody trains on a test.
@@ -100,20 +102,12 @@ def collect(
         worker = unique_name("collect", slug(socket.gethostname(), 24), str(os.getpid()))
         heartbeat = Heartbeat(
             client,
-            control,
-            worker=worker,
+            worker,
+            role="collect",
             run=run.name,
+            status=lambda: _status(config, control, run, stats, source),
+            on_command=control.command,
             every=config.heartbeat_every,
-            counters=lambda: {**stats.counters(), **run.outbox.counters()},
-            policy=lambda: source.current.policy_id if source and source.ready else config.policy,
-            trouble=lambda: (
-                stats.error
-                or run.outbox.reason
-                or run.outbox.last_error
-                or (source.last_error if source else "")
-            ),
-            series=stats.metrics,
-            token=config.token,
         )
 
         # --- play
@@ -139,11 +133,37 @@ def collect(
             if source is not None:
                 source.close()
             save_clock(run.outbox.directory, stats)
-            heartbeat.close(last_state)
+            heartbeat.close(state=last_state)
             _print_summary(stats, say)
     if run.undelivered:
         raise Undelivered(run.undelivered)
     return stats
+
+
+def _status(
+    config: CollectConfig,
+    control: Control,
+    run: Run,
+    stats: CollectorStatistics,
+    source: PolicySource | None,
+) -> dict[str, Any]:
+    """What a heartbeat reports."""
+    return {
+        # After "stop" it still sends the last episodes; the last heartbeat says how it ended.
+        "state": "draining" if control.stopping else control.state,
+        "counters": {**stats.counters(), **run.outbox.counters()},
+        "policy": source.current.policy_id if source and source.ready else config.policy,
+        "last_error": (
+            stats.error
+            or run.outbox.reason
+            or run.outbox.last_error
+            or (source.last_error if source else "")
+        ),
+        "metrics": [
+            MetricPoint(key=key, step=stats.clock, value=value, time=time.time())
+            for key, value in stats.metrics().items()
+        ],
+    }
 
 
 def _policy_source(

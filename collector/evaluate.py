@@ -7,6 +7,8 @@ chunks of one fixed width, so the numbers do not depend on how many environments
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,11 +43,13 @@ from collector.run import (
     open_dataset,
     open_run,
     prepare,
+    reason_of,
     slug,
     unique_name,
 )
 from stepwell.client import Client
 from stepwell.errors import StepwellError
+from stepwell.heartbeat import Heartbeat
 from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.messages import Capacity
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
@@ -216,6 +220,8 @@ def run_evaluation(
     """
     prepare(config)
     run: Run | None = None
+    heartbeat: Heartbeat | None = None
+    played = 0
     notes: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(config.url, config.token))
@@ -249,6 +255,14 @@ def run_evaluation(
                     say=partial(console.print, soft_wrap=True, highlight=False),
                 )
             )
+            heartbeat = Heartbeat(
+                client,
+                unique_name("evaluate", slug(socket.gethostname(), 24), str(os.getpid())),
+                role="eval",
+                run=run.name,
+                status=lambda: {"policy": policy_id, "counters": {"episodes": float(played)}},
+            )
+            stack.push(lambda *raised: heartbeat.close(**_last_status(run, raised[1])))
         metadata = TrajectoryMetadata(
             env=config.env, purpose="eval", run=run.name if run else "", collector="evaluate"
         )
@@ -263,16 +277,15 @@ def run_evaluation(
         quiet = config.json or not console.is_terminal
         with Progress(*columns, console=console, disable=quiet) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
-            result = _play(
-                envs,
-                actor,
-                interface,
-                make_env,
-                seeds,
-                metadata,
-                policy_id,
-                lambda done: bar.update(task, completed=done),
-            )
+
+            def on_episode(done: int) -> None:
+                nonlocal played
+                played = done
+                bar.update(task, completed=done)
+                if heartbeat is not None and heartbeat.command in ("stop", "drain"):
+                    raise KeyboardInterrupt
+
+            result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)
         if run is not None:
             notes = _upload(config, run, result)
     if run is not None and run.undelivered:
@@ -288,11 +301,19 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
         try:
             return config.file.name, load_policy(config.file, device=config.device)
         except OSError as error:
-            raise UsageError(f"--file {config.file}: {error}") from None
+            raise UsageError(f"--file {config.file}: {error.strerror}") from None
     client.wait_ready(10.0)
     source = PolicySource(client, config.policy, device=config.device)
     source.poll()
     return source.current.policy_id, source.current.policy
+
+
+def _last_status(run: Run, error: BaseException | None) -> dict[str, Any]:
+    """What the last heartbeat reports."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"state": "stopped"}
+    trouble = reason_of(error) or run.problem or run.outbox.undelivered()
+    return {"state": "failed" if trouble else "stopped", "last_error": trouble}
 
 
 def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepwell._outbox_folder import ENDING, Destination, default_root, entries, tell_ending
+from stepwell._outbox_folder import Destination, default_root, entries
 from stepwell.client import Client
 from stepwell.errors import OutboxError, OutboxInUse
 from stepwell.outbox import Outbox
@@ -53,14 +53,12 @@ def open_outbox(
         )
 
     outbox = at(Path(directory)) if directory else _first_free(default_root() / dataset, wanted, at)
-    tell_ending(outbox.directory, client)
     for folder in _beside(outbox.directory, default_root() / dataset):
         try:
             if not _left_for(folder, outbox.destination):
                 continue
             if count := outbox.adopt(folder):
-                say(f"took over {count} episodes that waited in {folder}")
-            tell_ending(folder, client)
+                say(f"took over {count} items that waited in {folder}")
         except OutboxInUse:
             continue  # its collector lives, or another one was faster
         except OutboxError as error:
@@ -101,7 +99,6 @@ def _left_for(folder: Path, destination: Destination) -> bool:
         if os.name != "nt" and folder.stat().st_uid != os.getuid():
             return False  # in a folder for everybody: what strangers left is not sent in our name
         theirs = Destination.read(folder)
-        left = bool(entries(folder)) or (folder / ENDING).exists()
-        return left and theirs is not None and theirs.is_the_same(destination)
+        return bool(entries(folder)) and theirs is not None and theirs.is_the_same(destination)
     except (OSError, OutboxError):
         return False

@@ -66,7 +66,7 @@ class PolicySource:
 
     def poll(self) -> bool:
         """Ask once; True if there is a new policy. Raises errors of service and `load_policy`."""
-        found = self._client.policy_bytes(self.run, self.which, etag=self._etag)
+        found = self._client.download_policy(self.run, self.which, etag=self._etag)
         if found is None:
             return False
         # Noted before it is read: bytes that cannot be used are not fetched again and again.

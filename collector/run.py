@@ -22,10 +22,9 @@ from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
 from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
 from collector.outbox_slots import open_outbox
-from stepwell._outbox_folder import note_ending
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
-from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
+from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Capacity
 from stepwell.outbox import Outbox
 
@@ -105,23 +104,14 @@ class Run:
     """Once it has ended: what the service has not taken, and why. Empty if it has all."""
 
     def close(self, error: BaseException | None = None) -> None:
-        """Report how the run ended, or leave a note of it in the outbox for whoever sends it."""
+        """Report how the run ended, at once or with what waits in the outbox."""
         self.undelivered = "; ".join(filter(None, (self.outbox.undelivered(), self.problem)))
-        reason = "; ".join(filter(None, (reason_of(error), self.undelivered)))[:20_000]
+        reason = "; ".join(filter(None, (reason_of(error), self.undelivered)))
         if error is not None:
             self.status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self.undelivered:
             self.status = "failed"
-        try:
-            if self.client.ready():  # one attempt: the end of a process waits for nobody
-                self.client.patch_run(self.name, status=self.status, error=reason)
-                return
-        except (ServiceUnreachable, Busy):
-            pass
-        except StepwellError:
-            return
-        with contextlib.suppress(OSError):
-            note_ending(self.outbox.directory, self.name, self.status, reason)
+        self.outbox.end_run(self.name, self.status, reason)
 
 
 @contextlib.contextmanager

@@ -1,31 +1,18 @@
-"""What a worker tells the service about itself, and what it is told: heartbeats and commands.
+"""The state of a collector, and the commands and signals that change it.
 
-    pause   stop acting, keep heart beating        resume  go on
-    drain   finish the running episodes, then end  stop    end now; what runs is cut and kept
-
-A heartbeat that does not arrive is no trouble: the work goes on, the next one brings the numbers.
+pause   stop acting, keep heart beating        resume  go on
+drain   finish the running episodes, then end  stop    end now; what runs is cut and kept
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import signal
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
-from stepwell._background import BackgroundLoop
-from stepwell.client import Client
-from stepwell.errors import StepwellError
-from stepwell.messages import MetricPoint
-
 State = Literal["starting", "running", "paused", "draining", "stopped", "failed"]
-MAX_POINTS = 10_000
-log = logging.getLogger(__name__)
 
 
 class Control:
@@ -88,86 +75,3 @@ def signals(control: Control) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class Heartbeat:
-    """A thread that reports every `every` seconds, and hands commands to `control`.
-
-    `counters()` gives the numbers, `trouble()` the last error or "". Numbers named in `series` also
-    become metrics of the run, at the step `counters()["env_steps"]`.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        control: Control,
-        *,
-        worker: str,
-        run: str,
-        every: float,
-        counters: Callable[[], Mapping[str, float]],
-        policy: Callable[[], str],
-        trouble: Callable[[], str],
-        series: Callable[[], Mapping[str, float]],
-        token: str | None = None,
-    ):
-        # A connection of its own, impatient: a service that is down must not stall the heart.
-        self._client = Client(client.url, token, timeout=5.0, retry_for=0.0)
-        self._control, self.worker, self.run = control, worker, run
-        self._counters, self._policy, self._trouble = counters, policy, trouble
-        self._series = series
-        self._points: list[MetricPoint] = []
-        self._ending: State | None = None
-        self._spoilt = False
-        self._loop = BackgroundLoop(
-            "heartbeat", self.beat, every=every, longest_wait=every, expected=(StepwellError,)
-        ).start()
-
-    def beat(self) -> None:
-        """Report now. Raises errors of the service."""
-        counters, defect = self._numbers()
-        state, ending = self._control.state, self._ending
-        if state == "stopped":
-            state = "draining"  # it sends the last episodes; how it ended comes with the end
-        answer = self._client.heartbeat(
-            self.worker,
-            role="collect",
-            run=self.run,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            policy=self._policy(),
-            state=ending or state,
-            counters=counters,
-            last_error=(defect or self._trouble())[:20_000],
-        )
-        self._control.command(answer.command)
-        if self._points:
-            self._client.log_metrics(self.run, self._points)
-            self._points = []
-        if ending is None:
-            self._client.patch_run(self.run)
-
-    def _numbers(self) -> tuple[dict[str, float], str]:
-        """(counters, why there are none); a defect of ours must not silence the worker."""
-        try:
-            counters = dict(self._counters())
-            step = int(counters.get("env_steps", 0))
-            self._points += [
-                MetricPoint(key=key, step=step, value=value, time=time.time())
-                for key, value in self._series().items()
-            ]
-            self._points = self._points[-MAX_POINTS:]
-        except Exception as error:
-            if not self._spoilt:
-                log.exception("a defect in the numbers of the heartbeat")
-            self._spoilt = True
-            return {}, f"a defect in the numbers of the heartbeat: {error}"
-        return counters, ""
-
-    def close(self, ending: State) -> None:
-        """The last heartbeat says how it ended."""
-        self._loop.stop(6.0)
-        self._ending = ending
-        with contextlib.suppress(StepwellError):
-            self.beat()
-        self._client.close()

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from stepwell.outbox import Outbox
 
 __all__ = [
-    "TrajectoryMetadata",
     "BadRequest",
     "Box",
     "Busy",
@@ -63,6 +62,7 @@ __all__ = [
     "StorageFull",
     "TooLarge",
     "Trajectory",
+    "TrajectoryMetadata",
     "Unauthorized",
     "Undelivered",
     "new_id",

@@ -13,21 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import random
 import threading
 from collections.abc import Callable
 from typing import Self
 
 log = logging.getLogger(__name__)
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
+LONGEST_RETRY_AFTER = 300.0
+"""Seconds that a service may ask a loop to wait."""
 
 
 class BackgroundLoop:
     """Calls `work` every `every` seconds until `stop`, whatever it raises.
 
     After an error the next call comes `FIRST_WAIT` seconds later, then twice as many, at most
-    `longest_wait`. Errors of the kinds `expected` (an absent service) are only kept in `trouble`;
-    any other is a defect: `report` is called with it, once until `work` succeeds or fails in
-    another way. The default logs it with its traceback.
+    `longest_wait`, with jitter, and not before the error's `retry_after`. Errors of the kinds
+    `expected` (an absent service) are only kept in `trouble`; any other is a defect: `report` is
+    called with it, once until `work` succeeds or fails in another way. The default logs it with its
+    traceback.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class BackgroundLoop:
         self._report = report or _log
         self.failures = 0
         """Calls that raised."""
+        self.last_error = ""
+        """Why the last call failed; empty after one that did not."""
         self._trouble = ""
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -101,9 +108,9 @@ class BackgroundLoop:
                 wait = min(2 * wait or FIRST_WAIT, self._longest_wait)
                 with contextlib.suppress(Exception):  # a full disk under the log, say
                     self._note(error)
-                self._pause(wait)
+                self._pause(max(wait * random.uniform(0.5, 1.0), retry_after(error)))
             else:
-                wait, self._trouble = 0.0, ""
+                wait, self._trouble, self.last_error = 0.0, "", ""
                 self._pause(self._every)
 
     def _pause(self, seconds: float) -> None:
@@ -113,12 +120,21 @@ class BackgroundLoop:
     def _note(self, error: BaseException) -> None:
         self.failures += 1
         before, kind = self._trouble, type(error).__name__
+        self.last_error = str(error) or kind
         if isinstance(error, self._expected):
-            self._trouble = f"{self.name}: {error or kind}"
+            self._trouble = f"{self.name}: {self.last_error}"
             return
         self._trouble = f"{self.name}: {kind}: {error}"
         if self._trouble != before:
             self._report(self.name, error)
+
+
+def retry_after(error: BaseException) -> float:
+    """Seconds that a service asked us to wait; 0 where it did not ask for a sensible number."""
+    seconds = getattr(error, "retry_after", None)
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return 0.0
+    return min(max(float(seconds), 0.0), LONGEST_RETRY_AFTER)
 
 
 def _log(name: str, error: BaseException) -> None:

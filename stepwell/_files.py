@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: temporary name, fsync, rename, fsync of the folder."""
+"""Files that are whole or absent: temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ TEMPORARY = ".part"
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the name `path`, durably, when the block ends without an error.
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` when the block ends without an error.
 
-    Until then, and for ever after an error, whatever stood at `path` before stands there.
+    Until then, and after an error, whatever was at `path` before stays there. Without `durable`
+    (no fsync) the file survives a crash of the process, but not of the machine.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

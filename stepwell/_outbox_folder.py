@@ -1,12 +1,11 @@
-"""The folder of an outbox: the names of its files, who holds it, where its trajectories go.
+"""The folder of an outbox: file names, the lock, the destination, and summaries for people.
 
-    outbox.json                          dataset and partition, and the service that it was made for
-    lock                                 held by the one process that uses it; says its number
-    000000000017-<id>-<crc32>.arrow      waiting
-    rejected/ damaged/                   put aside
-    ending.json                          of a run, when the service was not there to be told
+    outbox.json                            dataset or run, and the service that it was opened for
+    lock                                   held by the process that uses it; contains its pid
+    000000000017-<key>-<crc32>.<kind>      waiting (stepwell/_outbox_kinds.py lists the kinds)
+    rejected/ damaged/                     set aside
 
-Looking (`summarise`, `held_by`) changes nothing. What waits moves and leaves in outbox.py only.
+`summarise` and `held_by` change nothing. Only outbox.py moves and deletes items.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from stepwell._files import whole_file
-from stepwell.errors import Busy, OutboxError, OutboxInUse, ServiceUnreachable, StepwellError
-
-if TYPE_CHECKING:
-    from stepwell.client import Client
+from stepwell.errors import OutboxError, OutboxInUse
 
 try:
     import fcntl
 except ImportError:  # Windows: two processes on one outbox are not kept apart there
     fcntl = None  # type: ignore[assignment]
 
-ABOUT, LOCK, ENDING = "outbox.json", "lock", "ending.json"
+ABOUT, LOCK = "outbox.json", "lock"
 ROOT = "STEPWELL_OUTBOX"
-"""Environment variable: the folder below which collectors keep their outboxes."""
+"""Environment variable: the folder in which collectors keep their outboxes."""
 DEFAULT_ROOT = "stepwell-outbox"
 DEPTH = 4
-"""How far below a folder outboxes are looked for."""
+"""How many levels below a folder `find_outboxes` searches."""
 LOCK_SECONDS = 1.0
-"""Whoever only looks holds a lock for an instant: nobody is refused for that."""
-_NAME = re.compile(r"(\d{12})-([0-9a-f-]{36})-([0-9a-f]{8})\.arrow")
+"""`held_by` takes the lock for an instant; `take_lock` waits that long for it."""
+_NAME = re.compile(
+    r"(\d{12})-([0-9a-zA-Z-]{1,64})-([0-9a-f]{8})\.(arrow|metrics|log|policy|ending)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,19 @@ class Entry:
     number: int
     """Its place in the order of sending."""
     id: str
-    """Of the trajectory in it."""
+    """A trajectory's id, a policy's version, or a step."""
     crc: int
     path: Path
     size: int
 
+    @property
+    def kind(self) -> str:
+        """A key of `_outbox_kinds.KINDS`."""
+        return self.path.suffix[1:]
+
 
 def entry(path: Path) -> Entry | None:
-    """What the name of a file says; None for one that no outbox wrote. Raises OSError."""
+    """The entry that a file name describes; None for any other file. Raises OSError."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -65,29 +69,32 @@ def entry(path: Path) -> Entry | None:
 
 def entries(folder: Path) -> list[Entry]:
     """What waits in `folder`, in the order of sending."""
-    found = [e for path in folder.glob("*.arrow") if (e := entry(path)) is not None]
+    found = [e for path in folder.glob("*.*") if (e := entry(path)) is not None]
     return sorted(found, key=lambda e: e.number)
 
 
-def place(folder: Path, number: int, id: str, crc: int) -> Path:  # noqa: A002 - a trajectory's id
-    """Where a trajectory waits in `folder`."""
-    return folder / f"{number:012d}-{id}-{crc:08x}.arrow"
+def place(folder: Path, number: int, id: str, crc: int, kind: str) -> Path:  # noqa: A002
+    """Where an item waits in `folder`."""
+    return folder / f"{number:012d}-{id}-{crc:08x}.{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the trajectories of an outbox go."""
+    """Where the items of an outbox go."""
 
-    dataset: str
+    dataset: str = ""
+    """Of trajectories; "" in the outbox of a training run."""
     partition: str = "fifo"
     url: str = ""
-    """Of the service, when it was last opened; "" if nobody knows."""
+    """Of the service, when the outbox was last opened; "" if unknown."""
     created_at: float | None = None
     """Of the dataset: it tells it from one of the same name at another service."""
+    run: str = ""
+    """The training run whose metrics, log and policies wait here."""
 
     @classmethod
     def read(cls, folder: Path) -> Destination | None:
-        """Of an outbox; None where `folder` is none. Raises `OutboxError`."""
+        """The destination of an outbox; None where `folder` is none. Raises `OutboxError`."""
         path = folder / ABOUT
         try:
             data: dict[str, Any] = json.loads(path.read_text())
@@ -97,16 +104,23 @@ class Destination:
                 str(data["partition"]),
                 str(data.get("url", "")),
                 None if moment is None else float(moment),
+                str(data.get("run", "")),
             )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise OutboxError(f"{path} does not read; is this an outbox?") from None
+            raise OutboxError(f"{path} cannot be parsed; is this an outbox?") from None
         except OSError as error:
             raise OutboxError(f"cannot read {path}: {error.strerror}") from None
 
+    @property
+    def name(self) -> str:
+        return f"run {self.run}" if self.run else f"dataset {self.dataset}"
+
     def __str__(self) -> str:
         where = f" at {self.url}" if self.url else ""
+        if self.run:
+            return f"run {self.run!r}{where}"
         return f"dataset {self.dataset!r}, partition {self.partition!r}{where}"
 
     def write(self, folder: Path) -> None:
@@ -114,18 +128,19 @@ class Destination:
             file.write(json.dumps(asdict(self)).encode())
 
     def names_the_same(self, other: Destination) -> bool:
-        """Whether dataset and partition are of one name."""
-        return (self.dataset, self.partition) == (other.dataset, other.partition)
+        """Whether run, dataset and partition have the same names."""
+        mine, theirs = ((d.run, d.dataset, d.partition) for d in (self, other))
+        return mine == theirs
 
     def is_the_same(self, other: Destination) -> bool:
-        """Whether it is one dataset: at the same address, or made in the same moment. A service may
-        move, and another one may have a dataset of the same name."""
-        here = not self.url or not other.url or self.url == other.url
-        born = self.created_at is not None and self.created_at == other.created_at
-        return self.names_the_same(other) and (here or born)
+        """Whether it is one dataset: at the same address, or created at the same moment. A service
+        may move, and another one may have a dataset of the same name."""
+        same_url = not self.url or not other.url or self.url == other.url
+        same_birth = self.created_at is not None and self.created_at == other.created_at
+        return self.names_the_same(other) and (same_url or same_birth)
 
 
-# --- who holds it ---------------------------------------------------------------------------------
+# --- who uses it ----------------------------------------------------------------------------------
 
 
 def take_lock(folder: Path) -> IO[str]:
@@ -133,13 +148,10 @@ def take_lock(folder: Path) -> IO[str]:
     file = (folder / LOCK).open("a+")
     deadline = time.monotonic() + LOCK_SECONDS
     while not _locked(file):
-        holder = _number(file)
-        if _lives(holder) or time.monotonic() > deadline:
+        holder = _pid(file)
+        if _exists(holder) or time.monotonic() > deadline:
             file.close()
-            raise OutboxInUse(
-                f"the outbox {folder} is used by process {holder or '?'}; "
-                "give every collector its own directory"
-            )
+            raise OutboxInUse(f"the outbox {folder} is used by process {holder or '?'}")
         time.sleep(0.01)
     file.truncate(0)
     file.write(str(os.getpid()))
@@ -159,22 +171,22 @@ def _locked(file: IO[str], *, shared: bool = False) -> bool:
 
 
 def held_by(folder: Path) -> int | None:
-    """The process that uses an outbox, 0 if its number is not known; None if nobody does."""
+    """Pid of the process that uses an outbox, 0 if unknown; None if no process does."""
     try:
         file = (folder / LOCK).open()
     except OSError:
         return None
     with file:
-        return None if _locked(file, shared=True) else _number(file)
+        return None if _locked(file, shared=True) else _pid(file)
 
 
-def _number(file: IO[str]) -> int:
+def _pid(file: IO[str]) -> int:
     file.seek(0)
     text = file.read(32).strip()
     return int(text) if text.isdecimal() else 0
 
 
-def _lives(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -182,31 +194,6 @@ def _lives(pid: int) -> bool:
     except (PermissionError, OverflowError):
         pass
     return pid > 0
-
-
-# --- how a run ended ------------------------------------------------------------------------------
-
-
-def note_ending(folder: Path, run: str, status: str, error: str) -> None:
-    """How a run ended that the service could not be told of: whoever sends the rest tells it."""
-    note = {"run": run, "status": status, "error": error, "at": time.time()}
-    with whole_file(folder / ENDING) as file:
-        file.write(json.dumps(note).encode())
-
-
-def tell_ending(folder: Path, client: Client) -> None:
-    """Tell the service what `note_ending` noted, unless the run has gone on since. Once."""
-    path = folder / ENDING
-    try:
-        note = json.loads(path.read_text())
-        run = client.run(str(note["run"]))
-        if run.status == "running" and run.heartbeat_at <= float(note["at"]):
-            client.patch_run(run.name, status=note["status"], error=str(note["error"]))
-    except (FileNotFoundError, ServiceUnreachable, Busy):
-        return  # nothing to tell, or nobody to hear it yet
-    except (OSError, ValueError, KeyError, TypeError, StepwellError):
-        pass  # it does not read, or the run is gone: there is nothing that a later try could tell
-    path.unlink(missing_ok=True)
 
 
 # --- looking --------------------------------------------------------------------------------------
@@ -220,8 +207,10 @@ class Summary:
     destination: Destination
     waiting: int
     bytes: int
+    kinds: dict[str, int]
+    """How many items of each kind wait."""
     oldest: float | None
-    """When the first of them came, as a Unix time."""
+    """When the oldest of them was queued, in Unix seconds."""
     rejected: int
     reasons: dict[str, int]
     """Why the service refused them → how many."""
@@ -234,33 +223,41 @@ def summarise(folder: Path) -> Summary | None:
     destination = Destination.read(folder)
     if destination is None:
         return None
-    waiting, oldest, size = 0, None, 0
-    for path in folder.glob("*.arrow"):
+    kinds: Counter[str] = Counter()
+    oldest, size = None, 0
+    for path in folder.glob("*.*"):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
         try:
             status = path.stat()
         except FileNotFoundError:
-            continue  # sent while we look
-        waiting, size = waiting + 1, size + status.st_size
+            continue  # sent meanwhile
+        kinds[match[4]] += 1
+        size += status.st_size
         oldest = status.st_mtime if oldest is None else min(oldest, status.st_mtime)
-    reasons: dict[str, int] = {}
-    for path in (folder / "rejected").glob("*.arrow"):
-        reason = reason_of(path)
-        reasons[reason] = reasons.get(reason, 0) + 1
+    reasons = Counter(reason_of(path) for path in set_aside(folder / "rejected"))
     return Summary(
         folder=folder,
         destination=destination,
-        waiting=waiting,
+        waiting=kinds.total(),
         bytes=size,
+        kinds=dict(kinds),
         oldest=oldest,
-        rejected=sum(reasons.values()),
-        reasons=reasons,
-        damaged=sum(1 for _ in (folder / "damaged").glob("*.arrow")),
+        rejected=reasons.total(),
+        reasons=dict(reasons),
+        damaged=len(set_aside(folder / "damaged")),
         held_by=held_by(folder),
     )
 
 
+def set_aside(folder: Path) -> list[Path]:
+    """The items in rejected/ or damaged/, without the reasons beside them."""
+    return [p for p in sorted(folder.glob("*.*")) if p.suffix != ".json" and p.name[0] != "."]
+
+
 def reason_of(rejected: Path) -> str:
-    """Why a file in rejected/ was refused, as the note beside it says."""
+    """Why an item in rejected/ was refused, as the note beside it says."""
     try:
         problem = json.loads(rejected.with_suffix(".json").read_text())
         return str(problem.get("detail") or problem.get("code") or "no reason given")
@@ -285,6 +282,5 @@ def find_outboxes(root: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def default_root() -> Path:
-    """Where collectors that were told no folder keep their outboxes: STEPWELL_OUTBOX, or
-    ./stepwell-outbox."""
+    """Where collectors keep their outboxes by default: STEPWELL_OUTBOX, or ./stepwell-outbox."""
     return Path(os.environ.get(ROOT) or DEFAULT_ROOT)

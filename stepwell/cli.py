@@ -51,15 +51,12 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "sql": Command("stepwell.commands.sql:main", "ask anything in SQL"),
         "outbox": Command(
-            "stepwell.commands.outbox:main", "list and send episodes that wait on this disk"
+            "stepwell.commands.outbox:main", "list and send data that waits on this disk"
         ),
         "flush": Command("stepwell.commands.flush:main", "seal a dataset's newest trajectories"),
     },
     "Runs and workers": {
         "runs": Command("stepwell.commands.runs:main", "list and show runs, metrics, logs"),
-        "deliver": Command(
-            "trainer.deliver:main", "send what ended training runs still keep here", "trainer"
-        ),
         "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
         "status": Command("stepwell.commands.status:main", "is the service well, what is in it"),
     },

@@ -39,17 +39,11 @@ ALL: tuple[str, ...] = (
     "cache.before_list",
     "cache.after_list",
     "cache.after_eviction",
-    # a run's numbers and policies (trainer/metrics.py, delivery.py, publish.py, report.py)
+    # a run's row and policies (trainer/report.py, publish.py)
     "run.after_create",
     "run.after_note",
-    "metrics.after_line",
-    "metrics.after_answer",
-    "delivery.after_refused_lines",
-    "policy.after_note",
-    "policy.after_file",
-    "policy.after_answer",
-    "policy.after_reason",
-    "policy.after_refusal",
+    "policy.after_put",
+    "policy.after_copy",
 )
 
 wanted, _, _count = os.environ.get("STEPWELL_FAILPOINT", "").partition(":")

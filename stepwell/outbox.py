@@ -1,20 +1,21 @@
-"""A durable queue on local disk between whoever acts and the service.
+"""A durable queue on local disk between a program and the service.
 
     outbox = Outbox("outbox", client, "my-data", spec)
     outbox.put(trajectory)      # returns once it is on disk; the service may be down
     outbox.close()
 
-Its directory, in which every file is there whole or not at all:
+Collectors queue trajectories; a trainer queues its run's metrics, log and policies
+(`Outbox(folder, client, run="first")`). Its directory, where every file is whole or absent:
 
-    outbox.json                          where its trajectories go
-    lock                                 held by the one process that uses it
-    000000000017-<id>-<crc32>.arrow      waiting, one trajectory each, sent in this order
-    rejected/<the same name>             what the service refused, with the reason in <name>.json
-    damaged/<the same name>              what no longer reads back (a disk's fault, not a crash's)
+    outbox.json                            where its items go
+    lock                                   held by the one process that uses it
+    000000000017-<key>-<crc32>.<kind>      waiting, one item each, sent in this order
+    rejected/<the same name>               refused by the service, with the reason in <name>.json
+    damaged/<the same name>                no longer what was written (a fault of the disk)
 
-A trajectory leaves when the service has said of its id: stored, duplicate or evicted. Sending one
-twice is harmless, because its id makes it exactly once; so a crash at any moment loses and doubles
-nothing. What a process left behind is taken over by `adopt`, or sent by `stepwell outbox send`.
+An item leaves when the service has acknowledged it. Sending one twice is harmless, so a crash at
+any moment loses and duplicates nothing. What a process left behind is taken over by `adopt`, or
+sent by `stepwell outbox send`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,19 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
-import random
 import shlex
 import sys
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepwell._background import FIRST_WAIT, BackgroundLoop
 from stepwell._files import TEMPORARY, sync_folder, whole_file
 from stepwell._outbox_folder import (
     Destination,
@@ -45,8 +45,10 @@ from stepwell._outbox_folder import (
     entries,
     place,
     reason_of,
+    set_aside,
     take_lock,
 )
+from stepwell._outbox_kinds import KINDS, as_json, describe, policy_item
 from stepwell.codec import decode, encode
 from stepwell.errors import (
     BadRequest,
@@ -57,6 +59,7 @@ from stepwell.errors import (
     OutboxError,
     OutboxInUse,
     ServiceError,
+    ServiceUnreachable,
     StepwellError,
     TooLarge,
 )
@@ -70,58 +73,63 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GROUP_TRAJECTORIES = 16
 GROUP_BYTES = 8 << 20
-FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
-LONGEST_ASKED = 300.0
-"""Seconds of patience that a service may ask for (Retry-After)."""
+IDLE = 1.0
+"""Seconds after which a thread that nobody woke looks again."""
 _TAKEN = ("stored", "duplicate", "evicted")
-# Statuses of a refused item that speak of the service's state, not of the trajectory.
-_PASSING = (408, 429, 503, 507)
-# Errors of this process or machine, not of the file that it could not read.
-_PASSING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
-# Statuses of a whole body that speak of what is in it.
-_CULPRIT = (400, 409, 413, 422)
+_RETRY_LATER = (408, 429, 503, 507)
+"""Statuses of a refused item that describe the service's state, not the item."""
+_TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+"""Errors of this process or machine, not of the file that it could not read."""
+_FINAL = (400, 409, 413, 415, 422)
+"""Statuses of a request that the service would refuse again."""
 
 
 class Outbox:
-    """See the head of this file. One process per directory, any number of threads.
+    """A durable queue. One process per directory, any number of threads.
 
-    `max_bytes` bounds what waits on disk; a `put` beyond it raises `OutboxError`, or waits for
-    room with when_full="block". Without a `spec` it only sends what is there. `created_at` of the
-    dataset tells it from one of the same name at another service. Raises `OutboxInUse` where
-    another process uses the directory or another dataset's trajectories wait in it, `OutboxError`
-    where it cannot be used.
+    `max_bytes` bounds the trajectories that wait on disk, and the policies; a `put` beyond raises
+    `OutboxError`, or waits for room with when_full="block". Without a `spec` it sends what is there
+    and takes no trajectory. `run` names a training run instead of a dataset. `created_at` of the
+    dataset distinguishes it from one of the same name at another service. Items may wait `linger`
+    seconds, so that more of them travel in one request. Raises `OutboxInUse` where another process
+    uses the directory or items for another destination wait in it, `OutboxError` where it cannot be
+    used.
     """
 
     def __init__(
         self,
         directory: str | Path,
         client: Client,
-        dataset: str,
-        spec: EnvSpec | None,
+        dataset: str = "",
+        spec: EnvSpec | None = None,
         *,
+        run: str = "",
         partition: str = "fifo",
         max_bytes: int = 8 << 30,
         when_full: Literal["raise", "block"] = "raise",
         created_at: float | None = None,
+        linger: float = 0.0,
     ):
         self.directory = Path(directory)
         self.dataset, self.spec, self.partition = dataset, spec, partition
-        self.destination = Destination(dataset, partition, _url(client), created_at)
+        url = str(getattr(client, "url", ""))
+        self.destination = Destination(dataset, partition, url, created_at, run)
         self.max_bytes, self.when_full = max_bytes, when_full
         self.sent = 0
-        """Trajectories that the service has taken since this object was made."""
-        self.last_error = ""
-        """Why the last attempt to send failed; empty after one that did not."""
-        self._client = client
+        """Items that the service has taken since this object was made."""
+        # Without retries of its own: ours are seen in `last_error`, and end when it is closed.
+        self._client = client.with_options(retry_for=0.0)
+        self._linger = linger
         self._changed = threading.Condition()
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
-        self._refused = self._damaged = 0
-        self._refusal = self._death = ""
+        self._uncertain = set(KINDS)
+        """Kinds of which the service may have more than it has acknowledged."""
+        self._refused: Counter[str] = Counter()
+        self._damaged: Counter[str] = Counter()
+        self._refusal = ""
         self._asked: float | None = None
-        self._hurry = False
         self._closing = self._released = False
         try:
             for folder in (self.directory, self._rejected_folder, self._damaged_folder):
@@ -130,18 +138,22 @@ class Outbox:
             try:
                 self._claim()
                 self._load()
-                self._rejected = sum(1 for _ in self._rejected_folder.glob("*.arrow"))
+                self._rejected = len(set_aside(self._rejected_folder))
             except BaseException:
                 self._lock.close()
                 raise
         except OSError as error:
             raise OutboxError(f"cannot use the outbox {self.directory}: {error}") from error
-        self._thread = threading.Thread(target=self._run, name="stepwell-outbox", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop(
+            "outbox",
+            self._send_all,
+            every=linger or IDLE,
+            expected=(StepwellError, OSError),  # the service is down; this disk is full
+        ).start()
         self._process = os.getpid()
         atexit.register(self._at_exit)
 
-    # --- for whoever acts -------------------------------------------------------------------
+    # --- put ------------------------------------------------------------------------------------
 
     def put(self, trajectory: Trajectory) -> None:
         """Queue one trajectory; when this returns, it survives a crash of process and machine.
@@ -150,17 +162,68 @@ class Outbox:
         `max_bytes` is full.
         """
         if self.spec is None:
-            raise OutboxError(f"the outbox {self.directory} was opened to send what is there")
-        data = encode([trajectory], self.spec)
+            raise OutboxError(f"the outbox {self.directory} was opened without a spec")
+        self._put("arrow", trajectory.id, encode([trajectory], self.spec))
+
+    def put_metrics(self, run: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Queue the metrics of one step. They survive a crash of the process, not of the machine;
+        so do log lines."""
+        now = time.time()
+        points = [{"key": k, "step": step, "value": v, "time": now} for k, v in values.items()]
+        self._put("metrics", str(step), as_json(run=run, points=points), durable=False)
+
+    def put_log(self, run: str, text: str) -> None:
+        """Queue lines, each with its end, to be appended to the log of a run."""
+        self._put("log", "0", as_json(run=run, text=text), durable=False)
+
+    def put_policy(
+        self, run: str, version: int, data: bytes, metadata: Mapping[str, Any]
+    ) -> list[int]:
+        """Queue the bytes of a policy file as run/version; a version that waits or was refused
+        stays as it is. Drops the oldest where more than `max_bytes` wait, and returns their
+        versions."""
+        known = [*list(self._waiting), *entries(self._rejected_folder)]
+        if any(e.kind == "policy" and e.id == str(version) for e in known):
+            return []
+        item, dropped = policy_item(run, version, data, dict(metadata)), []
+        for old in [e for e in list(self._waiting) if e.kind == "policy"]:
+            if self.waiting("policy") + len(item) <= self.max_bytes:
+                break
+            old.path.unlink(missing_ok=True)
+            self._forget([old])
+            dropped.append(int(old.id))
+        self._put("policy", str(version), item)
+        return dropped
+
+    def end_run(self, run: str, status: str, error: str = "") -> None:
+        """Tell the service how a run ended; if it does not answer, with what waits here."""
+        error = error[:20_000]
+        try:
+            if self._client.ready():  # one attempt: a program that ends does not wait
+                self._client.patch_run(run, status=status, error=error)
+                return
+        except (ServiceUnreachable, Busy):
+            pass
+        except StepwellError as refused:
+            log.warning("the service does not record that run %s %s: %s", run, status, refused)
+            return
+        ending = as_json(run=run, status=status, error=error, at=time.time())
+        with contextlib.suppress(OutboxError):
+            self._put("ending", "0", ending)
+
+    def _put(self, kind: str, key: str, data: bytes, *, durable: bool = True) -> None:
         with self._changed:
-            self._make_room(len(data))
+            if kind == "arrow":
+                self._make_room(len(data))
+            if self._closing:
+                raise OutboxError(f"the outbox {self.directory} is closed")
             number = self._next
             self._next += 1
             self._bytes += len(data)  # reserved before the slow part, which needs no lock
         crc = zlib.crc32(data)
-        path = place(self.directory, number, trajectory.id, crc)
+        path = place(self.directory, number, key, crc, kind)
         try:
-            with whole_file(path) as file:
+            with whole_file(path, durable=durable) as file:
                 file.write(data)
                 failpoint("outbox.before_rename")
             failpoint("outbox.after_put")
@@ -172,44 +235,58 @@ class Outbox:
                 raise
             raise OutboxError(f"cannot write to the outbox {self.directory}: {error}") from error
         with self._changed:
-            _insert(self._waiting, Entry(number, trajectory.id, crc, path, len(data)))
+            _insert(self._waiting, Entry(number, key, crc, path, len(data)))
             self._changed.notify_all()
+        if not self._linger and not self._loop.trouble:
+            self._loop.wake()
+
+    # --- state ----------------------------------------------------------------------------------
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Try to send everything now; True once nothing waits, False if `timeout` passes first."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            self._hurry = True
-            self._changed.notify_all()
-            while self._waiting and self._thread.is_alive():
+            while self._waiting and self._loop.alive:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     break
-                self._changed.wait(min(remaining, 0.5))
-            self._hurry = False
+                self._loop.wake()
+                self._changed.wait(min(remaining, FIRST_WAIT))
             return not self._waiting
 
     @property
     def pending(self) -> int:
-        """Trajectories that wait on disk."""
+        """Items that wait on disk."""
         return len(self._waiting)
 
     @property
     def pending_bytes(self) -> int:
         return self._bytes
 
+    def waiting(self, kind: str) -> int:
+        """Bytes of one kind that wait on disk."""
+        return sum(entry.size for entry in list(self._waiting) if entry.kind == kind)
+
     @property
     def rejected(self) -> int:
-        """Trajectories in rejected/, of this and earlier runs."""
+        """Items in rejected/, of this and earlier processes."""
         return self._rejected
+
+    @property
+    def last_error(self) -> str:
+        """Why the last attempt to send failed; empty after one that did not."""
+        return self._loop.last_error
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the thread that sends, for a heartbeat; empty where all is well."""
+        return self._loop.trouble
 
     @property
     def reason(self) -> str:
         """Why what waits is still here; empty where nothing waits."""
         if not self._waiting:
             return ""
-        if self._death:
-            return self._death
         if self.last_error:
             return self.last_error
         if (asked := self._asked) is not None:
@@ -222,20 +299,26 @@ class Outbox:
         one sentence for people. Empty where it has taken all."""
         where, parts = self.directory.absolute(), []
         if self._waiting:
+            owner = self.destination
+            others = "the next trainer of the run sends them"
+            if not owner.run:
+                others = (
+                    "the next collector of the dataset that keeps its outbox beside it sends them"
+                )
+            waiting = describe(Counter(entry.kind for entry in list(self._waiting)))
             parts.append(
-                f"{_trajectories(self.pending)} for dataset {self.dataset} not delivered "
-                f"({self.reason}); they wait in {where}: the next collector of the dataset that "
-                f"keeps its outbox beside it sends them, or: stepwell outbox send "
+                f"{waiting} {'of' if owner.run else 'for'} {owner.name} not delivered "
+                f"({self.reason}); they wait in {where}: {others}, or: stepwell outbox send "
                 f"{shlex.quote(str(where))}"
             )
         if self._refused:
             parts.append(
-                f"{_trajectories(self._refused)} refused by the service ({self._refusal}): "
+                f"{describe(self._refused)} refused by the service ({self._refusal}): "
                 f"see {where / 'rejected'}"
             )
         if self._damaged:
             parts.append(
-                f"{_trajectories(self._damaged)} could not be read back from this disk: "
+                f"{describe(self._damaged)} could not be read back from this disk: "
                 f"see {where / 'damaged'}"
             )
         return "; ".join(parts)
@@ -248,6 +331,8 @@ class Outbox:
             "outbox_sent": float(self.sent),
             "outbox_rejected": float(self.rejected),
         }
+
+    # --- taking over ----------------------------------------------------------------------------
 
     def retry_rejected(self) -> int:
         """Queue again what was rejected, for instance after the dataset was corrected."""
@@ -263,11 +348,11 @@ class Outbox:
         return moved
 
     def adopt(self, directory: str | Path) -> int:
-        """Take over what waits in another outbox, behind what waits here; how many there were.
+        """Take over what waits in another outbox, behind what waits here; how many items.
 
-        Each file moves by one rename under the other's lock: whoever dies on the way leaves every
-        trajectory in one of the two. Raises `OutboxInUse` where a process uses that outbox or it
-        belongs to another dataset, `OutboxError` where it cannot be used.
+        Each file moves by one rename under the other's lock: a process that dies on the way leaves
+        every item in one of the two. Raises `OutboxInUse` where a process uses that outbox or it
+        has another destination, `OutboxError` where it cannot be used.
         """
         folder = Path(directory)
         moved = 0
@@ -278,8 +363,8 @@ class Outbox:
                 theirs = Destination.read(folder)
                 if theirs is None or not theirs.is_the_same(self.destination):
                     raise OutboxInUse(
-                        f"the outbox {folder} holds trajectories for "
-                        f"{theirs or 'nobody knows what'}, not for {self.destination}"
+                        f"the outbox {folder} holds items for {theirs or 'an unknown destination'},"
+                        f" not for {self.destination}"
                     )
                 for old in entries(folder):
                     self._take_over(old)
@@ -292,17 +377,19 @@ class Outbox:
                 lock.close()
         except OSError as error:
             raise OutboxError(f"cannot take over the outbox {folder}: {error}") from error
+        self._loop.wake()
         return moved
 
     def _take_over(self, old: Entry) -> None:
-        """Let a file wait here, behind all others."""
+        """Move a file here, behind all others."""
         with self._changed:
             number = self._next
             self._next += 1
-            path = place(self.directory, number, old.id, old.crc)
+            path = place(self.directory, number, old.id, old.crc, old.kind)
             os.replace(old.path, path)
             self._waiting.append(Entry(number, old.id, old.crc, path, old.size))
             self._bytes += old.size
+            self._uncertain.add(old.kind)
             self._changed.notify_all()
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -315,7 +402,7 @@ class Outbox:
             self._closing = True
             self._changed.notify_all()
         # An attempt that hangs on the network may outlive us: it can only send once more.
-        self._thread.join(1.0)
+        self._loop.stop(1.0)
         with self._changed:
             self._released = True
         self._lock.close()
@@ -335,11 +422,11 @@ class Outbox:
             log.warning("outbox: %s", self.undelivered())
 
     def _at_exit(self) -> None:
-        """Nobody closed it, and the process ends: say what waits."""
+        """It was not closed, and the process ends: say what waits."""
         if self._process == os.getpid() and (text := self.undelivered()):
             print(f"stepwell: {text}", file=sys.stderr, flush=True)
 
-    # --- disk -------------------------------------------------------------------------------
+    # --- disk -----------------------------------------------------------------------------------
 
     @property
     def _rejected_folder(self) -> Path:
@@ -350,24 +437,27 @@ class Outbox:
         return self.directory / "damaged"
 
     def _claim(self) -> None:
-        """Refuse a directory that holds another dataset's trajectories."""
+        """Refuse a directory that holds items for another destination."""
         theirs = Destination.read(self.directory)
-        waits = any(self.directory.glob("*.arrow"))
-        if theirs is None and waits:
+        waits = bool(entries(self.directory))
+        if theirs is None and any(self.directory.glob("*.arrow")):
             raise OutboxError(f"{self.directory} holds Arrow files that no outbox wrote")
         if theirs is not None and waits and not theirs.names_the_same(self.destination):
             raise OutboxInUse(
-                f"the outbox {self.directory} still holds trajectories for dataset "
-                f"{theirs.dataset!r}, partition {theirs.partition!r}; wanted {self.dataset!r}, "
-                f"{self.partition!r}: use another directory, or send them first with: "
+                f"the outbox {self.directory} still holds items for {theirs}; wanted "
+                f"{self.destination}: use another directory, or send them first with: "
                 f"stepwell outbox send {shlex.quote(str(self.directory))}"
             )
         self.destination.write(self.directory)
 
     def _load(self) -> None:
         """Take up what an earlier process left."""
-        for path in self.directory.glob(f".*{TEMPORARY}"):
-            path.unlink(missing_ok=True)  # a put that never returned
+        for path in self.directory.rglob(f".*{TEMPORARY}"):
+            path.unlink(missing_ok=True)  # a write that never returned
+        old = self.directory / "ending.json"  # stepwell 0.1 kept it beside the queue
+        with contextlib.suppress(FileNotFoundError):
+            crc = zlib.crc32(old.read_bytes())
+            os.replace(old, place(self.directory, 0, "0", crc, "ending"))
         self._waiting.extend(entries(self.directory))
         self._bytes = sum(e.size for e in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
@@ -378,174 +468,146 @@ class Outbox:
             if self.when_full == "raise" or size > self.max_bytes:
                 raise OutboxError(
                     f"the outbox {self.directory} is full: {self._bytes} bytes wait in "
-                    f"{len(self._waiting)} trajectories, {size} more exceed {self.max_bytes}; "
+                    f"{len(self._waiting)} items, {size} more exceed {self.max_bytes}; "
                     f"last error: {self.last_error or 'none'}"
                 )
             self._changed.wait(0.5)
-        if self._closing:
-            raise OutboxError(f"the outbox {self.directory} is closed")
 
-    def _read(self, entry: Entry) -> tuple[EnvSpec, Trajectory] | None:
-        """The trajectory of a file, or None after putting a damaged one aside."""
+    def _read(self, entry: Entry) -> tuple[Any, Any] | None:
+        """(shared, content) of a file, or None after setting a damaged one aside."""
         try:
             data = entry.path.read_bytes()
             if zlib.crc32(data) != entry.crc:
                 raise CodecError("checksum differs", expected=f"{entry.crc:08x}")
-            spec, trajectories = decode(data)
-            (trajectory,) = trajectories
-            if trajectory.id != entry.id:
-                raise CodecError("another trajectory", expected=entry.id, got=trajectory.id)
-            return spec, trajectory
-        except (OSError, ValueError) as error:  # StepwellError of the codec is a ValueError too
-            if getattr(error, "errno", None) in _PASSING_ERRORS:
+            return KINDS[entry.kind].parse(entry, data)
+        except (OSError, ValueError, KeyError, TypeError) as error:  # CodecError is a ValueError
+            if getattr(error, "errno", None) in _TRANSIENT_ERRNOS:
                 raise OutboxError(f"cannot read the outbox now: {error}") from error
-            log.error("outbox: %s cannot be read back (%s); put aside", entry.path, error)
+            log.error("outbox: %s cannot be read back (%s); set aside", entry.path, error)
             with contextlib.suppress(OSError):
                 os.replace(entry.path, self._damaged_folder / entry.path.name)
                 sync_folder(self._damaged_folder)
-            self._damaged += 1
+            self._damaged[entry.kind] += 1
             return None
 
-    # --- the sender -------------------------------------------------------------------------
+    # --- the sender -----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            wait = FIRST_WAIT
-            while self._wait_for_work():
-                try:
-                    self._send_some()
-                    self.last_error, wait = "", FIRST_WAIT
-                except Exception as error:  # the thread must outlive every error, ours included
-                    self._note(error)
-                    self._pause(max(_asked(error), wait * random.uniform(0.5, 1.0)))
-                    wait = min(wait * 2.0, LONGEST_WAIT)
-        except BaseException as error:
-            self._death = f"the thread that sends has died: {error or type(error).__name__}"
-            raise
-        finally:
-            with self._changed:
-                self._changed.notify_all()
+    def _send_all(self) -> None:
+        """Everything that waits. One kind that is held up does not hold up the others."""
+        first: Exception | None = None
+        for kind in KINDS:
+            try:
+                while not self._closing and self._send_some(kind):
+                    pass
+            except Exception as error:
+                first = first or error
+                if isinstance(error, ServiceUnreachable):
+                    break
+        if first is not None:
+            if not self._loop.trouble and not self._closing:
+                waiting = Counter(entry.kind for entry in list(self._waiting))
+                log.warning("outbox: not delivered yet: %s (%s)", describe(waiting), first)
+            raise first
 
-    def _wait_for_work(self) -> bool:
-        """Until something waits; False once it is closed."""
-        with self._changed:
-            while not self._waiting and not self._closing:
-                self._changed.wait()
-            return not self._closing
-
-    def _note(self, error: Exception) -> None:
-        """Why an attempt failed, for whoever asks; a defect, and the first of a row, in the log."""
-        before, self.last_error = self.last_error, str(error) or type(error).__name__
-        if self._closing:
-            return  # whoever closes us may have closed our client, too
-        if not isinstance(error, StepwellError | OSError) and self.last_error != before:
-            log.exception("outbox: defect while sending")
-        elif not before:
-            log.warning("outbox: %d trajectories wait: %s", self.pending, error)
-
-    def _pause(self, seconds: float) -> None:
-        """Sleep, but wake up for somebody who flushes or closes."""
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            while not self._closing and (remaining := deadline - time.monotonic()) > 0:
-                if self._hurry and seconds - remaining >= FIRST_WAIT:
-                    return
-                self._changed.wait(min(remaining, FIRST_WAIT) if self._hurry else remaining)
-
-    def _send_some(self) -> None:
-        """One group from the front, settled item by item. Raises what should be tried again."""
-        group, spec = self._next_group()
+    def _send_some(self, kind: str) -> bool:
+        """One group from the front, settled item by item; False where none waits. Raises what
+        should be tried again."""
+        group, shared = self._next_group(kind)
         if group:
-            assert spec is not None
-            self._send(group, spec)
+            self._send(kind, group, shared)
+        return bool(group)
 
-    def _next_group(self) -> tuple[list[tuple[Entry, Trajectory]], EnvSpec | None]:
-        """Neighbours of one spec; damaged files are dropped on the way."""
-        group: list[tuple[Entry, Trajectory]] = []
-        spec: EnvSpec | None = None
+    def _next_group(self, kind: str) -> tuple[list[tuple[Entry, Any]], Any]:
+        """Neighbours of one kind that may travel together; damaged files are dropped on the way."""
+        group: list[tuple[Entry, Any]] = []
+        shared: Any = None
         size = 0
         with self._changed:
-            candidates = [e for e, _ in zip(self._waiting, range(GROUP_TRAJECTORIES), strict=False)]
+            found = (entry for entry in self._waiting if entry.kind == kind)
+            candidates = [e for e, _ in zip(found, range(KINDS[kind].most), strict=False)]
         for entry in candidates:
             if group and size + entry.size > GROUP_BYTES:
                 break
-            if any(entry.id == other.id for other, _ in group):
+            if kind == "arrow" and any(entry.id == other.id for other, _ in group):
                 break  # the answer is matched by id
             read = self._read(entry)
             if read is None:
                 self._forget([entry])
                 continue
-            if spec is not None and read[0] != spec:
+            if group and read[0] != shared:
                 break
-            spec = read[0]
+            shared = read[0]
             group.append((entry, read[1]))
             size += entry.size
-        return group, spec
+        return group, shared
 
-    def _send(self, group: list[tuple[Entry, Trajectory]], spec: EnvSpec) -> None:
-        trajectories = [trajectory for _, trajectory in group]
+    def _send(self, kind: str, group: Sequence[tuple[Entry, Any]], shared: Any) -> None:
         self._asked = time.monotonic()
+        repeated = kind in self._uncertain
+        self._uncertain.add(kind)
         try:
-            result = self._client.post(
-                # Without retries: ours are seen in `last_error`, and end when somebody closes.
-                self.dataset,
-                trajectories,
-                spec=spec,
-                partition=self.partition,
-                retry=False,
-            )
+            contents = [content for _, content in group]
+            items = KINDS[kind].send(self._client, self.destination, shared, contents, repeated)
         except (BadRequest, TooLarge, Conflict, InvalidData) as error:
-            if isinstance(error, ServiceError) and error.status not in _CULPRIT:
-                raise  # it says nothing of the trajectories: another server, a proxy, a setting
-            # The body was refused whole. Alone, each shows whether it was the culprit.
+            if isinstance(error, ServiceError) and error.status not in _FINAL:
+                raise  # it says nothing about the items: another server, a proxy, a setting
+            # The request was refused whole: halves of it show which items are to blame.
             if len(group) > 1:
-                for member in group:
-                    self._send([member], spec)
+                half = len(group) // 2
+                self._send(kind, group[:half], shared)
+                self._send(kind, group[half:], shared)
                 return
             problem = getattr(error, "problem", {"code": "invalid", "detail": str(error)})
             self._reject(group[0][0], problem)
             return
         finally:
             self._asked = None
+        self._uncertain.discard(kind)
         failpoint("outbox.after_answer")
         if not self._released:  # another process may use the directory by now
-            self._settle([entry for entry, _ in group], result.items)
+            self._settle([entry for entry, _ in group], items)
 
-    def _settle(self, group: Sequence[Entry], items: Sequence[IngestItem]) -> None:
-        """What the service said of each trajectory, by its id. What it did not speak of waits."""
-        said: dict[str, IngestItem] = {}
+    def _settle(self, group: Sequence[Entry], items: Sequence[IngestItem] | None) -> None:
+        """What the service answered for each item, by its id; None where it has taken all. Items
+        that the answer does not mention wait."""
+        answers: dict[str, IngestItem] = {}
         contradicted: set[str] = set()
-        for item in items:
-            if said.setdefault(item.id, item).status != item.status:
+        for item in items or ():
+            if answers.setdefault(item.id, item).status != item.status:
                 contradicted.add(item.id)
         later, unclear = "", 0
         for entry in group:
-            if entry.id not in said or entry.id in contradicted:
-                unclear += 1
-                continue
-            item = said[entry.id]
-            if item.status in _TAKEN:
+            answer = answers.get(entry.id)
+            if items is None or (
+                answer is not None and answer.status in _TAKEN and entry.id not in contradicted
+            ):
                 entry.path.unlink(missing_ok=True)
                 failpoint("outbox.after_unlink")
                 self.sent += 1
                 self._forget([entry])
                 continue
-            problem = item.problem.model_dump() if item.problem else {"code": item.status}
-            if problem.get("status") in _PASSING:
+            if answer is None or entry.id in contradicted:
+                unclear += 1
+                continue
+            problem = answer.problem.model_dump() if answer.problem else {"code": answer.status}
+            if problem.get("status") in _RETRY_LATER:
                 later = later or f"not now: {problem.get('detail') or problem['code']}"
             else:
                 self._reject(entry, problem)
         if unclear:
             raise OutboxError(
-                f"the service did not say what became of {unclear} of {len(group)} trajectories; "
+                f"the service did not say what became of {unclear} of {len(group)} items; "
                 f"is {self.destination.url or 'it'} a Stepwell service?"
             )
         if later:
             raise OutboxError(later)
 
     def _reject(self, entry: Entry, problem: dict[str, Any]) -> None:
-        """Aside with it and the reason, so that the ones behind it are not held up."""
-        log.error("outbox: rejected %s: %s", entry.path.name, problem.get("detail") or problem)
+        """Set it aside with the reason, so that the items behind it are not held up."""
+        # A run's log takes our errors: one about its own lines would be the next that is refused.
+        level = logging.INFO if entry.kind == "log" else logging.ERROR
+        reason = problem.get("detail") or problem
+        log.log(level, "outbox: rejected %s: %s", entry.path.name, reason)
         target = self._rejected_folder / entry.path.name
         with whole_file(target.with_suffix(".json")) as file:
             file.write(json.dumps(problem, indent=1, default=str).encode())
@@ -554,7 +616,7 @@ class Outbox:
         failpoint("outbox.after_reject")
         sync_folder(self._rejected_folder)
         self._rejected += 1
-        self._refused += 1
+        self._refused[entry.kind] += 1
         self._refusal = self._refusal or reason_of(target)
         self._forget([entry])
 
@@ -575,24 +637,8 @@ def _insert(waiting: deque[Entry], entry: Entry) -> None:
     waiting.insert(at, entry)
 
 
-def _asked(error: Exception) -> float:
-    """Seconds that the service asked us to wait; 0 where it did not, or asked what cannot be."""
-    seconds = error.retry_after if isinstance(error, Busy) else None
-    if seconds is None or not math.isfinite(seconds):
-        return 0.0
-    return min(max(seconds, 0.0), LONGEST_ASKED)
-
-
-def _trajectories(count: int) -> str:
-    return "1 trajectory" if count == 1 else f"{count} trajectories"
-
-
-def _url(client: Any) -> str:
-    return str(getattr(client, "url", ""))
-
-
 def reopen(directory: str | Path, client: Client) -> Outbox:
-    """An outbox that some process left, to send what is in it. Raises `OutboxError`."""
+    """An outbox that another process left, to send what is in it. Raises `OutboxError`."""
     about = Destination.read(Path(directory))
     if about is None:
         raise OutboxError(f"{directory} is no outbox: it holds no outbox.json")
@@ -600,7 +646,7 @@ def reopen(directory: str | Path, client: Client) -> Outbox:
         directory,
         client,
         about.dataset,
-        None,
+        run=about.run,
         partition=about.partition,
         created_at=about.created_at,
     )

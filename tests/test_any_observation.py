@@ -76,7 +76,7 @@ def test_a_dict_of_everything_is_collected_trained_on_and_acted_by(
     config = client.run(run).config["agent"]["timestep_encoder"]
     assert config["images"]["augment"] == 0.5
 
-    policy = load_policy(client.policy_bytes(run).data)
+    policy = load_policy(client.download_policy(run).data)
     assert policy.config.timestep_encoder.images.d_output == 8
     assert policy.spaces.observations["image"].dtype == "uint8"
     result, _ = run_evaluation(

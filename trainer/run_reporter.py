@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,21 +18,23 @@ from typing import Any
 from amago_model.agent import Agent
 from stepwell._files import whole_file
 from stepwell.client import Client
-from stepwell.errors import Conflict, ServiceUnreachable, StepwellError
+from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachable
 from stepwell.failpoints import failpoint
+from stepwell.heartbeat import Heartbeat
+from stepwell.outbox import Outbox
 from trainer.config import TrainConfig, to_json
-from trainer.delivery import take_folder
 from trainer.distributed import World
 from trainer.errors import TrainerError
-from trainer.metrics import Heartbeat, MetricLog
-from trainer.publish import Publisher
-from trainer.run_log import RunLog, Warnings
+from trainer.publish import copy_path, publish
+from trainer.run_log import RunLog
 from trainer.snapshot_views import SnapshotViews
 
 log = logging.getLogger(__name__)
 GO, PAUSE, STOP = 0, 1, 2
-LOGGERS = ("trainer", "stepwell._background")
+LOGGERS = ("trainer", "stepwell._background", "stepwell.outbox")
 """Whose warnings are in the run's log."""
+LINGER = 1.0
+"""Seconds that metrics wait for company on their way to the service."""
 PROGRESS_EVERY = 60.0
 """Seconds between lines of progress in the run's log; on the screen there are more."""
 LONGEST_NOTES = 4096
@@ -94,7 +96,7 @@ class RunReporter:
     def open(self, data: SnapshotViews, *, resumed: bool) -> None:
         if self.client is None:
             return
-        self._mine = take_folder(self.home, self.config.run)
+        self.outbox = _open_outbox(self.home, self.client, self.config.run)
         row: dict[str, Any] = {
             "config": {
                 **to_json(self.config),
@@ -117,51 +119,38 @@ class RunReporter:
                 self.client.patch_run(self.config.run, status="running")
         except ServiceUnreachable as error:
             if not resumed:
-                self._mine.close()
+                self.outbox.close(0.0)
                 raise
             log.warning("the service is away; the run goes on without it: %s", error)
         except BaseException:
-            self._mine.close()  # the run is not ours, so neither is its folder
+            self.outbox.close(0.0)  # the run is not ours, so neither is its folder
             raise
         with whole_file(self.home / "run.json") as file:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         failpoint("run.after_note")
-        self.metrics = MetricLog(self.home, self.client, self.config.run)
-        run_log = self._open_log()
-        self.publisher = Publisher(self.home / "policies", self.client, self.config.run)
-        fields = {
-            "role": "train",
-            "run": self.config.run,
-            "host": self.world.host,
-            "pid": os.getpid(),
-            "state": "running",
-        }
-        self._parts: tuple[MetricLog | RunLog | Publisher | SnapshotViews, ...]
-        self._parts = (self.metrics, run_log, self.publisher, data)
+        self._open_log()
+        self._data = data
         self.heartbeat = Heartbeat(
             self.client,
             f"train-{self.config.run}",
-            fields,
-            self._counters,
-            trouble=lambda: self.trouble,
+            role="train",
+            run=self.config.run,
+            status=self._status,
         )
         self.snapshots(data)
 
     @property
     def trouble(self) -> str:
         """What is wrong with the threads that work for this run; empty where all is well."""
-        return "; ".join(text for part in self._parts if (text := part.trouble))
+        return "; ".join(filter(None, (self.outbox.trouble, self._data.trouble)))
 
-    def _open_log(self) -> RunLog:
-        assert self.client is not None
-        run_log = self._run_log = RunLog(self.home, self.client, self.config.run)
-        self._warnings = Warnings(self._run_log)
+    def _open_log(self) -> None:
+        run_log = self._run_log = RunLog(self.home, self.outbox, self.config.run)
         for name in LOGGERS:
-            logging.getLogger(name).addHandler(self._warnings)
+            logging.getLogger(name).addHandler(run_log)
         for text, said_at in self._early:
             run_log.write(text, said_at)
         self._early.clear()
-        return run_log
 
     def _create(self, row: dict[str, Any], claim: str, resumed: bool) -> None:
         assert self.client is not None
@@ -178,7 +167,7 @@ class RunReporter:
 
     def has_policy(self, update: int) -> bool:
         """Whether the policy of this update was published; so it is where nobody publishes."""
-        return self.client is None or self.publisher.has(update)
+        return self.client is None or copy_path(self.home, update).exists()
 
     @property
     def wish(self) -> int:
@@ -191,7 +180,7 @@ class RunReporter:
         if self.client is None:
             return
         self._newest = dict(values)
-        self.metrics.log(update, values)
+        self._queue_metrics(update, values)
         self._warn_of_idleness(update, values)
         last, now = update == self.config.updates, time.monotonic()
         text = (
@@ -204,6 +193,24 @@ class RunReporter:
         if now - self._noted > PROGRESS_EVERY or last:
             self._noted = now
             self.note(text)
+
+    def _queue_metrics(self, update: int, values: Mapping[str, float]) -> None:
+        """For the service, and as lines {"key", "step", "value", "time"} of metrics.jsonl."""
+        finite, now = {k: v if math.isfinite(v) else None for k, v in values.items()}, time.time()
+        lines = [
+            json.dumps({"key": k, "step": update, "value": v, "time": now}) + "\n"
+            for k, v in finite.items()
+        ]
+        try:
+            # One write: a process that is killed leaves no half line.
+            with (self.home / "metrics.jsonl").open("ab", buffering=0) as file:
+                file.write("".join(lines).encode())
+            self.outbox.put_metrics(self.config.run, update, finite)
+        except (OutboxError, OSError) as error:
+            raise TrainerError(
+                f"metrics of run {self.config.run} cannot be written to {self.home}: {error}; make "
+                "room, then run the same command again: it resumes from its newest checkpoint"
+            ) from error
 
     def _warn_of_idleness(self, update: int, values: Mapping[str, float]) -> None:
         for name, (who, setting) in LEARNERS.items():
@@ -223,7 +230,8 @@ class RunReporter:
                 "snapshot": data.manifest.snapshot,
                 "git_commit": self.info.git_commit,
             }
-            self.publisher.publish(agent, update, metadata, {"training": to_json(self.config)})
+            extra = {"training": to_json(self.config)}
+            publish(self.home, self.outbox, self.config.run, agent, update, metadata, extra)
             self.note(f"policy {self.config.run}/{update}")
         return update
 
@@ -235,13 +243,13 @@ class RunReporter:
         if spoiled:
             changes["notes"] = f"left out, unreadable: {', '.join(spoiled)}"[:LONGEST_NOTES]
             changes["tags"] = ["unreadable-shards"]
-        self.heartbeat.change_row(**changes)
+        self.heartbeat.change_run(**changes)
 
     def say_state(self, state: str) -> None:
         if self.client is not None and state != self._state:
             self._state = state
             self.note(state)
-            self.heartbeat.say(state=state)
+            self.heartbeat.wake()
 
     def end(self, kind: object, error: BaseException | None, trace: object) -> None:
         """`close`, with what ended the run: made for `ExitStack.push`."""
@@ -254,33 +262,49 @@ class RunReporter:
         if self.client is None or self._ended or not hasattr(self, "heartbeat"):
             return
         self._ended = True
-        patience = self.config.schedule.drain_timeout
-        delivered = self.metrics.close(patience)
-        delivered = self.publisher.close(patience) and delivered
-        delivered = self._close_log(status, 1.0 if not delivered else patience) and delivered
-        state = {"finished": "stopped", "stopped": "stopped"}.get(status, "failed")
-        self.heartbeat.close(state=state, last_error=self.error[:20_000])
-        try:
-            self.client.patch_run(self.config.run, status=status, error=self.error[:20_000] or None)
-        except StepwellError as error:
-            log.warning("the run's row does not say yet that it %s: %s", status, error)
-        if not delivered:
-            log.warning(
-                "not all was delivered; it waits in %s: stepwell deliver %s", self.home, self.home
-            )
-        self._mine.close()
-
-    def _close_log(self, status: str, patience: float) -> bool:
-        """Whether the service has the whole log."""
         assert self._run_log is not None
         self.note(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
         for name in LOGGERS:
-            logging.getLogger(name).removeHandler(self._warnings)
-        return self._run_log.close(patience)
+            logging.getLogger(name).removeHandler(self._run_log)
+        self.outbox.flush(self.config.schedule.drain_timeout)
+        state = {"finished": "stopped", "stopped": "stopped"}.get(status, "failed")
+        self.heartbeat.close(state=state, last_error=self.error)
+        self.outbox.end_run(self.config.run, status, self.error)
+        if undelivered := self.outbox.undelivered():
+            log.warning("%s", undelivered)
+        self.outbox.close(0.0)
+
+    def _status(self) -> dict[str, Any]:
+        """What a heartbeat reports."""
+        return {
+            "state": self._state,
+            "counters": self._counters(),
+            "last_error": self.error or self.trouble,
+        }
 
     def _counters(self) -> dict[str, float]:
         rate = self._newest.get("progress/updates_per_second", 0.0)
         return {"updates": float(self.update), "updates_per_second": rate}
+
+
+def _open_outbox(home: Path, client: Client, run: str) -> Outbox:
+    """The queue in the folder of a run; it also keeps a second trainer out of that folder.
+
+    Raises `TrainerError` where another process trains there, or an older version did.
+    """
+    if (home / "metrics.sent").exists() or any((home / "policies").glob("*.json")):
+        raise TrainerError(
+            f"{home} was written by an earlier stepwell, which queued metrics and policies in "
+            "another way: finish the run with that version, or train under another --run"
+        )
+    try:
+        return Outbox(home / "outbox", client, run=run, linger=LINGER)
+    except OutboxInUse as error:
+        raise TrainerError(
+            f"run {run}: {error}; wait for it to end, or train under another --run"
+        ) from None
+    except OutboxError as error:
+        raise TrainerError(f"run {run}: {error}") from error
 
 
 def _claim(home: Path) -> str:

@@ -1,4 +1,4 @@
-"""`stepwell outbox`: what collectors could not deliver: list it, send it."""
+"""`stepwell outbox`: list and send what collectors and trainers could not deliver."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,34 +17,35 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from stepwell._outbox_folder import (
-    ENDING,
     ROOT,
     Summary,
     default_root,
     find_outboxes,
     summarise,
-    tell_ending,
 )
+from stepwell._outbox_kinds import describe
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, OutboxError, OutboxInUse
 from stepwell.outbox import reopen
 
 ABOUT = """\
-Episodes that wait on this disk for the service.
+Data that waits on this disk for the service.
 
-A collector writes each episode to its outbox before it counts, and sends it when it can. One that
-is stopped while the service is away leaves the rest there. The next collector of the dataset takes
-it over; here you see it, and can send it yourself."""
+Collectors and evaluations queue each episode in an outbox on disk, trainers their run's metrics,
+log and policies (RUNS/NAME/outbox), and send when they can. A program that ends while the service
+is down leaves the rest there. The next collector of the dataset, or the next trainer of the run,
+sends it; this command shows it and sends it now."""
 EXAMPLES = """\
   stepwell outbox list                        every outbox below this folder
   stepwell outbox list stepwell-outbox/hopper --json
   stepwell outbox send                        deliver what waits below this folder
   stepwell outbox send stepwell-outbox/hopper/1 --url http://10.0.0.5:8000
+  stepwell outbox send runs/*                 what training runs still keep
   stepwell outbox send --retry-rejected       also what the service has refused
 
-send: exit status 0 if nothing is left, 1 if something is; then it says what and why. What the
-service refuses lies in the outbox's rejected/, with the reason beside it."""
+send: exit status 0 if nothing is left, 1 if something is, with one line that says what and why.
+What the service refuses is moved to the outbox's rejected/, with the reason beside it."""
 TICK = 0.1
 
 
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         "--timeout",
         type=float,
         default=10.0,
-        help="give an outbox up when nothing of it was taken for so many seconds (default 10)",
+        help="stop with an outbox when nothing of it was taken for this many seconds (default 10)",
     )
     send.add_argument(
         "--retry-rejected", action="store_true", help="offer again what the service refused"
@@ -78,13 +80,13 @@ def list_outboxes(client: Client, args: argparse.Namespace) -> int:
         common.print_json([{**asdict(s), "folder": str(s.folder.absolute())} for s in found])
         return 0
     common.print_table(
-        ["outbox", "dataset", "waiting", "size", "oldest", "rejected", "damaged", "used by"],
+        ["outbox", "for", "waiting", "size", "oldest", "rejected", "damaged", "used by"],
         [
             (
                 str(s.folder),
-                s.destination.dataset
+                s.destination.name
                 + (f" ({s.destination.partition})" if s.destination.partition != "fifo" else ""),
-                s.waiting,
+                describe(s.kinds) or "nothing",
                 common.size(s.bytes),
                 common.ago(s.oldest),
                 s.rejected,
@@ -93,8 +95,8 @@ def list_outboxes(client: Client, args: argparse.Namespace) -> int:
             )
             for s in found
         ],
-        empty=f"no outboxes in {_places(args.path)}; collectors say where theirs are, and "
-        "keep them in stepwell-outbox/ unless told otherwise",
+        empty=f"no outboxes in {_places(args.path)}; collectors keep theirs in stepwell-outbox/ or "
+        "their --outbox, trainers in RUNS/NAME/outbox",
     )
     for s in found:
         for reason, count in s.reasons.items():
@@ -108,11 +110,7 @@ def send_outboxes(client: Client, args: argparse.Namespace) -> int:
         raise InvalidData(
             f"no outboxes in {_places(args.path)}", expected="outboxes, or a folder above some"
         )
-    wanted = [
-        s
-        for s in found
-        if s.waiting or (args.retry_rejected and s.rejected) or (s.folder / ENDING).exists()
-    ]
+    wanted = [s for s in found if s.waiting or (args.retry_rejected and s.rejected)]
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -120,9 +118,8 @@ def send_outboxes(client: Client, args: argparse.Namespace) -> int:
         console=Console(stderr=True),
         disable=args.json or not sys.stderr.isatty(),
     )
-    logging.getLogger("stepwell.outbox").setLevel(logging.CRITICAL)  # it is told below, once
     results = []
-    with bar:
+    with bar, _silent(logging.getLogger("stepwell.outbox")):  # what it says is printed below, once
         sending = bar.add_task("sending", total=sum(s.waiting for s in wanted))
         for summary in wanted:
             results.append(_send(summary, client, args, bar, sending))
@@ -130,10 +127,20 @@ def send_outboxes(client: Client, args: argparse.Namespace) -> int:
     if args.json:
         common.print_json({"sent": sent, "outboxes": results})
     else:
-        print(f"sent {sent} trajectories of {len(wanted)} outboxes")
+        print(f"sent {sent} items of {len(wanted)} outboxes")
     for result in problems:
         print(f"stepwell outbox: {common.printable(result['problem'])}", file=sys.stderr)
     return 1 if problems else 0
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _send(
@@ -159,7 +166,6 @@ def _send(
                     bar.advance(task, gone)
                     moved = time.monotonic()
             problem, sent = outbox.undelivered(), outbox.sent
-            tell_ending(folder, own)
         finally:
             outbox.close(0.0)
     except OutboxInUse as error:
@@ -174,7 +180,7 @@ def _send(
 
 def _in_use(summary: Summary) -> str:
     who = f"process {summary.held_by}" if summary.held_by else "a process"
-    return f"{who} uses it and sends its {summary.waiting} trajectories itself"
+    return f"{who} uses it and sends its {describe(summary.kinds)} itself"
 
 
 def _found(paths: list[Path]) -> Iterator[Summary]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv
 
-from stepwell.client import SqlResult
 from stepwell.commands import common
 from stepwell.errors import InvalidData
+from stepwell.sql_result import SqlResult
 
 EXAMPLES = """\
   stepwell sql "select env, count(*), avg(return) from trajectories group by env"

@@ -41,6 +41,9 @@ class Away:
 
     url = ""
 
+    def with_options(self, **_: object) -> Away:
+        return self
+
     def post(self, *_: object, **__: object) -> None:
         raise ServiceUnreachable("away")
 

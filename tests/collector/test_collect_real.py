@@ -490,7 +490,7 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
 def _load(client: Client, run: str) -> ActingPolicy:
     from amago_model.policy_file import load_policy
 
-    fetched = client.policy_bytes(run)
+    fetched = client.download_policy(run)
     assert fetched is not None
     return load_policy(fetched.data)
 

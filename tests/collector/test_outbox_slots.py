@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from collector.config import CollectConfig
 from collector.envs import EnvError
 from collector.outbox_slots import open_outbox
 from collector.run import configured_env, prepare
-from stepwell._outbox_folder import entries, note_ending
+from stepwell._outbox_folder import entries
 from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, make_trajectory
@@ -29,8 +28,14 @@ class Nobody:
     def __init__(self, url: str = "http://a", created_at: float = 1.0):
         self.url, self.created_at = url, created_at
 
+    def with_options(self, **_: object) -> "Nobody":
+        return self
+
     def dataset(self, _: str) -> SimpleNamespace:
         return SimpleNamespace(created_at=self.created_at)
+
+    def ready(self) -> bool:
+        return False
 
     def post(self, *_: object, **__: object) -> None:
         raise ServiceUnreachable("nobody there")
@@ -97,7 +102,7 @@ def test_what_dead_collectors_left_is_taken_over_in_order(
     assert box.pending_bytes == sum(e.size for e in entries(box.directory))
     assert not waiting(dead.directory) and alive.pending == 1
     (line,) = said
-    assert "took over 3 episodes" in line and str(dead.directory.resolve()) in line
+    assert "took over 3 items" in line and str(dead.directory.resolve()) in line
     box.close(0)
     # Beside a directory of one's own, and where all are by default.
     box = opened(directory=tmp_path / "mine")
@@ -150,8 +155,10 @@ def test_an_outbox_that_does_not_read_stops_nobody(
     assert opened().pending == 0
 
 
-def test_the_run_of_a_dead_collector_is_told_how_it_ended(opened: Callable[..., Outbox]) -> None:
-    """Once, and not if it has gone on since."""
+def test_the_end_of_a_dead_collector_s_run_is_told_by_the_next(
+    opened: Callable[..., Outbox],
+) -> None:
+    """Once: it is an item of the outbox that it left."""
     told: list[tuple[str, dict[str, Any]]] = []
     run = SimpleNamespace(name="r", status="running", heartbeat_at=0.0)
 
@@ -164,18 +171,11 @@ def test_the_run_of_a_dead_collector_is_told_how_it_ended(opened: Callable[..., 
 
     first, second = opened(), opened()
     first.close(0)
-    note_ending(second.directory, "r", "failed", "8 wait")
+    second.end_run("r", "failed", "8 wait")
     second.close(0)
-    opened(Hears()).close(0)
-    opened(Hears()).close(0)
+    for _ in range(2):
+        assert opened(Hears()).close(60)
     assert told == [("r", {"status": "failed", "error": "8 wait"})]
-    note_ending(first.directory, "r", "failed", "8 wait")
-    run.heartbeat_at = time.time() + 1000.0
-    opened(Hears()).close(0)
-    note_ending(first.directory, "r", "failed", "8 wait")
-    run.heartbeat_at, run.status = 0.0, "stopped"
-    opened(Hears()).close(0)
-    assert len(told) == 1 and not (first.directory / "ending.json").exists()
 
 
 def test_a_plugin_registers_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from collector.actor import ActorError
 from collector.config import UsageError
 from collector.envs import agent_spaces, interface_of, make
 from collector.policy_source import PolicySource, parse_reference
-from stepwell.client import PolicyBytes
+from stepwell.client import DownloadedPolicy
 from stepwell.errors import InvalidSpace, NotFound, ServiceUnreachable
 from stepwell.testing import wait_until
 
@@ -40,7 +40,7 @@ class Shelf:
         self.sent = 0
         self.asked = 0
 
-    def policy_bytes(self, run, which="latest", *, etag=None):  # type: ignore[no-untyped-def]
+    def download_policy(self, run, which="latest", *, etag=None):  # type: ignore[no-untyped-def]
         self.asked += 1
         if self.down:
             raise ServiceUnreachable("nobody there")
@@ -52,7 +52,7 @@ class Shelf:
         if etag == f'"{digest}"':
             return None
         self.sent += 1
-        return PolicyBytes(data, version, digest, f'"{digest}"')
+        return DownloadedPolicy(data, version, digest, f'"{digest}"')
 
 
 def test_references() -> None:
@@ -98,12 +98,12 @@ def test_no_error_ends_the_thread_that_looks_for_policies() -> None:
     shelf.files.append(policy_file(1))
     source = PolicySource(shelf, "demo", every=0.01)  # type: ignore[arg-type]
     source.poll()
-    honest = shelf.policy_bytes
-    shelf.policy_bytes = lambda *_, **__: {}["unexpected"]  # type: ignore[method-assign]
+    honest = shelf.download_policy
+    shelf.download_policy = lambda *_, **__: {}["unexpected"]  # type: ignore[method-assign]
     source.start()
     wait_until(lambda: "unexpected" in source.last_error)
     shelf.files.append(policy_file(2))
-    shelf.policy_bytes = honest  # type: ignore[method-assign]
+    shelf.download_policy = honest  # type: ignore[method-assign]
     wait_until(lambda: source.current.policy_id == "demo/1")
     source.close()
     assert source.last_error == ""

@@ -26,7 +26,7 @@ from .test_collect_real import collecting, settings, stored
 @pytest.fixture
 def mute(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The outbox keeps everything: as if the service had no time for it."""
-    monkeypatch.setattr(Outbox, "_run", lambda _: None)
+    monkeypatch.setattr(Outbox, "_send_all", lambda _: None)
     return monkeypatch
 
 
@@ -56,7 +56,7 @@ def test_a_collector_that_leaves_episodes_behind_has_failed(
     mute.undo()
     given[given.index(str(tmp_path / "out"))] = str(tmp_path / "other")
     assert main(given) == 0
-    assert "took over 3 episodes that waited in" in capsys.readouterr().err
+    assert "took over 3 items that waited in" in capsys.readouterr().err
     assert len(stored(client, name)) == 6 and client.run(run.name).status == "finished"
 
 
@@ -70,8 +70,9 @@ def test_the_service_hears_later_how_a_run_ended(
         wait_until(lambda: client.ready() and stored_of(client, name), 120, what="episodes")
         fresh_service.kill()
         wait_until(lambda: entries(tmp_path / "outbox"), 120, what="a growing outbox")
-    left = {e.id for e in entries(tmp_path / "outbox")}
-    assert json.loads((tmp_path / "outbox" / "ending.json").read_text())["status"] == "failed"
+    left = {e.id for e in entries(tmp_path / "outbox") if e.kind == "arrow"}
+    (ending,) = [e for e in entries(tmp_path / "outbox") if e.kind == "ending"]
+    assert json.loads(ending.path.read_text())["status"] == "failed"
     fresh_service.restart()
     assert client.run(config.run).status == "running"
     other = settings(
@@ -88,7 +89,6 @@ def test_the_service_hears_later_how_a_run_ended(
     assert left <= {i.id for i in stored(client, name)} and not entries(tmp_path / "outbox")
     run = client.run(config.run)
     assert run.status == "failed" and "not delivered" in run.error
-    assert not (tmp_path / "outbox" / "ending.json").exists()
 
 
 def stored_of(client: Client, name: str) -> bool:
@@ -190,4 +190,4 @@ def test_a_dataset_that_is_not_there_is_told_where_none_may_be_made(
 
 def test_a_file_that_is_not_there_is_a_wrong_word(capsys: Any) -> None:
     assert evaluate(["--env", "CartPole-v1", "--file", "nowhere.safetensors"]) == 2
-    assert "--file nowhere.safetensors: there is no such file" in capsys.readouterr().err
+    assert "--file nowhere.safetensors: No such file or directory" in capsys.readouterr().err

@@ -167,7 +167,7 @@ def test_set_an_alias_and_notes_of_a_run(service, client: Client, run: str, page
     drawn.selectbox(key="alias_of").set_value(1)
     drawn.button(key="alias_go").click().run()
     fine(drawn)
-    got = client.policy_bytes(run, "best")
+    got = client.download_policy(run, "best")
     assert got is not None and got.version == 1
     drawn.text_input(key="run_tags").set_value("keep")
     drawn.text_area(key="run_notes").set_value("the good one")

@@ -59,7 +59,7 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     assert service.wait_exit() == -9, service.tail()
     with service.start(env={"STEPWELL_FAILPOINT": ""}).client() as client:
         client.publish_policy("r", 1, b"weights" * 1000)
-        assert client.policy_bytes("r", 1).data == b"weights" * 1000
+        assert client.download_policy("r", 1).data == b"weights" * 1000
         answer = client.sql("select count(*) from kept.steps", timeout=30)
         assert (answer.one(), [one.trajectories for one in answer.excluded]) == (0, [2])
         for trajectory_id in ledger.kept:

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from stepwell import _background as module
 from stepwell._background import BackgroundLoop
-from stepwell.errors import ServiceUnreachable
+from stepwell.errors import Busy, ServiceUnreachable
 from stepwell.testing import wait_until
 
 UNEXPECTED = [
@@ -55,8 +56,69 @@ def test_what_is_expected_is_shown_and_not_logged_as_a_defect(caplog):
     assert loop.stop(20.0)
 
 
-def test_errors_come_less_and_less_often_and_a_wake_does_not_wait():
-    """0.2, 0.4, … seconds between them, up to the longest wait; somebody in a hurry wakes it."""
+@pytest.fixture
+def pauses(monkeypatch):
+    """Runs a loop's own thread here until it has paused so often: how long it would have."""
+    monkeypatch.setattr(module.random, "uniform", lambda _, high: high)
+
+    def run(work, count):
+        loop, found = BackgroundLoop("errand", work, every=1.0), []
+
+        def pause(seconds):
+            found.append(round(seconds, 6))
+            if len(found) == count:
+                loop.stop()
+
+        monkeypatch.setattr(loop, "_pause", pause)
+        loop._run()
+        return found
+
+    return run
+
+
+def test_a_call_that_fails_is_repeated_less_and_less_often(pauses):
+    """And soon again after one that succeeded."""
+    calls = []
+
+    def work():
+        calls.append(1)
+        if len(calls) != 11:
+            raise ServiceUnreachable("away")
+
+    waits = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    assert pauses(work, 13) == [*waits, 1.0, 0.2, 0.4]
+
+
+def test_jitter_is_half_of_the_pause(pauses, monkeypatch):
+    def work():
+        raise ServiceUnreachable("away")
+
+    monkeypatch.setattr(
+        module.random, "uniform", lambda low, high: (low, high) == (0.5, 1.0) and 0.5
+    )
+    assert pauses(work, 2) == [0.1, 0.2]
+
+
+def test_it_waits_as_long_as_it_is_asked_to(pauses):
+    def work():
+        raise Busy({"status": 429, "code": "busy"}, retry_after=5.0)
+
+    assert pauses(work, 7) == [5.0, 5.0, 5.0, 5.0, 5.0, 6.4, 12.8]
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [(None, 0), (0.0, 0), (2.5, 2.5), (299.0, 299), (300.0, 300), (301.0, 300), (-1.0, 0)]
+    + [(float("nan"), 0), (float("inf"), 0)],
+)
+def test_patience_that_a_service_asks_for_has_bounds(asked, seconds):
+    error = Busy({"status": 503, "code": "busy"}, retry_after=asked)
+    assert module.retry_after(error) == seconds
+
+
+def test_a_wake_does_not_wait(monkeypatch):
+    """0.2, 0.4, … seconds between errors, up to the longest wait; a hurry wakes it."""
+    monkeypatch.setattr(module.random, "uniform", lambda _, high: high)
     calls, enough = [], threading.Event()
 
     def work() -> None:

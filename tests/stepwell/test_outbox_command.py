@@ -19,6 +19,9 @@ class Away:
     def __init__(self, url):
         self.url = url
 
+    def with_options(self, **_):
+        return self
+
     def post(self, *_, **__):
         raise ServiceUnreachable("away")
 
@@ -52,14 +55,14 @@ def test_it_lists_and_sends_what_lies_below(service, client, name, here, capsys)
     assert shown[0]["folder"] == str(here / "a" / "0")
     assert shown[0]["destination"]["dataset"] == name and shown[0]["oldest"] > 0
     assert cli.main(["outbox", "send"]) == 0
-    assert capsys.readouterr().out == "sent 3 trajectories of 2 outboxes\n"
+    assert capsys.readouterr().out == "sent 3 items of 2 outboxes\n"
     assert sorted(i.id for i in client.trajectories(name).items) == sorted(ids)
     assert not entries(here / "a" / "0")
     assert cli.main(["outbox", "list"]) == 0
     table = capsys.readouterr().out
     assert name in table and "a/0" in table
     assert cli.main(["outbox", "send"]) == 0
-    assert capsys.readouterr().out == "sent 0 trajectories of 0 outboxes\n"
+    assert capsys.readouterr().out == "sent 0 items of 0 outboxes\n"
 
 
 def test_what_cannot_be_sent_is_said(service, name, here, capsys):
@@ -105,7 +108,7 @@ def test_nothing_to_find_is_said(here, capsys):
     (here / "bad").mkdir()
     (here / "bad" / "outbox.json").write_text("{")
     assert cli.main(["outbox", "list"]) == 0
-    assert "does not read; is this an outbox?" in capsys.readouterr().err
+    assert "cannot be parsed; is this an outbox?" in capsys.readouterr().err
 
 
 def test_its_help_teaches(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import itertools
 import json
@@ -35,16 +36,14 @@ from stepwell._outbox_folder import (
     entries,
     find_outboxes,
     held_by,
-    note_ending,
     reason_of,
     summarise,
     take_lock,
-    tell_ending,
 )
 from stepwell.codec import decode
 from stepwell.messages import IngestItem, IngestResult, Problem
 from stepwell.outbox import read_outbox, reopen
-from stepwell.testing import assert_same, make_spec, make_trajectory
+from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
 
 SPEC = make_spec()
 OTHER = make_spec(action=2)
@@ -59,6 +58,9 @@ class Service:
         self.says = {}
         self.raises = None
         self.posts = []
+
+    def with_options(self, **_):
+        return self
 
     def post(self, dataset, trajectories, **options):
         self.posts.append((dataset, [t.id for t in trajectories], options))
@@ -78,9 +80,8 @@ def service():
 @pytest.fixture
 def box(tmp_path, service, monkeypatch):
     """An outbox whose thread does nothing: `send` does one of its turns."""
-    monkeypatch.setattr(Outbox, "_run", lambda _: None)
+    monkeypatch.setattr(Outbox, "_send_all", lambda _: None)
     outbox = Outbox(tmp_path / "out", service, "d", SPEC)
-    outbox._thread.join()
     yield outbox
     outbox.close(0)
 
@@ -149,20 +150,20 @@ def test_only_what_the_service_spoke_of_by_id_leaves(tmp_path, monkeypatch, name
         items = said if honest else change(said)
         return httpx2.Response(200, json={"dataset": "d", "partition": "fifo", "items": items})
 
-    monkeypatch.setattr(Outbox, "_run", lambda _: None)
+    monkeypatch.setattr(Outbox, "_send_all", lambda _: None)
     client = Client("http://here", transport=httpx2.MockTransport(answer))
     box = Outbox(tmp_path / "out", client, "d", SPEC)
     made = put(box, 3)
     left = [t.id for t, gone in zip(made, taken, strict=True) if not gone]
     if left:
         with pytest.raises(OutboxError, match=f"what became of {len(left)} of 3 .*http://here"):
-            box._send_some()
+            box._send_some("arrow")
     else:
-        box._send_some()
+        box._send_some("arrow")
     assert ids(box) == on_disk(box.directory) == left
     assert box.sent == 3 - len(left) and box.rejected == 0
     honest.append(True)
-    box._send_some()
+    box._send_some("arrow")
     assert ids(box) == on_disk(box.directory) == [] and box.sent == 3
     box.close(0)
     client.close()
@@ -172,12 +173,10 @@ def test_only_what_the_service_spoke_of_by_id_leaves(tmp_path, monkeypatch, name
 def test_what_is_taken_leaves(box, service, status):
     (one, two) = put(box, 2)
     service.says[one.id] = {"status": status}
-    box._send_some()
+    box._send_some("arrow")
     assert box.pending == 0 == box.pending_bytes and box.sent == 2
-    assert service.posts == [
-        ("d", [one.id, two.id], {"spec": SPEC, "partition": "fifo", "retry": False})
-    ]
-    box._send_some()
+    assert service.posts == [("d", [one.id, two.id], {"spec": SPEC, "partition": "fifo"})]
+    box._send_some("arrow")
     assert len(service.posts) == 1, "nothing waits, nobody is asked"
 
 
@@ -187,7 +186,7 @@ def test_what_is_only_put_off_waits_and_the_others_are_settled(box, service, sta
     service.says[two.id] = {"status": "refused", "problem": problem(status, "no room")}
     service.says[three.id] = {"status": "refused", "problem": problem(422)}
     with pytest.raises(OutboxError, match="^not now: no room$"):
-        box._send_some()
+        box._send_some("arrow")
     assert ids(box) == on_disk(box.directory) == [two.id] and box.sent == 2
     assert on_disk(box.directory / "rejected") == [three.id]
     assert one.id != four.id
@@ -198,7 +197,7 @@ def test_the_first_of_several_reasons_to_wait_is_told(box, service):
     service.says[one.id] = {"status": "refused", "problem": problem(503, "")}
     service.says[two.id] = {"status": "refused", "problem": problem(503, "later")}
     with pytest.raises(OutboxError, match="^not now: bad$"):
-        box._send_some()
+        box._send_some("arrow")
     assert box.pending == 2
 
 
@@ -207,7 +206,7 @@ def test_what_is_refused_goes_aside_with_the_reason(box, service, status):
     one, two, three = put(box, 3)
     service.says[one.id] = {"status": status, "problem": problem(422, "too long")}
     service.says[three.id] = {"status": status}
-    box._send_some()
+    box._send_some("arrow")
     assert (box.sent, box.rejected, box.pending, box.pending_bytes) == (1, 2, 0, 0)
     rejected = box.directory / "rejected"
     assert on_disk(rejected) == [one.id, three.id] and two.id not in on_disk(rejected)
@@ -234,7 +233,7 @@ def test_what_is_refused_goes_aside_with_the_reason(box, service, status):
 def test_a_body_refused_whole_is_sent_one_by_one(box, service, error, why):
     one, two = put(box, 2)
     service.raises = error
-    box._send_some()
+    box._send_some("arrow")
     assert [sent for _, sent, _ in service.posts] == [[one.id, two.id], [one.id], [two.id]]
     assert box.rejected == 2 and box.pending == 0 and box.sent == 0
     assert reason_of(entries(box.directory / "rejected")[0].path) == why
@@ -255,7 +254,7 @@ def test_an_error_that_says_nothing_of_them_keeps_all(box, service, error):
     put(box, 2)
     service.raises = error
     with pytest.raises(type(error)):
-        box._send_some()
+        box._send_some("arrow")
     assert box.pending == 2 and box.rejected == 0 and len(service.posts) == 1
     assert box._asked is None
 
@@ -265,7 +264,7 @@ def test_an_error_that_says_nothing_of_them_keeps_all(box, service, error):
 
 def test_a_group_is_at_most_so_many(box):
     made = put(box, 18)
-    group, spec = box._next_group()
+    group, spec = box._next_group("arrow")
     assert [e.id for e, _ in group] == [t.id for t in made[:16]] and spec == SPEC
     assert_same(group[3][1], made[3])
 
@@ -281,7 +280,7 @@ def test_a_group_is_at_most_so_large_and_one_alone_may_be_larger(box, monkeypatc
         (1, 1),
     ):
         monkeypatch.setattr(module, "GROUP_BYTES", limit)
-        assert len(box._next_group()[0]) == count, limit
+        assert len(box._next_group("arrow")[0]) == count, limit
 
 
 def test_a_group_has_one_spec_and_no_id_twice(box):
@@ -291,7 +290,7 @@ def test_a_group_has_one_spec_and_no_id_twice(box):
     (three,) = put(box, 1, OTHER)
     sent = []
     while box.pending:
-        box._send_some()
+        box._send_some("arrow")
         sent.append(box._client.posts[-1][1:])
     assert [(names, options["spec"]) for names, options in sent] == [
         ([one.id, two.id], SPEC),
@@ -305,7 +304,7 @@ def test_damaged_ones_are_put_aside_on_the_way(box):
     found = entries(box.directory)
     found[0].path.write_bytes(b"")
     found[2].path.write_bytes(found[2].path.read_bytes()[:-1] + b"x")
-    group, _ = box._next_group()
+    group, _ = box._next_group("arrow")
     assert [e.id for e, _ in group] == ids(box) == [made[1].id, made[3].id]
     assert box.pending_bytes == found[1].size + found[3].size
     assert on_disk(box.directory / "damaged") == [made[0].id, made[2].id]
@@ -333,7 +332,7 @@ def test_what_the_machine_cannot_do_now_is_no_damage(box, monkeypatch, number):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(OutboxError, match="cannot read the outbox now"):
-        box._next_group()
+        box._next_group("arrow")
     assert box.pending == 1 and not on_disk(box.directory / "damaged")
 
 
@@ -344,7 +343,7 @@ def test_a_disk_that_cannot_read_it_is_damage(box, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert box._next_group() == ([], None) and box.pending == 0
+    assert box._next_group("arrow") == ([], None) and box.pending == 0
     assert len(on_disk(box.directory / "damaged")) == 1
 
 
@@ -376,7 +375,7 @@ def test_a_full_outbox_names_the_last_error(box):
     box.max_bytes = 1
     with pytest.raises(OutboxError, match="last error: none"):
         put(box, 1)
-    box.last_error = "nobody there"
+    box._loop.last_error = "nobody there"
     with pytest.raises(OutboxError, match="last error: nobody there"):
         put(box, 1)
 
@@ -433,9 +432,9 @@ def test_without_a_spec_it_only_sends(box, service):
     box.close(0)
     reopened = reopen(box.directory, service)
     assert (reopened.dataset, reopened.partition, reopened.spec) == ("d", "fifo", None)
-    with pytest.raises(OutboxError, match="to send what is there"):
+    with pytest.raises(OutboxError, match="without a spec"):
         reopened.put(make_trajectory(SPEC))
-    reopened._send_some()
+    reopened._send_some("arrow")
     assert reopened.sent == 2 and service.posts[0][1] == [t.id for t in made]
     reopened.close(0)
     with pytest.raises(OutboxError, match=r"is no outbox: it holds no outbox\.json"):
@@ -468,17 +467,18 @@ def test_what_an_earlier_process_left_is_counted(box):
 
 
 def test_the_folder_says_where_it_goes(box, service):
-    metadata = json.loads((box.directory / "outbox.json").read_text())
-    assert metadata == {
+    about = json.loads((box.directory / "outbox.json").read_text())
+    assert about == {
         "dataset": "d",
         "partition": "fifo",
         "url": "http://here",
         "created_at": None,
+        "run": "",
     }
     put(box, 1)
     box.close(0)
     for dataset, options in (("e", {}), ("d", {"partition": "protected"})):
-        with pytest.raises(OutboxInUse, match="still holds .*'d', partition 'fifo'; wanted"):
+        with pytest.raises(OutboxInUse, match="still holds .*'d', partition 'fifo' .*; wanted"):
             Outbox(box.directory, service, dataset, SPEC, **options)
     again(box).close(0)  # their locks are free
     entries(box.directory)[0].path.unlink()
@@ -493,7 +493,7 @@ def test_arrow_files_of_nobody_are_not_taken(tmp_path, service):
         Outbox(tmp_path, service, "d", SPEC)
     (tmp_path / "data.arrow").unlink()
     (tmp_path / "outbox.json").write_text("{")
-    with pytest.raises(OutboxError, match="does not read; is this an outbox"):
+    with pytest.raises(OutboxError, match="cannot be parsed; is this an outbox"):
         Outbox(tmp_path, service, "d", SPEC)
     with pytest.raises(OutboxError, match="cannot use the outbox"):
         Outbox(tmp_path / "outbox.json" / "x", service, "d", SPEC)
@@ -502,7 +502,7 @@ def test_arrow_files_of_nobody_are_not_taken(tmp_path, service):
 
 def test_one_process_holds_it(box, service):
     assert held_by(box.directory) == os.getpid()
-    with pytest.raises(OutboxInUse, match=f"used by process {os.getpid()}; give every"):
+    with pytest.raises(OutboxInUse, match=f"used by process {os.getpid()}$"):
         Outbox(box.directory, service, "d", SPEC)
     box.close(0)
     assert held_by(box.directory) is None
@@ -520,12 +520,12 @@ def test_whoever_only_looks_refuses_nobody(tmp_path, monkeypatch):
     take_lock(tmp_path).close()
     assert len(naps) == 2 and (tmp_path / "lock").read_text() == str(os.getpid())
     monkeypatch.setattr(folder, "_locked", lambda *_, **__: False)
-    with pytest.raises(OutboxInUse, match=f"process {os.getpid()};"):
+    with pytest.raises(OutboxInUse, match=f"process {os.getpid()}$"):
         take_lock(tmp_path)
     (tmp_path / "lock").write_text("?")
     clock = itertools.count()
     monkeypatch.setattr(folder.time, "monotonic", lambda: float(next(clock)))
-    with pytest.raises(OutboxInUse, match=r"process \?;"):
+    with pytest.raises(OutboxInUse, match=r"process \?$"):
         take_lock(tmp_path)
 
 
@@ -533,7 +533,7 @@ def test_a_summary_says_what_lies_there(box, service):
     made = put(box, 3)
     service.says[made[0].id] = {"status": "refused", "problem": problem(422, "too long")}
     service.says[made[1].id] = {"status": "refused", "problem": problem(422, "too long")}
-    box._send_some()
+    box._send_some("arrow")
     put(box, 2)
     found = summarise(box.directory)
     assert found is not None and found.held_by == os.getpid()
@@ -542,7 +542,7 @@ def test_a_summary_says_what_lies_there(box, service):
     oldest = min(e.path.stat().st_mtime for e in box._waiting)
     assert found.oldest == oldest and found.destination == box.destination
     entries(box.directory)[0].path.write_bytes(b"")
-    box._next_group()
+    box._next_group("arrow")
     box.close(0)
     found = summarise(box.directory)
     assert found is not None and (found.waiting, found.damaged, found.held_by) == (1, 1, None)
@@ -607,7 +607,7 @@ def test_adopting_moves_what_waits_behind_what_is_here(box, service, tmp_path):
     assert box.pending_bytes == sum(e.size for e in entries(box.directory))
     assert (folder / "stranger.arrow").exists()
     assert box.adopt(folder) == 0 and held_by(folder) is None
-    box._send_some()
+    box._send_some("arrow")
     assert service.posts[-1][1] == [*mine, *theirs] and box.sent == 4
 
 
@@ -618,10 +618,10 @@ def test_adopting_leaves_what_others_hold_or_are_meant_for(box, service, tmp_pat
         box.adopt(folder)
     lock.close()
     Destination("d", "fifo", "http://there").write(folder)
-    with pytest.raises(OutboxInUse, match="holds trajectories for dataset 'd'.*http://there, not"):
+    with pytest.raises(OutboxInUse, match="holds items for dataset 'd'.*http://there, not"):
         box.adopt(folder)
     (folder / "outbox.json").unlink()
-    with pytest.raises(OutboxInUse, match="nobody knows what"):
+    with pytest.raises(OutboxInUse, match="unknown destination"):
         box.adopt(folder)
     assert on_disk(folder) == theirs and held_by(folder) is None and box.pending == 0
     with pytest.raises(OutboxError, match="cannot take over the outbox"):
@@ -657,7 +657,7 @@ def test_rejected_ones_are_queued_again(box, service):
     made = put(box, 3)
     for t in made[:2]:
         service.says[t.id] = {"status": "refused", "problem": problem(422)}
-    box._send_some()
+    box._send_some("arrow")
     rejected = box.directory / "rejected"
     (rejected / "stranger.arrow").write_bytes(b"?")
     assert box.rejected == 2
@@ -674,12 +674,16 @@ def test_rejected_ones_are_queued_again(box, service):
 # --- how a run ended ----------------------------------------------------------------------------
 
 
-class Runs:
+class Runs(Service):
     """A service that knows one run."""
 
     def __init__(self, status="running", heartbeat_at=0.0, error=None):
+        super().__init__()
         self.told, self.error = [], error
         self.row = SimpleNamespace(name="r", status=status, heartbeat_at=heartbeat_at)
+
+    def ready(self):
+        return False
 
     def run(self, name):
         if self.error:
@@ -703,15 +707,172 @@ class Runs:
     ],
     ids=["silent", "goes on", "known", "away", "busy", "forgotten"],
 )
-def test_an_ending_is_told_once_somebody_hears_it(tmp_path, runs, told, kept):
-    note_ending(tmp_path, "r", "failed", "why")
-    tell_ending(tmp_path, runs)
+def test_the_end_of_a_run_waits_until_the_service_takes_it(box, runs, told, kept):
+    box._client = runs
+    box.end_run("r", "failed", "why")
+    assert [e.kind for e in box._waiting] == ["ending"] and runs.told == []
+    with contextlib.suppress(ServiceUnreachable, Busy):
+        box._send_some("ending")
     assert runs.told == ([("r", {"status": "failed", "error": "why"})] if told else [])
-    assert (tmp_path / "ending.json").exists() == kept
-    (tmp_path / "ending.json").write_text("{")
-    tell_ending(tmp_path, runs)
-    assert not (tmp_path / "ending.json").exists()
-    tell_ending(tmp_path, runs)
+    assert (box.pending == 1) == kept
+
+
+def test_a_service_that_is_there_is_told_at_once(box):
+    box._client = runs = Runs()
+    runs.ready = lambda: True
+    box.end_run("r", "finished")
+    assert runs.told == [("r", {"status": "finished", "error": ""})] and box.pending == 0
+
+
+def test_the_ending_that_an_earlier_version_noted_is_queued(box):
+    note = {"run": "r", "status": "failed", "error": "why", "at": 1e12}
+    (box.directory / "ending.json").write_text(json.dumps(note))
+    reopened = again(box)
+    reopened._client = runs = Runs()
+    reopened._send_some("ending")
+    assert runs.told == [("r", {"status": "failed", "error": "why"})]
+    assert reopened.pending == 0 and not (box.directory / "ending.json").exists()
+    reopened.close(0)
+
+
+# --- what a trainer queues ----------------------------------------------------------------------
+
+
+class Registry(Runs):
+    """A service that keeps metrics, logs and policies of the run r."""
+
+    def __init__(self):
+        super().__init__()
+        self.metrics, self.log, self.policies, self.lost = {}, "", {}, False
+
+    def log_metrics(self, run, points):
+        if any(point.key == "bad" for point in points):
+            raise BadRequest({"status": 422, "code": "a"})
+        self.metrics |= {(run, p.key, p.step): p.value for p in points}
+
+    def run_log(self, run):
+        return self.log
+
+    def patch_run(self, run, *, log):
+        self.log += log
+        if self.lost:
+            raise ServiceUnreachable("the answer was lost")
+
+    def publish_policy(self, run, version, data, *, step, metadata):
+        assert step == version
+        if version == 2:
+            raise Conflict({"status": 409, "code": "b", "detail": "exists"})
+        self.policies[version] = (data, metadata)
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(Outbox, "_send_all", lambda _: None)
+    outbox = Outbox(tmp_path / "run", Registry(), run="r", linger=1.0)
+    yield outbox
+    outbox.close(0)
+
+
+def test_metrics_travel_together_and_only_the_culprit_stays_aside(queue):
+    for step in range(100):
+        key = "bad" if step in (17, 80) else "loss"
+        queue.put_metrics("r", step, {key: step / 2, "nan": None})
+    queue._send_some("metrics")
+    registry = queue._client
+    assert sorted(s for _, k, s in registry.metrics if k == "nan") == sorted(
+        {*range(100)} - {17, 80}
+    )
+    assert registry.metrics["r", "loss", 3] == 1.5 and registry.metrics["r", "nan", 3] is None
+    assert on_disk(queue.directory / "rejected") == ["17", "80"] and queue.pending == 0
+    assert queue.undelivered().startswith("2 steps of metrics refused by the service (a): see")
+
+
+def test_log_lines_whose_answer_was_lost_are_not_sent_twice(queue):
+    registry = queue._client
+    queue.put_log("r", "one\ntwo\n")
+    registry.lost = True
+    with pytest.raises(ServiceUnreachable):
+        queue._send_some("log")
+    registry.lost = False
+    queue.put_log("r", "three\n")
+    queue._send_some("log")
+    assert registry.log == "one\ntwo\nthree\n" and queue.pending == 0
+    queue.put_log("r", "three\n")
+    queue._send_some("log")
+    assert registry.log.endswith("three\nthree\n"), "said twice is not sent twice"
+
+
+def test_policies_arrive_one_by_one_and_a_refused_one_is_aside(queue):
+    registry = queue._client
+    for version in (1, 2, 3):
+        assert queue.put_policy("r", version, b"%d\n" % version, {"n": version}) == []
+    assert queue.put_policy("r", 1, b"other", {}) == [], "a version never changes"
+    while queue._send_some("policy"):
+        pass
+    assert registry.policies == {1: (b"1\n", {"n": 1}), 3: (b"3\n", {"n": 3})}
+    assert on_disk(queue.directory / "rejected") == ["2"]
+    assert "1 policy refused by the service (exists)" in queue.undelivered()
+
+
+def test_policies_are_bounded_and_the_newest_stay(queue):
+    queue.put_policy("r", 0, bytes(1000), {})
+    size = queue.pending_bytes
+    queue.max_bytes = 4 * size + size // 2
+    dropped = [queue.put_policy("r", version, bytes(1000), {}) for version in range(1, 8)]
+    assert [e.id for e in queue._waiting] == ["4", "5", "6", "7"]
+    assert dropped == [[], [], [], [0], [1], [2], [3]]
+    queue.put_metrics("r", 1, {"loss": 1.0})
+    queue.put_log("r", "they are not bounded by it\n")
+
+
+def test_an_item_that_the_disk_changed_is_damaged(queue):
+    queue.put_policy("r", 1, bytes(1000), {})
+    queue.put_metrics("r", 1, {"loss": 1.0})
+    for entry in queue._waiting:
+        data = bytearray(entry.path.read_bytes())
+        data[-7] ^= 4
+        entry.path.write_bytes(data)
+    for kind in ("metrics", "policy"):
+        assert queue._next_group(kind) == ([], None)
+    assert on_disk(queue.directory / "damaged") == ["1", "1"] and queue.pending == 0
+    assert "1 step of metrics, 1 policy could not be read back" in queue.undelivered()
+
+
+def test_a_kind_that_is_held_up_does_not_hold_up_the_others(queue, monkeypatch):
+    monkeypatch.undo()
+    registry = queue._client
+    queue.put_metrics("r", 1, {"loss": 1.0})
+    queue.put_policy("r", 7, b"7", {})
+
+    def later(*_):
+        raise Busy({"status": 503, "code": "busy"})
+
+    registry.log_metrics = later
+    with pytest.raises(Busy):
+        queue._send_all()
+    assert list(registry.policies) == [7]
+    assert [e.kind for e in queue._waiting] == ["metrics"]
+
+
+def test_a_run_s_queue_says_whose_it_is_and_is_sent_by_anybody(queue):
+    queue.put_metrics("r", 1, {"loss": 1.0})
+    queue.put_policy("r", 7, b"7", {})
+    assert queue.undelivered() == (
+        f"1 step of metrics, 1 policy of run r not delivered (there was no time to send them); they"
+        f" wait in {queue.directory}: the next trainer of the run sends them, or: stepwell outbox "
+        f"send {queue.directory}"
+    )
+    found = summarise(queue.directory)
+    assert found is not None and found.kinds == {"metrics": 1, "policy": 1}
+    assert (found.destination.name, found.destination.url) == ("run r", "http://here")
+    with pytest.raises(OutboxError, match="without a spec"):
+        queue.put(make_trajectory(SPEC))
+    queue.close(0)
+    reopened = reopen(queue.directory, queue._client)
+    reopened._send_some("metrics")
+    reopened._send_some("policy")
+    assert reopened.pending == 0 and reopened.sent == 2
+    reopened.close(0)
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -731,11 +892,9 @@ def test_it_says_what_is_not_delivered_and_why(box, monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: 112.4)
     box._asked = 100.0
     assert box.reason == "http://here has not answered for 12 s"
-    box.last_error = "nobody there"
+    box._loop.last_error = "nobody there"
     assert box.reason == "nobody there"
     assert box.undelivered().startswith("2 trajectories for dataset d not delivered (nobody there)")
-    box._death = "it died"
-    assert box.reason == "it died"
 
 
 def test_who_was_asked_and_has_not_answered_is_known_while_it_hangs(box, service, monkeypatch):
@@ -747,14 +906,14 @@ def test_who_was_asked_and_has_not_answered_is_known_while_it_hangs(box, service
         return post(*args, **options)
 
     monkeypatch.setattr(service, "post", hanging)
-    box._send_some()
+    box._send_some("arrow")
     assert seen == ["http://here has not answered for 0 s"] and box._asked is None
 
 
 def test_counters_are_floats_of_what_there_is(box, service):
     one, _, _ = put(box, 3)
     service.says[one.id] = {"status": "refused"}
-    box._send_some()
+    box._send_some("arrow")
     put(box, 1)
     assert box.counters() == {
         "outbox": 1.0,
@@ -764,216 +923,24 @@ def test_counters_are_floats_of_what_there_is(box, service):
     }
 
 
-@pytest.mark.parametrize(
-    ("asked", "seconds"),
-    [(None, 0), (0.0, 0), (2.5, 2.5), (299.0, 299), (300.0, 300), (301.0, 300), (-1.0, 0)]
-    + [(float("nan"), 0), (float("inf"), 0)],
-)
-def test_patience_that_a_service_asks_for_has_bounds(asked, seconds):
-    assert module._asked(Busy({"status": 503, "code": "busy"}, retry_after=asked)) == seconds
-    error = NotFound({"status": 404, "code": "x"}, retry_after=asked)
-    assert module._asked(error) == 0.0
-
-
-# --- the thread ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def turns(tmp_path, service, monkeypatch):
-    """Runs the sender's own loop in this thread until it has paused so often: the pauses."""
-    monkeypatch.setattr(module.random, "uniform", lambda _, high: high)
-    run = Outbox._run
-    monkeypatch.setattr(Outbox, "_run", lambda _: None)
-    box = Outbox(tmp_path / "out", service, "d", SPEC)
-
-    def turns(count, before=lambda _: None):
-        pauses = []
-
-        def pause(seconds):
-            pauses.append(round(seconds, 6))
-            before(len(pauses))
-            box._closing = len(pauses) == count
-
-        monkeypatch.setattr(box, "_pause", pause)
-        box._closing = False
-        run(box)
-        return pauses
-
-    yield box, turns
-    box.close(0)
-
-
-def test_while_the_service_is_down_it_is_asked_ever_less_often(turns, service):
-    box, run = turns
+def test_an_outage_is_logged_in_a_line_and_once(box, caplog, monkeypatch, service):
     put(box, 1)
     service.raises = ServiceUnreachable("away")
-    assert run(10) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
-    assert box.last_error == "away" and len(service.posts) == 10
-
-
-def test_after_a_success_it_asks_soon_again(turns, service):
-    box, run = turns
-    put(box, 1)
-    service.raises = ServiceUnreachable("away")
-
-    def change(count):
-        service.raises = None if count == 3 else ServiceUnreachable("again")
-        if count == 3:
-            box._settle = lambda *_: setattr(service, "raises", ServiceUnreachable("again"))
-
-    assert run(5, change) == [0.2, 0.4, 0.8, 0.2, 0.4]
-
-
-def test_it_waits_as_long_as_it_is_asked_to(turns, service):
-    box, run = turns
-    put(box, 1)
-    service.raises = Busy({"status": 429, "code": "busy"}, retry_after=5.0)
-    assert run(7) == [5.0, 5.0, 5.0, 5.0, 5.0, 6.4, 12.8]
-
-
-def test_jitter_is_half_of_the_pause(turns, service, monkeypatch):
-    box, run = turns
-    put(box, 1)
-    service.raises = ServiceUnreachable("away")
-    monkeypatch.setattr(
-        module.random, "uniform", lambda low, high: (low, high) == (0.5, 1.0) and 0.5
-    )
-    assert run(2) == [0.1, 0.2]
-
-
-def test_the_error_is_forgotten_with_the_next_success(turns, service):
-    box, run = turns
-    one, _ = put(box, 2)
-    service.raises = RuntimeError()
-
-    def back(_):
-        service.raises = None
-        service.says[one.id] = {"status": "refused", "problem": problem(503)}
-
-    assert run(2, back) == [0.2, 0.4]
-    assert box.last_error == "not now: because"
-    service.says.clear()
-    box._send_some()
-    box._note(RuntimeError())
-    assert box.last_error == "RuntimeError", "an error without words has its kind"
-
-
-def test_a_defect_is_logged_once_with_its_place_and_an_outage_in_a_line(box, caplog):
-    for error in (ServiceUnreachable("away"), ServiceUnreachable("away"), ServiceUnreachable("b")):
-        box._note(error)
-    assert [r.levelname for r in caplog.records] == ["WARNING"]
-    caplog.clear()
-    for text in ("one", "one", "two"):
-        box._note(ValueError(text))
-    assert [r.levelname for r in caplog.records] == ["ERROR", "ERROR"]
-    assert all(r.exc_info for r in caplog.records)
-    caplog.clear()
-    box.last_error = ""
-    box._note(OSError("disk full"))
+    monkeypatch.undo()
+    box = again(box)
+    wait_until(lambda: box._loop.failures > 2)
     assert [(r.levelname, r.exc_info) for r in caplog.records] == [("WARNING", None)]
-    caplog.clear()
-    box._closing, box.last_error = True, ""
-    box._note(ValueError("the client is closed"))
-    assert not caplog.records and box.last_error == "the client is closed"
+    assert "not delivered yet: 1 trajectory (away)" in caplog.text
+    service.raises = None
+    assert box.close(60)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_says_so(tmp_path, service, monkeypatch):
-    """Only what is no ordinary error ends it; whoever flushes does not wait for the dead."""
-
-    class Fatal(BaseException):
-        pass
-
-    def fatal(*_, **__):
-        raise Fatal("out of the world")
-
-    monkeypatch.setattr(service, "post", fatal)
-    box = Outbox(tmp_path / "out", service, "d", SPEC)
+def test_flush_waits_until_its_timeout_and_no_longer(box):
+    assert box.flush(60) is True, "nothing waits"
     put(box, 1)
-    box._thread.join(60)
-    assert not box._thread.is_alive()
-    assert box.reason == "the thread that sends has died: out of the world"
-    assert box.flush(3600) is False and box.close(3600) is False
-    assert "has died" in box.undelivered()
-
-
-class Clock:
-    """A condition whose waits take no time, but let the clock go on."""
-
-    def __init__(self, monkeypatch):
-        self.now, self.waits, self.each = 0.0, [], lambda _: None
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def notify_all(self):
-        pass
-
-    def wait(self, seconds=None):
-        assert seconds is not None and seconds > 0
-        self.waits.append(round(seconds, 6))
-        self.now += seconds
-        self.each(len(self.waits))
-
-
-@pytest.fixture
-def clock(box, monkeypatch):
-    box._changed = Clock(monkeypatch)
-    yield box._changed
-    box._changed = threading.Condition()
-
-
-def test_a_pause_lasts_as_long_as_it_says(box, clock):
-    box._pause(5.0)
-    assert clock.waits == [5.0]
-    box._pause(0.0)
-    box._pause(-1.0)
-    assert clock.waits == [5.0]
-
-
-def test_a_pause_ends_early_for_whoever_closes(box, clock):
-    clock.each = lambda count: setattr(box, "_closing", count == 1)
-    clock.now = 0.0
-    box._pause(1e9)
-    assert len(clock.waits) == 1
-    box._pause(5.0)
-    assert len(clock.waits) == 1, "closed before it began"
-
-
-def test_a_pause_is_short_for_whoever_flushes(box, clock):
-    box._hurry = True
-    box._pause(5.0)
-    assert clock.waits == [0.2]
-    clock.waits.clear()
-    box._pause(0.1)
-    assert clock.waits == [0.1]
-
-
-def test_flush_waits_until_its_timeout_and_no_longer(box, clock):
-    clock_waits = []
-    put(box, 1)
-    box._thread = SimpleNamespace(is_alive=lambda: True, join=lambda _: None)
-    clock.each = lambda _: clock_waits.append(box._hurry)
-    assert box.flush(1.2) is False
-    assert clock.waits == [0.5, 0.5, 0.2] and clock_waits == [True] * 3 and not box._hurry
-    clock.waits.clear()
-    assert box.flush(0.0) is False and clock.waits == []
-    clock.each = lambda count: box._forget([box._waiting[0]]) if count == 2 else None
-    assert box.flush(9.0) is True and clock.waits == [0.5, 0.5] and not box._hurry
-    assert box.flush(9.0) is True and len(clock.waits) == 2
-
-
-def test_it_waits_for_work_or_the_end(box, clock):
-    clock.wait = lambda: put(box, 1)
-    assert box._wait_for_work() is True and box.pending == 1
-    box._closing = True
-    assert box._wait_for_work() is False
-    box._forget([box._waiting[0]])
-    assert box._wait_for_work() is False
+    assert box.flush(0.0) is False and box.flush(0.05) is False
+    threading.Timer(0.05, lambda: box._forget([box._waiting[0]])).start()
+    assert box.flush(60) is True
 
 
 # --- the end ------------------------------------------------------------------------------------
@@ -986,7 +953,7 @@ def test_closing_says_whether_all_went_and_is_final(box, service):
     with pytest.raises(OutboxError, match="is closed"):
         put(box, 1)
     reopened = again(box)
-    reopened._send_some()
+    reopened._send_some("arrow")
     assert reopened.close(0) is True
     reopened = again(box)
     assert reopened.close(5.0) is True
@@ -1003,7 +970,7 @@ def test_closing_flushes_for_its_timeout(box, monkeypatch):
 def test_an_answer_that_comes_after_the_end_touches_nothing(box, service, monkeypatch):
     """By then the folder may belong to another process."""
     put(box, 1)
-    group, spec = box._next_group()
+    group, spec = box._next_group("arrow")
     post = service.post
 
     def late(*args, **options):
@@ -1011,17 +978,18 @@ def test_an_answer_that_comes_after_the_end_touches_nothing(box, service, monkey
         return post(*args, **options)
 
     monkeypatch.setattr(service, "post", late)
-    box._send(group, spec)
+    box._send("arrow", group, spec)
     assert len(on_disk(box.directory)) == 1 and box.sent == 0
 
 
-def test_a_with_block_says_what_it_leaves(box, caplog):
+def test_a_with_block_says_what_it_leaves(box, caplog, monkeypatch):
+    monkeypatch.setattr(box, "flush", lambda _: False)
     with box:
         put(box, 1)
     assert "1 trajectory for dataset d not delivered" in caplog.text
     caplog.clear()
     with again(box) as reopened:
-        reopened._send_some()
+        reopened._send_some("arrow")
     assert not caplog.records
 
 
@@ -1053,7 +1021,7 @@ def test_what_lies_in_it_can_be_read(box, service):
     service.says[made[0].id] = {"status": "refused"}
     service.says[made[1].id] = {"status": "refused", "problem": problem(503)}
     with pytest.raises(OutboxError):
-        box._send_some()
+        box._send_some("arrow")
     found = list(read_outbox(str(box.directory)))
     assert [t.id for _, t in found] == [made[1].id, made[0].id]
     assert [p.parent.name for p, _ in found] == ["out", "rejected"]

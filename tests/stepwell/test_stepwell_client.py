@@ -525,14 +525,14 @@ def policy(data, **headers):
 
 def test_a_policy_is_checked_and_nothing_new_is_none():
     client, script = connect(policy(b"weights"), lambda _: httpx2.Response(304))
-    got = client.policy_bytes("r")
+    got = client.download_policy("r")
     assert got is not None and (got.data, got.version) == (b"weights", 7)
-    assert client.policy_bytes("r", etag=got.etag) is None
+    assert client.download_policy("r", etag=got.etag) is None
     assert script.requests[1].headers["If-None-Match"] == f'"{got.sha256}"'
     for bad in (policy(b"weights", ETag='"0"'), policy(b"w", **{"X-Stepwell-Version": "x"})):
         client, _ = connect(bad)
         with pytest.raises(CodecError):
-            client.policy_bytes("r", 7)
+            client.download_policy("r", 7)
 
 
 def test_publishing_sends_bytes_and_describes_them():

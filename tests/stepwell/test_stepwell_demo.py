@@ -50,37 +50,21 @@ def test_a_demo_without_its_data_or_environment_is_refused(argv, said, capsys):
 def test_a_failure_shows_only_what_this_start_printed(tmp_path):
     """Logs are appended to: the failure of an earlier demo is not the one to read."""
     (tmp_path / "x.log").write_text("$ old\nold failure\n")
-    processes = demo.Processes(tmp_path, {})
-    processes.start("x", "false")
+    commands = demo.Commands(tmp_path)
+    commands.start("x", "false")
     with pytest.raises(demo.DemoError) as caught:
-        processes.finish("x", 10)
+        commands.finish("x")
+    assert "x ended with status 1" in str(caught.value)
     assert "$ false" in str(caught.value) and "old failure" not in str(caught.value)
 
 
-def test_an_interrupt_that_was_swallowed_is_raised_again(tmp_path):
-    """Python drops exceptions that fall into a destructor, a Ctrl-C's among them."""
-    processes = demo.Processes(tmp_path, {})
-    with pytest.raises(KeyboardInterrupt):
-        processes.interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        processes.check()
-    with pytest.raises(KeyboardInterrupt):
-        processes.start("x", "true")
-    assert processes.running == {}
-
-
-def test_a_child_that_an_interrupt_meets_at_its_start_is_stopped(tmp_path, monkeypatch):
-    processes = demo.Processes(tmp_path, {})
-    begin = processes._child
-
-    def interrupted(name, command):
-        child = begin(name, command)
-        processes.interrupt()
-        return child
-
-    monkeypatch.setattr(processes, "_child", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        processes.start("x", "sleep", "60")
-    child = processes.running["x"]
-    processes.stop_all()
-    assert child.poll() is not None
+def test_an_interrupt_stops_whatever_runs_and_starts_nothing_more(tmp_path):
+    """It is noticed where the demo waits: no child is lost between its start and its name."""
+    commands = demo.Commands(tmp_path)
+    child = commands.start("x", "sleep", "600")
+    commands.interrupt()
+    for wait in (commands.check, lambda: commands.finish("x"), lambda: commands.start("y", "true")):
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    commands.stop_all()
+    assert child.poll() is not None and commands.running == {}

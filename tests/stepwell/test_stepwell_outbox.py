@@ -45,8 +45,11 @@ class FakeService:
         self.refuse = {}
         self.attempts = 0
 
-    def post(self, dataset, trajectories, *, spec, partition, retry):
-        assert retry is False, "the outbox tries again by itself"
+    def with_options(self, *, retry_for):
+        assert retry_for == 0.0, "the outbox tries again by itself"
+        return self
+
+    def post(self, dataset, trajectories, *, spec, partition):
         self.attempts += 1
         if self.down is not None:
             raise self.down
@@ -382,7 +385,7 @@ def test_a_directory_of_another_dataset_is_refused_while_it_holds_something(
     outbox = outboxes()
     outbox.put(make_trajectory(SPEC))
     outbox.close(timeout=0)
-    with pytest.raises(OutboxError, match="still holds trajectories for .*'d'"):
+    with pytest.raises(OutboxError, match="still holds items for .*'d'"):
         Outbox(tmp_path / "out", service, "e", SPEC)
     (tmp_path / "file").write_text("")
     with pytest.raises(OutboxError, match="cannot use"):

@@ -389,18 +389,18 @@ def test_policies_are_immutable_and_polled_cheaply(client):
     assert client.publish_policy(name, 1, first, step=100).sha256 == policy.sha256
     with pytest.raises(Conflict):
         client.publish_policy(name, 1, _policy_file(b"two"))
-    got = client.policy_bytes(name)
+    got = client.download_policy(name)
     assert got is not None and (got.data, got.version) == (first, 1)
-    assert client.policy_bytes(name, etag=got.etag) is None
+    assert client.download_policy(name, etag=got.etag) is None
     client.publish_policy(name, 2, _policy_file(b"two"))
-    newer = client.policy_bytes(name, etag=got.etag)
+    newer = client.download_policy(name, etag=got.etag)
     assert newer is not None and newer.version == 2
     client.set_alias(name, "best", 1)
-    best = client.policy_bytes(name, "best")
+    best = client.download_policy(name, "best")
     assert best is not None and best.version == 1
     assert {p.version for p in client.policies(name)} == {1, 2}
     with pytest.raises(NotFound):
-        client.policy_bytes(name, "nobody")
+        client.download_policy(name, "nobody")
 
 
 def _policy_file(content: bytes) -> bytes:

@@ -73,6 +73,14 @@ class FakeService:
             self.refused += 1
             raise ServiceUnreachable("no answer; start one with: stepwell serve")
 
+    url = "http://fake"
+
+    def with_options(self, **_: object):
+        return self
+
+    def ready(self) -> bool:
+        return not self.down
+
     def create_snapshot(self, *, sources=None, dataset=None, where=None, **_: object):
         """Everything there is; a source "component N of M" takes every M-th trajectory."""
         self._up()

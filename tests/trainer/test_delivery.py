@@ -1,31 +1,33 @@
-"""What a run has to say reaches the service: through outages, deaths, damage and defects."""
+"""A run's metrics, log and policies reach the service: through outages, deaths and defects."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from amago_model import Agent
+from stepwell import cli
 from stepwell._files import TEMPORARY
-from stepwell.errors import InvalidData, ServiceUnreachable, from_problem
+from stepwell.errors import ServiceUnreachable, from_problem
+from stepwell.heartbeat import Heartbeat
+from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, wait_until
-from trainer import publish
+from trainer import publish as module
 from trainer.data.fields import spaces_of
-from trainer.delivery import _cut_torn_line, is_final, take_folder
 from trainer.errors import TrainerError
-from trainer.metrics import Heartbeat, MetricLog
-from trainer.publish import Publisher
+from trainer.publish import copy_path, publish
 from trainer.recipes import bc
 from trainer.run_log import RunLog
+from trainer.run_reporter import _open_outbox
 
 
 def problem(status: int, code: str = "odd"):
@@ -45,142 +47,40 @@ def agents() -> list[Agent]:
     return [Agent(bc().agent, spaces_of(make_spec())) for _ in range(2)]
 
 
-# ----------------------------------------------------------------------------------------- lines
-
-LINE = '{{"key": "loss", "step": {step}, "value": 1.5, "time": 2.0}}\n'
-DAMAGE = {
-    "no JSON": b"\x00\x00\x00\n",
-    "half a line": b'{"key": "loss", "st\n',
-    "not UTF-8": b'{"key": "\xff\xfe", "step": 1, "value": 0, "time": 0}\n',
-    "no object": b"[1, 2]\n",
-    "empty": b"\n",
-    "a key is missing": b'{"key": "loss", "step": 1}\n',
-    "a key too many": b'{"key": "a", "step": 1, "value": 0, "time": 0, "more": 0}\n',
-    "deep": b"[" * 100_000 + b"\n",
-    "a number that is none": b'{"key": "loss", "step": "x", "value": 0, "time": 0}\n',
-    "a number too large": b'{"key": "loss", "step": 1e300, "value": 0, "time": 0}\n',
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.parametrize("at", [0, 3, 6])
-def test_a_line_that_does_not_read_is_set_aside_and_the_rest_delivered(
-    service, tmp_path, caplog, damage, at
-):
-    """In front, in the middle, at the end: every other point arrives, and more after it."""
-    lines = [LINE.format(step=step).encode() for step in range(6)]
-    lines.insert(at, damage)
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
-    log = MetricLog(tmp_path, service, "r", every=0.01)
-    log.log(6, {"loss": 1.5})
-    assert log.close(30.0) and not log.trouble
-    assert service.metrics == {("loss", step): 1.5 for step in range(7)}
-    (kept,) = [json.loads(x) for x in (tmp_path / "metrics.refused").read_text().splitlines()]
-    assert kept["line"] == damage.decode(errors="replace").rstrip("\n")
-    assert "does not read" in kept["reason"]
-    assert "1 of the run's metrics cannot be delivered" in caplog.text
-
-
-def test_of_a_refused_group_only_the_culprit_is_set_aside(service, tmp_path):
-    """A request is refused whole: it is halved until the points are found that cannot be taken."""
-    store, bodies = service.log_metrics, []
-
-    def choosy(run: str, points) -> int:
-        bodies.append(len(points))
-        if any(point.key == "bad" for point in points):
-            raise problem(422)
-        return store(run, points)
-
-    service.log_metrics = choosy
-    lines = [LINE.format(step=step) for step in range(100)]
-    for at in (17, 80):
-        lines[at] = lines[at].replace("loss", "bad")
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    log = MetricLog(tmp_path, service, "r", every=0.01)
-    assert log.close(30.0)
-    assert sorted(step for _, step in service.metrics) == sorted({*range(100)} - {17, 80})
-    refused = (tmp_path / "metrics.refused").read_text().splitlines()
-    assert [json.loads(json.loads(x)["line"])["step"] for x in refused] == [17, 80]
-    assert len(bodies) < 40 and all("said so" in x for x in refused)
-
-
-@pytest.mark.parametrize("error", [problem(s) for s in (401, 403, 404, 408, 410, 429, 500, 503)])
-def test_what_may_pass_is_not_set_aside(service, tmp_path, error):
-    """No rights today, no room, a service that forgot the run: asked again, and shown meanwhile."""
-    store, refuse = service.log_metrics, threading.Event()
-    refuse.set()
-
-    def sometimes(run: str, points) -> int:
-        if refuse.is_set():
-            raise error
-        return store(run, points)
-
-    service.log_metrics = sometimes
-    log = MetricLog(tmp_path, service, "r", every=0.01)
-    log.log(0, {"loss": 1.0})
-    wait_until(lambda: "said so" in log.trouble)
-    refuse.clear()
-    assert log.close(30.0) and not log.trouble
-    assert service.metrics == {("loss", 0): 1.0} and not (tmp_path / "metrics.refused").exists()
-
-
-def test_what_asking_again_would_not_change():
-    assert [s for s in (400, 401, 404, 409, 413, 415, 422, 429, 500, 507) if is_final(problem(s))]
-    assert {s for s in range(400, 600) if is_final(problem(s))} >= {400, 409, 413, 415, 422}
-    assert not any(is_final(problem(s)) for s in (401, 403, 404, 408, 410, 429, 500, 503, 507))
-    assert is_final(InvalidData("odd")) and not is_final(ServiceUnreachable("away"))
-    assert not is_final(OSError("disk")) and not is_final(ValueError("defect"))
-
-
-def test_a_torn_line_is_cut_however_long_the_file(tmp_path):
-    path = tmp_path / "lines"
-    for whole in (b"", b"one\n", b"x" * 200_000 + b"\n", b"\n"):
-        for torn in (b"", b"half", b"y" * 150_000):
-            path.write_bytes(whole + torn)
-            _cut_torn_line(path)
-            assert path.read_bytes() == whole
-    _cut_torn_line(tmp_path / "none")
-
-
-def test_refused_log_lines_are_set_aside_without_another_line_about_it(service, tmp_path):
-    """Else each warning would be the next line that is refused."""
-
-    def refuse(name: str, **fields: object) -> None:
-        raise problem(422)
-
-    service.patch_run = refuse
-    log = RunLog(tmp_path, service, "r", every=0.01)
-    log.write("odd")
-    assert log.close(30.0)
-    (refused,) = (tmp_path / "run.refused").read_text().splitlines()
-    assert json.loads(refused)["line"].endswith(" odd")
-
-
-# -------------------------------------------------------------------------------------- policies
-
-
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    return tmp_path / "policies"
+def opened(service, tmp_path) -> Iterator[Callable[[], Outbox]]:
+    """A function that opens the run's outbox, as each life of the run does."""
+    made: list[Outbox] = []
+
+    def open_one() -> Outbox:
+        made.append(Outbox(tmp_path / "outbox", service, run="r", linger=0.01))
+        return made[-1]
+
+    yield open_one
+    for outbox in made:
+        outbox.close(0.0)
 
 
-def publish_all(service, folder: Path, agent: Agent, *versions: int) -> Publisher:
-    publisher = Publisher(folder, service, "r", every=0.01)
+def publish_all(home: Path, outbox: Outbox, agent: Agent, *versions: int) -> None:
     for version in versions:
-        publisher.publish(agent, version, {"run": "r", "number": version}, {})
-    return publisher
+        publish(home, outbox, "r", agent, version, {"run": "r", "number": version}, {})
 
 
-def names(folder: Path) -> set[str]:
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+def copies(home: Path) -> set[str]:
+    return {path.name for path in (home / "policies").iterdir()}
 
 
-def test_undelivered_policies_outlive_the_process_and_arrive_in_order(service, agents, folder):
-    """More than the files that stay: the next life sends every one, oldest first."""
+# --- policies -------------------------------------------------------------------------------------
+
+
+def test_undelivered_policies_outlive_the_process_and_arrive_in_order(
+    service, agents, opened, tmp_path
+):
+    """More than the copies that stay: the next life sends every one, oldest first."""
     service.down = True
-    publisher = publish_all(service, folder, agents[0], *range(100, 1100, 100))
-    assert not publisher.close(0.05) and publisher.waiting == [*range(100, 1100, 100)]
-    assert len(list(folder.glob("*.safetensors"))) == 10
+    outbox = opened()
+    publish_all(tmp_path, outbox, agents[0], *range(100, 1100, 100))
+    assert not outbox.close(0.05) and outbox.pending == 10
     sent = []
     store = service.publish_policy
 
@@ -189,18 +89,19 @@ def test_undelivered_policies_outlive_the_process_and_arrive_in_order(service, a
         sent.append((version, about))
 
     service.down, service.publish_policy = False, see
-    again = Publisher(folder, service, "r", every=0.01)
-    assert again.close(30.0) and again.unsent == 0
+    assert opened().close(30.0)
     assert [version for version, _ in sent] == [*range(100, 1100, 100)]
     assert sent[3][1] == {"step": 400, "metadata": {"run": "r", "number": 400}}
-    assert names(folder) == {f"{version}.safetensors" for version in (800, 900, 1000)}
-    assert (folder / "900.safetensors").read_bytes() == service.published[900]
-    assert Publisher(folder, service, "r").close(0.0) and len(sent) == 10
+    assert copies(tmp_path) == {f"{version}.safetensors" for version in (800, 900, 1000)}
+    assert copy_path(tmp_path, 900).read_bytes() == service.published[900]
+    assert opened().close(0.0) and len(sent) == 10
 
 
 @pytest.mark.parametrize("status", [400, 409, 413, 422])
-def test_a_refused_policy_is_kept_aside_with_the_reason(service, agents, folder, caplog, status):
-    """And holds up none behind it; nobody asks again, not the next life either."""
+def test_a_refused_policy_is_kept_aside_with_the_reason(
+    service, agents, opened, tmp_path, caplog, status
+):
+    """It holds up none behind it; it is not sent again, by the next life neither."""
     store, asked = service.publish_policy, []
 
     def choosy(run: str, version: int, data: bytes, **about: object) -> None:
@@ -210,140 +111,186 @@ def test_a_refused_policy_is_kept_aside_with_the_reason(service, agents, folder,
         store(run, version, data)
 
     service.publish_policy = choosy
-    publisher = publish_all(service, folder, agents[0], 1, 2, 3)
-    assert publisher.close(30.0) and not publisher.trouble
-    assert Publisher(folder, service, "r").close(5.0)
+    outbox = opened()
+    publish_all(tmp_path, outbox, agents[0], 1, 2, 3)
+    assert outbox.close(30.0) and not outbox.trouble
+    assert opened().close(5.0)
     assert asked == [1, 2, 3] and sorted(service.published) == [1, 3]
-    assert "policy r/2 cannot be delivered" in caplog.text
-    assert "said so" in json.loads((folder / "refused/2.json").read_text())["reason"]
-    assert (folder / "refused/2.safetensors").stat().st_size > 1000
+    assert "rejected" in caplog.text and "said so" in caplog.text
+    (kept,) = (tmp_path / "outbox/rejected").glob("*.policy")
+    assert "said so" in json.loads(kept.with_suffix(".json").read_text())["detail"]
+    assert kept.stat().st_size > 1000
 
 
-def test_a_policy_that_the_disk_changed_is_never_sent(service, agents, folder):
-    service.down = True
-    publish_all(service, folder, agents[0], 1, 2, 3, 4).close(0.0)
-    data = bytearray((folder / "1.safetensors").read_bytes())
-    data[-7] ^= 4
-    (folder / "1.safetensors").write_bytes(data)
-    (folder / "2.json").write_text("[]")
-    (folder / "3.safetensors").unlink()
-    service.down = False
-    assert Publisher(folder, service, "r", every=0.01).close(30.0)
-    assert sorted(service.published) == [4]
-    assert names(folder / "refused") == {
-        *("1.json", "1.safetensors", "2.json", "2.safetensors"),
-    }
+@pytest.mark.parametrize("error", [problem(s) for s in (401, 403, 404, 408, 410, 429, 500, 503)])
+def test_an_error_that_may_pass_is_retried(service, opened, error):
+    """No rights today, no room, a service that forgot the run: tried again, and shown meanwhile."""
+    store, refuse = service.log_metrics, threading.Event()
+    refuse.set()
+
+    def sometimes(run: str, points) -> int:
+        if refuse.is_set():
+            raise error
+        return store(run, points)
+
+    service.log_metrics = sometimes
+    outbox = opened()
+    outbox.put_metrics("r", 0, {"loss": 1.0})
+    wait_until(lambda: "said so" in outbox.trouble)
+    refuse.clear()
+    assert outbox.flush(30.0) and not outbox.rejected
+    wait_until(lambda: not outbox.trouble)
+    assert service.metrics == {("loss", 0): 1.0}
 
 
-def test_the_queue_is_bounded_and_the_newest_stay(service, agents, folder, monkeypatch, caplog):
-    """An outage without end fills no disk: the oldest go, and it is said which."""
-    service.down = True
-    size = Publisher(folder / "one", None, "r").publish(agents[0], 1, {}, {})
-    size = (folder / "one/1.safetensors").stat().st_size
-    monkeypatch.setattr(publish, "MOST_WAITING", 4 * size + size // 2)
-    publisher = publish_all(service, folder / "all", agents[0], *range(10, 30))
-    assert not publisher.close(0.0) and publisher.waiting == [26, 27, 28, 29]
-    assert caplog.text.count("goes undelivered") == 16
-    assert len(names(folder / "all")) <= 2 * 4 + publish.KEPT
-    service.down = False
-    assert Publisher(folder / "all", service, "r", every=0.01).close(30.0)
-    assert sorted(service.published) == [26, 27, 28, 29]
-
-
-def test_what_waits_is_not_overwritten_by_another_life(service, agents, folder, caplog):
+def test_what_waits_is_not_overwritten_by_another_life(service, agents, opened, tmp_path):
     """As at the service: a version never changes. The same bytes again are the same policy."""
     service.down = True
-    publish_all(service, folder, agents[0], 5).close(0.0)
-    first = (folder / "5.safetensors").read_bytes()
-    publisher = publish_all(service, folder, agents[1], 5)
-    assert "r/5 waits with other bytes already" in caplog.text
-    publisher.close(0.0)
+    outbox = opened()
+    publish_all(tmp_path, outbox, agents[0], 5)
+    first = copy_path(tmp_path, 5).read_bytes()
+    outbox.close(0.0)
+    outbox = opened()
+    publish_all(tmp_path, outbox, agents[1], 5)
+    outbox.close(0.0)
     service.down = False
-    again = publish_all(service, folder, agents[0], 5)
-    assert again.close(30.0) and service.published[5] == first
+    assert opened().close(30.0) and service.published[5] == first
 
 
-def test_a_full_disk_ends_the_run_with_what_to_do(service, agents, folder, monkeypatch):
+def test_a_full_disk_ends_the_run_with_what_to_do(opened, agents, tmp_path, monkeypatch):
     def full(path: Path):
         raise OSError(28, "No space left on device")
 
-    publisher = Publisher(folder, service, "r")
-    monkeypatch.setattr(publish, "whole_file", full)
+    outbox = opened()
+    monkeypatch.setattr(module, "whole_file", full)
     with pytest.raises(TrainerError, match="r/7 cannot be written.*make room"):
-        publisher.publish(agents[0], 7, {}, {})
-    assert publisher.close(5.0)
+        publish_all(tmp_path, outbox, agents[0], 7)
+
+
+def test_the_newest_copies_stay_by_number_whatever_the_clock_said(opened, agents, tmp_path):
+    """A clock put back makes the newest file look oldest; another's file is none of ours."""
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies/mine.safetensors").write_bytes(b"")
+    outbox = opened()
+    for version in range(1, 8):
+        publish_all(tmp_path, outbox, agents[0], version)
+        stamp = 2e9 - version
+        os.utime(copy_path(tmp_path, version), (stamp, stamp))
+    kept = {f"{version}.safetensors" for version in range(8 - module.KEPT, 8)}
+    assert copies(tmp_path) == kept | {"mine.safetensors"}
 
 
 LIFE = """
-import sys, time
+import sys
 from pathlib import Path
+from types import ModuleType
+for name in ("amago_model.agent", "amago_model.policy_file"):  # torch takes seconds to load
+    sys.modules[name] = ModuleType(name)
+sys.modules["amago_model.agent"].Agent = object
+sys.modules["amago_model.policy_file"].save_policy = lambda _, step, extra: b"policy %d" % step
 from stepwell.errors import from_problem
-from trainer.publish import Publisher
-from types import SimpleNamespace
-sys.modules["amago_model.policy_file"] = SimpleNamespace(  # torch takes seconds to load
-    save_policy=lambda agent, step, extra: b"policy %d" % step
-)
+from stepwell.outbox import Outbox
+from trainer.publish import copy_path, publish
 class Client:
+    url = ""
+    def with_options(self, **_):
+        return self
     def publish_policy(self, run, version, data, **about):
         with open(sys.argv[2], "a") as file:
             file.write(f"{version} {data.decode()}\\n")
         if version == 2:
             raise from_problem({"status": 413, "title": "too large", "code": "too_large"})
-publisher = Publisher(Path(sys.argv[1]), Client(), "r", every=0.01)
+home = Path(sys.argv[1])
+outbox = Outbox(home / "outbox", Client(), run="r", linger=0.01)
 for version in (1, 2, 3):
-    if not publisher.has(version):
-        publisher.publish(None, version, {}, {})
-    publisher.close(30.0) if version == 3 else None
+    if not copy_path(home, version).exists():
+        publish(home, outbox, "r", None, version, {}, {})
+sys.exit(not outbox.close(30.0))
 """
 
 
 @pytest.mark.parametrize(
     "failpoint",
     [
-        *("policy.after_note", "policy.after_note:2", "policy.after_file", "policy.after_file:3"),
-        *("policy.after_answer", "policy.after_answer:2"),
-        *("policy.after_reason", "policy.after_refusal"),
+        *("outbox.before_rename", "outbox.before_rename:2", "outbox.after_put:3"),
+        *("policy.after_put", "policy.after_put:2", "policy.after_copy", "policy.after_copy:3"),
+        *("outbox.after_answer", "outbox.after_answer:2", "outbox.after_unlink"),
+        *("outbox.after_reason", "outbox.after_reject"),
     ],
 )
 def test_killed_anywhere_no_policy_is_lost(tmp_path, failpoint):
-    """Each arrives with its bytes, in order, perhaps twice; the refused one is aside."""
-    folder, sent = tmp_path / "policies", tmp_path / "sent"
-    command = [sys.executable, "-c", LIFE, str(folder), str(sent)]
+    """Each arrives with its bytes, in order, perhaps repeatedly; the refused one is aside."""
+    home, sent = tmp_path / "run", tmp_path / "sent"
+    command = [sys.executable, "-c", LIFE, str(home), str(sent)]
     env = {**os.environ, "STEPWELL_FAILPOINT": failpoint}
     assert subprocess.run(command, env=env, timeout=120).returncode == -9
     env.pop("STEPWELL_FAILPOINT")
     # The kill may also meet the sender while it writes why one was refused.
-    (folder / "refused").mkdir(parents=True, exist_ok=True)
-    (folder / "refused" / f".2.json.0{TEMPORARY}").touch()
+    rejected = home / "outbox/rejected"
+    (rejected / f".2.json.0{TEMPORARY}").touch()
     assert subprocess.run(command, env=env, timeout=120).returncode == 0
     lines = sent.read_text().splitlines()
     assert list(dict.fromkeys(lines)) == [f"{v} policy {v}" for v in (1, 2, 3)]
-    assert 3 <= len(lines) <= 4
-    assert names(folder) == {
-        *("1.safetensors", "3.safetensors", "refused/2.json", "refused/2.safetensors")
-    }
+    assert 3 <= len(lines) <= 5
+    assert copies(home) == {f"{version}.safetensors" for version in (1, 2, 3)}
+    assert [p.suffix for p in sorted(rejected.iterdir())] == [".json", ".policy"]
+    assert not list(home.glob("outbox/*.policy"))
 
 
-def test_killed_while_lines_are_set_aside_nothing_is_lost(service, tmp_path):
-    """They may be aside twice; the points around them arrive."""
-    lines = [LINE.format(step=0), "odd\n", LINE.format(step=1)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    code = (
-        "import sys; from pathlib import Path; from trainer.metrics import MetricLog\n"
-        "class Client:\n"
-        "    def log_metrics(self, run, points): pass\n"
-        "MetricLog(Path(sys.argv[1]), Client(), 'r', every=.01).close(60.0)\n"
-    )
-    env = {**os.environ, "STEPWELL_FAILPOINT": "delivery.after_refused_lines"}
-    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, timeout=120)
-    assert died.returncode == -9
-    assert MetricLog(tmp_path, service, "r", every=0.01).close(30.0)
-    assert sorted(service.metrics) == [("loss", 0), ("loss", 1)]
-    refused = (tmp_path / "metrics.refused").read_text().splitlines()
-    assert [json.loads(x)["line"] for x in refused] == ["odd", "odd"]
+# --- the queue of a run ---------------------------------------------------------------------------
 
 
-# --------------------------------------------------------------------------------------- threads
+def test_one_process_has_a_run_s_folder(service, tmp_path):
+    with _open_outbox(tmp_path, service, "r"):
+        with pytest.raises(TrainerError, match=f"used by process {os.getpid()}; wait for it"):
+            _open_outbox(tmp_path, service, "r")
+    _open_outbox(tmp_path, service, "r").close(0.0)
+
+
+@pytest.mark.parametrize("left", ["metrics.sent", "policies/50.json"])
+def test_the_queue_of_an_earlier_version_is_refused_with_what_to_do(service, tmp_path, left):
+    (tmp_path / "policies").mkdir()
+    (tmp_path / left).write_text("1")
+    with pytest.raises(TrainerError, match="earlier stepwell.*finish the run with that version"):
+        _open_outbox(tmp_path, service, "r")
+
+
+def test_what_an_ended_run_keeps_is_sent_by_a_command(
+    fresh_service, agents, tmp_path, capsys, monkeypatch
+):
+    """Metrics, log lines, policies and how it ended, of a run that ended during an outage."""
+    monkeypatch.setenv("COLUMNS", "300")
+    client = fresh_service.client()
+    away = client.with_options()
+
+    def down(*_: object, **__: object) -> None:
+        raise ServiceUnreachable("away")
+
+    for name in ("log_metrics", "publish_policy", "patch_run", "run_log", "ready"):
+        setattr(away, name, down)
+    client.create_run("kept", "train")
+    home = tmp_path / "kept"
+    outbox = _open_outbox(home, away, "kept")
+    outbox.put_metrics("kept", 3, {"loss": 0.5})
+    RunLog(home, outbox, "kept").write("it was dark")
+    publish(home, outbox, "kept", agents[0], 3, {"run": "kept"}, {})
+    outbox.end_run("kept", "finished")
+    given = ["outbox", "send", str(home), "--url", client.url, "--timeout", "60"]
+    assert cli.main(given) == 1
+    said = capsys.readouterr().err
+    assert "1 end of a run, 1 step of metrics, 1 log entry, 1 policy itself" in said
+    assert not outbox.close(0.0)
+    assert cli.main(["outbox", "list", str(tmp_path)]) == 0
+    assert "run kept" in capsys.readouterr().out
+    assert cli.main(given) == 0
+    assert capsys.readouterr().out == "sent 4 items of 1 outboxes\n"
+    assert client.metrics("kept", ["loss"])["loss"].values == [0.5]
+    assert "it was dark" in client.run_log("kept")
+    assert client.download_policy("kept").data == copy_path(home, 3).read_bytes()
+    assert client.run("kept").status == "finished"
+
+
+# --- threads --------------------------------------------------------------------------------------
 
 
 class Odd(Exception):
@@ -355,7 +302,7 @@ UNEXPECTED = [Odd("odd"), MemoryError("odd"), SystemExit("odd"), RecursionError(
 
 @pytest.mark.parametrize("error", UNEXPECTED, ids=repr)
 @pytest.mark.parametrize("which", ["metrics", "log", "policies", "heartbeat"])
-def test_no_thread_of_a_run_dies_silently(service, agents, tmp_path, caplog, which, error):
+def test_no_thread_of_a_run_dies_silently(service, agents, opened, tmp_path, caplog, which, error):
     """It shows in the run's trouble, the thread goes on, and in the end everything arrives."""
     throw = threading.Event()
     throw.set()
@@ -368,24 +315,23 @@ def test_no_thread_of_a_run_dies_silently(service, agents, tmp_path, caplog, whi
 
         return call
 
-    for name in ("log_metrics", "patch_run", "publish_policy", "heartbeat"):
+    for name in ("log_metrics", "patch_run", "run_log", "publish_policy", "heartbeat"):
         setattr(service, name, unless_told(getattr(service, name)))
+    part: Outbox | Heartbeat = opened()
     if which == "metrics":
-        part = MetricLog(tmp_path, service, "r", every=0.01)
-        part.log(0, {"loss": 1.0})
+        part.put_metrics("r", 0, {"loss": 1.0})
     elif which == "log":
-        part = RunLog(tmp_path, service, "r", every=0.01)
-        part.write("a line")
+        RunLog(tmp_path, part, "r").write("a line")
     elif which == "policies":
-        part = publish_all(service, tmp_path, agents[0], 1)
+        publish_all(tmp_path, part, agents[0], 1)
     else:
-        part = Heartbeat(service, "w", {"run": "r"}, dict, every=0.01)
+        part = Heartbeat(service, "w", role="train", run="r", status=dict, every=0.01)
     wait_until(lambda: "odd" in part.trouble)
     wait_until(lambda: "a defect in the thread" in caplog.text)
     throw.clear()
     wait_until(lambda: not part.trouble)
     part.close()
-    assert which == "heartbeat" or part.unsent == 0
+    assert which == "heartbeat" or part.pending == 0
 
 
 def test_a_worker_s_heartbeat_shows_the_trouble_of_its_threads(service):
@@ -396,20 +342,27 @@ def test_a_worker_s_heartbeat_shows_the_trouble_of_its_threads(service):
         return SimpleNamespace(command="none")
 
     service.heartbeat = answer
-    beat = Heartbeat(service, "w", {"run": "r"}, dict, every=0.01, trouble=lambda: trouble[0])
+    beat = Heartbeat(
+        *(service, "w"),
+        role="train",
+        run="r",
+        status=lambda: {"last_error": trouble[0]},
+        every=0.01,
+    )
     wait_until(lambda: seen and seen[-1]["last_error"] == "metrics: odd")
     trouble[0] = ""
     wait_until(lambda: seen[-1]["last_error"] == "")
     beat.close(state="failed", last_error="it ended")
     assert (seen[-1]["state"], seen[-1]["last_error"]) == ("failed", "it ended")
+    assert seen[-1]["pid"] == os.getpid() and seen[-1]["host"]
 
 
 def test_changes_of_the_row_wait_for_the_service_and_never_for_the_caller(service, caplog):
     """The last one counts; one that the service refuses does not end the heartbeats."""
     service.down = True
-    beat = Heartbeat(service, "w", {"run": "r"}, dict, every=0.01)
-    beat.change_row(snapshots=["a"])
-    beat.change_row(snapshots=["a", "b"], notes="n")
+    beat = Heartbeat(service, "w", role="train", run="r", status=dict, every=0.01)
+    beat.change_run(snapshots=["a"])
+    beat.change_run(snapshots=["a", "b"], notes="n")
     service.down = False
     wait_until(lambda: service.runs["r"].get("snapshots") == ["a", "b"])
     real = service.patch_run
@@ -420,31 +373,27 @@ def test_changes_of_the_row_wait_for_the_service_and_never_for_the_caller(servic
         real(name, **fields)
 
     service.patch_run = choosy
-    beat.change_row(notes="bad")
+    beat.change_run(notes="bad")
     wait_until(lambda: "the run's row cannot be changed" in caplog.text)
-    beat.change_row(notes="good")
+    beat.change_run(notes="good")
     wait_until(lambda: service.runs["r"]["notes"] == "good")
     beat.close()
-
-
-def test_one_process_has_a_run_s_folder(tmp_path):
-    with take_folder(tmp_path, "r"):
-        with pytest.raises(TrainerError, match=f"used by process {os.getpid()}"):
-            take_folder(tmp_path, "r")
-    take_folder(tmp_path, "r").close()
-    shutil.rmtree(tmp_path)
     assert not logging.getLogger("trainer").handlers
 
 
-def test_the_newest_policies_stay_by_number_whatever_the_clock_said(service, agents, folder):
-    """A clock put back makes the newest file look oldest; another's file is none of ours."""
-    folder.mkdir()
-    (folder / "mine.safetensors").write_bytes(b"")
-    for version in range(1, 8):
-        publisher = Publisher(folder, service, "r", every=0.01)
-        publisher.publish(agents[0], version, {}, {})
-        assert publisher.close(30.0)
-        stamp = 2e9 - version
-        os.utime(folder / f"{version}.safetensors", (stamp, stamp))
-    kept = {f"{version}.safetensors" for version in range(8 - publish.KEPT, 8)}
-    assert {path.name for path in folder.glob("*.safetensors")} == kept | {"mine.safetensors"}
+def test_a_defect_in_the_numbers_does_not_silence_the_worker(service, caplog):
+    seen: list[dict[str, object]] = []
+
+    def answer(worker: str, **fields: object) -> SimpleNamespace:
+        seen.append(fields)
+        return SimpleNamespace(command="none")
+
+    def status() -> dict[str, object]:
+        raise Odd("odd")
+
+    service.heartbeat = answer
+    beat = Heartbeat(service, "w", role="collect", run="r", status=status, every=0.01)
+    wait_until(lambda: len(seen) > 2)
+    beat.close(state="failed")
+    assert "a defect in the numbers of the heartbeat: odd" in str(seen[0]["last_error"])
+    assert caplog.text.count("a defect in the numbers") == 1

@@ -22,10 +22,10 @@ UPDATES = 70
 LIVES = (
     *("manifest.before_rename", "cache.after_download", "cache.after_column:2"),
     *("cache.before_list", "cache.after_list:2", "run.after_create", "run.after_note"),
-    *("metrics.after_line:3", "checkpoint.after_create"),
+    *("outbox.after_put:3", "outbox.before_rename:5", "checkpoint.after_create"),
     *("checkpoint.after_tensors", "checkpoint.before_rename", "checkpoint.after_rename"),
-    *("policy.after_note", "policy.after_file", "policy.after_answer"),
-    *("checkpoint.after_rotation:2", "metrics.after_answer"),
+    *("policy.after_put", "policy.after_copy", "outbox.after_answer:2", "outbox.after_unlink:30"),
+    "checkpoint.after_rotation:2",
 )
 # The harder case of everything: a mixture whose shares move, and updates made of two parts.
 MIXTURE = """
@@ -41,8 +41,8 @@ share = 1.0
 share_end = 0.5
 """
 ELSEWHERE = (
-    *("outbox.", "adopt.", "clock.", "cache.after_eviction"),
-    *("delivery.after_refused_lines", "policy.after_reason", "policy.after_refusal"),
+    *("adopt.", "clock.", "cache.after_eviction"),
+    *("outbox.after_reason", "outbox.after_reject", "outbox.after_requeue"),
 )
 
 

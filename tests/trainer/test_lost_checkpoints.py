@@ -62,7 +62,7 @@ class Killed(BaseException):
     [
         *("checkpoint.after_create", "checkpoint.after_tensors", "checkpoint.before_rename"),
         *("checkpoint.after_rename", "checkpoint.after_rotation"),
-        *("policy.after_note", "policy.after_file"),
+        *("policy.after_put", "policy.after_copy"),
     ],
 )
 @pytest.mark.parametrize("hit", [1, 2, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from types import SimpleNamespace
@@ -13,14 +12,15 @@ import pytest
 from amago_model import Agent, load_policy
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.errors import Conflict, ServiceUnreachable, from_problem
+from stepwell.heartbeat import Heartbeat
+from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from trainer.data.fields import spaces_of
 from trainer.loop import RunInfo, train
-from trainer.metrics import Heartbeat, MetricLog
 from trainer.options import resolve
-from trainer.publish import Publisher
+from trainer.publish import publish
 from trainer.recipes import bc
-from trainer.run_log import RunLog, Warnings
+from trainer.run_log import RunLog
 
 
 @pytest.fixture
@@ -28,15 +28,29 @@ def service(fake):
     return fake(None, [[3]])
 
 
-def test_metrics_have_no_gap_after_an_outage(service, tmp_path):
+@pytest.fixture
+def opened(service, tmp_path):
+    """A function that opens the run's outbox, as each life of the run does."""
+    made = []
+
+    def open_one(linger=0.01):
+        made.append(Outbox(tmp_path / "outbox", service, run="r", linger=linger))
+        return made[-1]
+
+    yield open_one
+    for outbox in made:
+        outbox.close(0.0)
+
+
+def test_metrics_have_no_gap_after_an_outage(service, opened):
     """The service goes away in the middle; every point is there in the end, once."""
-    log = MetricLog(tmp_path, service, "r", every=0.01)
+    outbox = opened()
     for step in range(300):
         service.down = 100 <= step < 200
-        log.log(step, {"loss": step / 2, "bad": float("nan")})
+        outbox.put_metrics("r", step, {"loss": step / 2, "bad": None})
         if step == 150:
             wait_until(lambda: service.refused, what="an attempt")
-    assert log.close(10.0) and log.unsent == 0
+    assert outbox.close(10.0) and outbox.pending == 0
     assert [service.metrics["loss", step] for step in range(300)] == [s / 2 for s in range(300)]
     assert service.metrics["bad", 0] is None
 
@@ -85,43 +99,39 @@ def test_a_learner_without_anything_to_learn_from_is_told_once(fake, tmp_path, c
     assert len(told) == 1 and "actor" in told[0] and "data.actor_mask=by_hand" in told[0]
 
 
-def test_what_was_not_sent_is_sent_by_the_next_life(service, tmp_path):
-    """Down to the end, then killed in the middle of a line: the next process delivers the rest."""
+def test_what_was_not_sent_is_sent_by_the_next_life(service, opened):
+    """And what the service has acknowledged is not sent again."""
     service.down = True
-    log = MetricLog(tmp_path, service, "r", every=0.01)
+    outbox = opened()
     for step in range(5):
-        log.log(step, {"loss": float(step)})
-    assert not log.close(0.1)
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"key": "loss", "st')
+        outbox.put_metrics("r", step, {"loss": float(step)})
+    assert not outbox.close(0.1)
     service.down = False
-    again = MetricLog(tmp_path, service, "r", every=0.01)
-    again.log(5, {"loss": 5.0})
-    assert again.close(10.0)
+    outbox = opened()
+    outbox.put_metrics("r", 5, {"loss": 5.0})
+    assert outbox.close(10.0)
     assert [service.metrics["loss", step] for step in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(6))
-
-
-def test_delivery_goes_on_where_it_stopped(service, tmp_path):
-    """Acknowledged points are not sent again by the next life."""
-    with_log = MetricLog(tmp_path, service, "r", every=0.01)
-    with_log.log(0, {"loss": 1.0})
-    assert with_log.close(10.0)
     service.metrics.clear()
-    again = MetricLog(tmp_path, service, "r", every=0.01)
-    again.log(1, {"loss": 2.0})
-    assert again.close(10.0)
-    assert service.metrics == {("loss", 1): 2.0}
+    outbox = opened()
+    outbox.put_metrics("r", 6, {"loss": 2.0})
+    assert outbox.close(10.0)
+    assert service.metrics == {("loss", 6): 2.0}
 
 
 # --- the run's log --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def run_log(service, tmp_path):
+def run_log(service, opened, tmp_path):
+    """A function that opens the log of the run's next life; `close` closes its outbox."""
     service.runs["r"] = {}
-    return lambda every=0.01: RunLog(tmp_path, service, "r", every=every)
+
+    def open_one():
+        log = RunLog(tmp_path, opened(), "r")
+        log.deliver = log._outbox.close
+        return log
+
+    return open_one
 
 
 def said(service) -> list[str]:
@@ -136,7 +146,7 @@ def test_log_lines_arrive_in_order_and_once_after_an_outage(service, run_log):
         log.write(f"line {number}")
         if number == 45:
             wait_until(lambda: service.refused, what="an attempt")
-    assert log.close(10.0)
+    assert log.deliver(10.0)
     assert said(service) == [f"line {number}" for number in range(100)]
     assert service.logs["r"].startswith(time.strftime("%Y-", time.gmtime()))
 
@@ -157,7 +167,7 @@ def test_lines_whose_answer_was_lost_are_not_sent_twice(service, run_log, monkey
     log.write("one\ntwo")
     wait_until(lambda: lost)
     log.write("three")
-    assert log.close(10.0) and len(lost) == 2
+    assert log.deliver(10.0) and len(lost) == 2
     assert said(service) == ["one", "two", "three"]
 
 
@@ -166,27 +176,27 @@ def test_a_killed_life_leaves_its_lines_to_the_next(service, run_log, tmp_path):
     service.down = True
     log = run_log()
     log.write("first life")
-    assert not log.close(0.05)
+    assert not log.deliver(0.05)
     service.down = False
     service.logs["r"] = (tmp_path / "run.log").read_text()  # it had arrived after all
     log = run_log()
     log.write("second life")
-    assert log.close(10.0)
+    assert log.deliver(10.0)
     assert said(service) == ["first life", "second life"]
 
 
 def test_the_log_is_bounded_and_never_in_the_way(service, run_log, monkeypatch):
     """An outage without end keeps so many bytes, and says how many lines it left out."""
-    monkeypatch.setattr("trainer.run_log.MOST_UNSENT", 200)
+    monkeypatch.setattr("trainer.run_log.MAX_WAITING", 500)
     service.down = True
     log = run_log()
     for number in range(50):
         log.write(f"line {number}: {'x' * 10_000}"[:60])
     service.down = False
-    wait_until(lambda: not log.unsent)
+    wait_until(lambda: not log._outbox.pending)
     log.write("after")
     log.write("y" * 10_000)
-    assert log.close(10.0)
+    assert log.deliver(10.0)
     lines = said(service)
     kept = [line for line in lines if line.startswith("line")]
     assert 2 <= len(kept) < 10 and lines[len(kept)] == f"({50 - len(kept)} lines left out)"
@@ -196,14 +206,13 @@ def test_the_log_is_bounded_and_never_in_the_way(service, run_log, monkeypatch):
 
 def test_warnings_of_our_modules_are_in_the_log(service, run_log):
     log, logger = run_log(), logging.getLogger("trainer.some_module")
-    handler = Warnings(log)
-    logging.getLogger("trainer").addHandler(handler)
+    logging.getLogger("trainer").addHandler(log)
     try:
         logger.info("for the screen alone")
         logger.error("update %d skipped", 7)
     finally:
-        logging.getLogger("trainer").removeHandler(handler)
-    assert log.close(10.0)
+        logging.getLogger("trainer").removeHandler(log)
+    assert log.deliver(10.0)
     assert said(service) == ["error: update 7 skipped"]
 
 
@@ -212,24 +221,24 @@ def agent() -> Agent:
     return Agent(bc().agent, spaces_of(make_spec()))
 
 
-def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, tmp_path):
+def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, opened, tmp_path):
     """Published during an outage: kept at home, delivered later, loadable, acting weights only."""
     service.down = True
-    publisher = Publisher(tmp_path, service, "r")
-    publisher.publish(agent, 10, {"run": "r"}, {"training": {"seed": 1}})
-    assert not publisher.close(0.05) and not service.published
+    outbox, extra = opened(), {"training": {"seed": 1}}
+    publish(tmp_path, outbox, "r", agent, 10, {"run": "r"}, extra)
+    assert not outbox.close(0.05) and not service.published
     service.down = False
-    publisher = Publisher(tmp_path, service, "r")
-    publisher.publish(agent, 20, {"run": "r"}, {"training": {"seed": 1}})
-    assert publisher.close(10.0)
+    outbox = opened()
+    publish(tmp_path, outbox, "r", agent, 20, {"run": "r"}, extra)
+    assert outbox.close(10.0)
     wait_until(lambda: set(service.published) == {10, 20})
     policy = load_policy(service.published[20])
     assert policy.metadata["extra"] == {"run": "r", "training": {"seed": 1}}
     assert policy.metadata["step"] == 20
-    assert load_policy(tmp_path / "20.safetensors").config == agent.config
+    assert load_policy(tmp_path / "policies/20.safetensors").config == agent.config
 
 
-def test_a_version_that_exists_does_not_stop_the_run(service, agent, tmp_path, caplog):
+def test_a_version_that_exists_does_not_stop_the_run(service, agent, opened, tmp_path, caplog):
     """Another life published other bytes under this version: they stay, and it is said."""
     problem = {"status": 409, "title": "Conflict", "code": "conflict", "detail": "exists"}
     error = from_problem(problem)
@@ -239,10 +248,10 @@ def test_a_version_that_exists_does_not_stop_the_run(service, agent, tmp_path, c
         raise error
 
     service.publish_policy = refuse
-    publisher = Publisher(tmp_path, service, "r")
-    publisher.publish(agent, 1, {}, {})
-    assert publisher.close(10.0)
-    assert "policy r/1 cannot be delivered: 409" in caplog.text
+    outbox = opened()
+    publish(tmp_path, outbox, "r", agent, 1, {}, {})
+    assert outbox.close(10.0) and outbox.rejected == 1
+    assert "rejected" in caplog.text and "exists" in caplog.text
 
 
 def test_heartbeats_carry_numbers_out_and_commands_in(service):
@@ -257,7 +266,11 @@ def test_heartbeats_carry_numbers_out_and_commands_in(service):
 
     service.heartbeat = answer
     beat = Heartbeat(
-        service, "w", {"role": "train", "run": "r"}, lambda: {"updates": 3.0}, every=0.01
+        *(service, "w"),
+        role="train",
+        run="r",
+        status=lambda: {"counters": {"updates": 3.0}},
+        every=0.01,
     )
     wait_until(lambda: seen)
     service.down, service.command = True, "pause"

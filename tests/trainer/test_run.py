@@ -148,7 +148,7 @@ def test_a_run_leaves_what_it_promised(service, whole):
         assert series["loss/total"].steps == list(range(1, UPDATES + 1))
         assert series["loss/total"].values == list(whole.curve("loss/total").values())
         assert [p.version for p in client.policies("whole")] in ([25, 50, 60], [60, 50, 25])
-        policy = load_policy(client.policy_bytes("whole").data)
+        policy = load_policy(client.download_policy("whole").data)
         assert policy.metadata["step"] == UPDATES
         assert policy.metadata["extra"]["training"]["data"]["batch"] == 8
 

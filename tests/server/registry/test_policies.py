@@ -165,5 +165,5 @@ def test_dying_between_file_and_row_loses_nothing_twice(start_service, name: str
     service.restart()
     assert client.policies(name) == []
     client.publish_policy(name, 1, b"weights")
-    got = client.policy_bytes(name)
+    got = client.download_policy(name)
     assert got is not None and got.data == b"weights"

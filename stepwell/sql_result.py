@@ -1,16 +1,14 @@
-"""SQL and its answers."""
+"""The answer to a SQL query."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from stepwell import messages
-from stepwell._client.transport import Transport, request
 from stepwell.errors import CodecError
 from stepwell.messages import ARROW
 from stepwell.spaces import Array
@@ -79,54 +77,6 @@ class SqlResult:
             name: _to_numpy(column)
             for name, column in zip(self.columns, self._table.columns, strict=True)
         }
-
-
-class Queries(Transport):
-    """Part of `Client`."""
-
-    def sql(
-        self,
-        query: str,
-        params: Sequence[Any] | Mapping[str, Any] | None = None,
-        *,
-        dataset: str | None = None,
-        limit: int = 1000,
-        timeout: float = 5.0,
-    ) -> SqlResult:
-        """One SELECT over what the service knows; docs/sql.md lists tables and columns.
-
-        `params` are the values of ? (a sequence) or $name (a mapping) placeholders. `dataset` says
-        which dataset's steps bare `steps` means. At most `limit` rows come (then `truncated` is
-        True); the service kills the query after `timeout` seconds. Raises `BadRequest` with the
-        database's own message.
-        """
-        values = dict(params) if isinstance(params, Mapping) else params and list(params)
-        body = request(
-            messages.Query, sql=query, params=values, dataset=dataset, limit=limit, timeout=timeout
-        )
-        response = self.call(
-            "POST",
-            "/v1/query",
-            body=body,
-            accept=ARROW,
-            idempotent=True,
-            timeout=max(self.timeout, timeout + 10.0),
-        )
-        table = read_table(response.content, "the answer to the query")
-        metadata = table.schema.metadata or {}
-        return SqlResult(
-            table.replace_schema_metadata(None),
-            truncated=metadata.get(b"truncated", b"false").lower() in (b"true", b"1"),
-            elapsed_ms=float(metadata.get(b"elapsed_ms", b"0")),
-            excluded=[
-                messages.Excluded.model_validate(one)
-                for one in orjson.loads(metadata.get(b"excluded", b"[]"))
-            ],
-        )
-
-    def query_schema(self) -> messages.QuerySchema:
-        """Tables and columns that SQL can see, as they are now."""
-        return self.ask(messages.QuerySchema, "GET", "/v1/query/schema")
 
 
 def read_table(data: bytes, what: str) -> Any:

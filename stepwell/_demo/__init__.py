@@ -1,1 +1,0 @@
-"""The parts of `stepwell demo`; the story is in stepwell/demo.py."""
