@@ -1,4 +1,4 @@
-"""A learner that is not ours, fed by SQL.      python examples/any_learner.py [DATASET]
+"""A learner of your own, fed by SQL.      python examples/any_learner.py [DATASET]
 
 Behaviour cloning of the best half of a dataset: a small network, torch, and nothing of our agent.
 """

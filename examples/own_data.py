@@ -19,7 +19,7 @@ with Client() as client:
             obs=rng.normal(size=(steps + 1, 7)),  # one more observation than actions
             actions=rng.uniform(-1, 1, size=(steps, 2)),
             rewards=rng.normal(size=steps),
-            truncated=True,  # somebody stopped watching; the task had not ended
+            truncated=True,  # cut short: the task had not ended
             env="robot-arm",
             policy="teleoperated",
             success=attempt % 2 == 0,

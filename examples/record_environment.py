@@ -1,4 +1,4 @@
-"""Record whoever plays.      python examples/record_environment.py [DATASET]"""
+"""Record any player.      python examples/record_environment.py [DATASET]"""
 
 import sys
 import tempfile

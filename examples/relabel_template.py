@@ -1,4 +1,4 @@
-"""A relabeler of your own, to copy.      python examples/relabel_template.py [DATASET]
+"""A custom relabeler, to copy.      python examples/relabel_template.py [DATASET]
 
 A robot is told a place to go to and hardly ever gets there; yet wherever it came is the right
 answer to another question. Run as a program this records a few such walks and shows what the
