@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +23,7 @@ from rich.console import Console
 
 from collector.actor import Actor, ActorError, PolicyActor, RandomActor
 from collector.config import CollectConfig
+from collector.control import Control, signals
 from collector.envs import Env, Interface, open_envs
 from collector.exploration import Exploration
 from collector.policy_source import PolicySource
@@ -41,10 +40,8 @@ from collector.run import (
     unique_name,
 )
 from collector.stats import CollectorStatistics, load_clock, save_clock
-from collector.worker import Control, State, signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
-from stepwell.heartbeat import Heartbeat
 from stepwell.messages import Capacity, MetricPoint
 from stepwell.trajectory import TrajectoryMetadata
 
@@ -99,25 +96,16 @@ def collect(
             )
         )
         stats = load_clock(run.outbox.directory)
-        worker = unique_name("collect", slug(socket.gethostname(), 24), str(os.getpid()))
-        heartbeat = Heartbeat(
-            client,
-            worker,
-            role="collect",
-            run=run.name,
-            status=lambda: _status(config, control, run, stats, source),
-            on_command=control.command,
-            every=config.heartbeat_every,
+        run.start_heartbeat(
+            lambda: _status(config, control, run, stats, source),
+            control.command,
+            config.heartbeat_every,
         )
 
         # --- play
-        last_state: State = "failed"
         try:
             if source is None or _wait_for_policy(source, config, control, say):
-                metadata = TrajectoryMetadata(
-                    env=config.env, collector=worker, run=run.name, tags=config.tags
-                )
-                rollout = _rollout(config, envs, interface, source, run, stats, seed, metadata)
+                rollout = _rollout(config, envs, interface, source, run, stats, seed)
                 if source is not None:
                     source.start()
                 control.go()
@@ -127,13 +115,11 @@ def collect(
             if run.outbox.pending:
                 say(f"sending the last {run.outbox.pending} episodes …")
             run.outbox.flush(config.drain_timeout)
-            last_state = "failed" if run.outbox.undelivered() else "stopped"
             run.status = "stopped" if control.stopping else "finished"
         finally:
             if source is not None:
                 source.close()
             save_clock(run.outbox.directory, stats)
-            heartbeat.close(state=last_state)
             _print_summary(stats, say)
     if run.undelivered:
         raise Undelivered(run.undelivered)
@@ -208,7 +194,6 @@ def _rollout(
     run: Run,
     stats: CollectorStatistics,
     seed: int,
-    metadata: TrajectoryMetadata,
 ) -> Rollout:
     # A resumed run plays new episodes, and so does each of several collectors that were started
     # with the same --seed on one machine: they differ by the number of their outbox slot.
@@ -242,7 +227,9 @@ def _rollout(
         make_env=lambda: configured_env(config),
         seeds=episode_seeds(episodes_seed, config.episodes),
         sink=lambda trajectory, _: run.outbox.put(trajectory),
-        metadata=metadata,
+        metadata=TrajectoryMetadata(
+            env=config.env, collector=run.worker, run=run.name, tags=config.tags
+        ),
         exploration=exploration,
         max_steps=config.max_steps,
     )

@@ -7,8 +7,6 @@ chunks of one fixed width, so the numbers do not depend on how many environments
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,13 +41,11 @@ from collector.run import (
     open_dataset,
     open_run,
     prepare,
-    reason_of,
     slug,
     unique_name,
 )
 from stepwell.client import Client
 from stepwell.errors import StepwellError
-from stepwell.heartbeat import Heartbeat
 from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.messages import Capacity
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
@@ -220,8 +216,7 @@ def run_evaluation(
     """
     prepare(config)
     run: Run | None = None
-    heartbeat: Heartbeat | None = None
-    played = 0
+    played, command = 0, "none"
     notes: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(config.url, config.token))
@@ -255,14 +250,14 @@ def run_evaluation(
                     say=partial(console.print, soft_wrap=True, highlight=False),
                 )
             )
-            heartbeat = Heartbeat(
-                client,
-                unique_name("evaluate", slug(socket.gethostname(), 24), str(os.getpid())),
-                role="eval",
-                run=run.name,
-                status=lambda: {"policy": policy_id, "counters": {"episodes": float(played)}},
+
+            def on_command(word: str) -> None:
+                nonlocal command
+                command = word if word != "none" else command
+
+            run.start_heartbeat(
+                lambda: {"policy": policy_id, "counters": {"episodes": float(played)}}, on_command
             )
-            stack.push(lambda *raised: heartbeat.close(**_last_status(run, raised[1])))
         metadata = TrajectoryMetadata(
             env=config.env, purpose="eval", run=run.name if run else "", collector="evaluate"
         )
@@ -282,7 +277,7 @@ def run_evaluation(
                 nonlocal played
                 played = done
                 bar.update(task, completed=done)
-                if heartbeat is not None and heartbeat.command in ("stop", "drain"):
+                if command in ("stop", "drain"):
                     raise KeyboardInterrupt
 
             result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)
@@ -306,14 +301,6 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
     source = PolicySource(client, config.policy, device=config.device)
     source.poll()
     return source.current.policy_id, source.current.policy
-
-
-def _last_status(run: Run, error: BaseException | None) -> dict[str, Any]:
-    """What the last heartbeat reports."""
-    if isinstance(error, KeyboardInterrupt):
-        return {"state": "stopped"}
-    trouble = reason_of(error) or run.problem or run.outbox.undelivered()
-    return {"state": "failed" if trouble else "stopped", "last_error": trouble}
 
 
 def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[str, Any]:

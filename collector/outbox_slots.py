@@ -1,11 +1,11 @@
-"""Where the outboxes of collectors lie, and what becomes of those that a dead collector left.
+"""Outbox slots: each collector on a machine holds one, and takes over what dead ones left.
 
-    stepwell-outbox/my-data/0    a living collector holds its lock
-    stepwell-outbox/my-data/1    free: the next collector's own
-    stepwell-outbox/my-data/2    left by one that died: the next collector takes over what waits
+    stepwell-outbox/my-data/0    locked by a living collector
+    stepwell-outbox/my-data/1    free: the next collector's slot
+    stepwell-outbox/my-data/2    left by a dead collector: the next one sends what waits there
 
-Slots are numbered, and each collector holds one. Their root is STEPWELL_OUTBOX, or the current
-folder's stepwell-outbox. A collector that was given a directory looks for left ones beside it, too.
+The root is STEPWELL_OUTBOX, or stepwell-outbox in the current folder. A collector that was given a
+directory also looks beside it for outboxes to take over.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ def open_outbox(
     max_bytes: int = 8 << 30,
     say: Callable[[str], object] = log.info,
 ) -> Outbox:
-    """An outbox in `directory`, or in the first free slot, with what dead collectors of this
-    dataset left in theirs. Raises `OutboxError`."""
+    """An outbox in `directory`, or in the first free slot, which takes over what dead collectors of
+    this dataset left. Raises `OutboxError`."""
     created_at = client.dataset(dataset).created_at
-
     wanted = Destination(dataset, partition, client.url, created_at)
 
     def at(folder: Path) -> Outbox:
@@ -60,14 +59,14 @@ def open_outbox(
             if count := outbox.adopt(folder):
                 say(f"took over {count} items that waited in {folder}")
         except OutboxInUse:
-            continue  # its collector lives, or another one was faster
+            continue  # in use, or another collector was faster
         except OutboxError as error:
             say(f"{error}; see: stepwell outbox list {folder}")
     return outbox
 
 
 def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox]) -> Outbox:
-    """In the first slot below `parent` that no process uses and where nothing waits for others."""
+    """In the first slot below `parent` that is not in use and holds nothing for another dataset."""
     for number in range(MAX_SLOTS):
         folder = parent / str(number)
         try:
@@ -80,7 +79,7 @@ def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox])
 
 
 def _beside(directory: Path, default: Path) -> Iterator[Path]:
-    """Folders where collectors may have left something."""
+    """Folders that may be outboxes of dead collectors."""
     own, seen = directory.resolve(), set()
     for parent in (own.parent, default.resolve()):
         try:
@@ -94,10 +93,10 @@ def _beside(directory: Path, default: Path) -> Iterator[Path]:
 
 
 def _left_for(folder: Path, destination: Destination) -> bool:
-    """Whether it is an outbox of ours, for the same dataset, in which something waits."""
+    """Whether it is an outbox of the same user and dataset in which something waits."""
     try:
         if os.name != "nt" and folder.stat().st_uid != os.getuid():
-            return False  # in a folder for everybody: what strangers left is not sent in our name
+            return False  # in a shared folder: data of other users is not sent with our token
         theirs = Destination.read(folder)
         return bool(entries(folder)) and theirs is not None and theirs.is_the_same(destination)
     except (OSError, OutboxError):

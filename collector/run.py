@@ -6,12 +6,13 @@ What collecting and evaluating share before and after they play; playing itself 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from collector.outbox_slots import open_outbox
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
+from stepwell.heartbeat import Heartbeat
 from stepwell.messages import Capacity
 from stepwell.outbox import Outbox
 
@@ -95,13 +97,34 @@ class Run:
 
     client: Client
     name: str
+    kind: str
     outbox: Outbox
+    worker: str
+    """Name of this process at the service."""
     status: str = "finished"
     """How it ends if nothing fails."""
     problem: str = ""
     """What failed without an exception."""
     undelivered: str = ""
     """Once it has ended: what the service has not taken, and why. Empty if it has all."""
+    _heartbeat: Heartbeat | None = None
+
+    def start_heartbeat(
+        self,
+        status: Callable[[], Mapping[str, Any]],
+        on_command: Callable[[str], object],
+        every: float = 2.0,
+    ) -> None:
+        """Until the run is closed; arguments as of `stepwell.heartbeat.Heartbeat`."""
+        self._heartbeat = Heartbeat(
+            self.client,
+            self.worker,
+            role=self.kind,
+            run=self.name,
+            status=status,
+            on_command=on_command,
+            every=every,
+        )
 
     def close(self, error: BaseException | None = None) -> None:
         """Report how the run ended, at once or with what waits in the outbox."""
@@ -111,6 +134,9 @@ class Run:
             self.status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self.undelivered:
             self.status = "failed"
+        if self._heartbeat is not None:
+            failed = {"state": "failed", "last_error": reason}
+            self._heartbeat.close(**failed if self.status == "failed" else {"state": "stopped"})
         self.outbox.end_run(self.name, self.status, reason)
 
 
@@ -147,7 +173,8 @@ def open_run(
             command=" ".join(sys.argv)[:4096],
             exist_ok=True,
         )
-        run = Run(client, name, box)
+        worker = unique_name(kind, slug(socket.gethostname(), 24), str(os.getpid()))
+        run = Run(client, name, kind, box, worker)
         try:
             yield run
         except BaseException as error:

@@ -7,8 +7,8 @@ import pytest
 
 from collector.collect import FIRST_SEED, LAST_SEED, episode_seeds
 from collector.config import CollectConfig, EvaluateConfig, UsageError, parse
+from collector.control import Control
 from collector.run import resolved, slug
-from collector.worker import Control
 
 BASE = ["--env", "E-v0", "--dataset", "d"]
 

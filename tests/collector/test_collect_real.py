@@ -27,6 +27,7 @@ from amago_model.policy_file import save_policy
 from collector.actor import RandomActor
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
+from collector.control import Control
 from collector.envs import agent_spaces, interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
 from collector.main import evaluate, main
@@ -34,7 +35,6 @@ from collector.record import record
 from collector.rollout import Rollout
 from collector.run import open_dataset
 from collector.testing import FakeEnv
-from collector.worker import Control
 from stepwell import Client
 from stepwell.errors import InvalidSpace
 from stepwell.messages import TrajectoryInfo

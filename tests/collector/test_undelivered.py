@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from collector.collect import collect
+from collector.control import Control
 from collector.main import evaluate, main
 from collector.record import record
 from collector.testing import FakeEnv
-from collector.worker import Control
 from stepwell import Client, Undelivered
 from stepwell._outbox_folder import entries
 from stepwell.errors import ServiceUnreachable

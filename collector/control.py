@@ -1,7 +1,7 @@
 """The state of a collector, and the commands and signals that change it.
 
-pause   stop acting, keep heart beating        resume  go on
-drain   finish the running episodes, then end  stop    end now; what runs is cut and kept
+pause   stop acting, keep the heartbeat        resume  go on
+drain   finish the running episodes, then end  stop    end now; running episodes are truncated
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ State = Literal["starting", "running", "paused", "draining", "stopped", "failed"
 
 
 class Control:
-    """What somebody wants of this process: a command from the service, or a signal."""
+    """The state that commands of the service and signals ask for."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -31,11 +31,11 @@ class Control:
         return self._state == "stopped"
 
     def go(self) -> None:
-        """Preparations are over."""
+        """Start playing, unless told otherwise meanwhile."""
         self._move("running", only=("starting",))
 
     def command(self, word: str) -> None:
-        """pause, resume, drain or stop; anything else, "none" among it, changes nothing."""
+        """pause, resume, drain or stop; any other word, such as "none", changes nothing."""
         if word == "pause":
             self._move("paused", only=("starting", "running"))
         elif word == "resume":
