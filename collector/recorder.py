@@ -9,6 +9,7 @@ it goes to the sink, so the last piece of an episode always carries the episode'
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.spaces import Array, EnvSpec
-from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id, now
+from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
 
 BROKEN = "broken"
 """Tag: the environment failed after the last transition."""
@@ -68,7 +69,7 @@ class _Rows:
     infos: list[Mapping[str, Array]]
     actions: list[Mapping[str, Array]] = field(default_factory=list)
     rewards: list[np.float32] = field(default_factory=list)
-    started_at: float = field(default_factory=now)
+    started_at: float = field(default_factory=time.time)
 
 
 class Recorder:

@@ -23,12 +23,12 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt, Examined, Source, examine
-from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
 from server.index.tables import policies, segments, shards, trajectories
 from server.problems import ProblemError
 from server.storage.store import Store
+from stepwell.failpoints import failpoint
 from stepwell.messages import Excluded
 
 log = structlog.get_logger("stepwell.integrity")

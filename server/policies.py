@@ -23,12 +23,12 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server import runs
 from server.checksums import Source, examine
-from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.tables import policies, policy_aliases
 from server.integrity import IntegrityChecker
 from server.problems import ProblemError
 from server.storage.store import Store, Stored, Writer, new_name
+from stepwell.failpoints import failpoint
 from stepwell.messages import Document, Policy, PolicyPage
 
 log = structlog.get_logger("stepwell.policies")

@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx2
@@ -210,18 +211,13 @@ class Transport:
             ) from None
 
 
-class sending:  # noqa: N801 - reads as a statement: `with sending(url, timeout):`
+@contextmanager
+def sending(url: str, timeout: float) -> Iterator[None]:
     """Turns what the HTTP library raises into `ServiceUnreachable`."""
-
-    def __init__(self, url: str, timeout: float):
-        self.url, self.timeout = url, timeout
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, httpx2.RequestError):
-            raise unreachable(self.url, self.timeout, error) from None
+    try:
+        yield
+    except httpx2.RequestError as error:
+        raise unreachable(url, timeout, error) from None
 
 
 def unreachable(url: str, timeout: float, error: httpx2.RequestError) -> ServiceUnreachable:

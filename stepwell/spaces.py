@@ -14,7 +14,7 @@ import math
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -210,20 +210,21 @@ def _loose_bounds(space: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]
     return low - slack, high + slack
 
 
+SPACES = {kind.__name__: kind for kind in (Box, Discrete, MultiDiscrete, MultiBinary)}
+
+
 def space_to_json(space: Space) -> dict[str, Any]:
-    if isinstance(space, Box):
-        return {
-            "type": "Box",
-            "shape": list(space.shape),
-            "dtype": space.dtype,
-            "low": _bound_to_json(space.low),
-            "high": _bound_to_json(space.high),
-        }
-    if isinstance(space, Discrete):
-        return {"type": "Discrete", "n": space.n, "start": space.start}
-    if isinstance(space, MultiDiscrete):
-        return {"type": "MultiDiscrete", "nvec": list(space.nvec)}
-    return {"type": "MultiBinary", "n": space.n}
+    """{"type": "Box", …}: the fields of the space, with tuples as lists and infinity as text."""
+    values = {f.name: getattr(space, f.name) for f in fields(space)}
+    return {"type": type(space).__name__, **{k: _to_json(v) for k, v in values.items()}}
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "inf" if value > 0 else "-inf"
+    return value
 
 
 def space_from_json(data: Any) -> Space:
@@ -231,39 +232,25 @@ def space_from_json(data: Any) -> Space:
     if not isinstance(data, Mapping):
         raise InvalidSpace("a space is an object with a type", got=type(data).__name__)
     kind = data.get("type")
-    allowed = {
-        "Box": {"shape", "dtype", "low", "high"},
-        "Discrete": {"n", "start"},
-        "MultiDiscrete": {"nvec"},
-        "MultiBinary": {"n"},
-    }
-    if not isinstance(kind, str) or kind not in allowed:
-        raise InvalidSpace("unknown space", expected=" | ".join(allowed), got=repr(kind))
-    unknown = set(data) - allowed[kind] - {"type"}
-    if unknown:
+    if not isinstance(kind, str) or kind not in SPACES:
+        raise InvalidSpace("unknown space", expected=" | ".join(SPACES), got=repr(kind))
+    known = {f.name for f in fields(SPACES[kind])}
+    if unknown := set(data) - known - {"type"}:
         raise InvalidSpace(
-            f"{kind} has unknown fields",
-            expected=str(sorted(allowed[kind])),
-            got=str(sorted(unknown)),
+            f"{kind} has unknown fields", expected=str(sorted(known)), got=str(sorted(unknown))
         )
     try:
-        if kind == "Box":
-            return Box(
-                tuple(int(n) for n in data["shape"]),
-                str(data.get("dtype", "float32")),
-                _bound_from_json(data.get("low", "-inf")),
-                _bound_from_json(data.get("high", "inf")),
-            )
-        if kind == "Discrete":
-            return Discrete(int(data["n"]), int(data.get("start", 0)))
-        if kind == "MultiDiscrete":
-            return MultiDiscrete(tuple(int(n) for n in data["nvec"]))
-        return MultiBinary(int(data["n"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return SPACES[kind](**{k: _from_json(k, v) for k, v in data.items() if k != "type"})
+    except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidSpace):
             raise
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {lacks}") from None
+        raise InvalidSpace(f"{kind} is incomplete or of the wrong type: {error}") from None
+
+
+def _from_json(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_json(name, v) for v in value)
+    return float(value) if name in ("low", "high") else value
 
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
@@ -288,18 +275,6 @@ def _bound(name: str, bound: Any, size: int) -> float | tuple[float, ...]:
     if single or bool((flat == flat[0]).all()):
         return float(flat[0])
     return tuple(flat.tolist())
-
-
-def _bound_to_json(bound: float | tuple[float, ...]) -> Any:
-    if isinstance(bound, tuple):
-        return [_bound_to_json(b) for b in bound]
-    return bound if math.isfinite(bound) else ("inf" if bound > 0 else "-inf")
-
-
-def _bound_from_json(bound: Any) -> float | tuple[float, ...]:
-    if isinstance(bound, list | tuple):
-        return tuple(float(b) for b in bound)
-    return float(bound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +39,7 @@ from stepwell.spaces import (
     outside,
 )
 
-__all__ = ["TrajectoryMetadata", "Trajectory", "concatenable", "new_id", "now"]
+__all__ = ["Trajectory", "TrajectoryMetadata", "new_id"]
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -275,21 +274,6 @@ class Trajectory:
             sha.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()
-
-
-def concatenable(pieces: Sequence[Trajectory]) -> bool:
-    """Whether `pieces`, in order, are contiguous pieces of one episode."""
-    return all(
-        a.metadata.episode_id == b.metadata.episode_id != ""
-        and a.metadata.first_step + len(a) == b.metadata.first_step
-        and not (a.terminated or a.truncated)
-        for a, b in zip(pieces, pieces[1:], strict=False)
-    )
-
-
-def now() -> float:
-    """Wall clock in Unix seconds, for `TrajectoryMetadata.started_at`."""
-    return time.time()
 
 
 def _named(value: Any, default: str, spaces: Mapping[str, Space]) -> dict[str, Array]:

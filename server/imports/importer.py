@@ -20,7 +20,6 @@ from starlette.concurrency import run_in_threadpool
 
 from server import datasets
 from server.body_memory import STREAM_CHUNK
-from server.failpoints import failpoint
 from server.imports.parser_process import frames
 from server.index.db import Database
 from server.ingest.bulk_insert import BulkInsert, check_room, sweep_pending
@@ -31,6 +30,7 @@ from server.problems import ProblemError
 from server.settings import Settings
 from server.storage.store import Store, new_name, sync_directory
 from stepwell.errors import InvalidData
+from stepwell.failpoints import failpoint
 from stepwell.messages import CreateDataset, Job
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec

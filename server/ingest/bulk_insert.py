@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.failpoints import failpoint
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
@@ -29,6 +28,7 @@ from server.settings import Settings
 from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name
 from stepwell.codec import to_batch
+from stepwell.failpoints import failpoint
 
 FOLDER, SUFFIX = "uploads", ".pending"
 

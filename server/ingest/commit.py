@@ -21,7 +21,6 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.failpoints import failpoint
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments
 from server.ingest.dataset_registry import RegisteredDataset
@@ -34,6 +33,7 @@ from server.storage.shards import Entry
 from server.storage.store import Store
 from server.telemetry import Telemetry
 from stepwell._background import BackgroundLoop
+from stepwell.failpoints import failpoint
 from stepwell.messages import IngestItem, Problem
 
 log = structlog.get_logger("stepwell.ingest")

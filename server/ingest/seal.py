@@ -20,7 +20,6 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.failpoints import failpoint
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, shards, tombstones, trajectories
 from server.ingest.commit import Committer
@@ -33,6 +32,7 @@ from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name
 from server.telemetry import Telemetry
 from stepwell._background import BackgroundLoop
+from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.seal")
 TICK = 0.2

@@ -28,9 +28,9 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from server.failpoints import failpoint
 from server.storage.shards import Entry
 from server.storage.store import Appender, Store, new_name
+from stepwell.failpoints import failpoint
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 

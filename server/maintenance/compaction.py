@@ -18,7 +18,6 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
-from server.failpoints import failpoint
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, shards, trajectories
 from server.ingest.pipeline import Ingest
@@ -27,6 +26,7 @@ from server.integrity import IntegrityChecker
 from server.settings import Settings
 from server.storage.shards import Entry, ShardDamaged, read_batches, read_footer
 from server.storage.store import Store
+from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.compaction")
 RUN = 4

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from server.failpoints import failpoint
 from server.index.db import Database, next_change_id
 from server.index.tables import (
     leases,
@@ -25,6 +24,7 @@ from server.index.tables import (
 )
 from server.settings import Settings
 from server.storage.store import Store
+from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.retention")
 KEEP_LEASES = 86_400.0

@@ -26,7 +26,6 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt
-from server.failpoints import failpoint
 from server.index.db import Database
 from server.index.mirror import Mirror
 from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots
@@ -52,6 +51,7 @@ from server.snapshots.selection import (
     sources_of,
 )
 from server.storage.store import Store, new_name
+from stepwell.failpoints import failpoint
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
 from stepwell.messages import CreateSnapshot, Excluded, Lease, PutLease, Snapshot, SnapshotPage
 from stepwell.spaces import EnvSpec

@@ -25,7 +25,7 @@ from typing import Self
 import uuid_utils
 
 from server.checksums import Checksummer, Checksums, Examined, Source, examine
-from server.failpoints import failpoint
+from stepwell.failpoints import failpoint
 
 FOLDERS = (
     "segments",

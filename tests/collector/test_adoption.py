@@ -83,7 +83,7 @@ def hear(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("name", [n for n in failpoints.ALL if n.startswith("adopt.")])
+@pytest.mark.parametrize("name", [n for n in failpoints.CLIENTS if n.startswith("adopt.")])
 def test_whoever_dies_while_taking_over_loses_and_doubles_nothing(
     client: Client, service, name: str, tmp_path: Path
 ):

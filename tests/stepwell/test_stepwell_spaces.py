@@ -55,7 +55,7 @@ def test_a_space_survives_json_text(space):
         (lambda: space_from_json({"type": ["Box"]}), "unknown space"),
         (lambda: space_from_json({"type": "Discrete", "m": 3}), "unknown fields"),
         (lambda: space_from_json({"type": "Discrete"}), "incomplete"),
-        (lambda: space_from_json({"type": "Box", "shape": "abc"}), "wrong type"),
+        (lambda: space_from_json({"type": "Box", "shape": "abc"}), "bad shape"),
         (lambda: space_from_json({"type": "Box", "shape": [2], "low": "x"}), "wrong type"),
         (lambda: space_from_json({"type": "Box", "shape": [2], "low": "nan"}), "NaN"),
         (lambda: EnvSpec.of({}, Box((1,))), "observations are empty"),

@@ -18,7 +18,6 @@ from stepwell import (
     new_id,
 )
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
-from stepwell.trajectory import concatenable
 
 T = 4
 GOOD = {
@@ -254,20 +253,3 @@ def test_the_digest_covers_everything_and_nothing_else():
         replace(one, action_known=~one.action_known),
     ]
     assert len({one.digest, *(t.digest for t in changed)}) == len(changed) + 1
-
-
-def test_pieces_of_one_episode_are_recognised():
-    piece = {"episode_id": "e", "terminated": False}
-    first = make_trajectory(length=3, **piece)
-    second = make_trajectory(length=2, first_step=3, **piece)
-    assert concatenable([first, second])
-    assert not concatenable([second, first])
-    assert not concatenable([first, make_trajectory(first_step=4, **piece)])
-    assert not concatenable([first, make_trajectory(first_step=3, episode_id="f")])
-    ended = make_trajectory(length=3, episode_id="e")
-    assert not concatenable([ended, second])
-
-
-def test_new_ids_are_ordered_by_time():
-    ids = [new_id() for _ in range(100)]
-    assert ids == sorted(ids) and len(set(ids)) == 100
