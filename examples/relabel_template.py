@@ -31,7 +31,7 @@ class Reach(Relabeler):
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
         # 1. Leave alone what cannot be relabeled. All chance comes from rng.
-        if not episode.whole_and_known or rng.random() >= self.share:
+        if not episode.complete or rng.random() >= self.share:
             return episode
         # 2. Choose a goal among what was achieved on arrival: rows 1 … T, never row 0.
         place = episode.obs["place"]
@@ -40,13 +40,13 @@ class Reach(Relabeler):
         #    Make new arrays; those that came are read-only.
         goal = np.broadcast_to(place[row], episode.obs["goal"].shape)
         reached = np.linalg.norm(place[1:] - place[row], axis=1) <= self.within
-        relabeled = episode.changed(
+        relabeled = episode.replace(
             obs={"goal": goal},
             reward=reached.astype(np.float32),
-            swapped=1,  # for the metric relabel/goals_swapped
+            goals_replaced=1,  # for the metric relabel/goals_replaced
         )
         # 4. End where the environment would have ended: here, with the first arrival.
-        return relabeled.ended(int(reached.argmax()) + 1)
+        return relabeled.terminated_at(int(reached.argmax()) + 1)
 
 
 def walks(spec: EnvSpec, count: int) -> Iterator[Trajectory]:

@@ -219,7 +219,7 @@ class Masked(Relabeler):
     """A loss mask that nobody recorded."""
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
-        return episode.changed(actor_mask=np.arange(len(episode)) % 2 == 0)
+        return episode.replace(actor_mask=np.arange(len(episode)) % 2 == 0)
 
 
 @pytest.mark.parametrize("relabel", [(), ("test_buffers_mask",)], ids=["plain", "relabeled"])

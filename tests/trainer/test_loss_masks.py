@@ -39,7 +39,7 @@ class OnlyOdd(Relabeler):
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:  # noqa: ARG002
         if len(episode) % 2 == 0:
             return episode
-        return episode.changed(actor_mask=np.arange(len(episode)) % 2 == 1)
+        return episode.replace(actor_mask=np.arange(len(episode)) % 2 == 1)
 
 
 @register("test_cut")
@@ -48,14 +48,14 @@ class Cut(Relabeler):
     """Every trajectory of more than four steps ends after four."""
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:  # noqa: ARG002
-        return episode.ended(4) if len(episode) > 4 else episode
+        return episode.terminated_at(4) if len(episode) > 4 else episode
 
 
 @register("test_bad_mask")
 @dataclass(frozen=True, kw_only=True)
 class BadMask(Relabeler):
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:  # noqa: ARG002
-        return episode.changed(critic_mask=np.ones(len(episode) + 1, np.bool_))
+        return episode.replace(critic_mask=np.ones(len(episode) + 1, np.bool_))
 
 
 def trajectories() -> Iterator[Trajectory]:

@@ -146,14 +146,14 @@ def test_a_relabeled_episode_is_one_that_the_environment_would_have_recorded(
     t = record(name, seed, steps, goals)
     digest = t.digest
     (relabeler,) = make_relabelers([f"{name}:{options}"])
-    new = relabeler.prepared([episode_of(t)])(episode_of(t), np.random.default_rng(k))
+    new = relabeler.fit([episode_of(t)])(episode_of(t), np.random.default_rng(k))
     assert t.digest == digest
     assert 1 <= len(new) <= len(t)
     replayed(t, new, name)
     old_plan, new_plan = (x.obs["goals"][0].tolist() for x in (t, new))
     before, after = (int((x.obs["goals"][-1] != x.obs["goals"][0]).any(-1).sum()) for x in (t, new))
-    assert after >= before + new.swapped
-    if not new.swapped:
+    assert after >= before + new.goals_replaced
+    if not new.goals_replaced:
         assert new_plan == old_plan and len(new) == len(t)
     elif "false" not in options and len({*map(tuple, old_plan)}) == len(old_plan):
         plan = [tuple(g) for g in new_plan if g != [-1, -1]]
@@ -167,15 +167,21 @@ def test_a_relabeled_episode_is_one_that_the_environment_would_have_recorded(
 @given(
     **WALKS,
     strategy=st.sampled_from(["final", "future"]),
-    ends=st.booleans(),
+    terminates=st.booleans(),
 )
-def test_hindsight_swaps_one_goal_for_a_later_one(seed, steps, goals, k, strategy, ends):
+def test_hindsight_swaps_one_goal_for_a_later_one(seed, steps, goals, k, strategy, terminates):
     """Every arrival pays, the start does not, and the first one ends the task where it should."""
     t = record("mazerunner", seed, steps, goals)
     rows = np.arange(len(t) + 1)[:, None]
     obs = {"achieved": t.obs["achieved"], "goal": np.tile(np.int16([9, 9]), (len(rows), 1))}
     episode = replace(episode_of(t), obs=obs, terminated=False, truncated=True)
-    relabeler = Hindsight(strategy=strategy, ends=ends, probability=1.0, miss=-1.0, hit=0.0)
+    relabeler = Hindsight(
+        strategy=strategy,
+        terminates=terminates,
+        probability=1.0,
+        step_reward=-1.0,
+        success_reward=0.0,
+    )
     new = relabeler(episode, np.random.default_rng(k))
     goal = new.obs["goal"][0].tolist()
     assert (new.obs["goal"] == goal).all() and new.obs["goal"].dtype == np.int16
@@ -183,9 +189,9 @@ def test_hindsight_swaps_one_goal_for_a_later_one(seed, steps, goals, k, strateg
     assert any(arrivals)
     if strategy == "final":
         assert goal == t.obs["achieved"][-1].tolist()
-    length = arrivals.index(True) + 1 if ends else len(t)
+    length = arrivals.index(True) + 1 if terminates else len(t)
     assert new.reward.tolist() == [0.0 if hit else -1.0 for hit in arrivals[:length]]
-    assert (len(new), new.terminated, new.truncated) == (length, ends, not ends)
+    assert (len(new), new.terminated, new.truncated) == (length, terminates, not terminates)
     assert (obs["goal"] == 9).all()
 
 
@@ -278,9 +284,9 @@ def test_an_episode_that_met_all_its_goals_stays():
 
 
 def test_all_or_nothing_is_all_in_its_share_of_samples():
-    relabeler = MazeRunnerGoals(strategy="all_or_nothing", full=0.75)
+    relabeler = MazeRunnerGoals(strategy="all_or_nothing", probability=0.75)
     old = walk([(1, 1), (1, 2), (1, 3), (1, 4)], [FAR, (8, 8)])
-    swapped = [relabeler(old, np.random.default_rng(s)).swapped for s in range(400)]
+    swapped = [relabeler(old, np.random.default_rng(s)).goals_replaced for s in range(400)]
     assert set(swapped) == {0, 2}
     assert np.mean(np.array(swapped) == 2) == pytest.approx(0.75, abs=0.06)
 
@@ -308,7 +314,7 @@ def test_rare_goals_are_preferred_and_counted_over_the_snapshot():
     share = {}
     for rarity in ("none", "rows", "episodes"):
         options = {} if rarity == "none" else {"weights_equal": 0.0, "weights_above_least": 0.3}
-        ready = MazeRunnerGoals(strategy="all", rarity=rarity, **options).prepared(
+        ready = MazeRunnerGoals(strategy="all", rarity=rarity, **options).fit(
             [old, *[walk(common, [FAR])] * 9]
         )
         plans = [ready(old, np.random.default_rng(s)).obs["goals"][0, -1] for s in range(200)]

@@ -53,7 +53,7 @@ def relabeled(
 ) -> Iterator[tuple[int, Trajectory, Episode]]:
     """Number, trajectory and relabeled episode of each, by the words in turn."""
     ready: list[Relabeler] = [
-        relabeler.prepared(map(episode_of, found)) for relabeler in make_relabelers(words)
+        relabeler.fit(map(episode_of, found)) for relabeler in make_relabelers(words)
     ]
     for index, t in enumerate(found):
         rng = np.random.default_rng(index)
@@ -70,7 +70,7 @@ def test_a_relabeled_episode_replays_in_the_world(played, worlds):
     words = ("crafter", "crafter:strategy=all", "crafter:strategy=all,rarity=none")
     for index, t, new in relabeled(played[worlds], words):
         swapped, ended, paid = (
-            swapped + new.swapped,
+            swapped + new.goals_replaced,
             ended + (len(new) < len(t)),
             paid + sum(new.reward),
         )
@@ -107,7 +107,7 @@ def test_rare_deeds_are_preferred_to_being_somewhere(played):
         verbs: list[str] = []
         for seed in range(5):
             (relabeler,) = make_relabelers([word])
-            ready = relabeler.prepared(map(episode_of, played["one"]))
+            ready = relabeler.fit(map(episode_of, played["one"]))
             for t in played["one"]:
                 new = ready(episode_of(t), np.random.default_rng(seed))
                 before, after = ({tuple(g) for g in e.obs["goals"][0].tolist()} for e in (t, new))
@@ -119,7 +119,7 @@ def test_rare_deeds_are_preferred_to_being_somewhere(played):
 def test_none_needs_no_other_field():
     """Rarity is the default, so `strategy=none` alone must not be called a contradiction."""
     (relabeler,) = make_relabelers(["crafter:strategy=none"])
-    assert isinstance(relabeler, CrafterGoals) and relabeler.prepared(iter(())) is relabeler
+    assert isinstance(relabeler, CrafterGoals) and relabeler.fit(iter(())) is relabeler
 
 
 def test_the_recipe_reads_goals_as_words_and_the_map_as_places():

@@ -37,13 +37,13 @@ class Census(Relabeler):
 
     found: int = 0
 
-    def prepared(self, episodes: Iterable[Episode]) -> Relabeler:
+    def fit(self, episodes: Iterable[Episode]) -> Relabeler:
         return replace(self, found=sum(1 for _ in episodes))
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
         reward = episode.reward.copy()
         reward[-1] = self.found + 0.5 * rng.random()
-        return episode.changed(reward=reward)
+        return episode.replace(reward=reward)
 
 
 @pytest.fixture

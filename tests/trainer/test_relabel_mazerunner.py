@@ -39,7 +39,7 @@ def test_a_relabeled_episode_replays_in_the_maze():
             truncated=t.truncated,
         )
         new = relabeler(recorded, np.random.default_rng(index))
-        swapped, ended = swapped + new.swapped, ended + (len(new) < len(t))
+        swapped, ended = swapped + new.goals_replaced, ended + (len(new) < len(t))
         obs, _ = env.reset(seed=7 * len(found) + index)
         env.goals = [tuple(g) for g in new.obs["goals"][0].tolist() if g != [-1, -1]]
         for step in range(len(new)):
@@ -100,7 +100,7 @@ def test_a_run_relabels_says_so_and_publishes_a_policy_that_needs_no_achieved_go
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (tmp_path / "relabel-run" / "metrics.jsonl").read_text().splitlines()
     seen = {p["key"]: p["value"] for p in map(json.loads, lines) if p["step"] == 3}
-    assert seen["relabel/changed"] > 0.5 and seen["relabel/goals_swapped"] > 0.5
+    assert seen["relabel/changed"] > 0.5 and seen["relabel/goals_replaced"] > 0.5
     assert 0 < seen["relabel/steps_kept"] <= 1 and seen["relabel/cpu_ms"] > 0
     (policy,) = (tmp_path / "relabel-run" / "policies").glob("*")
     assert set(load_policy(policy.read_bytes()).spaces.observations) == {"observation", "goals"}

@@ -48,7 +48,7 @@ class Episode:
     """[T] bool: critics may."""
     id: str = ""
     """Of the trajectory: names it for people."""
-    swapped: int = 0
+    goals_replaced: int = 0
     """Goals put in so far; only a metric."""
 
     def __len__(self) -> int:
@@ -56,17 +56,17 @@ class Episode:
         return len(self.reward)
 
     @property
-    def whole_and_known(self) -> bool:
+    def complete(self) -> bool:
         """Whether it begins where its episode does and its last observation exists."""
         return self.first_step == 0 and self.final_obs_valid
 
-    def changed(self, **changes: Any) -> Episode:
+    def replace(self, **changes: Any) -> Episode:
         """A copy with other fields; `obs` given here replaces the named keys only."""
         if "obs" in changes:
             changes["obs"] = {**self.obs, **changes["obs"]}
         return replace(self, **changes)
 
-    def ended(self, length: int) -> Episode:
+    def terminated_at(self, length: int) -> Episode:
         """The first `length` transitions, 1 … T, of a task that ends with the last of them."""
         assert 1 <= length <= len(self), (length, len(self))
 

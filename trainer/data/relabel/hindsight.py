@@ -41,11 +41,11 @@ class Hindsight(Relabeler):
     """Share of samples that are relabeled; the others stay as recorded."""
     tolerance: float = 1e-3
     """A goal counts as achieved within this Euclidean distance."""
-    hit: float = 1.0
+    success_reward: float = 1.0
     """Reward of a transition that arrives at the goal."""
-    miss: float = 0.0
+    step_reward: float = 0.0
     """Reward of any other."""
-    ends: bool = True
+    terminates: bool = True
     """The task ends when the goal is achieved: the trajectory is cut there, as terminated."""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Hindsight(Relabeler):
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
         steps = len(episode)
-        if not episode.whole_and_known or rng.random() >= self.probability:
+        if not episode.complete or rng.random() >= self.probability:
             return episode
         row = steps if self.strategy == "final" else int(rng.integers(1, steps + 1))
         achieved, recorded = episode.obs[self.achieved], episode.obs[self.goal]
@@ -80,9 +80,9 @@ class Hindsight(Relabeler):
         there = np.linalg.norm(away, axis=1) <= self.tolerance
         if not there[row - 1]:  # what was achieved there is not a number, so it is no goal
             return episode
-        relabeled = episode.changed(
+        relabeled = episode.replace(
             obs={self.goal: np.broadcast_to(goal, recorded.shape)},
-            reward=np.where(there, self.hit, self.miss).astype(np.float32),
-            swapped=episode.swapped + 1,
+            reward=np.where(there, self.success_reward, self.step_reward).astype(np.float32),
+            goals_replaced=episode.goals_replaced + 1,
         )
-        return relabeled.ended(int(there.argmax()) + 1) if self.ends else relabeled
+        return relabeled.terminated_at(int(there.argmax()) + 1) if self.terminates else relabeled

@@ -4,12 +4,21 @@ Algorithm 1 of AMAGO (Grigsby et al., ICLR 2024); docs/relabeling.md has it as p
 episode that completed n of its k goals gets h of the k - n missing ones replaced: by goals achieved
 at h other rows, merged with the completed ones in order of time. Then the episode is replayed
 against its new goals: rewards, the goals shown, and its end follow.
+
+Goals are shown in K slots, k of them at the right, one active at a time:
+
+    slots     | 0      1      2      3        K slots, k goals at the right; pads at the left
+    row 0     | pad    A      B      C        A is active
+    row t1    | pad    done   B      C        A was achieved on arrival at row t1; now B is
+    row t2    | pad    done   done   C
+
+At most one goal is completed in a step, and none at row 0: no action led there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -17,8 +26,7 @@ from numpy.typing import NDArray
 
 from stepwell import EnvSpec
 from trainer.data.relabel.episode import Array, Episode
-from trainer.data.relabel.goals import as_sets, follow, matches, plan_of, show, show_active
-from trainer.data.relabel.rarity import Rarity, sharpened
+from trainer.data.relabel.rarity import Rarity, reweighted
 from trainer.data.relabel.registry import (
     Relabeler,
     register,
@@ -39,13 +47,13 @@ class Instructions(Relabeler):
     """
 
     goals: str = "goals"
-    """Observation with the goals [K, d]: k of them at the right, pads at the left; see goals.py."""
+    """Observation with the goals [K, d]: k of them at the right, pads at the left."""
     achieved: str = "achieved"
     """Observation with what was achieved on arrival: [d], or a set of up to m goals [m, d]."""
     strategy: Literal["none", "some", "all", "all_or_nothing"] = "some"
     """How many missing goals are replaced: none, a uniform number, as many as can be, or
-    as many as can be in a share `full` of the samples."""
-    full: float = 0.8
+    as many as can be in a share `probability` of the samples."""
+    probability: float = 0.8
     """With all_or_nothing: the share of samples that is relabeled."""
     pad: float = -1.0
     """Every number of a slot that holds no goal, among goals and among achieved ones."""
@@ -77,36 +85,18 @@ class Instructions(Relabeler):
     _rarity: Rarity | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._refuse_unused()
-        for name in ("full", "tolerance", "steps_after", "rarity_power"):
+        for name in ("probability", "tolerance", "steps_after", "rarity_power"):
             if not getattr(self, name) >= 0:
                 raise SettingError(
                     f"{self._name}:{name}: expected 0 or more, got {getattr(self, name)}"
                 )
-        if self.full > 1:
-            raise SettingError(f"{self._name}:full: expected a share, 0 … 1, got {self.full}")
+        if self.probability > 1:
+            raise SettingError(
+                f"{self._name}:probability: expected a share, 0 … 1, got {self.probability}"
+            )
         if abs(sum(self._shares) - 1) > 1e-6 or min(self._shares) < 0:
             raise SettingError(
                 f"{self._name}:weights_…: expected four chances that sum to 1, got {self._shares}"
-            )
-
-    def _refuse_unused(self) -> None:
-        needs = {"full": ("strategy", "all_or_nothing")}
-        ranked = ("rarity_power", "weights_equal", "weights_above_least", "weights_above_median")
-        needs |= dict.fromkeys((*ranked, "weights_top_five"), ("rarity", "rows, episodes or both"))
-        defaults = {f.name: f.default for f in fields(self)}
-        used = {"strategy": self.strategy == "all_or_nothing", "rarity": self._ranks}
-        for name, (other, wanted) in needs.items():
-            value = getattr(self, name)
-            if value != defaults[name] and not used[other]:
-                raise SettingError(
-                    f"{self._name}:{name}: {value} would not be used; set {other}={wanted}, or "
-                    "unset it"
-                )
-        if self.rarity not in ("none", defaults["rarity"]) and self.strategy == "none":
-            raise SettingError(
-                f"{self._name}:rarity: {self.rarity!r} would not be used with strategy=none; "
-                "set another strategy, or unset it"
             )
 
     @property
@@ -146,7 +136,7 @@ class Instructions(Relabeler):
                     f"{self.goals!r}"
                 )
 
-    def prepared(self, episodes: Iterable[Episode]) -> Relabeler:
+    def fit(self, episodes: Iterable[Episode]) -> Relabeler:
         if not self._ranks:
             return self
         counted = (self._achieved(episode) for episode in episodes)
@@ -160,26 +150,26 @@ class Instructions(Relabeler):
         return ready
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
-        if not episode.whole_and_known or (self.strategy == "none" and not self.hide_plan):
+        if not episode.complete or (self.strategy == "none" and not self.hide_plan):
             return episode
         recorded = episode.obs[self.goals]
-        plan = plan_of(recorded[0], self.pad)
+        plan = goals_in_slots(recorded[0], self.pad)
         achieved, there = self._achieved(episode)
-        before = follow(plan, achieved, self.tolerance)
+        before = completion_rows(plan, achieved, self.tolerance)
         self._recognise(episode, plan, before)
         wanted = self._how_many(len(plan) - len(before), rng)
         chosen = self._choose(plan[: len(before)], before, achieved, there, wanted, rng)
         if not chosen and not self.hide_plan:
             return episode
         new = self._merge(plan, before, chosen)
-        after = follow(new, achieved, self.tolerance)
-        relabeled = episode.changed(
+        after = completion_rows(new, achieved, self.tolerance)
+        relabeled = episode.replace(
             obs={self.goals: self._shown(new, after, recorded)},
             reward=self._paid(episode.reward, before, after),
-            swapped=episode.swapped + len(chosen),
+            goals_replaced=episode.goals_replaced + len(chosen),
         )
         if chosen and len(after) == len(new):
-            return relabeled.ended(min(after[-1] + self.steps_after, len(episode)))
+            return relabeled.terminated_at(min(after[-1] + self.steps_after, len(episode)))
         return relabeled
 
     # ------------------------------------------------------------------------------ its steps
@@ -192,7 +182,7 @@ class Instructions(Relabeler):
 
     def _recognise(self, episode: Episode, plan: Array, completed: list[int]) -> None:
         recorded = episode.obs[self.goals]
-        expected = show(plan, completed, recorded, self.pad, self.completed)
+        expected = fill_slots(plan, completed, recorded, self.pad, self.completed)
         if np.array_equal(expected, recorded):
             return
         row = int((expected != recorded).any(axis=(1, 2)).argmax())
@@ -208,7 +198,9 @@ class Instructions(Relabeler):
             return int(rng.integers(0, missing + 1))
         if self.strategy == "all":
             return missing
-        return missing if self.strategy == "all_or_nothing" and rng.random() < self.full else 0
+        return (
+            missing if self.strategy == "all_or_nothing" and rng.random() < self.probability else 0
+        )
 
     def _choose(
         self,
@@ -254,8 +246,8 @@ class Instructions(Relabeler):
         weights = np.zeros(free.shape)
         weights[free] = self._rarity.weights(achieved[free], table)  # type: ignore[arg-type]
         rows = free.any(axis=1)
-        of_row[rows] = sharpened(weights.sum(axis=1)[rows], self._shares, rng)
-        of_goal[free] = sharpened(weights[free], self._shares, rng)
+        of_row[rows] = reweighted(weights.sum(axis=1)[rows], self._shares, rng)
+        of_goal[free] = reweighted(weights[free], self._shares, rng)
         return of_row, of_goal
 
     def _merge(self, plan: Array, completed: list[int], chosen: list[tuple[int, Array]]) -> Array:
@@ -271,8 +263,8 @@ class Instructions(Relabeler):
 
     def _shown(self, plan: Array, completed: list[int], recorded: Array) -> Array:
         if self.hide_plan:
-            return show_active(plan, completed, recorded, self.pad)
-        return show(plan, completed, recorded, self.pad, self.completed)
+            return fill_last_slot(plan, completed, recorded, self.pad)
+        return fill_slots(plan, completed, recorded, self.pad, self.completed)
 
     def _paid(
         self, reward: NDArray[np.float32], before: list[int], after: list[int]
@@ -316,3 +308,57 @@ class CrafterGoals(Instructions):
     @property
     def _name(self) -> str:
         return "crafter"
+
+
+# ------------------------------------------------------------------------ goals and their slots
+
+
+def as_sets(achieved: Array, width: int) -> NDArray[np.float64]:
+    """[T+1, m, d] from achieved goals [T+1, d], or sets of them [T+1, m, d]; d is `width`."""
+    return achieved.reshape(len(achieved), -1, width).astype(np.float64)
+
+
+def matches(achieved: Array, goal: Array, tolerance: float) -> NDArray[np.bool_]:
+    """[T+1, m]: which achieved goals are `goal` [d], each element within `tolerance`."""
+    close: NDArray[np.bool_] = (np.abs(achieved - goal) <= tolerance).all(axis=-1)
+    return close
+
+
+def goals_in_slots(shown: Array, pad: float) -> Array:
+    """The goals [k, d] among the slots [K, d] of row 0: those that are not pads."""
+    real: Array = shown[~(shown == pad).all(axis=-1)]
+    return real
+
+
+def completion_rows(plan: Array, achieved: Array, tolerance: float) -> list[int]:
+    """Rows 1 … T at which the goals of a plan [k, d] are completed, in order; as many as are."""
+    rows: list[int] = []
+    for goal in plan:
+        after = rows[-1] + 1 if rows else 1
+        found = matches(achieved[after:], goal, tolerance).any(axis=1)
+        if not found.any():
+            break
+        rows.append(after + int(found.argmax()))
+    return rows
+
+
+def fill_slots(
+    plan: Array, completed: Sequence[int], recorded: Array, pad: float, done: float
+) -> Array:
+    """[T+1, K, d] like `recorded`: the plan, each goal marked `done` from its completion on."""
+    shown = np.full(recorded.shape, pad, recorded.dtype)
+    first = recorded.shape[1] - len(plan)
+    shown[:, first:] = plan
+    for slot, row in enumerate(completed, first):
+        shown[row:, slot] = done
+    return shown
+
+
+def fill_last_slot(plan: Array, completed: Sequence[int], recorded: Array, pad: float) -> Array:
+    """[T+1, K, d] like `recorded`: the active goal in the last slot, pads elsewhere."""
+    shown = np.full(recorded.shape, pad, recorded.dtype)
+    begin = 0
+    for goal, row in zip(plan, [*completed, len(recorded)], strict=False):
+        shown[begin:row, -1] = goal
+        begin = row
+    return shown

@@ -62,7 +62,7 @@ def _weights(counts: Counter[bytes], power: float) -> dict[bytes, float]:
     }
 
 
-def sharpened(weights: Floats, shares: Sequence[float], rng: np.random.Generator) -> Floats:
+def reweighted(weights: Floats, shares: Sequence[float], rng: np.random.Generator) -> Floats:
     """Weights [n] made more or less extreme in one of four ways, drawn with `shares` [4]: all
     equal; above the least; above the median; the five largest alone."""
     way = int(np.searchsorted(np.cumsum(shares), rng.random(), side="right"))

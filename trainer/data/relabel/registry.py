@@ -1,30 +1,29 @@
-"""Relabelers by name: those built in, and your own, registered by a module of yours.
+"""Relabelers by name: those built in, and those that a plugin registers.
 
 from dataclasses import dataclass
 from trainer.data.relabel import Episode, Relabeler, register
 
-@register("halve")
+@register("scale_reward")
 @dataclass(frozen=True, kw_only=True)
-class Halve(Relabeler):
-    factor: float = 0.5  # what every reward is multiplied by
+class ScaleReward(Relabeler):
+    factor: float = 0.5
 
     def __call__(self, episode, rng):
-        return episode.changed(reward=episode.reward * np.float32(self.factor))
+        return episode.replace(reward=episode.reward * np.float32(self.factor))
 
-stepwell train offline --plugin my_module --data.relabel halve:factor=0.25 --dataset hopper
+stepwell train offline --plugin my_module --data.relabel scale_reward:factor=0.25 --dataset hopper
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import types
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from stepwell import EnvSpec
 from trainer.data.relabel.episode import Episode
@@ -36,21 +35,21 @@ class Relabeler(ABC):
     """A pure function of (whole trajectory, generator). Subclasses are frozen dataclasses: their
     fields are the parameters, set by NAME:FIELD=VALUE,…
 
-    Its outcome may depend on nothing else: no counter, no clock, no global generator. Then sample k
+    Its result may depend on nothing else: no counter, no clock, no global generator. Then sample k
     is the same for any number of processes, in any order, and after any restart.
     """
 
     @abstractmethod
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
-        """The episode as it is to be learned from: at least one transition, at most as many as
-        came, every array in its dtype and shape. What came must not be edited."""
+        """The episode to learn from: 1 to len(episode) transitions, every array of the same dtype
+        and shape. The given arrays are read-only."""
 
     def check(self, spec: EnvSpec) -> None:  # noqa: B027 - most need nothing in particular
         """Raise `DataError` unless a dataset of this spec can be relabeled so."""
 
-    def prepared(self, episodes: Iterable[Episode]) -> Relabeler:  # noqa: ARG002
-        """The relabeler to use on a snapshot that holds these (all of them, as recorded): for
-        statistics. Called once per snapshot; by default the same one."""
+    def fit(self, episodes: Iterable[Episode]) -> Relabeler:  # noqa: ARG002
+        """The relabeler to use on a snapshot of these episodes, as recorded: for statistics over
+        all of them. Called once per snapshot; by default it returns itself."""
         return self
 
 
@@ -96,11 +95,11 @@ def _make(word: str) -> Relabeler:
     if name not in _registered:
         raise SettingError(
             f"data.relabel: unknown relabeler {name!r}; the nearest known one is "
-            f"{_nearest(name, _registered)!r} (of {', '.join(registered())}). One of your own "
+            f"{_nearest(name, _registered)!r} (of {', '.join(registered())}). A custom one "
             "needs --plugin MODULE"
         )
     kind = _registered[name]
-    hints = typing.get_type_hints(kind)
+    hints = get_type_hints(kind)
     known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
@@ -113,27 +112,11 @@ def _make(word: str) -> Relabeler:
             raise SettingError(f"{where}: {name} has no such parameter; {hint}")
         if key in values:
             raise SettingError(f"{where}: given twice")
-        values[key] = _value(known[key], text, where)
+        try:
+            values[key] = TypeAdapter(known[key]).validate_strings(text)
+        except ValidationError as error:
+            raise SettingError(f"{where}: got {text!r}: {error.errors()[0]['msg']}") from None
     return kind(**values)
-
-
-def _value(hint: Any, text: str, where: str) -> Any:
-    """A parameter's value from its text, by its type: str, bool, int, float, Literal."""
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        if text not in choices:
-            raise SettingError(f"{where}: expected one of {', '.join(choices)}, got {text!r}")
-        return text
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-    if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise SettingError(f"{where}: expected true or false, got {text!r}")
-        return text.lower() == "true"
-    try:
-        return hint(text)
-    except ValueError:
-        raise SettingError(f"{where}: expected {hint.__name__}, got {text!r}") from None
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -94,7 +94,7 @@ class Relabeling:
         self._columns = {c.field.name: c for c in columns}
         for relabeler in relabelers:
             relabeler.check(manifest.spec)
-        self._relabelers = [r.prepared(self._all()) for r in relabelers]
+        self._relabelers = [r.fit(self._all()) for r in relabelers]
 
     def draw(self, sampler: WindowSampler, step: int, rank: int) -> Relabeled:
         """The relabeled samples of `rank` in the batch of a step."""
@@ -111,7 +111,7 @@ class Relabeling:
         changed = [new is not old for new, old in zip(episodes, recorded, strict=True)]
         metrics = {
             "relabel/changed": float(np.mean(changed)),
-            "relabel/goals_swapped": float(np.mean([e.swapped for e in episodes])),
+            "relabel/goals_replaced": float(np.mean([e.goals_replaced for e in episodes])),
             "relabel/steps_kept": float(lengths.sum() / sum(map(len, recorded))),
             "relabel/cpu_ms": 1e3 * (time.thread_time() - began),
         }
