@@ -45,7 +45,7 @@ from stepwell.errors import NotFound, Undelivered
 from stepwell.messages import Capacity, MetricPoint
 from stepwell.trajectory import TrajectoryMetadata
 
-# Seeds of collected episodes lie above those that evaluations use: nobody trains on a test.
+# Above the seeds of evaluations, so that no training data comes from a test episode.
 FIRST_SEED, LAST_SEED = 1 << 20, 1 << 31
 OUTBOX_FULL = 0.9
 
@@ -53,7 +53,7 @@ OUTBOX_FULL = 0.9
 def collect(
     config: CollectConfig, *, control: Control | None = None, console: Console | None = None
 ) -> CollectorStatistics:
-    """Play as `config` says until it is done or told to stop. Raises typed errors only.
+    """Play as `config` says until it is done or stopped. Raises typed errors only.
 
     `Undelivered` where all went well but the service has not taken every episode.
     """
@@ -243,7 +243,7 @@ def _play(
     stats: CollectorStatistics,
     show: Callable[[], None],
 ) -> None:
-    """Until all episodes or steps are played, or somebody says stop."""
+    """Until all episodes or steps are played, or a command says stop."""
     draining = False
     last_saved = time.monotonic()
     try:

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
-from stepwell._plugins import import_named, told
+from stepwell._plugins import describe_error, import_named
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
     DEFAULT_ACTION,
@@ -84,7 +84,7 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         raise EnvError(f"{env_id} does not accept {dict(kwargs or {})}: {error}") from None
     except Exception as error:  # a constructor may raise anything
         raise EnvError(
-            f"{env_id} cannot be made: {told(error)}; stepwell --debug … shows the whole traceback"
+            f"{env_id} cannot be made: {describe_error(error)}; stepwell --debug … shows all of it"
         ) from error
 
 
@@ -143,7 +143,7 @@ class Interface:
                     _whole(value, array, space)
             except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
                 raise BrokenEnv(
-                    f"observation {key!r} is not what its space says: {told(error)}"
+                    f"observation {key!r} is not what its space says: {describe_error(error)}"
                 ) from None
             if array.shape != space.shape:
                 raise BrokenEnv(

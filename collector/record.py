@@ -21,7 +21,7 @@ from collector.envs import Arrays, Env, Interface, interface_of
 from collector.outbox_slots import open_outbox
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
 from collector.run import open_dataset
-from stepwell._plugins import told
+from stepwell._plugins import describe_error
 from stepwell.client import Client
 from stepwell.errors import Undelivered
 from stepwell.outbox import Outbox
@@ -111,7 +111,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(action)
             next_obs = self._interface.encode_observation(obs)
         except Exception as error:
-            self._recorder.truncate(BROKEN, told(error))
+            self._recorder.truncate(BROKEN, describe_error(error))
             raise
         if self._recorder.running:
             self._recorder.add_step(recorded, float(reward), next_obs, terminated, truncated, info)

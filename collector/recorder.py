@@ -75,7 +75,7 @@ class _Rows:
 class Recorder:
     """Records one episode after another; complete trajectories go to `sink`.
 
-    Arrays handed in are kept, not copied: give it arrays that nobody changes later.
+    Arrays handed in are kept, not copied: give it arrays that do not change later.
     """
 
     def __init__(

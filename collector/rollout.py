@@ -17,7 +17,7 @@ from collector.actor import Actor, ActorInputs
 from collector.envs import Arrays, BrokenEnv, Env, Interface
 from collector.exploration import Exploration
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeSummary, Recorder, Sink
-from stepwell._plugins import told
+from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
 
 MAX_FAILURES = 10
@@ -107,7 +107,7 @@ class Rollout:
                 raw, info = self._envs[env_index].reset(seed=seed)
                 obs = self._interface.encode_observation(raw)
             except Exception as error:  # an environment may raise anything
-                self._on_error(env_index, f"reset(seed={seed}) failed: {told(error)}")
+                self._on_error(env_index, f"reset(seed={seed}) failed: {describe_error(error)}")
             else:
                 self._on_reset(env_index, seed, obs, _mapping(info))
 
@@ -121,7 +121,7 @@ class Rollout:
             obs = self._interface.encode_observation(raw)
             over = bool(terminated), bool(truncated)
         except Exception as error:  # an environment may raise anything
-            return self._on_error(env_index, f"step failed: {told(error)}")
+            return self._on_error(env_index, f"step failed: {describe_error(error)}")
         return self._on_step(env_index, action, number, obs, *over, _mapping(info))
 
     def _on_reset(

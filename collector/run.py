@@ -155,8 +155,8 @@ def open_run(
 ) -> Iterator[Run]:
     """A run with an outbox for its episodes (`outbox`: options of `open_outbox`).
 
-    When the block ends, the service is told how. `say` tells a person what was taken over from
-    earlier collectors, and what is left behind where the block raises.
+    When the block ends, how it ended is reported. `say` prints what was taken over from earlier
+    collectors, and what is left behind where the block raises.
     """
     with contextlib.ExitStack() as stack:
         box = open_outbox(

@@ -1,4 +1,4 @@
-"""FakeEnv: an environment whose every number says where it belongs. For our tests and for yours.
+"""FakeEnv: an environment whose every number tells its place. For our tests and for yours.
 
     obs     [episode, t, length]      episode counts resets of this environment, from 0
     reward  1000 · episode + t        what the action taken at t earned (t counts from 0)
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Plays `lengths` in turn, again and again; see the table above.
 
-    It hands out one buffer for all observations, as fast environments do, so whoever forgets to
-    copy is found out. `broken_at` = (episode, t) raises in that step;
+    It hands out one buffer for all observations, as fast environments do, so a missing copy
+    shows. `broken_at` = (episode, t) raises in that step;
     `nan_at` answers NaN there.
     """
 

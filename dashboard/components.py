@@ -1,7 +1,7 @@
 """Parts that several pages are made of: the page frame, tables with export, SQL notes, dialogs.
 
 Each is a function of data; what a page shows when the service is down or empty is decided here
-once. Nothing a stranger wrote (names, notes, logs) is ever rendered as HTML.
+once. Text from users (names, notes, logs) is never rendered as HTML.
 """
 
 from __future__ import annotations

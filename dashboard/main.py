@@ -1,4 +1,4 @@
-"""`stepwell dash`: Streamlit on 127.0.0.1, told where the service is. It runs the app, no more."""
+"""`stepwell dash`: runs the Streamlit app on 127.0.0.1, with the address of the service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def free_port(port: int) -> int | None:
-    """The port itself if nobody listens there, any free one for 0, None if it is taken."""
+    """The port itself if it is free, any free one for 0, None if it is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.token:
         os.environ["STEPWELL_TOKEN"] = options.token
     print(f"Stepwell dashboard: http://{HOST}:{port}", flush=True)
-    # Replaces this process, so that whoever stops it stops the dashboard and nothing is left over.
+    # Replaces this process, so that stopping it stops the dashboard.
     os.execv(sys.executable, command(port))
 
 

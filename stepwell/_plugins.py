@@ -38,8 +38,8 @@ def import_named(
         ) from error
 
 
-def told(error: Exception) -> str:
-    """What a stranger's code raised, in words: message, kind, and the line that raised it."""
+def describe_error(error: Exception) -> str:
+    """An exception of code that is not ours: message, type, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return f"{error} ({type(error).__name__}{place})"

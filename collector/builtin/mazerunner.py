@@ -91,7 +91,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
         )
         self.action_space = spaces.Discrete(5)
         self.walls: NDArray[np.bool_] = np.ones((size, size), np.bool_)
-        """[size, size]: True where nobody can go."""
+        """[size, size]: True where a wall is."""
         self.goals: list[Cell] = []
         """This episode's goals, in order."""
         self.position: Cell = (size - 2, size // 2)

@@ -177,7 +177,7 @@ def _dimensions(arrays: Any) -> dict[str, Any]:
 
 
 def _cut(arrays: Any) -> None:
-    """Says what `_dimensions` leaves out."""
+    """A caption for what `_dimensions` leaves out."""
     for key, array in arrays.items():
         numbers = int(np.prod(array.shape[1:]))
         if numbers > DIMENSIONS:

@@ -6,7 +6,7 @@
     "stone 10 25"           [17, 23, 26]    place it there, as exactly
 
 Goals are [3] whole numbers, each the place of a word in `WORDS`; -1 is no word. Coordinates are
-told in steps of five, as words of their own.
+given in steps of five, each a word.
 """
 
 from collections.abc import Mapping, Sequence

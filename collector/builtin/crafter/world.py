@@ -1,9 +1,9 @@
 """The game itself: the package `crafter`, made to follow its seed to the letter.
 
-Left alone it does not: creatures are kept in sets, whose order is that of memory addresses, and
+The package alone does not: creatures are kept in sets, whose order is that of memory addresses, and
 drawing a picture of the night takes numbers from the generator that moves the creatures. Here the
-order is that of their coming, and pictures have a generator of their own, so a seed means one world
-and one course of events, whoever looks and however.
+order is that of insertion, and pictures have a separate generator, so a seed determines the world
+and the course of events, whatever is rendered.
 """
 
 from __future__ import annotations
