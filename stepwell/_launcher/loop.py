@@ -21,6 +21,7 @@ from typing import Literal
 from stepwell._launcher import rules
 from stepwell._launcher.rules import Places, Refused
 from stepwell._launcher.work import Work, load
+from stepwell._outbox_folder import entries, find_outboxes
 from stepwell.client import Client
 from stepwell.errors import (
     Conflict,
@@ -30,6 +31,7 @@ from stepwell.errors import (
     StepwellError,
     Unauthorized,
 )
+from stepwell.heartbeat import report_worker
 from stepwell.messages import Launch
 from stepwell.outbox import reopen
 
@@ -38,7 +40,7 @@ log = logging.getLogger("stepwell.launcher")
 TICK = 0.1
 HEARTBEAT_EVERY = 5.0
 LOOK_AROUND_EVERY = 30.0
-FAREWELL = 10.0
+LAST_REPORT_SECONDS = 10.0
 STEPWELL = [sys.executable, "-m", "stepwell.cli"]
 _LAUNCH_ID = re.compile(r"la_[0-9a-f-]{8,64}")
 
@@ -94,7 +96,7 @@ class Launcher:
                 self._next_sync = time.monotonic() + self.options.poll
                 self._sync()
         self.state = "stopped"
-        self._farewell()
+        self._last_report()
 
     def ask(self, word: Literal["stop", "kill"]) -> None:
         """What a signal wants: stop, or not even wait for children. Done with the next tick."""
@@ -224,15 +226,14 @@ class Launcher:
         running = sum(len(w.with_state("running")) for w in self._works.values())
         waiting = sum(len(w.with_state("waiting")) for w in self._works.values())
         counters = {"capacity": self.options.capacity, "running": running, "waiting": waiting}
-        answer = self.client.heartbeat(
+        answer = report_worker(
+            self.client,
             self.options.name,
             role="launcher",
-            host=socket.gethostname(),
-            pid=os.getpid(),
             # Until its children have ended it can still be heard and asked.
             state="draining" if self.state == "stopped" and running else self.state,
             counters={**counters, **self._counts},
-            last_error=(self._last_error or self._trouble)[:20_000],
+            last_error=self._last_error or self._trouble,
         )
         self._next_beat = time.monotonic() + HEARTBEAT_EVERY
         self._command(answer.command)
@@ -304,19 +305,21 @@ class Launcher:
         self._next_sync = 0.0
 
     def _look_around(self) -> None:
-        """Claims whose answer was lost on the way, and episodes that a collector left behind."""
+        """Claims whose answer was lost on the way, and what a child left undelivered."""
         if self.state in ("running", "draining"):
             for launch in reversed(self.client.launches(state="claimed")):
                 if launch.claimed_by == self.options.name and launch.id not in self._works:
                     self._take(launch)
         busy = {c.run for w in self._works.values() for c in w.children if c.state != "ended"}
-        for folder in self.options.places.outboxes.iterdir():
-            if folder.name not in busy and next(folder.glob("*.arrow"), None):
+        places = self.options.places
+        for folder in (*find_outboxes(places.outboxes, 1), *find_outboxes(places.data / "runs", 2)):
+            run = folder.name if folder.parent == places.outboxes else folder.parent.name
+            if run not in busy and entries(folder):
                 send_leftovers(self.client, folder)
 
-    def _farewell(self) -> None:
+    def _last_report(self) -> None:
         """Say how everything ended; what cannot be said waits on disk for the next start."""
-        deadline = time.monotonic() + FAREWELL
+        deadline = time.monotonic() + LAST_REPORT_SECONDS
         while True:
             try:
                 if self._arrived:
@@ -333,17 +336,17 @@ class Launcher:
 
 
 def send_leftovers(client: Client, folder: Path) -> None:
-    """Send what a collector could not, for a few seconds; the rest stays for the next time."""
+    """Send what a child could not, for a few seconds; the rest stays for the next time."""
     try:
         outbox = reopen(folder, client)
     except OutboxInUse:
-        return  # the next collector takes it over
+        return  # by a process that sends it
     except OutboxError as error:
-        log.warning("episodes wait in %s and cannot be sent: %s", folder, error)
+        log.warning("the outbox %s cannot be sent: %s", folder, error)
         return
     outbox.close(5.0)
     if outbox.sent:
-        log.info("sent %d episodes that waited in %s", outbox.sent, folder)
+        log.info("sent %d items that waited in %s", outbox.sent, folder)
     if undelivered := outbox.undelivered():
         log.warning("%s", undelivered)
 

@@ -25,6 +25,7 @@ from stepwell._launcher import loop, rules
 from stepwell._launcher.children import usage_error
 from stepwell._launcher.loop import Launcher, LauncherError, Options
 from stepwell._launcher.rules import Places, Refused
+from stepwell._outbox_folder import entries
 from stepwell.messages import Launch
 from stepwell.testing import wait_until
 from trainer.config import TrainConfig, flatten, to_json
@@ -660,7 +661,7 @@ def test_children_and_reports_survive_an_outage(start_service, launcher, tmp_pat
         running_launcher.end()
 
 
-def test_episodes_that_a_collector_could_not_send_are_sent(api, own, name, tmp_path):
+def test_what_children_could_not_send_is_sent(api, own, name, tmp_path):
     from stepwell import Outbox
     from stepwell.testing import make_spec, make_trajectory
 
@@ -671,10 +672,16 @@ def test_episodes_that_a_collector_could_not_send_are_sent(api, own, name, tmp_p
         outbox = Outbox(folder, nobody, name, spec)
         outbox.put(make_trajectory(spec, seed=1))
         outbox.close(0.0)
+        of_run = tmp_path / "data" / "runs" / f"run-{name}" / "outbox"
+        outbox = Outbox(of_run, nobody, run=f"run-{name}")
+        outbox.put_metrics(f"run-{name}", 1, {"loss": 0.5})
+        outbox.close(0.0)
+    api.create_run(f"run-{name}", "train")
     running_launcher = Running(own.url, tmp_path / "data", name)
     until(lambda: len(api.trajectories(name).items) == 1)
+    until(lambda: api.metrics(f"run-{name}"))
     running_launcher.end()
-    assert not list(folder.glob("*.arrow"))
+    assert not entries(folder) and not entries(of_run)
 
 
 # --- the command and its page -------------------------------------------------------------------
