@@ -109,7 +109,7 @@ def random_play(
             actions.append(int(action))
             rewards.append(reward)
         found.append(
-            Trajectory.of(
+            Trajectory.from_arrays(
                 obs={key: np.stack([row[key] for row in rows]) for key in spec.observations},
                 actions=np.array(actions),
                 rewards=np.array(rewards, np.float32),

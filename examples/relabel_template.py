@@ -57,7 +57,7 @@ def walks(spec: EnvSpec, count: int) -> Iterator[Trajectory]:
         place = np.concatenate((np.zeros((1, 2)), 0.1 * action.cumsum(axis=0)))
         goal = np.broadcast_to(np.float32([5.0, 5.0]), (31, 2))
         obs = {"place": place, "where": place, "goal": goal}
-        yield Trajectory.of(
+        yield Trajectory.from_arrays(
             obs=obs, actions=action, rewards=np.zeros(30), truncated=True, spec=spec
         )
 

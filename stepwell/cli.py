@@ -33,13 +33,17 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Programs": {
         "serve": Command("server.main:main", "the dataset service", "server"),
-        "train": Command("trainer.main:main", "learn from a dataset", "trainer"),
-        "collect": Command("collector.main:main", "act, and send what happens", "collector"),
+        "train": Command("trainer.main:main", "train a policy on a dataset", "trainer"),
+        "collect": Command(
+            "collector.main:main", "play in an environment, store every episode", "collector"
+        ),
         "evaluate": Command(
-            "collector.main:evaluate", "play a published policy with fixed seeds", "collector"
+            "collector.main:evaluate", "score a published policy on fixed seeds", "collector"
         ),
         "dash": Command("dashboard.main:main", "the dashboard, in a browser", "dashboard"),
-        "launcher": Command("stepwell.launcher:main", "start here what the dashboard asks for"),
+        "launcher": Command(
+            "stepwell.launcher:main", "start on this machine what the dashboard asks for"
+        ),
     },
     "Data": {
         "import": Command("stepwell.commands.imports:main", "upload a D4RL or npz file"),
@@ -49,16 +53,20 @@ GROUPS: dict[str, dict[str, Command]] = {
         "trajectories": Command(
             "stepwell.commands.trajectories:main", "list, show, tag, protect trajectories"
         ),
-        "sql": Command("stepwell.commands.sql:main", "ask anything in SQL"),
+        "sql": Command(
+            "stepwell.commands.sql:main", "query trajectories, steps, runs, metrics in SQL"
+        ),
         "outbox": Command(
-            "stepwell.commands.outbox:main", "list and send data that waits on this disk"
+            "stepwell.commands.outbox:main", "list and send data that waits on this machine"
         ),
         "flush": Command("stepwell.commands.flush:main", "seal a dataset's newest trajectories"),
     },
     "Runs and workers": {
         "runs": Command("stepwell.commands.runs:main", "list and show runs, metrics, logs"),
         "workers": Command("stepwell.commands.workers:main", "list workers, pause or stop them"),
-        "status": Command("stepwell.commands.status:main", "is the service well, what is in it"),
+        "status": Command(
+            "stepwell.commands.status:main", "health of the service, and what it holds"
+        ),
     },
     "Maintenance of the service's directory": {
         "fsck": Command(

@@ -307,7 +307,7 @@ class Client(Transport):
         partition: str = "fifo",
         **metadata: Any,
     ) -> IngestItem:
-        """Store one trajectory given as plain lists or arrays (see `Trajectory.of`).
+        """Store one trajectory given as plain lists or arrays (see `Trajectory.from_arrays`).
 
             client.add("my-data", obs=o, actions=a, rewards=r, terminated=True, env="Maze-v1")
 
@@ -316,7 +316,7 @@ class Client(Transport):
         """
         spec = self.spec(dataset)
         metadata.setdefault("env", spec.env)
-        trajectory = Trajectory.of(
+        trajectory = Trajectory.from_arrays(
             obs=obs,
             actions=actions,
             rewards=rewards,

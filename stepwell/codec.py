@@ -62,12 +62,12 @@ def encode(trajectories: Iterable[Trajectory], spec: EnvSpec) -> bytes:
 
 def decode(data: bytes | memoryview) -> tuple[EnvSpec, list[Trajectory]]:
     """Inverse of `encode`. Raises `CodecError` or `InvalidTrajectory`; never returns a part."""
-    reader = read_stream(data)
+    reader = TrajectoryStream(data)
     return reader.spec, [t for t in reader]
 
 
-class read_stream:  # noqa: N801 - reads as a function: `for t in read_stream(data)`
-    """Iterate over the trajectories of a stream; `spec` is known before the first one."""
+class TrajectoryStream:
+    """Iterates over the trajectories of a stream; `spec` is known before the first one."""
 
     def __init__(self, data: bytes | memoryview):
         # A stream cut exactly between two batches is a legal Arrow stream, and a loss: so the
@@ -207,12 +207,12 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
     )
 
 
-def as_written(batch: pa.RecordBatch, metadata: dict[bytes, bytes], message: memoryview) -> bool:
-    """Whether a batch that `from_batch` took is what `to_batch` would make of it, so that its
-    `message` may be kept instead: nothing in it that was not looked at, and not much room for it.
+def is_canonical(batch: pa.RecordBatch, metadata: dict[bytes, bytes], message: memoryview) -> bool:
+    """Whether a batch that `from_batch` accepted equals what `to_batch` would write, so that its
+    `message` can be stored as it is: it holds nothing unchecked, and little padding.
 
-    That is: where NULLs may be, the last row and no other; the header and no other metadata; no
-    values beyond the rows; no columns that share bytes (`read_stream` sees to it) or lie far apart.
+    NULLs only in the last row of nullable columns; the header and no other metadata; no values
+    beyond the rows; no columns that share bytes (`TrajectoryStream` checks that) or lie far apart.
     """
     rows = batch.num_rows
     for field, column in zip(batch.schema, batch.columns, strict=True):

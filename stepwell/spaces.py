@@ -154,13 +154,13 @@ class MultiBinary:
 Space = Box | Discrete | MultiDiscrete | MultiBinary
 
 
-def outside(space: Space, values: Array) -> str | None:
+def why_outside(space: Space, values: Array) -> str | None:
     """Why `values` [N, *shape] are not all in `space`, or None. Dtype and shape are not looked at.
 
     Floats must be finite. Observations may stray outside a Box by design (many environments lie);
     callers decide for which arrays bounds count.
     """
-    if values.dtype.kind == "f" and not finite(values):
+    if values.dtype.kind == "f" and not all_finite(values):
         bad = int(np.count_nonzero(~np.isfinite(values)))
         return f"{bad} values are NaN or infinite"
     if isinstance(space, Discrete):
@@ -178,7 +178,7 @@ def outside(space: Space, values: Array) -> str | None:
     return None
 
 
-def finite(values: Array) -> bool:
+def all_finite(values: Array) -> bool:
     """Whether no value is NaN or infinite; of large arrays without a mask in memory."""
     if values.size < 1 << 16:
         return bool(np.isfinite(values).all())

@@ -89,7 +89,7 @@ def make_trajectory(
     if not final_obs_valid:
         for array in obs.values():
             array[-1] = array[-2]
-    return Trajectory.of(
+    return Trajectory.from_arrays(
         obs=obs,
         actions={k: random_values(s, length, rng) for k, s in spec.actions.items()},
         rewards=rng.standard_normal(length, np.float32),

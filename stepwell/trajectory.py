@@ -35,8 +35,8 @@ from stepwell.spaces import (
     Array,
     EnvSpec,
     Space,
-    finite,
-    outside,
+    all_finite,
+    why_outside,
 )
 
 __all__ = ["Trajectory", "TrajectoryMetadata", "new_id"]
@@ -100,7 +100,7 @@ class Trajectory:
         steps = len(self.rewards)
         if steps < 1:
             raise InvalidTrajectory("rewards", expected="at least one transition", got="none")
-        if not finite(self.rewards):
+        if not all_finite(self.rewards):
             raise InvalidTrajectory("rewards", expected="finite numbers", got="NaN or infinity")
         for what, arrays, rows in (
             ("obs", self.obs, steps + 1),
@@ -124,7 +124,7 @@ class Trajectory:
                         got=f"{len(array)} rows",
                     )
                 # Infos are for people and may hold gaps; what an agent reads may not.
-                if what != "infos" and array.dtype.kind == "f" and not finite(array):
+                if what != "infos" and array.dtype.kind == "f" and not all_finite(array):
                     raise InvalidTrajectory(
                         f"{what}[{key}]", expected="finite numbers", got="NaN or infinity"
                     )
@@ -143,7 +143,7 @@ class Trajectory:
             )
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         *,
         obs: Any,
@@ -239,7 +239,7 @@ class Trajectory:
                         f"{what}[{key}] dtype", expected=space.dtype, got=str(array.dtype)
                     )
                 bounded = what == "actions" or (what == "obs" and array.dtype.kind != "f")
-                if bounded and (why := outside(space, array)):
+                if bounded and (why := why_outside(space, array)):
                     raise InvalidTrajectory(
                         f"{what}[{key}]", expected="values inside the space", got=why
                     )

@@ -30,8 +30,8 @@ from stepwell.spaces import (
     EnvSpec,
     MultiDiscrete,
     Space,
-    outside,
     space_to_json,
+    why_outside,
 )
 
 MAX_DISCRETE = 100_000
@@ -80,7 +80,7 @@ def fit(
     fitted = {k: _info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
     action_space = spec.actions[DEFAULT_ACTION]
     actions = _cast("actions", actions, action_space)
-    if why := outside(action_space, actions):
+    if why := why_outside(action_space, actions):
         raise ImportRefused(
             f"actions leave their space: {why}",
             expected=space_to_json(action_space),

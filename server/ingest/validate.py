@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from server.ingest.dataset_registry import RegisteredDataset
 from server.problems import ProblemError, title_of
-from stepwell.codec import HEADER_KEY, as_written, from_batch, read_stream
+from stepwell.codec import HEADER_KEY, TrajectoryStream, from_batch, is_canonical
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
 from stepwell.messages import Problem
 from stepwell.spaces import EnvSpec, space_to_json
@@ -46,7 +46,7 @@ def read_body(
 ) -> Iterator[ValidTrajectory | RefusedTrajectory]:
     """Everything in the body, in order. Raises `ProblemError` (422) if the body itself is bad."""
     try:
-        stream = read_stream(data)
+        stream = TrajectoryStream(data)
         check_layout(dataset, stream.spec)
         yield from _items(stream, dataset.spec)
     except CodecError as error:
@@ -55,7 +55,9 @@ def read_body(
         ) from None
 
 
-def _items(stream: read_stream, spec: EnvSpec) -> Iterator[ValidTrajectory | RefusedTrajectory]:
+def _items(
+    stream: TrajectoryStream, spec: EnvSpec
+) -> Iterator[ValidTrajectory | RefusedTrajectory]:
     for number, (batch, metadata, message) in enumerate(stream.messages(), 1):
         if number > MAX_ITEMS:
             raise CodecError("too many trajectories in one body", expected=f"≤ {MAX_ITEMS}")
@@ -65,7 +67,7 @@ def _items(stream: read_stream, spec: EnvSpec) -> Iterator[ValidTrajectory | Ref
         except InvalidTrajectory as error:
             yield RefusedTrajectory(_claimed_id(metadata), problem_of(error))
             continue
-        kept = message if as_written(batch, metadata, message) else None
+        kept = message if is_canonical(batch, metadata, message) else None
         yield ValidTrajectory(trajectory, trajectory.digest, kept)
 
 

@@ -121,7 +121,7 @@ def test_every_field_of_about_and_every_kind_of_end_survives():
 
 def test_infos_may_hold_gaps_and_signed_zeros_survive():
     spec = EnvSpec.of(Box((1,)), Discrete(2), infos={"x": Box((2,))})
-    sent = Trajectory.of(
+    sent = Trajectory.from_arrays(
         obs=[[-0.0], [1.0]],
         actions=[1],
         rewards=[-0.0],

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import Box, Discrete, EnvSpec, InvalidSpace, MultiBinary, MultiDiscrete
 from stepwell.schema import arrow_schema, spec_of
-from stepwell.spaces import outside, space_from_json, space_to_json
+from stepwell.spaces import space_from_json, space_to_json, why_outside
 from stepwell.testing import make_rich_spec, make_spec
 
 SPACES = [
@@ -136,5 +136,5 @@ def test_columns_bear_the_names_that_sql_shows():
 )
 def test_outside_says_why_or_nothing(space, good, bad):
     dtype = np.dtype(space.dtype)
-    assert outside(space, np.asarray(good, dtype)) is None
-    assert outside(space, np.asarray(bad, dtype))
+    assert why_outside(space, np.asarray(good, dtype)) is None
+    assert why_outside(space, np.asarray(bad, dtype))

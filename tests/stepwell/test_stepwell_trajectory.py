@@ -131,12 +131,12 @@ def test_about_survives_json_and_numpy_spells_the_same():
     assert TrajectoryMetadata().to_json() == {}
 
 
-# --- Trajectory.of ----------------------------------------------------------------------------
+# --- Trajectory.from_arrays ---------------------------------------------------------------------
 
 
 def test_of_takes_lists_and_casts_to_the_spec():
     spec = EnvSpec.of(Box((2,)), Discrete(3))
-    made = Trajectory.of(
+    made = Trajectory.from_arrays(
         obs=[[0, 0], [1, 1], [2, 2]],
         actions=[[0.0], [2.0]],
         rewards=[[1], [2]],
@@ -151,7 +151,9 @@ def test_of_takes_lists_and_casts_to_the_spec():
 
 
 def test_of_repeats_a_missing_last_observation_and_says_so():
-    made = Trajectory.of(obs=[1.0, 2.0], actions=[0, 0], rewards=[0, 0], infos={"x": [5, 6]})
+    made = Trajectory.from_arrays(
+        obs=[1.0, 2.0], actions=[0, 0], rewards=[0, 0], infos={"x": [5, 6]}
+    )
     assert not made.final_obs_valid
     assert made.obs["observation"].tolist() == [1.0, 2.0, 2.0]
     assert made.infos["x"].tolist() == [5, 6, 6]
@@ -181,7 +183,7 @@ def test_of_raises_only_its_own_error(change):
     given = {"obs": [[0.0], [1.0], [2.0]], "actions": [0, 1], "rewards": [0, 0], **change}
     check = given.pop("check", False)
     with pytest.raises(InvalidTrajectory):
-        made = Trajectory.of(spec=spec, **given)
+        made = Trajectory.from_arrays(spec=spec, **given)
         assert check
         made.check(spec)
 
@@ -190,7 +192,7 @@ def test_of_raises_only_its_own_error(change):
 def test_of_never_wraps_an_integer_around(dtype, value):
     spec = EnvSpec.of(Box((1,), dtype, -1e9, 1e9), Discrete(2))
     with pytest.raises(InvalidTrajectory, match=str(value)):
-        Trajectory.of(obs=[[0], [value]], actions=[0], rewards=[0], spec=spec)
+        Trajectory.from_arrays(obs=[[0], [value]], actions=[0], rewards=[0], spec=spec)
 
 
 # --- against a spec ---------------------------------------------------------------------------
@@ -224,7 +226,7 @@ def test_check_names_the_key_and_both_sides():
 def test_observations_may_leave_a_float_box_but_not_an_integer_one():
     """Many environments lie about their float bounds; an integer outside is a wrong index."""
     spec = EnvSpec.of({"f": Box((1,), low=0.0, high=1.0), "i": Discrete(3)}, Discrete(2))
-    made = Trajectory.of(
+    made = Trajectory.from_arrays(
         obs={"f": [[5.0], [6.0]], "i": [0, 2]}, actions=[0], rewards=[0], spec=spec
     )
     made.check(spec)

@@ -363,7 +363,7 @@ def recall_data(fake):
             obs.append(o)
             rewards.append(reward)
         episodes.append(
-            Trajectory.of(
+            Trajectory.from_arrays(
                 obs=np.stack(obs),
                 actions=actions,
                 rewards=rewards,

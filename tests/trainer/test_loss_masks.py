@@ -62,7 +62,7 @@ def trajectories() -> Iterator[Trajectory]:
     for seed, length in enumerate((5, 2, 12, 7, 1, 9)):
         found = make_trajectory(SPEC, length=length, seed=seed)
         trust = np.random.default_rng(seed).choice([-1.0, 0.0, 0.5, np.nan], length + 1)
-        yield Trajectory.of(
+        yield Trajectory.from_arrays(
             obs=found.obs,
             actions=found.actions,
             rewards=found.rewards,

@@ -77,7 +77,7 @@ def record(name: str, seed: int, steps: int, goals: int) -> Trajectory:
     shown, paid, done = rule.play(sets, plan)
     length = len(paid)
     padded = [(s + [[-1, -1]] * 2)[:2] if name != "mazerunner" else s[0] for s in sets]
-    return Trajectory.of(
+    return Trajectory.from_arrays(
         obs={
             "achieved": np.array(padded[: length + 1]),
             "goals": shown,

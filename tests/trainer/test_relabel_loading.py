@@ -82,7 +82,7 @@ def line_walks(lengths=LENGTHS):
             rng = np.random.default_rng(seed)
             place = np.cumsum(rng.integers(-1, 2, length + 1))[:, None]
             found.append(
-                Trajectory.of(
+                Trajectory.from_arrays(
                     obs={
                         "achieved": place,
                         "goal": np.full((length + 1, 1), 99),

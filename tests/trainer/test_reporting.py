@@ -87,7 +87,7 @@ def test_a_learner_without_anything_to_learn_from_is_told_once(fake, tmp_path, c
     nobody = {"by_hand": np.full(6, np.nan, np.float32)}
     plays = [{"obs": t.obs, "actions": t.actions, "rewards": t.rewards} for t in found]
     service.add_shard(
-        [Trajectory.of(**play, terminated=True, infos=nobody, spec=spec) for play in plays]
+        [Trajectory.from_arrays(**play, terminated=True, infos=nobody, spec=spec) for play in plays]
     )
     words = ["bc", "--dataset=fake", "--updates=4", "--data.batch=2", "--run=idle"]
     words += ["--schedule.log-every=1", "--schedule.drain-timeout=5", "--device=cpu"]
