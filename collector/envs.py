@@ -38,7 +38,7 @@ from stepwell.spaces import (
     MultiBinary,
     MultiDiscrete,
     Space,
-    outside,
+    why_outside,
 )
 
 Env = gymnasium.Env[Any, Any]
@@ -406,7 +406,7 @@ def _whole(raw: Any, array: Array, space: Space) -> None:
     if given.dtype != array.dtype and not np.array_equal(given, array):
         raise ValueError(f"{str(raw)[:80]} is not of type {space.dtype}")
     if not isinstance(space, Box) and array.shape == space.shape:
-        why = outside(space, array[None])
+        why = why_outside(space, array[None])
         if why is not None:
             raise ValueError(why)
 
