@@ -118,7 +118,7 @@ def _write_all(staged: Path, target: Path, update: int, contents: dict[str, byte
     sync_folder(target.parent)
 
 
-def find(mode: str, home: Path, world: World, say: Callable[[str], None]) -> Checkpoint | None:
+def find(mode: str, home: Path, world: World, echo: Callable[[str], None]) -> Checkpoint | None:
     """The checkpoint that a run in folder `home` resumes from, the same one on every rank; None to
     begin anew.
 
@@ -132,7 +132,7 @@ def find(mode: str, home: Path, world: World, say: Callable[[str], None]) -> Che
             while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
                 number += 1
             os.replace(folder, aside)
-            say(f"warning: --resume never: the earlier checkpoints are in {aside} now")
+            echo(f"warning: --resume never: the earlier checkpoints are in {aside} now")
         world.barrier()
         return None
     found = newest(folder) if world.is_main else None

@@ -30,7 +30,7 @@ from trainer.distributed import World, make_accelerator
 from trainer.errors import SettingError
 from trainer.learner import Learner, TrainingDiverged, Update, merge_ranks
 from trainer.nan_diagnostics import explain_skip
-from trainer.run_reporter import GO, PAUSE, STOP, RunInfo, RunReporter
+from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
 from trainer.snapshot_views import SnapshotViews
 from trainer.unused import for_spaces
 
@@ -42,7 +42,7 @@ MAY_CHANGE = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "p
 """Settings that a resumed run may change without a warning."""
 
 
-def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str], None]) -> str:
+def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[str], None]) -> str:
     """Train to the end, or until told to stop; "finished" or "stopped".
 
     Every process of the run calls this. Raises `TrainerError` or `StepwellError`; whatever ends it,
@@ -58,11 +58,11 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
             home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError(f"output: {home} cannot be used: {error}") from error
-        say = say if world.is_main else _say_nothing
-        report = RunReporter(config, client if world.is_main else None, info, home, world, say)
-        say = report.say  # on the screen, and in the run's log
+        echo = echo if world.is_main else _no_echo
+        reporter = RunReporter(config, client if world.is_main else None, info, home, world, echo)
+        echo = reporter.log  # on the screen, and in the run's log
         known_here = world.broadcast((home / "run.json").exists())
-        resumed = checkpoints.find(config.resume, home, world, say)
+        resumed = checkpoints.find(config.resume, home, world, echo)
         if resumed is None and config.resume == "auto":
             world.on_main(lambda: checkpoints.refuse_second_start(config.run, home, client))
         requests = _StopSignals(closing)
@@ -70,7 +70,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         # --- act two: the data ------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
         holder = f"train/{config.run}"
-        data = SnapshotViews(config, client, world, home, holder, say)
+        data = SnapshotViews(config, client, world, home, holder, echo)
         closing.callback(data.close)
         if resumed is None:
             data.begin(world.on_main(lambda: create_snapshot(client, config, holder)))
@@ -79,26 +79,26 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
             client.retry_for = 0.0
             data.resume(resumed.state["snapshot_views"], int(resumed.state["update"]))
         manifest = data.manifest
-        say(
+        echo(
             f"{len(manifest)} trajectories, {manifest.steps} steps, {len(manifest.shards)} shards"
             f" of snapshot {manifest.snapshot}"
         )
 
         # --- act three: the agent ---------------------------------------------------------------
         spaces, before = spaces_of(manifest.spec), config
-        config = report.config = for_spaces(config, info.origins, spaces)
+        config = reporter.config = for_spaces(config, info.origins, spaces)
         for line in _differences(before, config):
-            say(f"{line}: of no use here, what the recipe said falls away")
+            echo(f"{line}: of no use here, what the recipe said falls away")
         if resumed is not None:
             for line in _differences(resumed.state["config"], config, quiet=MAY_CHANGE):
-                say(f"warning: {line} from here on")
+                echo(f"warning: {line} from here on")
         torch.manual_seed(config.seed)
         agent = make_agent(config.agent, spaces).to(accelerator.device)
         if isinstance(rows := agent.policy.timestep_encoder, TimestepEncoder):
-            say(f"the agent sees {'; '.join(rows.describe())}")
-        report.kernels = agent.policy.kernels(accelerator.device, _compute_dtype(config))
-        for what, name in report.kernels.items():
-            say(f"{what} by {name}, on {accelerator.device.type}")
+            echo(f"the agent sees {'; '.join(rows.describe())}")
+        reporter.kernels = agent.policy.kernels(accelerator.device, _compute_dtype(config))
+        for what, name in reporter.kernels.items():
+            echo(f"{what} by {name}, on {accelerator.device.type}")
         learner = Learner(
             agent,
             config.optimizer,
@@ -113,13 +113,13 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
             checkpoints.restore(resumed, agent, learner.optimizer)
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
-            say(f"resumed after {update} updates, from {resumed.path}")
+            echo(f"resumed after {update} updates, from {resumed.path}")
         loader = data.loader(update, accelerator.device)
         closing.callback(loader.close)
 
         # --- act four: the run's row, log, metrics and policies at the service (rank 0) ---------
-        world.on_main(lambda: report.open(data, resumed=known_here))
-        closing.push(report.end)  # with what was raised, if anything was
+        world.on_main(lambda: reporter.open(data, resumed=known_here))
+        closing.push(reporter.end)  # with what was raised, if anything was
         client.retry_for = 0.0  # from here on an absent service costs no time
 
         # --- the loop ---------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
         oldest = checkpoints.oldest_update(folder)
         # A resumed run stands where its checkpoint does; the policy may not have been written.
         saved, published = update or -1, -1
-        if update and _due(every.publish_every, update) and not report.has_policy(update):
-            published = report.publish(agent, update, data)
+        if update and _due(every.publish_every, update) and not reporter.has_policy(update):
+            published = reporter.publish(agent, update, data)
 
         def check_pending(leave: int) -> None:
             """Check all updates but the last few, whose outcome a GPU may not know yet."""
@@ -168,7 +168,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
             pending.append((update, loaded, result))
             check_pending(leave=int(learner.defers_check and not logging_now))
             update += 1
-            report.update = update
+            reporter.update = update
 
             # Once in a while, all ranks: metrics. Reading them waits for the device.
             if logging_now:
@@ -185,7 +185,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
                     "data/steps": loaded.manifest.steps,
                     **loader.view(loaded.step).sampler.metrics(loaded.step),
                 }
-                report.log(update, values)
+                reporter.log_metrics(update, values)
                 clock.restart(update)
 
             # Once in a while, rank 0: look for new data, in the background.
@@ -194,16 +194,16 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
 
             # Once in a while, all ranks: was a stop or pause requested? Is new data ready on all
             # nodes? Then all switch to it at the same step.
-            request = GO
+            request = CONTINUE
             if world.size == 1 or _due(SYNC_EVERY, update):
                 request, switched = data.sync(
                     loader,
                     update,
-                    max(requests.request, report.wish),
+                    max(requests.request, reporter.request),
                     oldest=(update if oldest is None else oldest) if world.is_main else 0,
                 )
                 if switched:
-                    report.snapshots(data)
+                    reporter.report_snapshots(data)
 
             # Once in a while, rank 0: a checkpoint. After the sync, so that a resumed run knows
             # what was decided; before each policy, so that no published policy is ahead of what
@@ -214,14 +214,14 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
 
             # Once in a while, rank 0: a policy.
             if publishing:
-                published = report.publish(agent, update, data)
+                published = reporter.publish(agent, update, data)
 
             while request == PAUSE:
-                report.say_state("paused")
+                reporter.set_state("paused")
                 time.sleep(0.5)
-                request = world.maximum([max(requests.request, report.wish)])[0]
+                request = world.maximum([max(requests.request, reporter.request)])[0]
                 clock.restart(update)
-            report.say_state("running")
+            reporter.set_state("running")
             if request == STOP:
                 break
 
@@ -229,9 +229,9 @@ def train(config: TrainConfig, client: Client, info: RunInfo, say: Callable[[str
             save()
         stopped = update < config.updates
         if not stopped and published != update:
-            report.publish(agent, update, data)
-        report.status = "stopped" if stopped else "finished"
-        return report.status
+            reporter.publish(agent, update, data)
+        reporter.status = "stopped" if stopped else "finished"
+        return reporter.status
 
 
 class _Clock:
@@ -260,7 +260,7 @@ class _StopSignals:
     """SIGTERM and SIGINT request a checkpoint and an orderly end; the second one ends at once."""
 
     def __init__(self, closing: ExitStack):
-        self.request = GO
+        self.request = CONTINUE
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 old = signal.signal(number, self._handle)
@@ -296,7 +296,7 @@ def _due(every: int, update: int) -> bool:
     return every > 0 and update % every == 0
 
 
-def _say_nothing(text: str) -> None:
+def _no_echo(text: str) -> None:
     del text
 
 

@@ -88,12 +88,12 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
 
     from trainer.loop import RunInfo, train
 
-    def say(text: str) -> None:
+    def echo(text: str) -> None:
         if not quiet:
             print(text, flush=True)
 
     for line in resolved.lines():
-        say(f"  {line}")
+        echo(f"  {line}")
     try:
         with Client() as client:
             info = RunInfo(
@@ -101,9 +101,9 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
                 git_commit=git_commit(),
                 command=shlex.join(["stepwell", "train", *words])[:4096],
             )
-            status = train(resolved.config, client, info, say)
+            status = train(resolved.config, client, info, echo)
     except KeyboardInterrupt:
-        say("stopped at once; the last checkpoint stands")
+        echo("stopped at once; the last checkpoint stands")
         return 130
     except torch.OutOfMemoryError as error:
         raise TrainerError(
@@ -113,7 +113,7 @@ def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
-    say(f"run {resolved.config.run} {status}")
+    echo(f"run {resolved.config.run} {status}")
     return 0
 
 

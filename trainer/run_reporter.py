@@ -1,6 +1,7 @@
-"""Who hears of a run: its row, log, heartbeats, metrics and policies at the service; the screen.
+"""Reports a run to the service and the screen: its row, log, heartbeats, metrics and policies.
 
-Rank 0 alone; on other ranks every method does nothing. An absent service delays, and never stops.
+On rank 0; on other ranks every method does nothing. An unreachable service delays reports and never
+stops the run.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from trainer.run_log import RunLog
 from trainer.snapshot_views import SnapshotViews
 
 log = logging.getLogger(__name__)
-GO, PAUSE, STOP = 0, 1, 2
+CONTINUE, PAUSE, STOP = 0, 1, 2
+"""Requests to a run; the largest of several holds."""
 LOGGERS = ("trainer", "stepwell._background", "stepwell.outbox")
 """Whose warnings are in the run's log."""
 LINGER = 1.0
-"""Seconds that metrics wait for company on their way to the service."""
-PROGRESS_EVERY = 60.0
-"""Seconds between lines of progress in the run's log; on the screen there are more."""
-LONGEST_NOTES = 4096
-LEARNERS = {"count/bc": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
-"""By metric that counts the steps it learns from: who, and the setting that leaves steps out."""
+"""Seconds that metrics wait, to be sent together."""
+PROGRESS_ON_SCREEN, PROGRESS_IN_LOG = 2.0, 60.0
+"""Seconds between lines of progress."""
+MAX_NOTES = 4096
+LOSS_COUNTS = {"count/bc": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
+"""By metric that counts the transitions in a loss: who learns from it, and its mask's setting."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What the run's row says besides its config."""
+    """What the run's row holds besides its config."""
 
     origins: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
@@ -52,9 +54,10 @@ class RunInfo:
 
 
 class RunReporter:
-    """Run row, log, heartbeat, metrics and policies: on rank 0, and nothing at all elsewhere.
+    """The run's row, log, heartbeat, metrics and policies.
 
-    What is said before `open` is kept for the log, which only then has a run to belong to.
+    `client` is None on ranks other than 0. `echo` prints a line on the screen. Lines logged before
+    `open` are kept until then, when the run exists at the service.
     """
 
     def __init__(
@@ -64,30 +67,29 @@ class RunReporter:
         info: RunInfo,
         home: Path,
         world: World,
-        say: Callable[[str], None],
+        echo: Callable[[str], None],
     ):
         self.config, self.client, self.info, self.home = config, client, info, home
-        self.world, self._print = world, say
+        self.world, self._echo = world, echo
         self.update, self.error, self._state = 0, "", "running"
         self.status = "failed"
-        """How the run ends, if without an error."""
+        """How the run ends without an error: "finished" or "stopped"."""
         self.kernels: dict[str, str] = {}
-        """By what the agent's memory is computed, such as {"attention": "sdpa"}."""
+        """The agent's compute kernels, such as {"attention": "sdpa"}."""
         self._newest: dict[str, float] = {}
-        self._said = self._noted = 0.0
+        self._shown_at = self._logged_at = 0.0
         self._ended = False
-        self._idle: set[str] = set()
+        self._warned: set[str] = set()
         self._early: list[tuple[str, float]] = []
         self._run_log: RunLog | None = None
-        self.note(f"started on {world.host} (processes: {world.size}): {info.command}")
+        self._log(f"started on {world.host} (processes: {world.size}): {info.command}")
 
-    def say(self, text: str) -> None:
-        """On the screen and in the run's log."""
-        self._print(text)
-        self.note(text)
+    def log(self, text: str) -> None:
+        """Print a line on the screen and append it to the run's log."""
+        self._echo(text)
+        self._log(text)
 
-    def note(self, text: str) -> None:
-        """In the run's log alone."""
+    def _log(self, text: str) -> None:
         if self._run_log is not None:
             self._run_log.write(text)
         elif self.client is not None:
@@ -112,7 +114,7 @@ class RunReporter:
         claim = _claim(self.home)
         row["config"]["claim"] = claim
         try:
-            # The folder says whether a run of this name is ours to take up, or somebody else's.
+            # The folder decides whether a run of this name is ours to resume.
             self._create(row, claim, resumed)
             failpoint("run.after_create")
             if resumed:
@@ -121,7 +123,7 @@ class RunReporter:
             if not resumed:
                 self.outbox.close(0.0)
                 raise
-            log.warning("the service is away; the run goes on without it: %s", error)
+            log.warning("the service is unreachable; the run goes on without it: %s", error)
         except BaseException:
             self.outbox.close(0.0)  # the run is not ours, so neither is its folder
             raise
@@ -137,19 +139,19 @@ class RunReporter:
             run=self.config.run,
             status=self._status,
         )
-        self.snapshots(data)
+        self.report_snapshots(data)
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the threads that work for this run; empty where all is well."""
+        """What is wrong with the run's background threads; empty where all is well."""
         return "; ".join(filter(None, (self.outbox.trouble, self._data.trouble)))
 
     def _open_log(self) -> None:
         run_log = self._run_log = RunLog(self.home, self.outbox, self.config.run)
         for name in LOGGERS:
             logging.getLogger(name).addHandler(run_log)
-        for text, said_at in self._early:
-            run_log.write(text, said_at)
+        for text, logged_at in self._early:
+            run_log.write(text, logged_at)
         self._early.clear()
 
     def _create(self, row: dict[str, Any], claim: str, resumed: bool) -> None:
@@ -157,42 +159,43 @@ class RunReporter:
         try:
             self.client.create_run(self.config.run, "train", exist_ok=resumed, **row)
         except Conflict:
-            # Ours after all, if a life of this run died between making the row and noting it.
+            # Ours after all, if this run was killed between creating its row and run.json.
             if (self.client.run(self.config.run).config or {}).get("claim") != claim:
                 raise TrainerError(
-                    f"there is already a run {self.config.run!r}, and no checkpoint of it was taken"
-                    f" up from {self.home}; to resume it: --resume auto, with the --output that"
-                    " holds its checkpoints; for another run: --run NAME"
+                    f"there is already a run {self.config.run!r}, and {self.home} holds no "
+                    "checkpoint of it; to resume it: --resume auto, with the --output that holds "
+                    "its checkpoints; for another run: --run NAME"
                 ) from None
 
     def has_policy(self, update: int) -> bool:
-        """Whether the policy of this update was published; so it is where nobody publishes."""
+        """Whether the policy of this update was published; True on ranks other than 0."""
         return self.client is None or copy_path(self.home, update).exists()
 
     @property
-    def wish(self) -> int:
-        """What somebody asks of this run through the service."""
+    def request(self) -> int:
+        """The command that the service has for this run."""
         if self.client is None:
-            return GO
-        return {"stop": STOP, "drain": STOP, "pause": PAUSE}.get(self.heartbeat.command, GO)
+            return CONTINUE
+        commands = {"stop": STOP, "drain": STOP, "pause": PAUSE}
+        return commands.get(self.heartbeat.command, CONTINUE)
 
-    def log(self, update: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, update: int, values: Mapping[str, float]) -> None:
         if self.client is None:
             return
         self._newest = dict(values)
         self._queue_metrics(update, values)
-        self._warn_of_idleness(update, values)
+        self._warn_of_empty_losses(update, values)
         last, now = update == self.config.updates, time.monotonic()
         text = (
             f"update {update}/{self.config.updates}  loss {values.get('loss/total', 0.0):.4g}"
             f"  {values['progress/updates_per_second']:.1f} updates/s"
         )
-        if now - self._said > 2.0 or last:
-            self._said = now
-            self._print(text)
-        if now - self._noted > PROGRESS_EVERY or last:
-            self._noted = now
-            self.note(text)
+        if now - self._shown_at > PROGRESS_ON_SCREEN or last:
+            self._shown_at = now
+            self._echo(text)
+        if now - self._logged_at > PROGRESS_IN_LOG or last:
+            self._logged_at = now
+            self._log(text)
 
     def _queue_metrics(self, update: int, values: Mapping[str, float]) -> None:
         """For the service, and as lines {"key", "step", "value", "time"} of metrics.jsonl."""
@@ -212,10 +215,10 @@ class RunReporter:
                 "room, then run the same command again: it resumes from its newest checkpoint"
             ) from error
 
-    def _warn_of_idleness(self, update: int, values: Mapping[str, float]) -> None:
-        for name, (who, setting) in LEARNERS.items():
-            if values.get(name) == 0 and name not in self._idle:
-                self._idle.add(name)
+    def _warn_of_empty_losses(self, update: int, values: Mapping[str, float]) -> None:
+        for name, (who, setting) in LOSS_COUNTS.items():
+            if values.get(name) == 0 and name not in self._warned:
+                self._warned.add(name)
                 mask = getattr(self.config.data, setting)
                 why = f"; data.{setting}={mask}: is this info ever above 0?" if mask else ""
                 log.warning(
@@ -232,27 +235,29 @@ class RunReporter:
             }
             extra = {"training": to_json(self.config)}
             publish(self.home, self.outbox, self.config.run, agent, update, metadata, extra)
-            self.note(f"policy {self.config.run}/{update}")
+            self._log(f"policy {self.config.run}/{update}")
         return update
 
-    def snapshots(self, data: SnapshotViews) -> None:
+    def report_snapshots(self, data: SnapshotViews) -> None:
+        """Write the snapshots in use, and the shards left out of them, into the run's row."""
         if self.client is None:
             return
-        spoiled = sorted(data.left_out)
         changes: dict[str, Any] = {"snapshots": data.snapshots}
-        if spoiled:
-            changes["notes"] = f"left out, unreadable: {', '.join(spoiled)}"[:LONGEST_NOTES]
+        if data.left_out:
+            notes = f"left out, unreadable: {', '.join(sorted(data.left_out))}"
+            changes["notes"] = notes[:MAX_NOTES]
             changes["tags"] = ["unreadable-shards"]
         self.heartbeat.change_run(**changes)
 
-    def say_state(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
+        """ "running" or "paused", for the next heartbeat."""
         if self.client is not None and state != self._state:
             self._state = state
-            self.note(state)
+            self._log(state)
             self.heartbeat.wake()
 
     def end(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """`close`, with what ended the run: made for `ExitStack.push`."""
+        """`close` with the exception that ends the run, if any; for `ExitStack.push`."""
         del kind, trace
         if error is not None:
             self.error = f"{type(error).__name__}: {error}"
@@ -263,7 +268,7 @@ class RunReporter:
             return
         self._ended = True
         assert self._run_log is not None
-        self.note(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
+        self._log(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._run_log)
         self.outbox.flush(self.config.schedule.drain_timeout)
@@ -278,13 +283,12 @@ class RunReporter:
         """What a heartbeat reports."""
         return {
             "state": self._state,
-            "counters": self._counters(),
+            "counters": {
+                "updates": float(self.update),
+                "updates_per_second": self._newest.get("progress/updates_per_second", 0.0),
+            },
             "last_error": self.error or self.trouble,
         }
-
-    def _counters(self) -> dict[str, float]:
-        rate = self._newest.get("progress/updates_per_second", 0.0)
-        return {"updates": float(self.update), "updates_per_second": rate}
 
 
 def _open_outbox(home: Path, client: Client, run: str) -> Outbox:
@@ -308,7 +312,7 @@ def _open_outbox(home: Path, client: Client, run: str) -> Outbox:
 
 
 def _claim(home: Path) -> str:
-    """A random word that this folder alone knows, by which it finds its own row again."""
+    """A random word kept in this folder alone, which identifies the row that it created."""
     path = home / "claim"
     if not path.exists():
         with whole_file(path) as file:

@@ -71,9 +71,9 @@ class SnapshotViews:
         world: World,
         home: Path,
         holder: str,
-        say: Callable[[str], None],
+        echo: Callable[[str], None],
     ):
-        self.config, self.client, self.world, self.say = config, client, world, say
+        self.config, self.client, self.world, self._echo = config, client, world, echo
         self.folder, self.holder = home / "snapshots", holder
         make_relabelers(config.data.relabel)  # an unknown name is refused before any download
         self.cache = Cache(config.data.cache, config.data.cache_gb * 1e9, client)
@@ -173,7 +173,7 @@ class SnapshotViews:
         loader.add_view(view)
         self._adopt(view, digest, self._left_out)
         self._coming = ""
-        self.say(
+        self._echo(
             f"from update {view.start} on: {len(self.manifest)} trajectories, "
             f"{self.manifest.steps} steps (were {len(old)}, {old.steps})"
         )
@@ -292,7 +292,7 @@ class SnapshotViews:
 
     def _progress(self, done: int, total: int) -> None:
         if done == total or done % max(1, total // 10) == 0:
-            self.say(f"columns of {done} of {total} shards are on this node")
+            self._echo(f"columns of {done} of {total} shards are on this node")
 
     # --- for others -----------------------------------------------------------------------------
 

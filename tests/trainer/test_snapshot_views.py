@@ -75,9 +75,9 @@ def config_of(folder: Path, **data: object) -> TrainConfig:
     return TrainConfig(dataset="fake", run="r", data=settings)
 
 
-def data_of(service, folder: Path, world=None, config=None, say=lambda _: None) -> SnapshotViews:
+def data_of(service, folder: Path, world=None, config=None, echo=lambda _: None) -> SnapshotViews:
     world = world or Together(1).rank(0)
-    return SnapshotViews(config or config_of(folder), service, world, folder / "home", "me", say)
+    return SnapshotViews(config or config_of(folder), service, world, folder / "home", "me", echo)
 
 
 @pytest.fixture
