@@ -63,12 +63,12 @@ subprocess.Popen.__init__ = _with_mutant  # type: ignore[assignment, method-assi
 
 
 def pytest_sessionstart() -> None:
-    from server.sql.worker_process import Worker
+    from server.sql.worker_process import WorkerProcess
 
-    ask = Worker.ask
+    ask = WorkerProcess.ask
 
     def noted(self: Any, *args: Any, **options: Any) -> Any:
         _note(confined=True)
         return ask(self, *args, **options)
 
-    Worker.ask = noted  # type: ignore[method-assign]
+    WorkerProcess.ask = noted  # type: ignore[method-assign]

@@ -11,8 +11,9 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 import structlog
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -21,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware, send_problem
 from server.deps import Service, refuse_unknown_parameters
-from server.openapi import customize_openapi
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
@@ -44,7 +44,7 @@ from server.routes import (
 from server.settings import Settings
 from stepwell import __version__
 from stepwell.errors import InvalidData
-from stepwell.messages import PROBLEM, Problem
+from stepwell.messages import PROBLEM
 
 ROUTES = (
     health,
@@ -64,9 +64,14 @@ ROUTES = (
     tokens,
 )
 
+BEARER = HTTPBearer(scheme_name="token", auto_error=False)
+ERROR = {
+    "description": "What was expected, what came, what to do (RFC 9457)",
+    "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
 log = structlog.get_logger("stepwell.app")
 DISK_SAID_EVERY = 60.0
-"""Seconds between two lines that say the disk refuses: one of them is as good as a thousand."""
+"""Seconds between two log lines about a disk that refuses writes."""
 
 
 def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
@@ -92,8 +97,9 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(refuse_unknown_parameters)],
-        responses={"default": {"model": Problem, "description": "application/problem+json"}},
+        # The second is for /openapi.json alone: AuthMiddleware has checked the token by then.
+        dependencies=[Depends(refuse_unknown_parameters), Security(BEARER)],
+        responses={"default": ERROR},
     )
     app.state.settings = settings
     for resource in ROUTES:
@@ -105,13 +111,12 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     for kind in (OSError, sa.exc.DBAPIError):
         app.add_exception_handler(kind, _on_disk)
-    # The last one added is the first one met: strangers are turned away before tokens are read,
-    # and who has no token takes no memory.
+    # The last one added runs first: Host and Origin are checked before tokens are read, and a
+    # request without a valid token reserves no memory.
     app.add_middleware(BodyMemoryMiddleware, settings=settings)
     app.add_middleware(AuthMiddleware)
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(UncaughtErrors)
-    customize_openapi(app)
     return app
 
 
@@ -172,7 +177,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_disk(request: Request, error: Exception) -> Response:
-    """What a file or the index could not do: said as what it is where the disk is to blame."""
+    """A failed read or write: 507 or 503 where the disk is the cause, else a defect."""
     problem = disk_problem(
         error,
         "nothing of this request was stored; reading goes on, and writing comes back by itself"
@@ -196,7 +201,7 @@ async def _on_disk(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:
-    """Whoever sent the body went away in the middle of it: no defect, and nobody to answer."""
+    """The client disconnected in the middle of its body: not a defect."""
     log.debug("a client went away", method=request.method, path=request.url.path[:200])
     return respond(ProblemError(400, "bad_request", "the body ended before its end"))
 
@@ -212,7 +217,7 @@ def _defect(method: str, path: str, error: Exception) -> ProblemError:
 
 
 class UncaughtErrors:
-    """Pure ASGI, around everything: what nobody else caught is logged once and answered.
+    """Pure ASGI, outermost: exceptions that no handler caught are logged once and answered as 500.
 
     Not an exception handler: Starlette raises again what it gave to that one, and uvicorn logs the
     same traceback a second time.

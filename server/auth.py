@@ -20,33 +20,32 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 import structlog
-from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.body_memory import send_problem
 from server.index.db import Database
 from server.index.tables import audit, tokens
 from server.problems import ProblemError, not_found
 from server.settings import Settings
-from stepwell.messages import PROBLEM, CreateToken, Token, TokenPage
+from stepwell.messages import CreateToken, Token, TokenPage
 
 log = structlog.get_logger("stepwell.auth")
 USED_INTERVAL = 60.0
-"""Seconds between two writes of a token's `last_used_at`: a read must not cost an fsync."""
+"""Seconds between two writes of a token's `last_used_at`. Maintenance writes: no request waits."""
 
 OPEN = frozenset({"/healthz", "/readyz"})
-"""Answered to anybody, since a supervisor has no token: to strangers no more than whether it works
+"""Answered without a token, for supervisors: then only whether the service works
 (routes/health.py)."""
 
 FAILURES, FORGIVEN_EVERY = 20, 3.0
 """Tokens that an address may get wrong at once, and the seconds after which one is forgiven."""
 MAX_ADDRESSES = 1024
-"""How many addresses are remembered for it; the one heard of longest ago is forgotten."""
+"""Addresses remembered at most; the one with the oldest failure is forgotten first."""
 
 _GET = ("GET", "HEAD")
 _NAME = r"(?P<dataset>[^/]+)"
@@ -79,7 +78,7 @@ _RULES = tuple((methods, re.compile(path), scopes) for methods, path, scopes in 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `who` goes into the audit log: a token's id, "operator" or "local"."""
+    """The caller. `who` goes into the audit log: a token's id, "operator" or "local"."""
 
     who: str
     scopes: tuple[str, ...]
@@ -156,7 +155,6 @@ class TokenStore:
         self._db = db
         self._settings = settings
         self._lock = threading.Lock()
-        self._patience = 0.0
         with db.read() as c:
             rows = c.execute(sa.select(tokens).where(tokens.c.revoked_at.is_(None))).mappings()
             self._rows = {row["id"]: _row(row) for row in rows}
@@ -257,7 +255,7 @@ class TokenStore:
         return TokenPage(items=[row.message() for row in rows])
 
     def revoke(self, token_id: str, who: str) -> None:
-        """From now on the token opens nothing. Refused when that would lock everybody out."""
+        """Revoke a token. Raises 409 where no admin token would be left."""
         if token_id not in self._rows:
             raise not_found("token", token_id)
         others = [row for row in self._rows.values() if row.id != token_id]
@@ -278,12 +276,15 @@ class TokenStore:
         with self._lock:
             self._rows.pop(token_id, None)
 
-    def due(self) -> bool:
-        """Whether some `last_used_at` has not been written for a while."""
-        return time.monotonic() >= self._patience and any(self._unsaved(USED_INTERVAL))
-
-    def save_used(self, older_than: float = 0.0) -> None:
-        rows = list(self._unsaved(older_than))
+    def save_last_used(self, every: float = USED_INTERVAL) -> None:
+        """Write each `last_used_at` that is `every` seconds newer than the one in the index."""
+        rows = [
+            row
+            for row in list(self._rows.values())
+            if row.last_used_at is not None
+            and row.last_used_at != row.saved_at
+            and row.last_used_at - (row.saved_at or 0.0) >= every
+        ]
         if not rows:
             return
         with self._db.write() as c:
@@ -298,28 +299,17 @@ class TokenStore:
                 if row.id in self._rows:
                     self._rows[row.id] = replace(self._rows[row.id], saved_at=row.last_used_at)
 
-    def save_used_if_possible(self) -> None:
-        """On the way of somebody's request, which a full disk must not fail: it may only read."""
+    def close(self) -> None:
         try:
-            self.save_used()
+            self.save_last_used(every=0.0)
         except sa.exc.DBAPIError as error:
             log.warning("the last use of tokens could not be saved", error=str(error.orig))
-            self._patience = time.monotonic() + USED_INTERVAL
-
-    def _unsaved(self, older_than: float) -> Iterable[_Row]:
-        for row in list(self._rows.values()):
-            if row.last_used_at is not None and row.last_used_at != row.saved_at:
-                if row.last_used_at - (row.saved_at or 0.0) >= older_than:
-                    yield row
-
-    def close(self) -> None:
-        self.save_used_if_possible()
 
 
 class FailedTokenLimiter:
-    """Slows down who tries tokens: by address, in constant memory.
+    """Limits failed authentications per client address, in constant memory.
 
-    A valid token always passes, whatever else came from its address: nobody is locked out by a
+    A valid token always passes, whatever else came from its address: no client is locked out by a
     neighbour. So this guards no secret (256 random bits do); it bounds work and lines of log.
     """
 
@@ -337,7 +327,7 @@ class FailedTokenLimiter:
             self._until.move_to_end(address)
             if len(self._until) > MAX_ADDRESSES:
                 self._until.popitem(last=False)
-            if wait > -FORGIVEN_EVERY:  # the last one: said once, not for each that follows
+            if wait > -FORGIVEN_EVERY:  # the last one: logged once, not for each that follows
                 log.warning(
                     "many wrong tokens from one address; if it is one of yours, give it a token"
                     " that is valid",
@@ -375,8 +365,6 @@ class AuthMiddleware:
             await _refuse(error, send)
             return
         scope.setdefault("state", {})["principal"] = principal
-        if book.due():
-            await run_in_threadpool(book.save_used_if_possible)
         await self.app(scope, receive, send)
 
 
@@ -392,23 +380,10 @@ def address_of(scope: Scope) -> str:
     return str(address)
 
 
-def build(service: Any) -> TokenStore:
-    """The part of the service that deps.py asks for."""
-    return TokenStore(service.db, service.settings)
-
-
 async def _refuse(error: ProblemError, send: Send) -> None:
-    body = error.problem().model_dump_json(exclude_none=True).encode()
-    headers = {
-        "content-type": PROBLEM,
-        "content-length": str(len(body)),
-        # The body was not read, so the connection cannot carry another request.
-        "connection": "close",
-        **error.headers,
-    }
-    raw = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    # The body was not read, so the connection cannot carry another request.
+    error.headers["connection"] = "close"
+    await send_problem(send, error)
 
 
 def _too_many(wait: float) -> ProblemError:

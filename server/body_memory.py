@@ -1,6 +1,6 @@
-"""Memory for the bodies of requests: one budget, taken before the first byte of a body is read.
+"""Memory of request bodies: one budget, reserved before the first byte of a body is read.
 
-    length declared     all of it at once: whoever has begun can finish, so that no two ever wait
+    length declared     all of it at once: a request that has begun can finish, so no two ever wait
                         for each other halfway
     none declared       in steps, as it grows
     JSON                JSON_WEIGHT times its length: what it becomes when it is parsed
@@ -10,7 +10,7 @@ Beyond the budget a request waits, unread, for a moment, and is answered 429 the
 left to small bodies, which need not wait behind large ones. What was taken is given back when the
 request is answered and nothing else needs the bytes (`Reservation.retain`).
 
-A body that trickles holds what it took: 408. While others wait it must come at a pace that would
+A body that arrives too slowly is answered 408. While others wait it must come at a pace that would
 bring what it took within HOLD_SECONDS; without need it may take its time (MIN_RATE).
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, next_change_id, next_dataset_pk, next_epoch
+from server.index.db import Database, first_rows, next_change_id, next_dataset_pk, next_epoch
 from server.index.tables import (
     ALIVE,
     audit,
@@ -20,7 +20,7 @@ from server.index.tables import (
     tombstones,
     trajectories,
 )
-from server.ingest.evict import enforce
+from server.ingest.evict import evict_over_capacity
 from server.ingest.pipeline import Ingest
 from server.integrity import excluded
 from server.problems import MAX_HINTS, ProblemError, not_found
@@ -46,7 +46,7 @@ def create(db: Database, body: CreateDataset) -> Dataset:
 
 
 def insert(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
-    """The row itself, in somebody's transaction (imports create theirs with their data)."""
+    """Insert the row in the caller's transaction (an import creates its dataset with the data)."""
     taken = connection.execute(
         sa.select(datasets.c.spec_digest).where(datasets.c.name == body.name)
     ).scalar()
@@ -96,13 +96,13 @@ def get(db: Database, name: str, *, hint: bool = False) -> Dataset:
 
 def page(db: Database, *, limit: int, cursor: str | None) -> DatasetPage:
     """By name."""
-    statement = sa.select(datasets).order_by(datasets.c.name).limit(limit + 1)
+    statement = sa.select(datasets).order_by(datasets.c.name)
     if cursor is not None:
         statement = statement.where(datasets.c.name > cursor)
     with db.read() as connection:
-        rows = connection.execute(statement).mappings().all()
-        items = [_message(connection, row) for row in rows[:limit]]
-    return DatasetPage(items=items, next=items[-1].name if len(rows) > limit else None)
+        rows, last = first_rows(connection, statement, limit)
+        items = [_message(connection, row) for row in rows]
+    return DatasetPage(items=items, next=None if last is None else last["name"])
 
 
 def patch(db: Database, name: str, body: PatchDataset) -> Dataset:
@@ -123,7 +123,7 @@ def patch(db: Database, name: str, body: PatchDataset) -> Dataset:
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
         if body.capacity is not None:
-            enforce(connection, pk, time.time(), next_change_id(connection))
+            evict_over_capacity(connection, pk, time.time(), next_change_id(connection))
     return get(db, name)
 
 

@@ -10,29 +10,28 @@ import contextlib
 import difflib
 from typing import Annotated
 
+import structlog
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
-from server import auth, jobs
 from server.auth import TokenStore
 from server.body_memory import MemoryBudget
-from server.imports import importer
 from server.imports.importer import Imports
-from server.index import mirror
+from server.imports.jobs import Jobs
 from server.index.db import Database, IndexUnusable, upgrade
 from server.index.mirror import Mirror
 from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
-from server.jobs import Jobs
-from server.maintenance import scrub
 from server.maintenance.loop import MaintenanceLoop
+from server.maintenance.scrub import Scrubber
 from server.problems import ProblemError
 from server.settings import Settings
 from server.snapshots.service import Snapshots
-from server.sql import pool
 from server.sql.pool import SqlPool
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry
+
+log = structlog.get_logger("stepwell.service")
 
 
 class Service:
@@ -51,26 +50,37 @@ class Service:
             self.db = Database(settings.index_file)
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
+            self.mirror = Mirror(settings.index_file, settings.data / "mirror")
+            self.sql = SqlPool(
+                settings.data,
+                self.mirror,
+                workers=settings.sql_workers,
+                waiting=settings.sql_queue,
+                per_caller=settings.sql_per_caller,
+                memory=settings.sql_memory,
+                max_timeout=settings.sql_max_timeout,
+                max_bytes=settings.sql_max_bytes,
+                on_damage=self._on_damage,
+            )
             self.snapshots = Snapshots(
-                self.db,
-                self.store,
-                self.ingest.flush,
-                lambda: self.sql,
-                lambda: self.mirror,
-                self.integrity,
+                self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity
             )
+            self.auth = TokenStore(self.db, settings)
             self.maintenance = MaintenanceLoop(
-                settings, self.db, self.store, self.ingest, self.integrity
+                settings, self.db, self.store, self.ingest, self.integrity, self.auth
             )
-            self.scrub = scrub.build(self)
-            self.mirror: Mirror = mirror.build(self)
-            self.sql: SqlPool = pool.build(self)
-            self.jobs: Jobs = jobs.build(self)
-            self.imports: Imports = importer.build(self)
-            self.auth: TokenStore = auth.build(self)
+            self.scrub = Scrubber(settings, self.db, self.integrity, self.telemetry)
+            self.jobs = Jobs(self.db)
+            self.imports = Imports(settings, self.db, self.store, self.ingest.registry, self.jobs)
         except BaseException:
             self._lock.release()
             raise
+
+    def _on_damage(self, files: list[str]) -> None:
+        """A query read these files, and some of their bytes are not as written."""
+        log.error("a query met damaged files", files=files)
+        self.integrity.recheck_files(files)
+        self.mirror.discard(files)
 
     def start(self) -> None:
         """Start what has threads or processes of its own."""

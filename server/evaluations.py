@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
 from server import runs
-from server.index.db import Database
+from server.index.db import Database, first_rows, newest_first
 from server.index.tables import evaluations
 from server.problems import ProblemError
 from stepwell import new_id
@@ -77,18 +77,11 @@ def page(
     before: int | None = None,
 ) -> EvaluationPage:
     """Newest first."""
-    query = sa.select(evaluations).order_by(evaluations.c.pk.desc()).limit(limit + 1)
-    for column, value in (("env", env), ("run", run), ("policy", policy)):
-        if value is not None:
-            query = query.where(evaluations.c[column] == value)
-    if before is not None:
-        query = query.where(evaluations.c.pk < before)
     with db.read() as c:
-        rows = c.execute(query).mappings().all()
-    return EvaluationPage(
-        items=[_evaluation(row) for row in rows[:limit]],
-        next=str(rows[limit - 1]["pk"]) if len(rows) > limit else None,
-    )
+        query = newest_first(evaluations, before, env=env, run=run, policy=policy)
+        rows, last = first_rows(c, query, limit)
+    items = [_evaluation(row) for row in rows]
+    return EvaluationPage(items=items, next=None if last is None else str(last["pk"]))
 
 
 def _evaluation(row: RowMapping) -> Evaluation:

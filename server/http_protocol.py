@@ -1,7 +1,7 @@
 """One TCP connection, as far as uvicorn leaves it open: heads that never end, answers never read.
 
 uvicorn times an idle connection between requests, but neither one that sends nothing at first nor
-one that sends its head byte by byte, and no limit is set to how much head it keeps. So a stranger
+one that sends its head byte by byte, and no limit is set to how much head it keeps. So a client
 could hold every descriptor of the process. Bodies are watched in body_memory.py, which knows the
 routes.
 """
@@ -78,7 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         length = declared_length(self.scope)
         if length is None or length > READ_AHEAD:
-            # Nothing of a body is read before somebody asks for it: until then it is not paid for
+            # Nothing of a body is read before the app asks for it: until then no memory is reserved
             # (body_memory.py). uvicorn resumes when it is asked for, or after the answer is sent.
             self.flow.pause_reading()
 

@@ -1,4 +1,4 @@
-"""Damaged files: found out before anybody is handed wrong bytes, and taken out of circulation.
+"""Damaged files are detected before wrong bytes are served, and taken out of circulation.
 
     every read       block by block against the checksums in the index (server/checksums.py)
     a block differs  → the whole file against its sha256 → differs or missing → `quarantined`
@@ -37,7 +37,7 @@ _KEPT = ("live", "retired")
 
 
 class IntegrityChecker:
-    """Knows what each stored file must hold, and which ones do not. Thread-safe."""
+    """What each stored file must hold, and which files are damaged. Thread-safe."""
 
     def __init__(self, db: Database, store: Store):
         self._db, self._store = db, store
@@ -181,7 +181,7 @@ class IntegrityChecker:
         for kind, pk in todo:
             try:
                 self.verify_shard(pk) if kind == "shard" else self.verify_policy(pk)
-            except OSError as error:  # tried again when somebody wants to read it
+            except OSError as error:  # tried again at the next read
                 log.error("a file cannot be read now", kind=kind, pk=pk, error=str(error))
 
     def restore_quarantined(self) -> None:

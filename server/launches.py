@@ -1,4 +1,4 @@
-"""Launches: what somebody wants started. A launcher on some machine claims one, whole, and reports.
+"""Launches: requests to start programs. A launcher on some machine claims one and reports on it.
 
     queued ──claim──▶ claimed ──▶ running ──▶ finished | failed
        └────────────────┴────────────┴──────▶ cancelled
@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database
+from server.index.db import Database, first_rows, newest_first
 from server.index.tables import launches
 from server.problems import ProblemError, not_found
 from stepwell import new_id
@@ -50,19 +50,10 @@ def page(
     before: int | None = None,
 ) -> LaunchPage:
     """Newest first."""
-    query = sa.select(launches).order_by(launches.c.pk.desc()).limit(limit + 1)
-    if role is not None:
-        query = query.where(launches.c.role == role)
-    if state is not None:
-        query = query.where(launches.c.state == state)
-    if before is not None:
-        query = query.where(launches.c.pk < before)
     with db.read() as c:
-        rows = c.execute(query).mappings().all()
-    return LaunchPage(
-        items=[_launch(row) for row in rows[:limit]],
-        next=str(rows[limit - 1]["pk"]) if len(rows) > limit else None,
-    )
+        rows, last = first_rows(c, newest_first(launches, before, role=role, state=state), limit)
+    items = [_launch(row) for row in rows]
+    return LaunchPage(items=items, next=None if last is None else str(last["pk"]))
 
 
 def get(db: Database, launch_id: str) -> Launch:
@@ -112,7 +103,7 @@ def patch(db: Database, launch_id: str, body: PatchLaunch) -> Launch:
 
 
 def cancel(db: Database, launch_id: str) -> Launch:
-    """Nobody starts it any more; a launcher that did sees the state and stops what it started."""
+    """It is not started any more; a launcher that has claimed it stops what it started."""
     with db.write() as c:
         now = _read(c, launch_id)
         if now.state == "cancelled":

@@ -26,8 +26,8 @@ from stepwell.commands import common
 SERVE = """\
 The dataset service: one process, one directory that holds everything, HTTP.
 
-It serves until Ctrl-C or SIGTERM; then it finishes what was asked, seals what is unsealed, and
-leaves. Every other setting (server/settings.py lists them) is an environment variable: STEPWELL_
+It serves until Ctrl-C or SIGTERM; then it finishes open requests, seals what is unsealed, and
+exits. Every other setting (server/settings.py lists them) is an environment variable: STEPWELL_
 and its name, as STEPWELL_SQL_WORKERS."""
 SERVE_EXAMPLES = """\
   stepwell serve --data ./data
@@ -35,8 +35,8 @@ SERVE_EXAMPLES = """\
   export STEPWELL_TOKEN=$(openssl rand -hex 32); stepwell serve --data ./data --host 0.0.0.0
   STEPWELL_DATA=./data STEPWELL_SQL_WORKERS=4 stepwell serve"""
 DB = """\
-The schema of the index, by hand. `stepwell serve` migrates by itself when it starts: this is for
-whoever wants to look first, or to migrate at another time. Not while a service runs there."""
+The schema of the index. `stepwell serve` migrates by itself when it starts; this command shows the
+revision first, or migrates at another time. Not while a service runs there."""
 DB_EXAMPLES = """\
   stepwell db current --data ./data
   stepwell db upgrade --data ./data"""
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(_explain(error), status=2)
     if not settings.loopback and settings.token is None:
         return _fail(
-            f"refusing to listen on {settings.host} without a token: anybody could write. Set"
+            f"refusing to listen on {settings.host} without a token: any client could write. Set"
             " STEPWELL_TOKEN (for instance to the output of: openssl rand -hex 32)",
             status=2,
         )
@@ -190,7 +190,7 @@ def configure_logging(level: str) -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        # Looked up at each line, not once: whoever replaces sys.stderr gets the log too.
+        # Looked up at each line, not once, so that a replaced sys.stderr gets the log too.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 

@@ -4,8 +4,8 @@
          the same bytes again → 200; other bytes under that version → 409
 
 A file whose row was never written (a crash in between) is an orphan, which maintenance removes.
-The bytes are opaque here: whoever loads them checks them. `latest` is the greatest version, never
-stored.
+The bytes are opaque here; the program that loads them checks them. `latest` is the greatest
+version, never stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server import runs
 from server.checksums import Source, examine
-from server.index.db import Database
+from server.index.db import Database, first_rows
 from server.index.tables import policies, policy_aliases
 from server.integrity import IntegrityChecker
 from server.problems import ProblemError
@@ -173,10 +173,9 @@ def page(db: Database, run: str, *, limit: int = 100, before: int | None = None)
         query = sa.select(policies).where(policies.c.run_pk == run_pk)
         if before is not None:
             query = query.where(policies.c.version < before)
-        query = query.order_by(policies.c.version.desc()).limit(limit + 1)
-        rows = c.execute(query).mappings().all()
-        items = _policies(c, run, run_pk, rows[:limit])
-    return PolicyPage(items=items, next=str(items[-1].version) if len(rows) > limit else None)
+        rows, last = first_rows(c, query.order_by(policies.c.version.desc()), limit)
+        items = _policies(c, run, run_pk, rows)
+    return PolicyPage(items=items, next=None if last is None else str(last["version"]))
 
 
 def locate(db: Database, store: Store, run: str, which: str) -> PolicyFile:

@@ -30,7 +30,7 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class RequestLimits:
-    """Refuses strangers by Host, Origin and content type; and bodies that say they are too long."""
+    """Refuses foreign Hosts and Origins, other content types, and bodies declared too long."""
 
     def __init__(self, app: App, settings: Settings):
         self.app = app

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database
+from server.index.db import Database, first_rows
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import MAX_HINTS, ProblemError, not_found
 from stepwell.messages import (
@@ -39,8 +39,8 @@ MAX_POINTS = 10_000
 """Most points of one series in one answer."""
 
 ALIVE_SECONDS = 45.0
-"""A running run not heard of for so long is no longer called alive: killed, or cut off. As of
-workers: both report every few seconds."""
+"""A running run without a heartbeat for so long counts as dead. Runs and workers report every few
+seconds."""
 
 _POLICIES = (
     sa.select(sa.func.count())
@@ -208,15 +208,14 @@ def page(
     if since is not None:
         wanted.append(runs.c.heartbeat_at >= since)
     query = sa.select(*(_BRIEF if brief else _COLUMNS), _POLICIES).where(*wanted)
-    query = query.order_by(runs.c.pk.desc()).limit(limit + 1)
+    query = query.order_by(runs.c.pk.desc())
     if before is not None:
         query = query.where(runs.c.pk < before)
     with db.read() as c:
         total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
-        rows = c.execute(query).mappings().all()
-        items = [_run(c, row, brief=brief) for row in rows[:limit]]
-    following = str(rows[limit - 1]["pk"]) if len(rows) > limit else None
-    return RunPage(items=items, next=following, total=total)
+        rows, last = first_rows(c, query, limit)
+        items = [_run(c, row, brief=brief) for row in rows]
+    return RunPage(items=items, next=None if last is None else str(last["pk"]), total=total)
 
 
 def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:

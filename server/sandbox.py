@@ -1,10 +1,10 @@
-"""What a child process gives up before it touches anything a stranger wrote. Standard library only.
+"""The sandbox: the rights that a child process drops before it reads untrusted data. Stdlib only.
 
 Layers, each independent of the others, so that one that is missing here is not a hole:
     limits    rlimits: memory, CPU seconds, open files, no file may grow (always)
     uid       another user, who may read what we could and write nothing (when started as root)
     files     Landlock: reading below the named paths only, writing nowhere (Linux ≥ 5.13), and
-              signals to nobody outside (≥ 6.12)
+              no signals to other processes (≥ 6.12)
     network   seccomp: no sockets, no programs, no further processes, no signals, nothing of other
               processes, no change of files or of the system (Linux, x86-64 and arm64)
 
@@ -164,7 +164,7 @@ def _seccomp(libc: ctypes.CDLL) -> bool:
 
 
 # A list of what is denied, not of what is allowed: what C libraries, Python and DuckDB call differs
-# between machines, and a worker that does not start there helps nobody. What is newer than the list
+# between machines, and a worker must start on all of them. What is newer than the list
 # is answered as an older kernel would, so the list does not grow holes by itself.
 
 DENIED: dict[str, tuple[int, int]] = {
@@ -268,7 +268,7 @@ def _program(machine: str) -> list[tuple[int, int, int, int]]:
 LAYERS = {
     "limits": "memory, CPU time, open files, and no file may grow",
     "uid": "another user, who may read and write nothing (only when started as root)",
-    "files": "Landlock: reads named paths only, writes nowhere, signals nobody",
+    "files": "Landlock: reads named paths only, writes nowhere, sends no signals",
     "network": "seccomp: no sockets, programs, processes, signals or changes of files",
 }
 _PROBE = """

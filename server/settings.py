@@ -1,4 +1,4 @@
-"""Every knob of the service, its default and what it means. Set by option or by STEPWELL_<NAME>."""
+"""Every setting of the service, with its default. Set by option or by STEPWELL_<NAME>."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     orphan_age: float = 3600.0
     """Unknown files older than this are swept."""
     snapshot_days: float = 30.0
-    """A snapshot is forgotten when for so long nobody leased it and no run names it."""
+    """A snapshot is deleted after so long without a lease, unless a run names it."""
     tombstone_days: float = 30.0
     """A retry of an evicted trajectory is recognised for so long."""
 
@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     @field_validator("token")
     @classmethod
     def _a_blank_token_is_none(cls, token: SecretStr | None) -> SecretStr | None:
-        """STEPWELL_TOKEN= in a compose file: it would count as set, and nobody could present it."""
+        """STEPWELL_TOKEN= in a compose file would count as set, and no client could present it."""
         return token if token is not None and token.get_secret_value().strip() else None
 
     @model_validator(mode="after")

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
-from server.index.db import Database, next_change_id
+from server.index.db import Database, first_rows, next_change_id
 from server.index.tables import ALIVE, audit, datasets, segments, shards, tombstones, trajectories
-from server.ingest.evict import enforce
+from server.ingest.evict import evict_over_capacity
 from server.ingest.rows import add_totals, bucket_of
 from server.ingest.spool import SegmentDamaged, read_spooled
 from server.integrity import IntegrityChecker, damaged_shard
@@ -84,10 +84,9 @@ def page(
             there = sa.tuple_(*map(sa.literal, _read_cursor(cursor)))
             statement = statement.where(place < there if descending else place > there)
         ordering = (column.desc(), t.seq.desc()) if descending else (column, t.seq)
-        rows = connection.execute(statement.order_by(*ordering).limit(limit + 1)).mappings().all()
-    last = rows[limit - 1] if len(rows) > limit else None
+        rows, last = first_rows(connection, statement.order_by(*ordering), limit)
     return TrajectoryPage(
-        items=[info(row) for row in rows[:limit]],
+        items=[info(row) for row in rows],
         next=None if last is None else _write_cursor(last[column_name], last["seq"]),
     )
 
@@ -152,7 +151,7 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
                 .values(partition="fifo", change_id=change_id)
             )
             _recount(connection, row, "fifo")
-            enforce(connection, row["dataset_pk"], now, change_id)
+            evict_over_capacity(connection, row["dataset_pk"], now, change_id)
     try:
         return get(db, trajectory_id)
     except ProblemError as error:

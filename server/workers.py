@@ -1,4 +1,4 @@
-"""Workers: who is alive, what they count, and what somebody asked of them.
+"""Workers: which are alive, what they count, and the commands they were given.
 
     POST command ──▶ kept in the row ──▶ every heartbeat's answer carries it, until it is done:
 
@@ -20,16 +20,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import Database
+from server.index.db import Database, first_rows
 from server.index.tables import workers
 from server.problems import ProblemError, not_found
 from stepwell.messages import Command, PutWorker, Worker, WorkerPage
 
 ALIVE_SECONDS = 45.0
-"""A worker not heard of for so long is not alive; they report every few seconds."""
+"""A worker without a heartbeat for so long counts as dead; workers report every few seconds."""
 
 FORGET_SECONDS = 7 * 86_400.0
-"""Workers not heard of for so long are dropped when a new one appears."""
+"""Workers without a heartbeat for so long are deleted when a new one appears."""
 
 ENDED = ("stopped", "failed")
 
@@ -75,7 +75,7 @@ def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
 
 
 def command(db: Database, worker_id: str, what: Command) -> Worker:
-    """Ask something of a worker; 409 when it has ended and will never hear of it."""
+    """Ask something of a worker; 409 when it has ended."""
     now = time.time()
     with db.write() as c:
         row = _known(c, worker_id)
@@ -102,7 +102,7 @@ def page(
     after: str | None = None,
 ) -> WorkerPage:
     """In order of id; `after` is the last id of the page before."""
-    query = sa.select(workers).order_by(workers.c.id).limit(limit + 1)
+    query = sa.select(workers).order_by(workers.c.id)
     if role is not None:
         query = query.where(workers.c.role == role)
     if run is not None:
@@ -111,9 +111,9 @@ def page(
         query = query.where(workers.c.id > after)
     now = time.time()
     with db.read() as c:
-        rows = c.execute(query).mappings().all()
-    items = [_worker(row, now) for row in rows[:limit]]
-    return WorkerPage(items=items, next=items[-1].id if len(rows) > limit else None)
+        rows, last = first_rows(c, query, limit)
+    items = [_worker(row, now) for row in rows]
+    return WorkerPage(items=items, next=None if last is None else last["id"])
 
 
 def _forget(c: Connection, now: float) -> None:

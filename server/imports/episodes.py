@@ -32,7 +32,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.imports.raw_file import REQUIRED, Array, ImportRefused, Options, RawFile, check_dtype
+from server.imports.raw_file import (
+    REQUIRED,
+    Array,
+    ImportOptions,
+    ImportRefused,
+    RawFile,
+    check_dtype,
+)
 from server.imports.spec import choose_spec, fit
 from stepwell.errors import InvalidTrajectory
 from stepwell.spaces import (
@@ -74,7 +81,7 @@ class Plan:
         return len(self.rewards)
 
 
-def plan(source: RawFile, options: Options, max_rows: int) -> Plan:
+def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     """Judge the arrays and find the episodes. Raises `ImportRefused`."""
     for name in REQUIRED:
         if name not in source.arrays:
@@ -127,7 +134,7 @@ def plan(source: RawFile, options: Options, max_rows: int) -> Plan:
     )
 
 
-def trajectories(found: Plan, options: Options) -> Iterator[Trajectory]:
+def trajectories(found: Plan, options: ImportOptions) -> Iterator[Trajectory]:
     """The episodes in file order. Raises `ImportRefused` for one that breaks a rule."""
     source = f"{options.format}:{options.sha256}"
     for index, (start, end) in enumerate(zip(found.starts, found.ends, strict=True)):
@@ -162,7 +169,7 @@ def trajectories(found: Plan, options: Options) -> Iterator[Trajectory]:
             ) from None
 
 
-def trajectory_id(options: Options, index: int) -> str:
+def trajectory_id(options: ImportOptions, index: int) -> str:
     return str(uuid.uuid5(NAMESPACE, f"{options.dataset}/{options.sha256}/{index}"))
 
 
@@ -370,7 +377,7 @@ def _unkeepable(name: str, array: Array, rows: int) -> str:
     return ""
 
 
-def _left_out(source: RawFile, options: Options) -> list[str]:
+def _left_out(source: RawFile, options: ImportOptions) -> list[str]:
     """A warning for each info that is not kept, and for each wish that met none."""
     lines = [f"info {name[:80]!r} left out: {why}" for name, why in sorted(source.dropped.items())]
     if more := len(lines) - MOST_LINES:

@@ -1,7 +1,7 @@
-"""An offline dataset's way in: an uploaded file, a job, and everything or nothing of it stored.
+"""Imports of offline datasets: an uploaded file, a job, and everything or nothing of it stored.
 
     POST … /imports → uploads/<upload> (streamed, counted, hashed, fsynced) → 202 and a job
-      → child parses (child.py, confined) → checked like any POST → shards nobody knows of
+      → child parses (child.py, confined) → checked like any POST → shards not yet in the index
       → one transaction makes all of it visible (ingest/bulk_insert.py) → the upload is deleted
 
 A file is recognised by its content: uploading it again stores nothing twice.
@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -20,12 +22,13 @@ from starlette.concurrency import run_in_threadpool
 
 from server import datasets
 from server.body_memory import STREAM_CHUNK
+from server.imports.jobs import JobContext, Jobs
 from server.imports.parser_process import frames
+from server.imports.raw_file import ImportOptions
 from server.index.db import Database
 from server.ingest.bulk_insert import BulkInsert, check_room, sweep_pending
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.validate import ValidTrajectory, read_body
-from server.jobs import JobContext, Jobs
 from server.problems import ProblemError
 from server.settings import Settings
 from server.storage.store import Store, new_name, sync_directory
@@ -39,22 +42,6 @@ log = structlog.get_logger("stepwell.imports")
 FOLDER, SUFFIX = "uploads", ".part"
 _PARSE_SHARE = 0.9
 """Of the progress bar; the rest is the commit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportRequest:
-    """What the URL of an upload said. Kept in the job's row."""
-
-    dataset: str
-    format: str
-    partition: str
-    create: bool
-    env: str = ""
-    action: str = ""
-    action_low: tuple[float, ...] = ()
-    action_high: tuple[float, ...] = ()
-    max_steps: int = 0
-    drop_infos: tuple[str, ...] = ()
 
 
 class Imports:
@@ -77,15 +64,15 @@ class Imports:
         if removed:
             log.info("remains of imports removed", files=removed)
 
-    def check(self, request: ImportRequest) -> None:
+    def check(self, options: ImportOptions) -> None:
         """Before the body is read: raises 404 if the dataset is neither there nor to be made."""
         try:
-            self._registry.get(request.dataset)
+            self._registry.get(options.dataset)
         except ProblemError as error:
-            if not request.create:
+            if not options.create:
                 error.detail += "; add create=true to make it from what the file holds"
                 raise
-            CreateDataset(name=request.dataset, spec={})
+            CreateDataset(name=options.dataset, spec={})
 
     async def receive(self, body: AsyncIterator[bytes]) -> tuple[str, str, int]:
         """Stream a body to disk; returns (upload, sha256, size). Nothing is left if it fails."""
@@ -145,22 +132,22 @@ class Imports:
         file.close()
         self._store.delete(FOLDER, upload)
 
-    def submit(self, request: ImportRequest, upload: str, sha256: str, size: int) -> Job:
+    def submit(self, options: ImportOptions, upload: str, sha256: str, size: int) -> Job:
         """Queue the job that turns an upload into trajectories."""
-        payload = {"upload": upload, "sha256": sha256, "size": size, **asdict(request)}
+        options = replace(options, sha256=sha256, size=size)
+        payload = {"upload": upload, **asdict(options)}
+        work = partial(self._run, options, upload)
         try:
-            return self._jobs.submit("import", self._run, payload, "waiting for a free thread")
+            return self._jobs.submit("import", work, payload, "waiting for a free thread")
         except BaseException:
             self._store.delete(FOLDER, upload)
             raise
 
     # --- the job, in the order it happens -------------------------------------------------------
 
-    def _run(self, context: JobContext, payload: dict[str, Any]) -> dict[str, Any]:
-        fields = {k: payload[k] for k in ImportRequest.__dataclass_fields__ if k in payload}
-        request = ImportRequest(**fields)
+    def _run(self, options: ImportOptions, upload: str, context: JobContext) -> dict[str, Any]:
         try:
-            return self._import(context, request, payload)
+            return self._import(options, self._store.path(FOLDER, upload), context)
         except OSError as error:
             log.error(
                 "an import could not be written and was undone: make room on the disk",
@@ -173,16 +160,14 @@ class Imports:
                 got=error.strerror,
             ) from None
         finally:
-            self._store.delete(FOLDER, payload["upload"])
+            self._store.delete(FOLDER, upload)
 
-    def _import(
-        self, context: JobContext, request: ImportRequest, payload: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _import(self, options: ImportOptions, path: Path, context: JobContext) -> dict[str, Any]:
         context.report(0.0, "reading the file")
-        existing = self._existing(request)
+        existing = self._existing(options)
         stream = frames(
-            self._store.path(FOLDER, payload["upload"]),
-            self._child_request(request, payload, existing),
+            path,
+            self._child_request(options, existing),
             seconds=self._settings.import_seconds,
             resident=self._settings.import_memory,
             check=context.check,
@@ -190,9 +175,9 @@ class Imports:
         plan = next(stream)
         spec, steps, count = _plan_of(plan.header)
         dataset = existing or RegisteredDataset(
-            0, request.dataset, spec, spec.digest, arrow_schema(spec)
+            0, options.dataset, spec, spec.digest, arrow_schema(spec)
         )
-        bulk = BulkInsert(self._settings, self._db, self._store, dataset, request.partition, count)
+        bulk = BulkInsert(self._settings, self._db, self._store, dataset, options.partition, count)
         try:
             done = 0
             for frame in stream:
@@ -210,20 +195,20 @@ class Imports:
             failpoint("import.after_parse")
             context.report(_PARSE_SHARE, "storing")
             metadata = plan.header.get("metadata") or {}
-            stored = bulk.commit(None if existing else self._creator(request, spec, metadata))
+            stored = bulk.commit(None if existing else self._creator(options, spec, metadata))
         except BaseException:
             bulk.abandon()
             raise
         finally:
             stream.close()
-        result = {
-            "dataset": request.dataset,
-            "partition": request.partition,
+        result: dict[str, Any] = {
+            "dataset": options.dataset,
+            "partition": options.partition,
             "trajectories": stored.stored,
             "steps": stored.steps,
             "duplicates": stored.duplicates,
             "evicted": stored.evicted,
-            "sha256": payload["sha256"],
+            "sha256": options.sha256,
             "created": existing is None,
             "warnings": [str(w)[:1000] for w in plan.header.get("warnings", [])],
             "infos_left_out": _texts(plan.header.get("dropped")),
@@ -233,47 +218,31 @@ class Imports:
             result["warnings"].append("this file was imported before: nothing new was stored")
         return result
 
-    def _existing(self, request: ImportRequest) -> RegisteredDataset | None:
+    def _existing(self, options: ImportOptions) -> RegisteredDataset | None:
         try:
-            return self._registry.get(request.dataset)
+            return self._registry.get(options.dataset)
         except ProblemError:
-            if not request.create:
+            if not options.create:
                 raise
             return None
 
     def _child_request(
-        self, request: ImportRequest, payload: dict[str, Any], existing: RegisteredDataset | None
+        self, options: ImportOptions, existing: RegisteredDataset | None
     ) -> dict[str, Any]:
-        options = {
-            "dataset": request.dataset,
-            "sha256": payload["sha256"],
-            "format": request.format,
-            "env": request.env or (existing.spec.env if existing else ""),
-            "action": request.action,
-            "action_low": request.action_low,
-            "action_high": request.action_high,
-            "max_steps": request.max_steps,
-            "drop_infos": request.drop_infos,
-            "spec": existing.spec.to_json() if existing else None,
-        }
+        spec = existing.spec if existing else None
+        env = options.env or (spec.env if spec else "")
         return {
-            "format": request.format,
-            "size": payload["size"],
             "memory": self._settings.import_memory,
             "seconds": self._settings.import_seconds,
             "max_rows": self._settings.import_max_rows,
-            "options": options,
+            "options": asdict(options) | {"env": env, "spec": spec.to_json() if spec else None},
         }
 
-    def _creator(self, request: ImportRequest, spec: EnvSpec, metadata: dict[str, Any]) -> Any:
+    def _creator(self, options: ImportOptions, spec: EnvSpec, metadata: dict[str, Any]) -> Any:
         described = ", ".join(f"{k}={v}" for k, v in metadata.items() if "/" not in k)
+        text = f"Imported ({options.format}){': ' + described if described else ''}"[:4096]
         body = CreateDataset(
-            name=request.dataset,
-            spec=spec.to_json(),
-            description=f"Imported ({request.format}){': ' + described if described else ''}"[
-                :4096
-            ],
-            tags=[request.format],
+            name=options.dataset, spec=spec.to_json(), description=text, tags=[options.format]
         )
         return lambda connection: datasets.insert(connection, body, spec)
 
@@ -299,11 +268,4 @@ def _texts(found: Any) -> dict[str, str]:
 def _foreign() -> ProblemError:
     return ProblemError(
         422, "import_refused", "what was read from the file makes no sense; it is damaged or worse"
-    )
-
-
-def build(service: Any) -> Imports:
-    """The part of the service that deps.py asks for."""
-    return Imports(
-        service.settings, service.db, service.store, service.ingest.registry, service.jobs
     )

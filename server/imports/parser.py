@@ -1,13 +1,14 @@
-"""The process that reads strangers' files: `python -m server.imports.parser FD`; see parse.py.
+"""The process that parses uploaded files: `python -m server.imports.parser FD`.
 
-Gets one open file, gives up every other right (sandbox.py), and answers in frames over stdout:
+Started by parser_process.py. Gets one open file, drops all other rights (sandbox.py), and answers
+in frames over stdout:
 
-    → {format, size, memory, max_rows, options}                  the request, on stdin
+    → {memory, seconds, max_rows, options}                        the request, on stdin
     ← {kind: "plan", spec, trajectories, steps, warnings, metadata, confined}
     ← {kind: "data", rows} + Arrow stream (stepwell.codec)        again and again
     ← {kind: "end"}      or, at any point,      {kind: "refused", code, status, detail, …}
 
-What comes out is checked by the parent like anybody's upload.
+The parent checks the output as it checks any upload.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import os
 import sys
 from typing import Any, BinaryIO
 
+from server.frames import read_frame, write_frame
 from server.sandbox import confine, libraries
-from server.sql.worker import read_frame, write_frame
 
 GROUP_BYTES = 4 << 20
 
@@ -54,23 +55,22 @@ def main(argv: list[str]) -> int:
 
 def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], out: Any) -> None:
     from server.imports.episodes import plan, trajectories
-    from server.imports.raw_file import Options
+    from server.imports.raw_file import ImportOptions
     from stepwell.spaces import EnvSpec
 
-    options = dict(request["options"])
-    if options.get("spec") is not None:
-        options["spec"] = EnvSpec.from_json(options["spec"])
-    for name in ("action_low", "action_high", "drop_infos"):
-        options[name] = tuple(options.get(name, ()))
-    chosen = Options(**options)
+    given = dict(request["options"])
+    if given["spec"] is not None:
+        given["spec"] = EnvSpec.from_json(given["spec"])
+    lists: dict[str, Any] = {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
+    options = ImportOptions(**(given | lists))
     # A third: the file's arrays, what they are cast to, and what is being sent.
     memory = int(request["memory"]) // 3
-    if request["format"] == "npz":
+    if options.format == "npz":
         from server.imports.npz import read
     else:
         from server.imports.hdf5 import read
-    source = read(file, int(request["size"]), memory, chosen.drop_infos)
-    found = plan(source, chosen, int(request["max_rows"]))
+    source = read(file, options.size, memory, options.drop_infos)
+    found = plan(source, options, int(request["max_rows"]))
     metadata, dropped = source.metadata, source.dropped
     del source
     write_frame(
@@ -90,7 +90,7 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
     from stepwell.codec import encode
 
     group, size, rows = [], 0, 0
-    for trajectory in trajectories(found, chosen):
+    for trajectory in trajectories(found, options):
         group.append(trajectory)
         size += trajectory.nbytes
         rows += len(trajectory)

@@ -1,15 +1,14 @@
 """The parent's side of an import: starts the confined child and takes its frames one by one.
 
-Everything that comes out of the child is a stranger's bytes: sizes are bounded, JSON is read as
-data, trajectories go through the same checks as any POST. Killed when it is late, fat or unwanted.
+The child's output is untrusted: sizes are bounded, JSON is read as data, trajectories go through
+the same checks as any POST. The child is killed when it is late, uses too much memory, or its job
+is cancelled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
-import struct
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import orjson
 import structlog
 
+from server.frames import FrameReader, frame_head, memory_of
 from server.problems import ProblemError
 from server.sandbox import environment
 
@@ -36,7 +36,7 @@ class Frame:
     """One message of the child."""
 
     header: dict[str, Any]
-    payload: bytes
+    payload: memoryview
 
     @property
     def kind(self) -> str:
@@ -72,22 +72,27 @@ def frames(
         os.close(mouth)
         assert process.stdin is not None and process.stdout is not None
         try:
-            raw = orjson.dumps({**request, "bytes": 0})
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(struct.pack(">I", len(raw)) + raw)
+                process.stdin.write(frame_head(orjson.dumps({**request, "bytes": 0})))
                 process.stdin.flush()
-            reader = _Reader(process, time.monotonic() + seconds, resident, check)
+            look = _Watch(process.pid, time.monotonic() + seconds, resident, check).look
+            reader = FrameReader(process.stdout.fileno(), look, MAX_HEADER)
             while True:
-                frame = reader.next()
+                header = reader.header()
+                if not 0 <= header["bytes"] <= MAX_PAYLOAD:
+                    raise ValueError("a frame is too large")
+                frame = Frame(header, memoryview(reader.exactly(header["bytes"])))
                 if frame.kind == "end":
                     return
                 if frame.kind == "refused":
                     raise _refusal(frame.header)
                 yield frame
+        except ValueError as error:
+            raise _broken(str(error)) from None
         except EOFError:
             process.wait()
             last = (said.read(1 << 16) or b"")[-4000:].decode(errors="replace")
-            # By what is in a stranger's file: who sent it is told.
+            # The content of the file is the likely cause: the sender gets a problem.
             log.warning("an import process died", status=process.returncode, said=last)
             raise _broken("the process that read it died") from None
         finally:
@@ -98,67 +103,31 @@ def frames(
                 process.stdin.close()
 
 
-class _Reader:
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        deadline: float,
-        resident: int,
-        check: Callable[[], None],
-    ):
-        assert process.stdout is not None
-        self._process = process
-        self._fd = process.stdout.fileno()
-        self._deadline, self._resident, self._check = deadline, resident, check
-        self._buffer = bytearray()
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
+class _Watch:
+    """Looks at the clock, the job and the memory of a child that is being waited for."""
 
-    def next(self) -> Frame:
-        size = struct.unpack(">I", self._exactly(4))[0]
-        if size > MAX_HEADER:
-            raise _broken("a header is too large")
-        try:
-            header = orjson.loads(self._exactly(size))
-        except ValueError:
-            raise _broken("a header is not JSON") from None
-        length = header.get("bytes", 0) if isinstance(header, dict) else -1
-        if not isinstance(length, int) or not 0 <= length <= MAX_PAYLOAD:
-            raise _broken("a frame is too large")
-        return Frame(header, self._exactly(length))
+    def __init__(self, pid: int, deadline: float, resident: int, check: Callable[[], None]):
+        self._pid, self._deadline = pid, deadline
+        self._resident, self._check = resident, check
+        self._next = 0.0
 
-    def _exactly(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            self._check()
-            if time.monotonic() > self._deadline:
+    def look(self) -> float:
+        """Seconds until the next look. Raises `ProblemError`, and what `check` raises."""
+        self._check()
+        now = time.monotonic()
+        if now > self._deadline:
+            raise ProblemError(
+                422, "import_refused", "reading the file took too long (STEPWELL_IMPORT_SECONDS)"
+            )
+        if now >= self._next:
+            self._next = now + _TICK
+            if memory_of(self._pid) > self._resident:
                 raise ProblemError(
-                    422,
-                    "import_refused",
-                    "reading the file took too long (STEPWELL_IMPORT_SECONDS)",
+                    413,
+                    "body_too_large",
+                    "reading the file took too much memory (STEPWELL_IMPORT_MEMORY)",
                 )
-            if not self._poll.poll(_TICK * 1e3):
-                if _resident(self._process.pid) > self._resident:
-                    raise ProblemError(
-                        413,
-                        "body_too_large",
-                        "reading the file took too much memory (STEPWELL_IMPORT_MEMORY)",
-                    )
-                continue
-            chunk = os.read(self._fd, 1 << 20)
-            if not chunk:
-                raise EOFError
-            self._buffer += chunk
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
-
-
-def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+        return _TICK
 
 
 def _broken(why: str) -> ProblemError:

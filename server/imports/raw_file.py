@@ -44,13 +44,14 @@ class ImportRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the upload said about the file."""
+class ImportOptions:
+    """What an upload's URL said, and what its bytes and its dataset say. Kept in the job's row."""
 
     dataset: str
-    sha256: str
-    """Of the uploaded file."""
     format: str = "d4rl"
+    partition: str = "protected"
+    create: bool = False
+    """Make the dataset from what the file holds, if there is none."""
     env: str = ""
     action: str = ""
     """"" (look at the data), "box" or "discrete:N"."""
@@ -60,6 +61,10 @@ class Options:
     """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
     drop_infos: tuple[str, ...] = ()
     """Infos that are not wanted; a group's name means all below it, * means all."""
+    sha256: str = ""
+    """Of the uploaded file."""
+    size: int = 0
+    """Bytes of the uploaded file."""
     spec: EnvSpec | None = None
     """Of the dataset, if it exists already."""
 

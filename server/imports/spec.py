@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from server.imports.raw_file import Array, ImportRefused, Options
+from server.imports.raw_file import Array, ImportOptions, ImportRefused
 from stepwell.spaces import (
     DEFAULT_ACTION,
     DEFAULT_OBSERVATION,
@@ -42,7 +42,7 @@ def choose_spec(
     actions: Array,
     infos: dict[str, Array],
     dropped: dict[str, str],
-    options: Options,
+    options: ImportOptions,
     warnings: list[str],
 ) -> EnvSpec:
     """The dataset's own spec if it exists, else what the data suggests. Raises `ImportRefused`."""
@@ -150,7 +150,7 @@ def _observation_space(obs: Array) -> Space:
     return Box(shape, dtype)
 
 
-def _action_space(actions: Array, options: Options) -> Space:
+def _action_space(actions: Array, options: ImportOptions) -> Space:
     kind, _, count = options.action.partition(":")
     if kind == "discrete":
         return Discrete(_count(count))
@@ -184,7 +184,7 @@ def _whole(actions: Array) -> Space:
     return MultiDiscrete(tuple(int(n) + 1 for n in high))
 
 
-def _bounds(flat: Array, options: Options) -> tuple[Any, Any]:
+def _bounds(flat: Array, options: ImportOptions) -> tuple[Any, Any]:
     size = flat.shape[1]
     given = []
     for name, values in (("action_low", options.action_low), ("action_high", options.action_high)):

@@ -1,4 +1,4 @@
-"""The door to the index: SQLite in WAL mode, many readers, one writer, every commit on disk.
+"""Access to the index: SQLite in WAL mode, many readers, one writer, every commit on disk.
 
     with db.read() as c:  …      a consistent view; never blocks, never blocked
     with db.write() as c: …      BEGIN IMMEDIATE behind one lock; commits at the end, or not at all
@@ -8,10 +8,10 @@
 Uptime is monotonic time, summed up and kept in the index: leases, graces and tombstones count it,
 because the wall clock may jump. It stands still while no service runs, and what a crash forgets of
 it (a few seconds) makes a lease longer, never shorter. CLOCK_MONOTONIC, not CLOCK_BOOTTIME: while
-the machine is suspended nobody can renew a lease, so that time does not count.
+the machine is suspended no lease can be renewed, so that time does not count.
 
 pysqlite opens transactions when it sees fit, which would make both promises hollow: so its own
-handling is switched off (`isolation_level = None`) and BEGIN is said here.
+handling is switched off (`isolation_level = None`) and BEGIN is issued here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from server.index.tables import REVISION, counters
 
@@ -143,6 +143,23 @@ def _bump(connection: Connection, name: str) -> int:
     return int(value)
 
 
+def newest_first(table: sa.Table, before: int | None, **equal: Any) -> sa.Select[Any]:
+    """Rows by falling `pk`, below `before`, whose columns equal what is given (None: anything)."""
+    query = sa.select(table).order_by(table.c.pk.desc())
+    for name, value in equal.items():
+        if value is not None:
+            query = query.where(table.c[name] == value)
+    return query if before is None else query.where(table.c.pk < before)
+
+
+def first_rows(
+    c: Connection, query: sa.Select[Any], limit: int
+) -> tuple[list[RowMapping], RowMapping | None]:
+    """A page: at most `limit` rows, and the last of them if more follow: the next page's cursor."""
+    rows = c.execute(query.limit(limit + 1)).mappings().all()
+    return list(rows[:limit]), rows[limit - 1] if len(rows) > limit else None
+
+
 def connect(path: Path) -> sa.Engine:
     """An engine whose connections are set up as promised above."""
     engine = sa.create_engine(
@@ -150,7 +167,7 @@ def connect(path: Path) -> sa.Engine:
         connect_args={"check_same_thread": False, "timeout": 30.0},
         pool_size=16,
         max_overflow=64,
-        hide_parameters=True,  # errors are logged, and strangers' data is nobody's business there
+        hide_parameters=True,  # errors are logged; user data must not be
     )
 
     def on_connect(connection: Any, _record: Any) -> None:

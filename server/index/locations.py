@@ -131,7 +131,7 @@ def _dictionary(values: Sequence[str | None]) -> pa.DictionaryArray:
 
 
 def _integers(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """Without nulls: what has none is not usable, and nobody looks."""
+    """Nulls become 0: such a row is not `usable`, so the value is never read."""
     return pa.array(values, kind).fill_null(0)
 
 

@@ -3,7 +3,7 @@
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
                    newer `change_id` than at the last refresh (tables.py), so a query pays for what
                    changed; beside each piece lies what a manifest says of its rows (locations.py)
-    metrics        in pieces of a few runs each; looked at when one of them was heard of, rewritten
+    metrics        in pieces of a few runs each; checked when one of them had a heartbeat, rewritten
                    when a piece's counts and sums changed
     all others     small; rewritten when their rows changed
 
@@ -282,7 +282,9 @@ class Mirror:
             f"SELECT DISTINCT pk / {PIECE} FROM trajectories WHERE change_id > ?",
             (content.change_id,),
         )
-        dirty = {int(number) for (number,) in changed} | self._bereft(content.change_id)
+        dirty = {int(number) for (number,) in changed} | self._pieces_with_removals(
+            content.change_id
+        )
         dirty |= content.lost
         content.lost = set()
         for number in sorted(dirty):
@@ -291,7 +293,7 @@ class Mirror:
             self._put("trajectories", number, rows, None)
         content.change_id = change_id
 
-    def _bereft(self, change_id: int) -> set[int]:
+    def _pieces_with_removals(self, change_id: int) -> set[int]:
         """Pieces that lost rows for good: evicted, then removed, since the last look.
 
         A tombstone does not know its `pk`, but within a dataset `pk` and `seq` rise together.
@@ -337,7 +339,7 @@ class Mirror:
             content.checksums[file] = row[0] or b""  # empty: of nothing, so it will be looked at
 
     def _refresh_metrics(self) -> None:
-        """Look only at pieces of which a run was heard of: points never come without a heartbeat
+        """Check only pieces with a run that had a heartbeat: points never come without one
         (server/runs.py), and of a run that has ended nothing is read again."""
         pieces = self._content.pieces["metrics"]
         heard: dict[int, list[tuple[int, float, float]]] = {}
@@ -520,8 +522,3 @@ def _parsed(values: Iterable[Any], make: Callable[[Any], Any]) -> list[Any]:
             known[value] = make(json.loads(value or "[]"))
         out.append(known[value])
     return out
-
-
-def build(service: Any) -> Mirror:
-    """The part of the service that deps.py asks for."""
-    return Mirror(service.settings.index_file, service.settings.data / "mirror")

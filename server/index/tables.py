@@ -437,7 +437,7 @@ audit = Table(
     Index("ix_audit_action_subject", "action", "subject"),
 )
 
-# --- what the index refuses, whoever asks ---------------------------------------------------------
+# --- what the index itself refuses ----------------------------------------------------------------
 
 TRIGGERS: dict[str, str] = {
     # The system never deletes what is protected: not by quota, compaction, or a bug. Demotion is an

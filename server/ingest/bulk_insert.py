@@ -1,6 +1,6 @@
-"""All or nothing: thousands of trajectories become visible in one transaction, or never were.
+"""Bulk insert: thousands of trajectories become visible in one transaction, all or none.
 
-    pending mark → shard file (temp, fsync, rename)      again and again, invisible to everybody
+    pending mark → shard file (temp, fsync, rename)      again and again, not yet in the index
       → one transaction: dataset if new, shards, rows, totals, eviction → marks removed
 
 The mark (uploads/<shard>.pending) is durable before its shard exists: a start after a crash knows
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,13 +20,13 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
-from server.ingest.evict import enforce
+from server.ingest.evict import evict_over_capacity
 from server.ingest.rows import insert_rows, known, reserve_seqs, row_of
-from server.ingest.validate import ValidTrajectory
+from server.ingest.seal import NewShard, insert_shard_row, new_shard
+from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError
 from server.settings import Settings
-from server.storage.shards import Entry, write_shard
-from server.storage.store import Store, Stored, new_name
+from server.storage.store import Store, new_name
 from stepwell.codec import to_batch
 from stepwell.failpoints import failpoint
 
@@ -46,13 +46,6 @@ class BulkResult:
 
 
 @dataclass(slots=True)
-class _File:
-    id: str
-    stored: Stored
-    entries: list[Entry]
-
-
-@dataclass(slots=True)
 class BulkInsert:
     """One import. `add` in order, then `commit`, or `abandon`. Not thread-safe."""
 
@@ -67,7 +60,7 @@ class BulkInsert:
     _next: int = 0
     _group: list[ValidTrajectory] = field(default_factory=list)
     _bytes: int = 0
-    _files: list[_File] = field(default_factory=list)
+    _shards: list[NewShard] = field(default_factory=list)
     _marks: list[str] = field(default_factory=list)
     _duplicates: int = 0
     _evicted: int = 0
@@ -117,7 +110,7 @@ class BulkInsert:
             failpoint("import.before_commit")
         failpoint("import.after_commit")
         self._forget_marks()
-        entries = [entry for file in self._files for entry in file.entries]
+        entries = [entry for shard in self._shards for entry in shard.entries]
         return BulkResult(
             len(entries), sum(e.rows - 1 for e in entries), self._duplicates, self._evicted
         )
@@ -140,7 +133,7 @@ class BulkInsert:
             if row is None or row.pk != self.dataset.pk:
                 raise _changed(self.dataset.name)
             return self.dataset.pk
-        # Somebody made a dataset of this name meanwhile: our sequence numbers would collide.
+        # A dataset of this name was created meanwhile: our sequence numbers would collide.
         if row is not None or create is None:
             raise _changed(self.dataset.name)
         pk = create(connection)
@@ -148,7 +141,7 @@ class BulkInsert:
         return pk
 
     def _insert(self, connection: Connection, pk: int, now: float) -> None:
-        ids = [entry.id for file in self._files for entry in file.entries]
+        ids = [entry.id for shard in self._shards for entry in shard.entries]
         if known(connection, ids):
             raise ProblemError(
                 409,
@@ -156,80 +149,38 @@ class BulkInsert:
                 "the same file was imported at the same time; look at that import instead",
             )
         change_id = next_change_id(connection)
-        for file in self._files:
-            shard_pk = connection.execute(
-                sa.insert(shards)
-                .values(
-                    id=file.id,
-                    dataset_pk=pk,
-                    partition=self.partition,
-                    state="live",
-                    sha256=file.stored.sha256,
-                    bytes=file.stored.bytes,
-                    checksums=file.stored.checksums,
-                    verified_at=now,
-                    rows=sum(entry.rows for entry in file.entries),
-                    trajectories=len(file.entries),
-                    seq_min=file.entries[0].seq,
-                    seq_max=file.entries[-1].seq,
-                    created_at=now,
-                )
-                .returning(shards.c.pk)
-            ).scalar_one()
+        for shard in self._shards:
+            shard_pk = insert_shard_row(connection, shard, pk, now)
             rows = [
                 row_of(entry, pk, entry.seq, change_id, self.dataset.spec.env)
                 | {
                     "state": "sealed",
-                    "shard_pk": int(shard_pk),
+                    "shard_pk": shard_pk,
                     "traj_idx": number,
                     "row_start": entry.row_start,
                 }
-                for number, entry in enumerate(file.entries)
+                for number, entry in enumerate(shard.entries)
             ]
             insert_rows(connection, rows)
-        enforce(connection, pk, now, change_id)
+        evict_over_capacity(connection, pk, now, change_id)
 
     def _write(self) -> None:
-        """The collected trajectories as one durable shard that nobody knows of yet."""
+        """Write the collected trajectories as one durable shard, not yet in the index."""
         check_room(self.settings, self.store)
         group, self._group, self._bytes = self._group, [], 0
         shard_id = new_name("sh")
         self.store.put(FOLDER, shard_id + SUFFIX, f"shards/{self.partition}".encode())
         self._marks.append(shard_id)
         now = time.time()
-        entries = []
-        for item in group:
-            trajectory = item.trajectory
-            entries.append(
-                Entry(
-                    header=trajectory.header(),
-                    digest=item.digest,
-                    seq=self._next,
-                    partition=self.partition,
-                    total_reward=trajectory.total_reward,
-                    bytes=trajectory.nbytes,
-                    created_at=now,
-                )
-            )
-            self._next += 1
+        entries = [
+            replace(entry_of(item, self.partition, now), seq=seq)
+            for seq, item in enumerate(group, self._next)
+        ]
+        self._next += len(group)
         batches = (to_batch(i.trajectory, self.dataset.spec, self.dataset.schema) for i in group)
-        placed: list[Entry] = []
-        with self.store.new(f"shards/{self.partition}", f"{shard_id}.parquet") as writer:
-            writer.fill(
-                lambda path: placed.extend(
-                    write_shard(
-                        path,
-                        self.dataset.name,
-                        self.dataset.spec,
-                        entries,
-                        batches,
-                        group_rows=self.settings.row_group_rows,
-                        group_bytes=self.settings.row_group_bytes,
-                    )
-                )
-            )
-            stored = writer.commit()
-        self._files.append(_File(shard_id, stored, placed))
+        self._shards.append(
+            new_shard(self.store, self.settings, self.dataset, entries, batches, [], None, shard_id)
+        )
 
     def _forget_marks(self) -> None:
         for shard_id in self._marks:

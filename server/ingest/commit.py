@@ -4,7 +4,7 @@
       → BEGIN IMMEDIATE → which ids are known? → append → fsync → rows, totals, eviction → COMMIT
       → answer
 
-The payload is durable before the index speaks of it, and the index before anybody is told. Ids are
+The payload is durable before the index row, and the index row before the answer. Ids are
 looked up inside the transaction that adds them, so concurrent posts of one id cannot both be new.
 """
 
@@ -22,10 +22,17 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_change_id
-from server.index.tables import datasets, segments
+from server.index.tables import datasets
 from server.ingest.dataset_registry import RegisteredDataset
-from server.ingest.evict import enforce
-from server.ingest.rows import KnownTrajectory, insert_rows, known, reserve_seqs, row_of
+from server.ingest.evict import evict_over_capacity
+from server.ingest.rows import (
+    KnownTrajectory,
+    insert_rows,
+    insert_segment,
+    known,
+    reserve_seqs,
+    row_of,
+)
 from server.ingest.spool import Encoded, Segment, Spool
 from server.problems import ProblemError, disk_problem, not_found, title_of
 from server.settings import Settings
@@ -131,7 +138,7 @@ class Committer:
         )
 
     def _round(self) -> None:
-        """One group. Nothing of it stays behind here: its bodies would, until somebody posts."""
+        """One group. No reference to it stays: it would hold the bodies until the next post."""
         first = self._queue.get()
         if first is None:
             self.loop.stop()
@@ -143,7 +150,7 @@ class Committer:
                 self._telemetry.queued_bytes.set(self._queued)
             self._handle(group)
         except BaseException:
-            # Whatever it was, nobody waits for ever; what had been stored is a duplicate then.
+            # No caller waits for ever; a retry of what had been stored is answered `duplicate`.
             for submission in group:
                 if not submission.answer.done():
                     submission.answer.set_exception(
@@ -212,7 +219,7 @@ class Committer:
                     written = True
                     segment = self._spool.current
                     assert segment is not None
-                    segment_pk = segment.pk or _register(connection, segment.name, now)
+                    segment_pk = segment.pk or insert_segment(connection, segment.name, now)
                     self._index(connection, plan, segment_pk, offsets, now)
                 failpoint("index.before_commit")
         except Exception as error:
@@ -301,14 +308,14 @@ class Committer:
             insert_rows(connection, rows)
             self._telemetry.steps.inc(sum(row["length"] for row in rows))
             self._telemetry.ingest_bytes.inc(sum(row["bytes"] for row in rows))
-            self._telemetry.evicted.inc(enforce(connection, pk, now, change_id))
+            self._telemetry.evicted.inc(evict_over_capacity(connection, pk, now, change_id))
 
     # --- when the disk refuses ------------------------------------------------------------------
 
     def _give_up(self, error: Exception, written: bool) -> NoReturn:
         """Nothing of the group counts: raises 507 or 503, or `error` where no disk is to blame."""
         problem = disk_problem(error, READ_ONLY)
-        # After an I/O error nobody knows whether the commit is on the disk: the records must stay
+        # After an I/O error it is unknown whether the commit is on the disk: the records must stay
         # until a later one has taken its place. Of anything else, a restart must not believe them.
         if written and (problem is None or problem.status == 507):
             self._spool.undo()
@@ -363,16 +370,6 @@ class Committer:
         """From the maintenance thread: come back from read-only without waiting for a request."""
         with self.lock:
             self._check_disk()
-
-
-def _register(connection: Connection, name: str, now: float) -> int:
-    return int(
-        connection.execute(
-            sa.insert(segments)
-            .values(name=name, state="open", created_at=now)
-            .returning(segments.c.pk)
-        ).scalar_one()
-    )
 
 
 def _defect(name: str, error: BaseException) -> None:

@@ -1,7 +1,7 @@
-"""What a start does first: make index and segments agree, whatever the last process died of.
+"""Crash recovery at a start: make index and segments agree.
 
 consumed segment, file still there      unlink: its data is in shards
-torn tail                               cut off: nobody was told that it is stored
+torn tail                               cut off: it was never acknowledged
 whole record without an index row       indexed now: its sender will be told `duplicate`
 every segment that is left              queued for sealing
 """
@@ -16,15 +16,15 @@ from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, trajectories
-from server.ingest.evict import enforce
-from server.ingest.rows import insert_rows, known, reserve_seqs, row_of
+from server.ingest.evict import evict_over_capacity
+from server.ingest.rows import insert_rows, insert_segment, known, reserve_seqs, row_of
 from server.ingest.spool import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
 from server.storage.store import Store
 
 log = structlog.get_logger("stepwell.crash_recovery")
 
 
-def recover(db: Database, store: Store) -> list[Segment]:
+def recover_segments(db: Database, store: Store) -> list[Segment]:
     """Returns the segments that hold unsealed trajectories, oldest first."""
     with db.read() as connection:
         rows = connection.execute(
@@ -37,7 +37,7 @@ def recover(db: Database, store: Store) -> list[Segment]:
             with db.write() as connection:
                 connection.execute(sa.delete(segments).where(segments.c.pk == row.pk))
         elif row.name not in files:
-            # Impossible by the order of fsyncs; so somebody took the file away.
+            # Impossible by the order of fsyncs: the file was removed by hand.
             log.error(
                 "a segment was taken away; put it back with the service stopped, stepwell fsck"
                 " names what was in it",
@@ -132,11 +132,7 @@ def _reinsert(
         return pk, 0
     now = time.time()
     if pk is None:
-        pk = connection.execute(
-            sa.insert(segments)
-            .values(name=name, state="open", created_at=now)
-            .returning(segments.c.pk)
-        ).scalar_one()
+        pk = insert_segment(connection, name, now)
     change_id = next_change_id(connection)
     for dataset_name, records in missing.items():
         unique = {record.entry.id: record for record in records}
@@ -151,5 +147,5 @@ def _reinsert(
                 for seq, record in enumerate(unique.values(), first)
             ],
         )
-        enforce(connection, key, now, change_id)
+        evict_over_capacity(connection, key, now, change_id)
     return pk, sum(map(len, missing.values()))

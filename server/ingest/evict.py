@@ -2,7 +2,7 @@
 
 Exact: in the very transaction that added too much, by lowest seq. Training and evaluation have the
 capacity each for itself, so that neither displaces the other. Invisible at once; the bytes go
-later, when nobody holds a lease on their shard (maintenance/retention.py). Never protected.
+later, when no lease holds their shard (maintenance/retention.py). Never protected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROTECTED_EVALUATION = sa.text(
 )
 
 
-def enforce(connection: Connection, dataset_pk: int, now: float, change_id: int) -> int:
+def evict_over_capacity(connection: Connection, dataset_pk: int, now: float, change_id: int) -> int:
     """Evict what exceeds the dataset's capacity; returns how many went."""
     d = datasets.c
     capacity = connection.execute(

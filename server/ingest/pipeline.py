@@ -10,11 +10,11 @@ import pyarrow as pa
 from server.body_memory import Reservation
 from server.index.db import Database
 from server.ingest.commit import Committer, Submission
-from server.ingest.crash_recovery import recover
+from server.ingest.crash_recovery import recover_segments
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.seal import Sealer
 from server.ingest.spool import Encoded, Spool, encode_entry
-from server.ingest.validate import RefusedTrajectory, ValidTrajectory, read_body
+from server.ingest.validate import RefusedTrajectory, ValidTrajectory, entry_of, read_body
 from server.problems import ProblemError
 from server.settings import Settings
 from server.storage.shards import Entry
@@ -39,7 +39,7 @@ class Ingest:
         self._spool = Spool(store)
         self.committer = Committer(settings, db, store, self._spool, telemetry)
         self.sealer = Sealer(settings, db, store, self.registry, self.committer, telemetry)
-        for segment in recover(db, store):
+        for segment in recover_segments(db, store):
             self.sealer.add(segment)
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class Ingest:
         """Hand over and wait for the answer."""
         if not submission.items:
             return []
-        # The committer may need the bytes for longer than anybody waits for its answer.
+        # The committer may need the bytes for longer than this request waits for the answer.
         reservation.retain()
         submission.answer.add_done_callback(lambda _: reservation.release())
         self.committer.submit(submission)
@@ -144,20 +144,6 @@ def decoded_bytes(size: int, spec: EnvSpec) -> int:
 def rebuilt(
     trajectory: Trajectory, dataset: RegisteredDataset, reservation: Reservation
 ) -> pa.Buffer:
-    """The rows as our own writer lays them out, where a stranger's did otherwise."""
+    """The rows as our own writer lays them out, for a message that does otherwise."""
     reservation.add(2 * trajectory.nbytes)  # the columns made anew, and the message
     return to_batch(trajectory, dataset.spec, dataset.schema).serialize()
-
-
-def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:
-    """The description of a trajectory that is about to be stored; its seq comes later."""
-    trajectory = checked.trajectory
-    return Entry(
-        header=trajectory.header(),
-        digest=checked.digest,
-        seq=0,
-        partition=partition,
-        total_reward=trajectory.total_reward,
-        bytes=trajectory.nbytes,
-        created_at=now,
-    )

@@ -1,6 +1,6 @@
 """From a trajectory's description to its row in the index, and the running totals beside it.
 
-Everything here happens inside somebody's write transaction: the group commit, an import, a seal.
+Everything here happens inside the caller's write transaction: the group commit, an import, a seal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Connection
 
-from server.index.tables import datasets, partition_stats, tombstones, trajectories
+from server.index.tables import datasets, partition_stats, segments, tombstones, trajectories
 from server.storage.shards import Entry
 
 CHUNK = 500
@@ -119,6 +119,22 @@ def insert_rows(connection: Connection, rows: list[dict[str, Any]]) -> None:
         add_totals(
             connection, rows[0]["dataset_pk"], bucket, int(count), int(steps), int(size), reward
         )
+
+
+def make_tombstones(connection: Connection, where: Any, uptime: float, change_id: int) -> None:
+    """Replace rows of `trajectories` by tombstones, so that a late retry is recognised."""
+    t = trajectories.c
+    names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "change_id"]
+    values = (t.id, t.dataset_pk, t.seq, t.digest, sa.literal(uptime), sa.literal(change_id))
+    connection.execute(sa.insert(tombstones).from_select(names, sa.select(*values).where(where)))
+    connection.execute(sa.delete(trajectories).where(where))
+
+
+def insert_segment(connection: Connection, name: str, created_at: float) -> int:
+    """An open segment; returns its key."""
+    values = {"name": name, "state": "open", "created_at": created_at}
+    statement = sa.insert(segments).values(values).returning(segments.c.pk)
+    return int(connection.execute(statement).scalar_one())
 
 
 def add_totals(

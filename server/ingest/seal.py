@@ -21,10 +21,10 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.index.db import Database, next_change_id
-from server.index.tables import datasets, segments, shards, tombstones, trajectories
+from server.index.tables import datasets, segments, shards, trajectories
 from server.ingest.commit import Committer
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
-from server.ingest.rows import chunks
+from server.ingest.rows import chunks, make_tombstones
 from server.ingest.spool import Segment, SegmentDamaged, SegmentFile
 from server.problems import ProblemError, disk_problem
 from server.settings import Settings
@@ -157,7 +157,7 @@ class Sealer:
         except Exception as error:
             # The segment keeps everything; it stays queued and is tried again, every second.
             failure = f"{segment.name}: {error}"
-            if failure != self.failure:  # said once, not at every attempt
+            if failure != self.failure:  # logged once, not at every attempt
                 disk = disk_problem(error, "") is not None
                 log.error(
                     "sealing failed, nothing is lost and it is tried again: make room on the disk"
@@ -262,15 +262,8 @@ class Sealer:
             insert_shard(connection, shard, change_id)
         # Evicted before they were ever sealed: nothing of them remains but the id.
         t = trajectories.c
-        now = sa.literal(self._db.uptime())
-        gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, now, sa.literal(change_id)).where(
-            t.segment_pk == segment.pk, t.state == "evicted"
-        )
-        names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "change_id"]
-        connection.execute(sa.insert(tombstones).from_select(names, gone))
-        connection.execute(
-            sa.delete(trajectories).where(t.segment_pk == segment.pk, t.state == "evicted")
-        )
+        evicted = sa.and_(t.segment_pk == segment.pk, t.state == "evicted")
+        make_tombstones(connection, evicted, self._db.uptime(), change_id)
         connection.execute(
             sa.update(segments)
             .where(segments.c.pk == segment.pk)
@@ -285,10 +278,11 @@ def new_shard(
     entries: list[Entry],
     batches: Any,
     pks: list[int],
-    points: tuple[str, str] = ("seal.after_tmp_fsync", "seal.after_rename"),
+    points: tuple[str, str] | None = ("seal.after_tmp_fsync", "seal.after_rename"),
+    shard_id: str = "",
 ) -> NewShard:
     """Write one shard file of `entries` (one dataset, one partition), durably. Raises OSError."""
-    shard_id = new_name("sh")
+    shard_id = shard_id or new_name("sh")
     partition = entries[0].partition
     with store.new(f"shards/{partition}", f"{shard_id}.parquet", points=points) as writer:
         placed: list[Entry] = []
@@ -314,28 +308,7 @@ def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int
 
     A trajectory that was evicted meanwhile stays evicted; one that vanished is not brought back.
     """
-    seqs = [entry.seq for entry in shard.entries]
-    shard_pk = int(
-        connection.execute(
-            sa.insert(shards)
-            .values(
-                id=shard.id,
-                dataset_pk=shard.dataset_pk,
-                partition=shard.partition,
-                state="live",
-                sha256=shard.file.sha256,
-                bytes=shard.file.bytes,
-                checksums=shard.file.checksums,
-                verified_at=time.time(),
-                rows=sum(entry.rows for entry in shard.entries),
-                trajectories=len(shard.entries),
-                seq_min=min(seqs),
-                seq_max=max(seqs),
-                created_at=time.time(),
-            )
-            .returning(shards.c.pk)
-        ).scalar_one()
-    )
+    shard_pk = insert_shard_row(connection, shard, shard.dataset_pk, time.time())
     t = trajectories.c
     statement = (
         sa.update(trajectories)
@@ -357,6 +330,34 @@ def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int
     for some in chunks(locations):
         connection.execute(statement, list(some))
     return shard_pk
+
+
+def insert_shard_row(
+    connection: Connection, shard: NewShard, dataset_pk: int | None, created_at: float
+) -> int:
+    """The shard's own row; returns its key."""
+    seqs = [entry.seq for entry in shard.entries]
+    return int(
+        connection.execute(
+            sa.insert(shards)
+            .values(
+                id=shard.id,
+                dataset_pk=dataset_pk,
+                partition=shard.partition,
+                state="live",
+                sha256=shard.file.sha256,
+                bytes=shard.file.bytes,
+                checksums=shard.file.checksums,
+                verified_at=time.time(),
+                rows=sum(entry.rows for entry in shard.entries),
+                trajectories=len(shard.entries),
+                seq_min=min(seqs),
+                seq_max=max(seqs),
+                created_at=created_at,
+            )
+            .returning(shards.c.pk)
+        ).scalar_one()
+    )
 
 
 def _seal_problem(error: BaseException) -> ProblemError:

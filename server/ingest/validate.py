@@ -1,4 +1,4 @@
-"""A stranger's body → trajectories that fit the dataset, or an error naming key, expected, got.
+"""A request body → trajectories that fit the dataset, or an error naming key, expected, got.
 
 The body as a whole must be a sound stream under the dataset's layout (else 422, nothing stored);
 each trajectory in it then stands or falls alone. Digests are computed here, from content, never
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from server.ingest.dataset_registry import RegisteredDataset
 from server.problems import ProblemError, title_of
+from server.storage.shards import Entry
 from stepwell.codec import HEADER_KEY, TrajectoryStream, from_batch, is_canonical
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
 from stepwell.messages import Problem
@@ -69,6 +70,20 @@ def _items(
             continue
         kept = message if is_canonical(batch, metadata, message) else None
         yield ValidTrajectory(trajectory, trajectory.digest, kept)
+
+
+def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:
+    """The description of a trajectory that is about to be stored; its seq comes later."""
+    trajectory = checked.trajectory
+    return Entry(
+        header=trajectory.header(),
+        digest=checked.digest,
+        seq=0,
+        partition=partition,
+        total_reward=trajectory.total_reward,
+        bytes=trajectory.nbytes,
+        created_at=now,
+    )
 
 
 def problem_of(error: InvalidData) -> Problem:

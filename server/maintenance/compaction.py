@@ -1,4 +1,4 @@
-"""Compaction: many small or half-dead shards become few whole ones, without anybody noticing.
+"""Compaction: many small or half-dead shards become few, without a change for readers.
 
 Rewritten: a shard at least half of whose rows are dead; a run of small shards, adjacent by seq.
 The new file is whole and durable before one transaction swaps the locations; the old ones are
@@ -64,7 +64,7 @@ def compact(
             with ingest.sealer.lock:
                 _rewrite(settings, db, store, ingest, group)
         except ShardDamaged as error:
-            log.info("a shard cannot be read", error=str(error))  # what it is, is said below
+            log.info("a shard cannot be read", error=str(error))  # the check below logs the cause
             for shard in group:
                 integrity.recheck_shard(shard.id)
             continue

@@ -1,4 +1,4 @@
-"""The thread that keeps house: retention, compaction, orphans, and the way out of read-only."""
+"""The maintenance thread: retention, compaction, orphaned files, and leaving read-only mode."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import time
 import sqlalchemy as sa
 import structlog
 
+from server.auth import TokenStore
 from server.index.db import Database
 from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
 from server.maintenance.compaction import compact
 from server.maintenance.orphans import OrphanSweeper
-from server.maintenance.retention import finish, retain, waiting
+from server.maintenance.retention import apply_retention, delete_marked, has_deadlines
 from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store
@@ -35,9 +36,10 @@ class MaintenanceLoop:
         store: Store,
         ingest: Ingest,
         integrity: IntegrityChecker,
+        tokens: TokenStore,
     ):
         self._settings, self._db, self._store = settings, db, store
-        self._ingest, self._integrity = ingest, integrity
+        self._ingest, self._integrity, self._tokens = ingest, integrity, tokens
         self._index_trouble = ""
         self._swept = time.monotonic()
         self._looked = False
@@ -45,8 +47,8 @@ class MaintenanceLoop:
         self._loop = BackgroundLoop(
             "maintenance", self._work, every=interval, longest_wait=interval, report=self._say
         )
-        # Nothing else runs yet, so whatever nobody knows is left over from a crash.
-        finish(db, store)
+        # Nothing else runs yet, so every unknown file is left over from a crash.
+        delete_marked(db, store)
         self._sweeper = OrphanSweeper(db, store)
         self._sweeper.round(older_than=0.0)
 
@@ -102,9 +104,10 @@ class MaintenanceLoop:
             with contextlib.suppress(ProblemError):
                 self._ingest.committer.check_disk()
         now = self._db.uptime()
-        if now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and waiting(self._db):
+        if now - self._db.saved_uptime >= SAVE_UPTIME_EVERY and has_deadlines(self._db):
             self._db.save_uptime()
-        retain(self._settings, self._db, self._store, now)
+        self._tokens.save_last_used()
+        apply_retention(self._settings, self._db, self._store, now)
         wall = self._db.clock.wall()
         compact(self._settings, self._db, self._store, self._ingest, self._integrity, wall)
         if time.monotonic() - self._swept >= SWEEP_EVERY:

@@ -1,7 +1,7 @@
 """Orphans: files that the index does not know, left by a process that died between two steps.
 
 A shard is an orphan only if the index knows every trajectory in it (they are elsewhere, or were
-evicted). One with unknown trajectories may be all that is left of somebody's data after the index
+evicted). One with unknown trajectories may be all that is left of the data after the index
 was lost: it is never swept, fsck names it, and `fsck --rebuild` takes it in.
 """
 

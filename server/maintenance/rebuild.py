@@ -20,14 +20,15 @@ from sqlalchemy.engine import Connection
 
 from server.checksums import Source, examine
 from server.index.db import Database, next_change_id, next_dataset_pk, next_epoch, upgrade
-from server.index.tables import datasets, segments, shards
+from server.index.tables import datasets, shards
 from server.ingest.bulk_insert import FOLDER, SUFFIX
-from server.ingest.evict import enforce
-from server.ingest.rows import chunks, insert_rows, row_of
+from server.ingest.evict import evict_over_capacity
+from server.ingest.rows import chunks, insert_rows, insert_segment, row_of
+from server.ingest.seal import NewShard, insert_shard_row
 from server.ingest.spool import MAGIC, Record, SegmentDamaged, SegmentFile
 from server.maintenance.recovery import Recovered, from_old_index, from_policy_files
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
-from server.storage.store import Store
+from server.storage.store import Store, Stored
 from stepwell.errors import InvalidData
 from stepwell.spaces import EnvSpec
 
@@ -109,11 +110,7 @@ def _read_segments(
         except SegmentDamaged:
             result.unreadable.append(name)
             continue
-        pk = connection.execute(
-            sa.insert(segments)
-            .values(name=name, state="open", created_at=path.stat().st_mtime)
-            .returning(segments.c.pk)
-        ).scalar_one()
+        pk = insert_segment(connection, name, path.stat().st_mtime)
         result.segments += 1
         for record in _records(file, result):
             if "spec" in record.head:
@@ -175,24 +172,11 @@ def _read_shards(
         if dataset.spec.digest != footer.spec.digest:
             result.unreadable.append(name)  # of an earlier dataset by that name
             continue
-        pk = connection.execute(
-            sa.insert(shards)
-            .values(
-                id=name.removesuffix(".parquet"),
-                partition=partition,
-                state="live",
-                sha256=file.sha256,
-                bytes=file.size,
-                checksums=file.checksums,
-                verified_at=time.time(),
-                rows=sum(entry.rows for entry in footer.entries),
-                trajectories=len(footer.entries),
-                seq_min=min(entry.seq for entry in footer.entries),
-                seq_max=max(entry.seq for entry in footer.entries),
-                created_at=path.stat().st_mtime,
-            )
-            .returning(shards.c.pk)
-        ).scalar_one()
+        stored = Stored(path, file.size, file.sha256, file.checksums)
+        shard = NewShard(
+            name.removesuffix(".parquet"), 0, partition, stored, list(footer.entries), []
+        )
+        pk = insert_shard_row(connection, shard, None, path.stat().st_mtime)
         result.shards += 1
         for index, entry in enumerate(footer.entries):
             for other in found.values():
@@ -254,4 +238,6 @@ def _insert(
         for some in chunks(list(shard_pks)):
             connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
         result.datasets += 1
-        result.trajectories += len(rows) - enforce(connection, pk, time.time(), change_id)
+        result.trajectories += len(rows) - evict_over_capacity(
+            connection, pk, time.time(), change_id
+        )

@@ -1,4 +1,4 @@
-"""Physical deletion, long after logical eviction: only what nobody can need any more.
+"""Physical deletion, long after logical eviction: only what no reader can need any more.
 
 live ── nothing alive in it ──▶ retired ── no unexpired lease, grace passed ──▶ deleting
      ──▶ unlink ──▶ deleted; its trajectories become tombstones (a late retry is recognised)
@@ -7,6 +7,8 @@ All waiting is counted in the service's uptime (index/db.py): the wall clock may
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -22,6 +24,7 @@ from server.index.tables import (
     tombstones,
     trajectories,
 )
+from server.ingest.rows import make_tombstones
 from server.settings import Settings
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
@@ -30,17 +33,21 @@ log = structlog.get_logger("stepwell.retention")
 KEEP_LEASES = 86_400.0
 
 
-def retain(settings: Settings, db: Database, store: Store, now: float) -> int:
+def apply_retention(settings: Settings, db: Database, store: Store, now: float) -> int:
     """One round at uptime `now`; returns how many shard files were deleted."""
     _retire(db, now)
-    _doom(db, now, settings.shard_grace)
-    count = finish(db, store)
-    _forget(db, now, settings.tombstone_days * 86_400.0)
-    _forget_snapshots(db, store, now - settings.snapshot_days * 86_400.0)
+    _mark_for_deletion(db, now, settings.shard_grace)
+    count = delete_marked(db, store)
+    for table, column, age in (
+        (tombstones, tombstones.c.evicted_uptime, settings.tombstone_days * 86_400.0),
+        (leases, leases.c.expires_uptime, KEEP_LEASES),
+    ):
+        _write_if_any(db, sa.delete(table).where(column < now - age), column < now - age)
+    _delete_old_snapshots(db, store, now - settings.snapshot_days * 86_400.0)
     return count
 
 
-def waiting(db: Database) -> bool:
+def has_deadlines(db: Database) -> bool:
     """Whether anything here waits for uptime to pass within a day: leases, and retired shards."""
     with db.read() as connection:
         found = sa.or_(
@@ -50,21 +57,21 @@ def waiting(db: Database) -> bool:
         return bool(connection.execute(sa.select(found)).scalar())
 
 
-def finish(db: Database, store: Store) -> int:
+def delete_marked(db: Database, store: Store) -> int:
     """Delete what is marked; also what an earlier process had marked and not finished."""
     s = shards.c
     with db.read() as connection:
-        doomed = connection.execute(
+        marked = connection.execute(
             sa.select(s.pk, s.id, s.partition).where(s.state == "deleting")
         ).all()
-    for pk, shard_id, partition in doomed:
+    for pk, shard_id, partition in marked:
         failpoint("delete.after_mark")
         store.delete(f"shards/{partition}", f"{shard_id}.parquet")
         failpoint("delete.after_unlink")
         with db.write() as connection:
-            _bury(connection, pk, db.uptime())
+            _delete_rows(connection, pk, db.uptime())
         log.info("shard deleted", shard=shard_id)
-    return len(doomed)
+    return len(marked)
 
 
 def _retire(db: Database, now: float) -> None:
@@ -73,17 +80,13 @@ def _retire(db: Database, now: float) -> None:
         shards.c.state == "live",
         ~sa.exists().where(t.shard_pk == shards.c.pk, t.state != "evicted"),
     )
-    with db.read() as connection:
-        if not connection.execute(sa.select(sa.exists(shards.select().where(empty)))).scalar():
-            return
-    with db.write() as connection:
-        connection.execute(
-            sa.update(shards).where(empty).values(state="retired", retired_uptime=now)
-        )
+    _write_if_any(
+        db, sa.update(shards).where(empty).values(state="retired", retired_uptime=now), empty
+    )
 
 
-def _doom(db: Database, now: float, grace: float) -> None:
-    """Mark what nobody can need: from here on it cannot be leased any more."""
+def _mark_for_deletion(db: Database, now: float, grace: float) -> None:
+    """Mark what no reader can need: from here on it cannot be leased any more."""
     s, held = shards.c, snapshot_shards.c
     leased = (
         sa.exists()
@@ -91,47 +94,30 @@ def _doom(db: Database, now: float, grace: float) -> None:
         .where(leases.c.expires_uptime > now)
     )
     due = sa.and_(s.state == "retired", s.retired_uptime <= now - grace, ~leased)
+    _write_if_any(db, sa.update(shards).where(due).values(state="deleting"), due)
+
+
+def _write_if_any(db: Database, statement: sa.Update | sa.Delete, where: Any) -> None:
+    """Look first: a write costs an fsync, and most rounds find nothing to do."""
     with db.read() as connection:
-        if not connection.execute(sa.select(sa.exists(shards.select().where(due)))).scalar():
+        found = sa.exists(sa.select(sa.true()).select_from(statement.table).where(where))
+        if not connection.execute(sa.select(found)).scalar():
             return
     with db.write() as connection:
-        connection.execute(sa.update(shards).where(due).values(state="deleting"))
+        connection.execute(statement)
 
 
-def _bury(connection: Connection, pk: int, now: float) -> None:
-    t = trajectories.c
-    names = ["id", "dataset_pk", "seq", "digest", "evicted_uptime", "change_id"]
-    change_id = sa.literal(next_change_id(connection))
-    gone = sa.select(t.id, t.dataset_pk, t.seq, t.digest, sa.literal(now), change_id)
-    connection.execute(sa.insert(tombstones).from_select(names, gone.where(t.shard_pk == pk)))
-    connection.execute(sa.delete(trajectories).where(t.shard_pk == pk))
+def _delete_rows(connection: Connection, pk: int, now: float) -> None:
+    make_tombstones(connection, trajectories.c.shard_pk == pk, now, next_change_id(connection))
     connection.execute(sa.update(shards).where(shards.c.pk == pk).values(state="deleted"))
 
 
-def _forget(db: Database, now: float, tombstone_age: float) -> None:
-    old_tombstones = tombstones.c.evicted_uptime < now - tombstone_age
-    old_leases = leases.c.expires_uptime < now - KEEP_LEASES
-    with db.read() as connection:
-        some = connection.execute(
-            sa.select(
-                sa.or_(
-                    sa.exists(tombstones.select().where(old_tombstones)),
-                    sa.exists(leases.select().where(old_leases)),
-                )
-            )
-        ).scalar()
-    if some:
-        with db.write() as connection:
-            connection.execute(sa.delete(tombstones).where(old_tombstones))
-            connection.execute(sa.delete(leases).where(old_leases))
+def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
+    """Delete old snapshots: a run on a growing dataset makes one every few minutes.
 
-
-def _forget_snapshots(db: Database, store: Store, before: float) -> None:
-    """A growing run makes one every few minutes; nobody comes back to those it did not keep.
-
-    Kept: what anybody leased lately (leases stay KEEP_LEASES beyond their end), and what a run
-    names, since it can be replayed from there, and what other manifests build on. Rows of shards
-    long deleted go when no snapshot refers to them any more.
+    Kept: those leased within KEEP_LEASES, those that a run names (it can be replayed from there),
+    and those that other manifests build on. Rows of shards long deleted go when no snapshot refers
+    to them any more.
     """
     n, built_on = snapshots.c, snapshots.alias()
     named = sa.func.json_each(runs.c.snapshots).table_valued("value")

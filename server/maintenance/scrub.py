@@ -10,7 +10,6 @@ import contextlib
 import os
 import threading
 import time
-from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -126,7 +125,7 @@ class Scrubber:
     def _step(self, descriptor: int, offset: int, count: int) -> None:
         if hasattr(os, "posix_fadvise"):
             # The disk is what may be wrong: the next part is read from there, not from memory, and
-            # what nobody else wants does not stay in memory.
+            # these pages do not stay in memory.
             os.posix_fadvise(descriptor, offset, count + STEP, os.POSIX_FADV_DONTNEED)
         self._telemetry.scrub_bytes.inc(count)
         self._pause(count / self._rate)
@@ -146,8 +145,3 @@ _TABLES = (
 
 def _report(_name: str, error: BaseException) -> None:
     log.error("the scrub failed and is tried again", exc_info=error)
-
-
-def build(service: Any) -> Scrubber:
-    """The part of the service that deps.py asks for."""
-    return Scrubber(service.settings, service.db, service.integrity, service.telemetry)

@@ -39,7 +39,7 @@ def metrics(service: ServiceDep) -> Response:
 
 
 def _health(service: ServiceDep, request: Request) -> Health:
-    """To who has a token, all of it; to a stranger, whether it works."""
+    """With a token, everything; without one, only the status."""
     trouble = service.ingest.committer.trouble
     why = [str(trouble.got)] if trouble is not None else []
     if service.ingest.sealer.failure:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from server.deps import ServiceDep
-from server.imports.importer import ImportRequest
+from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
 from stepwell.messages import NAME, JobAccepted, Partition
 
@@ -50,7 +50,7 @@ async def upload(
     ] = "",
 ) -> JobAccepted:
     """All of the file or nothing becomes trajectories; GET /v1/jobs/{id} tells how it goes."""
-    wanted = ImportRequest(
+    wanted = ImportOptions(
         dataset=name,
         format=format,
         partition=partition,

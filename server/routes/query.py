@@ -38,7 +38,7 @@ async def run_query(body: Query, request: Request, service: ServiceDep) -> Respo
         user=_caller(request),
         came=came,
     )
-    # Threads of its own: queries that wait must not keep anybody else from one, nor others them.
+    # A separate limiter: waiting queries must not use up the threads of other routes.
     state = request.app.state
     if not hasattr(state, "sql_threads"):
         state.sql_threads = CapacityLimiter(service.sql.most_at_once + _REFUSALS)

@@ -36,5 +36,5 @@ def list_workers(
 
 @router.post("/{worker_id}/command")
 def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) -> Worker:
-    """Ask a worker to pause, resume, drain or stop; it hears of it with its next heartbeat."""
+    """Ask a worker to pause, resume, drain or stop; the answer to its next heartbeat carries it."""
     return workers.command(service.db, worker_id, body.command)

@@ -16,9 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-import pyarrow as pa
 import structlog
 
 from server.checksums import Corrupt
@@ -34,7 +32,7 @@ from server.snapshots.selection import (
     select_all,
     select_changed,
 )
-from server.sql.pool import Selected
+from server.sql.pool import Selected, SqlPool
 from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.snapshots")
@@ -45,20 +43,12 @@ MOST_CHANGES = 200_000
 RECENT, RECENT_ROWS = 16, 2_000_000
 """Snapshots whose blocks are kept at hand, for their refresh; and their rows, of some 80 bytes."""
 CATCH_UP_EVERY, CATCH_UP_BEHIND, CATCH_UP_FOR = 0.25, 200, 600.0
-"""Every so many seconds, whoever is so many changes behind catches up; until nobody has asked for
-so many seconds. Fewer changes are read in no time when the next snapshot is made."""
+"""Every so many seconds, a selection that is so many changes behind catches up, if it was used in
+the last so many seconds. Fewer changes are quick to read when the next snapshot is made."""
 
 
 class SelectionMoved(Exception):
     """What was selected was moved or deleted while the snapshot was made."""
-
-
-class Selector(Protocol):
-    """What snapshots need of the SQL service."""
-
-    def select_rows(self, select: str, dataset: str | None = None) -> Selected: ...
-
-    def select_among(self, select: str, rows: pa.Table, dataset: str | None = None) -> Selected: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +80,8 @@ class CachedSnapshot:
 class SelectionRunner:
     """Asks the index, through SQL, what is selected."""
 
-    def __init__(self, selector: Callable[[], Selector], mirror: Callable[[], Mirror]):
-        self._selector, self._mirror = selector, mirror
+    def __init__(self, sql: SqlPool, mirror: Mirror):
+        self._sql, self._mirror = sql, mirror
 
     def all(self, sources: Sequence[Component], rules: SelectionRules) -> SelectionResult:
         """Ask for everything that is selected. Raises `SelectionMoved`, and 422 as SQL does."""
@@ -99,15 +89,15 @@ class SelectionRunner:
         reads: list[frozenset[str] | None] = []
         marks, epochs, damaged = [], set(), Counter[tuple[str, str]]()
         for component, source in enumerate(sources):
-            selected = self._selector().select_rows(source.select, source.dataset)
+            selected = self._sql.select_rows(source.select, source.dataset)
             assert selected.state is not None
             try:
-                some, spoiled = select_all(self._mirror(), component, selected, rules)
+                some, spoiled = select_all(self._mirror, component, selected, rules)
             except FileNotFoundError as error:  # the answer took longer than the mirror keeps files
                 raise SelectionMoved from error
             except Corrupt as error:
                 log.error("a file of the mirror is damaged and made anew", error=str(error))
-                self._mirror().discard([f"mirror/{Path(error.path).name}"])
+                self._mirror.discard([f"mirror/{Path(error.path).name}"])
                 raise SelectionMoved from error
             blocks |= some
             damaged += spoiled
@@ -120,7 +110,7 @@ class SelectionRunner:
 
     def behind(self, found: SelectionResult, most: int) -> int | None:
         """How much changed since, counted up to `most`; None where changes alone do not do."""
-        return self._mirror().count_changes(found.change_id, found.epoch, most)
+        return self._mirror.count_changes(found.change_id, found.epoch, most)
 
     def changed(
         self, sources: tuple[Component, ...], rules: SelectionRules, earlier: CachedSnapshot | None
@@ -139,7 +129,7 @@ class SelectionRunner:
         count = self.behind(last, most + 1)
         if count is None or count > most:
             return None
-        changes = self._mirror().changes(last.change_id, last.epoch, sorted(reads))
+        changes = self._mirror.changes(last.change_id, last.epoch, sorted(reads))
         if changes is None:
             return None
 
@@ -147,7 +137,7 @@ class SelectionRunner:
             source = sources[component]
             if source.all:
                 return all_of(source.dataset, changes.locations)
-            return self._selector().select_among(source.select, changes.columns, source.dataset)
+            return self._sql.select_among(source.select, changes.columns, source.dataset)
 
         try:
             blocks = select_changed(last.blocks, changes, len(sources), among, rules)

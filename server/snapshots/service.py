@@ -26,7 +26,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from server.checksums import Corrupt
-from server.index.db import Database
+from server.index.db import Database, first_rows
 from server.index.mirror import Mirror
 from server.index.tables import datasets, leases, shards, snapshot_shards, snapshots
 from server.ingest.validate import difference as layouts_differ
@@ -38,7 +38,6 @@ from server.snapshots.incremental import (
     SelectionMoved,
     SelectionResult,
     SelectionRunner,
-    Selector,
     SnapshotCache,
 )
 from server.snapshots.selection import (
@@ -50,6 +49,7 @@ from server.snapshots.selection import (
     digest_of,
     sources_of,
 )
+from server.sql.pool import SqlPool
 from server.storage.store import Store, new_name
 from stepwell.failpoints import failpoint
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
@@ -70,13 +70,13 @@ class Snapshots:
         db: Database,
         store: Store,
         flush: Callable[[], object],
-        selector: Callable[[], Selector],
-        mirror: Callable[[], Mirror],
+        sql: SqlPool,
+        mirror: Mirror,
         integrity: IntegrityChecker,
     ):
         self._db, self._store, self._integrity = db, store, integrity
         self._flush = flush
-        self._finder = SelectionRunner(selector, mirror)
+        self._finder = SelectionRunner(sql, mirror)
         self.cache = SnapshotCache(self._finder, self._rules)
         self._moving = threading.Lock()
 
@@ -117,7 +117,7 @@ class Snapshots:
         shares = [source.share for source in sources]
         digest = digest_of(found.blocks, shares)
         if earlier is not None and body.since is not None:
-            before = self._described(body.since)
+            before = self.get(body.since)
             if before.digest == digest:
                 same = replace(earlier, sources=sources, rules=rules, found=found)
                 self.cache.put(body.since, same)
@@ -253,23 +253,20 @@ class Snapshots:
     # --- look -----------------------------------------------------------------------------------
 
     def get(self, snapshot_id: str) -> Snapshot:
-        return self._described(snapshot_id)
-
-    def _described(self, snapshot_id: str) -> Snapshot:
         with self._db.read() as connection:
             return self._message(connection, _row(connection, snapshot_id))
 
     def page(self, *, limit: int, cursor: str | None) -> SnapshotPage:
         """Newest first, in the order in which they were made, whatever the clock said."""
         n = snapshots.c
-        statement = sa.select(snapshots).order_by(n.pk.desc()).limit(limit + 1)
+        statement = sa.select(snapshots).order_by(n.pk.desc())
         if cursor is not None:
             before = sa.select(n.pk).where(n.id == cursor).scalar_subquery()
             statement = statement.where(n.pk < before)
         with self._db.read() as connection:
-            rows = connection.execute(statement).mappings().all()
-            items = [self._message(connection, row) for row in rows[:limit]]
-        return SnapshotPage(items=items, next=items[-1].id if len(rows) > limit else None)
+            rows, last = first_rows(connection, statement, limit)
+            items = [self._message(connection, row) for row in rows]
+        return SnapshotPage(items=items, next=None if last is None else last["id"])
 
     def manifest(self, snapshot_id: str, since: str | None = None) -> pa.Table:
         """A row per trajectory, pointing at shards that exist; a chunk per block. Raises 404, 410.

@@ -1,7 +1,7 @@
-"""Whose query is next: idle workers, and the callers that wait for one, each with a share.
+"""A fair queue: idle workers, and the callers that wait for one, each with a share.
 
-admitted   a caller has at most `per_caller` queries here; whoever has one already gets no more
-           than half of the waiting places, so that one caller cannot keep the others out
+admitted   a caller has at most `per_caller` queries here; a caller that has one already gets at
+           most half of the waiting places, so that one caller cannot keep the others out
 running    at most `running` of one caller at once: a worker stays free for the next one
 next       the caller with the fewest running, then the one that has waited longest since it
            came or was last served: round robin, whatever each of them has queued
@@ -53,7 +53,7 @@ class FairQueue(Generic[W]):
             self._assign()
 
     def close(self) -> None:
-        """Whoever waits is told to go, and so is whoever comes."""
+        """Refuse all who wait, and all who come later."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

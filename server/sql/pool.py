@@ -39,7 +39,7 @@ from server.index.sql_tables import TABLES
 from server.problems import ProblemError, not_found
 from server.sql.catalog import catalog
 from server.sql.fair_queue import FairQueue
-from server.sql.worker_process import START_SECONDS, DeadlineExceeded, MemoryExceeded, Worker
+from server.sql.worker_process import START_SECONDS, DeadlineExceeded, MemoryExceeded, WorkerProcess
 from stepwell.messages import Column, Excluded
 
 Form = Literal["json", "arrow"]
@@ -134,12 +134,12 @@ class SqlPool:
         self._on_damage = on_damage
         self.most_at_once = workers + waiting
         """Queries of callers that are admitted at one time."""
-        self._callers = FairQueue[Worker](
+        self._callers = FairQueue[WorkerProcess](
             running=max(1, workers - 1), waiting=waiting, per_caller=per_caller
         )
-        self._own = FairQueue[Worker](running=1, waiting=waiting, per_caller=waiting + 1)
+        self._own = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
-        self._all: set[Worker] = set()
+        self._all: set[WorkerProcess] = set()
         self._held: Counter[str] = Counter()
         """Bytes of answers in this process, by caller."""
         self._lock = threading.Lock()
@@ -298,7 +298,7 @@ class SqlPool:
         finally:
             queue.leave(user)
 
-    def _queue_of(self, user: str) -> FairQueue[Worker]:
+    def _queue_of(self, user: str) -> FairQueue[WorkerProcess]:
         return self._own if user == OWN else self._callers
 
     def _deadline(self, came: float, seconds: float) -> float:
@@ -438,7 +438,7 @@ class SqlPool:
             if self._held[user] <= 0:
                 del self._held[user]
 
-    def _take(self, queue: FairQueue[Worker], user: str, deadline: float) -> Worker:
+    def _take(self, queue: FairQueue[WorkerProcess], user: str, deadline: float) -> WorkerProcess:
         """A worker that is alive; the dead ones that turn up are replaced."""
         while True:
             worker = queue.take(user, deadline)
@@ -454,20 +454,24 @@ class SqlPool:
             self._own_started = True
         self._spawn(self._own)
 
-    def _replace(self, worker: Worker, queue: FairQueue[Worker]) -> None:
+    def _replace(self, worker: WorkerProcess, queue: FairQueue[WorkerProcess]) -> None:
         with self._lock:
             self._all.discard(worker)
         worker.kill()
         self._spawn(queue, worker)
 
-    def _spawn(self, queue: FairQueue[Worker], instead_of: Worker | None = None) -> None:
+    def _spawn(
+        self, queue: FairQueue[WorkerProcess], instead_of: WorkerProcess | None = None
+    ) -> None:
         threading.Thread(
             target=self._start_worker, args=(queue, instead_of), name="sql-start", daemon=True
         ).start()
 
-    def _start_worker(self, queue: FairQueue[Worker], instead_of: Worker | None) -> None:
-        """Until one is ready. One that replaces another is niced from the start: whoever has his
-        queries killed one after another must not keep the machine busy with that."""
+    def _start_worker(
+        self, queue: FairQueue[WorkerProcess], instead_of: WorkerProcess | None
+    ) -> None:
+        """Until one is ready. One that replaces another is niced from the start: queries that are
+        killed one after another must not keep the machine busy with restarts."""
         if instead_of is not None:
             instead_of.wait()  # its memory is in use until then
         wait = 0.2
@@ -478,14 +482,14 @@ class SqlPool:
             try:
                 if self._started(queue, nice=instead_of is not None):
                     return
-            except BaseException as error:  # whatever it was: without workers nobody can ask
+            except BaseException as error:  # without workers no query can run
                 log.error("a SQL worker did not start", error=repr(error), again_in=wait)
             time.sleep(wait)
             wait = min(2 * wait, 10.0)
 
-    def _started(self, queue: FairQueue[Worker], *, nice: bool) -> bool:
+    def _started(self, queue: FairQueue[WorkerProcess], *, nice: bool) -> bool:
         share = self.memory.own if queue is self._own else self.memory.caller
-        worker = Worker(self._data, share, nice=nice)
+        worker = WorkerProcess(self._data, share, nice=nice)
         with self._lock:
             closed = self._closed
             if not closed:
@@ -526,7 +530,7 @@ def _check_json(sql: str, params: Any) -> None:
         ) from None
 
 
-def _checksums_for(worker: Worker, state: MirrorState) -> dict[str, Any]:
+def _checksums_for(worker: WorkerProcess, state: MirrorState) -> dict[str, Any]:
     """Of files that are new to the worker, and names of those that it can forget."""
     known, wanted = worker.checksums, state.checksums
     fresh = {file: sums for file, sums in wanted.items() if known.get(file) is not sums}
@@ -606,25 +610,3 @@ def _selected(
 
 def _bad_selection(detail: str, expected: str, got: str) -> ProblemError:
     return ProblemError(422, "sql_error", detail, expected=expected, got=got)
-
-
-def build(service: Any) -> SqlPool:
-    """The part of the service that deps.py asks for."""
-    settings = service.settings
-
-    def on_damage(files: list[str]) -> None:
-        log.error("a query met damaged files", files=files)
-        service.integrity.recheck_files(files)
-        service.mirror.discard(files)
-
-    return SqlPool(
-        settings.data,
-        service.mirror,
-        workers=settings.sql_workers,
-        waiting=settings.sql_queue,
-        per_caller=settings.sql_per_caller,
-        memory=settings.sql_memory,
-        max_timeout=settings.sql_max_timeout,
-        max_bytes=settings.sql_max_bytes,
-        on_damage=on_damage,
-    )

@@ -1,13 +1,12 @@
-"""The process that runs strangers' SQL: `python -m server.sql.worker DATA`, started by pool.py.
+"""The process that runs clients' SQL: `python -m server.sql.worker DATA`, started by pool.py.
 
-Standard library, DuckDB and pyarrow only. It gives up its rights first (sandbox.py), then answers
-one request after another over stdin and stdout, each in a fresh in-memory DuckDB that can read the
-files it was given and nothing else, and that is closed after one query.
+Standard library, DuckDB and pyarrow only. It drops its rights first (sandbox.py), then answers
+requests over stdin and stdout (frames.py), each in a fresh in-memory DuckDB that can read the files
+it was given and nothing else, and that is closed after one query.
 
-    frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
     request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?,
               checksums?}
-              form rows: a snapshot's selection (selecting.py); of the payload's rows, if any
+              form rows: a snapshot's selection (selection.py); of the payload's rows, if any
     answer    {ok: true, columns, rows, truncated, elapsed_ms, excluded} + JSON rows, or an Arrow
               stream
               {ok: false, code, detail, expected, got}
@@ -27,18 +26,18 @@ import math
 import os
 import resource
 import signal
-import struct
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
+from server.frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 
 ADDRESS_SPACE = 3 << 30
 """Besides the worker's share: libraries and stacks are mapped, and hardly used."""
 ORPHAN_SECONDS = 2.0
-"""A query ends so long after its deadline even when nobody is left to kill this process."""
+"""A query ends so long after its deadline even when the service is gone and cannot kill it."""
 THREADS: dict[str, Any] = {"threads": 1, "async_threads": 1}
 """Few, so that queries leave the machine to those who write and train; and each costs memory."""
 _CONNECTION = 8 << 20
@@ -118,34 +117,6 @@ def _limit_data(most: int) -> None:
 Payload: TypeAlias = "bytes | memoryview | ArrowStream"
 
 
-def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """The next (header, payload), or None at the end. Raises `EOFError` inside a frame."""
-    size = source.read(4)
-    if not size:
-        return None
-    if len(size) < 4:
-        raise EOFError("the stream ended inside a frame")
-    header = json.loads(_exactly(source, struct.unpack(">I", size)[0]))
-    return header, _exactly(source, int(header.get("bytes", 0)))
-
-
-def write_frame(sink: BinaryIO, header: dict[str, Any], payload: Payload = b"") -> None:
-    raw = json.dumps({**header, "bytes": len(payload)}).encode()
-    sink.write(struct.pack(">I", len(raw)) + raw)
-    if isinstance(payload, ArrowStream):
-        payload.write_to(sink)
-    elif len(payload):
-        sink.write(payload)
-    sink.flush()
-
-
-def _exactly(source: BinaryIO, size: int) -> bytes:
-    data = source.read(size)
-    if len(data) != size:
-        raise EOFError("the stream ended inside a frame")
-    return data
-
-
 def _answer(
     request: dict[str, Any], rows: bytes, catalog: dict[str, Any], parser: Any, connection: Any
 ) -> tuple[dict[str, Any], Payload]:
@@ -199,7 +170,7 @@ def _clean(error: BaseException) -> str:
 def _connect(memory: int, files: Any = None) -> Any:
     import duckdb
 
-    # Said at birth: it would start threads for every core first.
+    # Given on construction: DuckDB would start threads for every core first.
     connection = duckdb.connect(":memory:", config=THREADS)
     for setting in (
         f"memory_limit = '{memory // (1 << 20)}MiB'",
@@ -374,7 +345,7 @@ def _select(
     connection: Any,
     began: float,
 ) -> tuple[dict[str, Any], Payload]:
-    """A snapshot's selection; see selecting.py."""
+    """A snapshot's selection; see selection.py."""
     from server.sql import selection
 
     columns = selection.columns_of(allowed.text, parser, frozenset(request["known"]))

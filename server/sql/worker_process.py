@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import struct
 import subprocess
 import sys
 import threading
@@ -20,14 +19,15 @@ from typing import Any
 
 import orjson
 
+from server.frames import FrameReader, frame_head, memory_of
 from server.sandbox import environment
 
 START_SECONDS = 60.0
 MAX_HEADER = 64 << 20
 NICE, NICER = 10, 19
 """Priority of a worker, and of one whose query has used more than `PATIENCE` seconds of CPU: such
-a query gets what nobody else wants (SCHED_IDLE where there is one: with a nice value alone it ends
-its slice before whoever wakes up). The kernel derives the disk's priority from it."""
+a query gets CPU that no other process wants (SCHED_IDLE where there is one: with a nice value
+alone it ends its slice before a process that wakes up). The kernel derives I/O priority from it."""
 PATIENCE = 0.5
 SLACK = 32 << 20
 """Resident memory beyond its share at which a worker is killed: the kernel has failed to hold it
@@ -40,7 +40,6 @@ _ALLOCATORS = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "DUCKDB_JE_MALLOC_CONF": "retain:false",
 }
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,7 +51,7 @@ class MemoryExceeded(Exception):
     """The worker's resident memory passed the limit."""
 
 
-class Worker:
+class WorkerProcess:
     """One child process, used by one query at a time. `share` is the memory that it may hold."""
 
     def __init__(self, data: Path, share: int, *, nice: bool = False):
@@ -94,7 +93,7 @@ class Worker:
         header, _ = self._read(time.monotonic() + START_SECONDS, _any_size)
         self.layers = header["confined"]
         self._renice(NICE)
-        self._base = self._statm(5)
+        self._base = memory_of(self.pid, 5)
 
     def ask(
         self,
@@ -109,12 +108,12 @@ class Worker:
         `room` is told the size of an answer before a byte of it is taken; what it raises comes
         out here, and the worker stays usable.
         """
-        raw = orjson.dumps({**request, "bytes": len(payload)})
+        head = frame_head(orjson.dumps({**request, "bytes": len(payload)}))
         with self._pipes:
             if self._stdin.closed:
                 raise EOFError("the worker was ended")
             cpu = self.cpu_seconds()
-            self._write(struct.pack(">I", len(raw)) + raw + payload, deadline)
+            self._write(head + payload, deadline)
             return self._read(deadline, room, cpu + PATIENCE)
 
     def alive(self) -> bool:
@@ -128,11 +127,11 @@ class Worker:
                 self._schedule("SCHED_OTHER")
                 os.setpriority(os.PRIO_PGRP, self.pid, NICE)
                 self._spent = False
-        return not self._spent and self._statm(5) - self._base < self.share // 2
+        return not self._spent and memory_of(self.pid, 5) - self._base < self.share // 2
 
     def resident(self) -> int:
         """Bytes of memory that the process holds now."""
-        return self._statm(1)
+        return memory_of(self.pid)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process has used; 0 where the system does not say."""
@@ -161,7 +160,7 @@ class Worker:
         """Until it is gone, with all its memory."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        with self._pipes:  # whoever asks it finds its end
+        with self._pipes:  # a later `ask` finds it closed
             for pipe in (self._stdin, self._stdout):
                 with contextlib.suppress(OSError):
                     pipe.close()
@@ -176,13 +175,6 @@ class Worker:
         if hasattr(os, policy) and sys.platform == "linux":
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 os.sched_setscheduler(int(thread), getattr(os, policy), os.sched_param(0))
-
-    def _statm(self, field: int) -> int:
-        try:
-            with open(f"/proc/{self.pid}/statm") as file:
-                return int(file.read().split()[field]) * _PAGE
-        except (OSError, IndexError, ValueError):
-            return 0
 
     def _write(self, data: bytes, deadline: float) -> None:
         """All of it, though the worker may be stopped and a pipe holds only 64 KiB."""
@@ -199,41 +191,26 @@ class Worker:
     def _read(
         self, deadline: float, room: Callable[[int], None], cpu_limit: float = float("inf")
     ) -> tuple[dict[str, Any], bytearray]:
-        watch = _Watch(self, deadline, cpu_limit)
-        size = struct.unpack(">I", self._exactly(4, watch))[0]
-        if size > MAX_HEADER:
-            raise EOFError("the worker does not speak as one")
-        header = orjson.loads(self._exactly(size, watch))
+        look = _Watch(self, deadline, cpu_limit).look
+        reader = FrameReader(self._stdout.fileno(), look, MAX_HEADER)
+        try:
+            header = reader.header()
+        except ValueError as error:
+            raise EOFError(f"the worker sent no frame: {error}") from None
         size = int(header["bytes"])
         try:
             room(size)
         except Exception:
             while size:  # out of the pipe, so that the next answer is the first thing in it
-                size -= len(self._exactly(min(size, 1 << 20), watch))
+                size -= len(reader.exactly(min(size, 1 << 20)))
             raise
-        return header, self._exactly(size, watch)
-
-    def _exactly(self, size: int, watch: _Watch) -> bytearray:
-        descriptor = self._stdout.fileno()
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        data = bytearray(size)
-        rest = memoryview(data)
-        while rest:
-            ready = poll.poll(watch.look() * 1e3)
-            if not ready:
-                continue
-            count = os.readv(descriptor, [rest])
-            if not count:
-                raise EOFError("the worker died")
-            rest = rest[count:]
-        return data
+        return header, reader.exactly(size)
 
 
 class _Watch:
     """Looks at the clock, the memory and the CPU time of a worker that is being waited for."""
 
-    def __init__(self, worker: Worker, deadline: float, cpu_limit: float):
+    def __init__(self, worker: WorkerProcess, deadline: float, cpu_limit: float):
         self._worker, self._deadline, self._cpu_limit = worker, deadline, cpu_limit
         self._next = 0.0
 

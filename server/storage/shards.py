@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a shard says of itself."""
+    """A shard's description of itself."""
 
     dataset: str
     spec: EnvSpec
@@ -152,7 +152,7 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
     """Parquet settings for these columns: measured to be small and quick for DuckDB.
 
     Float vectors split by byte (their high bytes repeat); no dictionaries, there are no strings;
-    min and max only of scalars, since those of vectors help nobody. float16 and integers stay
+    min and max only of scalars, since those of vectors are of no use. float16 and integers stay
     plain: DuckDB refuses byte-stream-split on them.
     """
     encoding = {TRAJ_IDX: "DELTA_BINARY_PACKED", T: "DELTA_BINARY_PACKED"}
@@ -180,7 +180,7 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
 
 
 def read_footer(source: Source) -> Footer:
-    """What the shard says of itself. Raises `ShardDamaged`."""
+    """The shard's description of itself. Raises `ShardDamaged`."""
     try:
         with source.open() as file:
             found: dict[bytes, bytes] = pq.read_metadata(file).metadata

@@ -1,9 +1,9 @@
-"""Files that are written once, whole, or not at all. Nobody else opens a data file for writing.
+"""Files that are written once, whole, or not at all. No other module opens a data file for writing.
 
     put      DIR/tmp/<new> → fsync → rename to its folder → fsync the folder
     append   segments only: bytes at the end, fsync; what a crash tears is cut off at the next start
 
-Names are made by the service (`new_name`), never by a stranger: no path is built from a request.
+Names are made by the service (`new_name`), never by a client: no path is built from a request.
 """
 
 from __future__ import annotations

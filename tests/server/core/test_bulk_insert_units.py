@@ -288,7 +288,7 @@ def test_a_start_sweeps_what_was_never_committed_and_keeps_what_was(
     live.service.store.put(FOLDER, "upload.bin", b"no mark")
     assert len(files(live)) == 2 and len(marks(live)) == 3
     assert sweep_pending(live.service.db, live.service.store) == 1
-    assert files(live) == [f"{kept._files[0].id}.parquet"]
+    assert files(live) == [f"{kept._shards[0].id}.parquet"]
     assert marks(live) == ["upload.bin"]
     assert sweep_pending(live.service.db, live.service.store) == 0
 

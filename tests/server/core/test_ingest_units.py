@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from server.index.tables import partition_stats, segments, tombstones, trajectories
 from server.ingest import commit, pipeline, seal, spool, validate
 from server.ingest.commit import Submission, answer_known, conflict, exceeds_capacity
-from server.ingest.crash_recovery import recover
+from server.ingest.crash_recovery import recover_segments
 from server.ingest.rows import KnownTrajectory, bucket_of, chunks, known, reserve_seqs, row_of
 from server.ingest.spool import (
     MAGIC,
@@ -296,7 +296,9 @@ def test_a_flipped_bit_in_the_first_bytes_of_a_segment_loses_nothing(still: Any)
     raw = bytearray(path.read_bytes())
     raw[3] ^= 1
     path.write_bytes(raw)
-    assert [one.name for one in recover(live.service.db, live.service.store)] == [segment.name]
+    assert [one.name for one in recover_segments(live.service.db, live.service.store)] == [
+        segment.name
+    ]
     live.service.ingest.sealer.add(segment)
     live.flush()
     assert [live.info(t)["state"] for t in sent] == ["sealed"] * 2
@@ -512,7 +514,7 @@ def test_a_defect_of_one_post_does_not_hurt_the_others(
     assert error.detail == "nothing of this request was stored"
     assert sorted(row["id"] for row in still.live.listing()) == sorted([sent[0].id, sent[2].id])
     # What was written for the poisoned one is not believed at the next start, either.
-    found = recover(still.live.service.db, still.live.service.store)
+    found = recover_segments(still.live.service.db, still.live.service.store)
     assert len(still.live.listing()) == 2 and found
 
 
@@ -873,7 +875,7 @@ def test_a_segment_that_cannot_be_is_named_if_the_index_knows_it(
     path.unlink()
     if found != "gone":
         path.write_bytes(MAGIC if found == "torn at birth" else b"?" * 500)
-    left = recover(live.service.db, live.service.store)
+    left = recover_segments(live.service.db, live.service.store)
     assert [(one.name, one.pk, one.records) for one in left] == [(other.name, other.pk, 1)]
     assert states(live) == {other.name: "open"} | ({segment.name: "damaged"} if known_there else {})
     assert path.exists() == (found == "no segment"), "what cannot be read is kept"
@@ -887,7 +889,7 @@ def test_what_was_consumed_is_removed(still: Any) -> None:
     with live.service.db.write() as connection:
         connection.exec_driver_sql("DELETE FROM trajectories")
         connection.exec_driver_sql("UPDATE segments SET state = 'consumed'")
-    assert recover(live.service.db, live.service.store) == []
+    assert recover_segments(live.service.db, live.service.store) == []
     assert states(live) == {} and live.service.store.names("segments") == []
 
 
@@ -907,7 +909,7 @@ def test_whole_records_without_rows_are_indexed_under_the_same_rules(still: Any)
     segment = spool.rotate()
     assert segment is not None
     before = change_id_of(live)
-    (left,) = recover(live.service.db, live.service.store)
+    (left,) = recover_segments(live.service.db, live.service.store)
     with live.service.db.read() as connection:
         t = trajectories.c
         rows = connection.execute(
@@ -919,7 +921,7 @@ def test_whole_records_without_rows_are_indexed_under_the_same_rules(still: Any)
     assert {r.change_id for r in rows} == {before + 1} and {r.env for r in rows} == {SPEC.env}
     assert {r.segment_pk for r in rows} == {left.pk} and left.name == segment.name
     assert live.dataset("small")["evicted"] == 1
-    assert recover(live.service.db, live.service.store)[0].pk == left.pk
+    assert recover_segments(live.service.db, live.service.store)[0].pk == left.pk
     assert change_id_of(live) == before + 1, "nothing was left to do"
 
 
@@ -935,7 +937,7 @@ def test_records_for_a_dataset_that_is_gone_or_younger_are_left_out(still: Any) 
     ]
     spool.append([("d", dataset.spec, records[:1]), ("nobody", dataset.spec, records[1:])])
     spool.rotate()
-    assert recover(live.service.db, live.service.store) == []
+    assert recover_segments(live.service.db, live.service.store) == []
     assert live.listing() == [] and live.service.store.names("segments") == []
 
 

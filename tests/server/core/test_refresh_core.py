@@ -19,7 +19,7 @@ from server.deps import Service
 from server.index.tables import shards
 from server.index.tables import snapshots as table
 from server.maintenance.compaction import compact
-from server.maintenance.retention import retain
+from server.maintenance.retention import apply_retention
 from server.settings import Settings
 from server.snapshots import incremental, manifests, selection
 from stepwell import manifest
@@ -113,7 +113,7 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
             elif what == "compact":
                 args = (service.settings, service.db, service.store, service.ingest)
                 compact(*args, service.integrity, time.time() + 1)
-                retain(service.settings, service.db, service.store, service.db.uptime())
+                apply_retention(service.settings, service.db, service.store, service.db.uptime())
             if rng.random() < 0.5:
                 service.snapshots.cache.catch_up()
         asked = 0
@@ -148,7 +148,7 @@ def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.Monkey
     live.post(make(3, 10), "e")
     live.post(make(3, 20), "d")
     with monkeypatch.context() as patch:
-        patch.setattr(live.service.snapshots._finder, "_selector", None)
+        patch.setattr(live.service.snapshots._finder, "_sql", None)
         second = create(live, dataset="d", since=first.id)
     assert (second.added, second.datasets) == (3, ["d"])
     assert plain(rows(live, second)) == plain(rows(live, create(live, dataset="d")))

@@ -14,7 +14,7 @@ from server.fsck.checks import check_totals
 from server.index.tables import audit, shards, tombstones, trajectories
 from server.ingest.evict import OLDEST
 from server.maintenance.compaction import compact
-from server.maintenance.retention import retain
+from server.maintenance.retention import apply_retention
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 
@@ -37,7 +37,7 @@ def states(live: Any) -> list[str]:
 
 def maintenance_round(live: Any, later: float = 0.0) -> int:
     service = live.service
-    return retain(service.settings, service.db, service.store, service.db.uptime() + later)
+    return apply_retention(service.settings, service.db, service.store, service.db.uptime() + later)
 
 
 def test_fifo_holds_exactly_its_capacity_and_the_oldest_go(live: Any) -> None:
@@ -324,7 +324,7 @@ def test_fsck_finds_the_directory_clean_after_all_kinds_of_upkeep(
             live.flush()
         service = live.service
         later = time.time() + 1
-        retain(service.settings, service.db, service.store, service.db.uptime() + 1)
+        apply_retention(service.settings, service.db, service.store, service.db.uptime() + 1)
         compact(
             service.settings,
             service.db,

@@ -17,8 +17,7 @@ import pytest
 from server.deps import Service
 from server.imports import hdf5
 from server.imports.episodes import Plan, plan, trajectories
-from server.imports.importer import ImportRequest
-from server.imports.raw_file import Options
+from server.imports.raw_file import ImportOptions
 from server.settings import Settings
 from stepwell.messages import Job
 from stepwell.testing import wait_until
@@ -69,7 +68,7 @@ def read(tmp_path: Path) -> Callable[..., tuple[Plan, list[Trajectory]]]:
 
     def read_(arrays: Arrays, **options: Any) -> tuple[Plan, list[Trajectory]]:
         path = write(tmp_path / "file.hdf5", arrays)
-        chosen = Options(dataset="d", sha256="ab" * 32, **options)
+        chosen = ImportOptions(dataset="d", sha256="ab" * 32, **options)
         with open(path, "rb") as file:
             source = hdf5.read(file, path.stat().st_size, 1 << 30)
         found = plan(source, chosen, 10**6)
@@ -91,7 +90,7 @@ class Importing:
         data = path.read_bytes()
         upload = f"up_{hashlib.sha256(str(time.time_ns()).encode()).hexdigest()[:32]}.part"
         self.service.store.put("uploads", upload, data)
-        request = ImportRequest(
+        request = ImportOptions(
             dataset=dataset,
             **{"format": "d4rl", "partition": "protected", "create": True, **fields},
         )

@@ -14,7 +14,7 @@ import pytest
 
 from server.imports import hdf5, npz
 from server.imports.episodes import Plan, plan, trajectories
-from server.imports.raw_file import ImportRefused, Options
+from server.imports.raw_file import ImportOptions, ImportRefused
 from stepwell.spaces import Box, Discrete, EnvSpec
 
 from .conftest import Importing, table, write
@@ -61,8 +61,8 @@ UNKEPT: dict[str, tuple[Change, str]] = {
 }
 
 
-def options(**chosen: Any) -> Options:
-    return Options(dataset="d", sha256="ab" * 32, **chosen)
+def options(**chosen: Any) -> ImportOptions:
+    return ImportOptions(dataset="d", sha256="ab" * 32, **chosen)
 
 
 def read(path: Path, change: Change, **chosen: Any) -> tuple[Plan, dict[str, str]]:

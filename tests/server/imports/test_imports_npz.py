@@ -10,7 +10,7 @@ import pytest
 
 from server.imports import npz
 from server.imports.episodes import plan, trajectories
-from server.imports.raw_file import ImportRefused, Options
+from server.imports.raw_file import ImportOptions, ImportRefused
 
 from .conftest import table
 
@@ -24,7 +24,7 @@ def read(arrays: dict[str, Any], *, packed: bool = True) -> Any:
 
 
 def made(source: Any) -> list[Any]:
-    options = Options(dataset="d", sha256="0" * 64, format="npz")
+    options = ImportOptions(dataset="d", sha256="0" * 64, format="npz")
     return list(trajectories(plan(source, options, 1000), options))
 
 

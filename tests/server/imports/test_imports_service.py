@@ -146,7 +146,7 @@ def test_an_import_of_many_shards_is_one_transaction(
 
         def look(self: Any, *args: Any) -> None:
             seen.append(importing.rows("select count(*) from trajectories")[0][0])
-            seen.append(len(self._files))
+            seen.append(len(self._shards))
             real(self, *args)
 
         monkeypatch.setattr(bulk_insert.BulkInsert, "_insert", look)

@@ -16,7 +16,7 @@ import pytest
 
 from server.problems import ProblemError
 from server.sql import worker_process
-from server.sql.worker_process import DeadlineExceeded, MemoryExceeded, Worker
+from server.sql.worker_process import DeadlineExceeded, MemoryExceeded, WorkerProcess
 from stepwell.testing import wait_until
 
 SHARE = 256 << 20
@@ -51,15 +51,15 @@ def any_size(_size: int) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start the worker program, or another one in its place."""
-    started: list[Worker] = []
+    started: list[WorkerProcess] = []
 
-    def run(program: str | None = None, share: int = SHARE, **options: Any) -> Worker:
+    def run(program: str | None = None, share: int = SHARE, **options: Any) -> WorkerProcess:
         with pytest.MonkeyPatch.context() as patch:
             if program is not None:
                 patch.setattr(worker_process, "_PROGRAM", ("-c", program))
-            worker = Worker(tmp_path, share, **options)
+            worker = WorkerProcess(tmp_path, share, **options)
         started.append(worker)
         if program is None:
             worker.wait_ready()
@@ -71,14 +71,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
         worker.wait(LONG)
 
 
-def peak(worker: Worker) -> int:
+def peak(worker: WorkerProcess) -> int:
     """The most that was ever resident, as the kernel counted it."""
     status = Path(f"/proc/{worker.pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
 
 
-def test_no_query_makes_a_worker_hold_more_than_its_share(start: Callable[..., Worker]) -> None:
+def test_no_query_makes_a_worker_hold_more_than_its_share(
+    start: Callable[..., WorkerProcess],
+) -> None:
     """The kernel's own high-water mark, whatever the speed of this machine: nothing is sampled."""
     worker = start()
     for number, sql in enumerate(BOMBS):
@@ -90,7 +92,9 @@ def test_no_query_makes_a_worker_hold_more_than_its_share(start: Callable[..., W
     assert header["ok"] and payload == b"[[1]]"
 
 
-def test_what_fits_is_answered_and_what_is_too_large_is_cut(start: Callable[..., Worker]) -> None:
+def test_what_fits_is_answered_and_what_is_too_large_is_cut(
+    start: Callable[..., WorkerProcess],
+) -> None:
     worker = start()
     sql = "select repeat('x', 1000) from range(1000000)"
     for form in ("json", "arrow"):
@@ -102,7 +106,7 @@ def test_what_fits_is_answered_and_what_is_too_large_is_cut(start: Callable[...,
         assert header["truncated"] and len(payload) <= 50_000 + 1000
 
 
-def test_a_worker_gives_memory_back(start: Callable[..., Worker]) -> None:
+def test_a_worker_gives_memory_back(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     before = worker.resident()
     assert 32 << 20 < before < SHARE
@@ -114,7 +118,7 @@ def test_a_worker_gives_memory_back(start: Callable[..., Worker]) -> None:
     assert worker.reusable()
 
 
-def test_a_worker_that_keeps_memory_is_not_used_again(start: Callable[..., Worker]) -> None:
+def test_a_worker_that_keeps_memory_is_not_used_again(start: Callable[..., WorkerProcess]) -> None:
     program = (
         "import sys, json, struct, os\n"
         "def say(h):\n"
@@ -136,7 +140,7 @@ def test_a_worker_that_keeps_memory_is_not_used_again(start: Callable[..., Worke
     assert usable == [True, False, False]
 
 
-def test_a_worker_past_its_share_is_reported(start: Callable[..., Worker]) -> None:
+def test_a_worker_past_its_share_is_reported(start: Callable[..., WorkerProcess]) -> None:
     """Where the kernel's limit does not hold, the parent's eyes do."""
     program = (
         "import json, os, struct, time\n"
@@ -157,7 +161,7 @@ def test_a_worker_past_its_share_is_reported(start: Callable[..., Worker]) -> No
 
 @pytest.mark.parametrize("size", [100, 4 << 20])
 def test_a_stopped_worker_costs_no_more_than_the_deadline(
-    start: Callable[..., Worker], size: int
+    start: Callable[..., WorkerProcess], size: int
 ) -> None:
     """Also when the question is longer than a pipe holds, and is never taken."""
     worker = start()
@@ -171,7 +175,7 @@ def test_a_stopped_worker_costs_no_more_than_the_deadline(
     assert not worker.alive()
 
 
-def test_a_worker_interrupts_itself_at_the_deadline(start: Callable[..., Worker]) -> None:
+def test_a_worker_interrupts_itself_at_the_deadline(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     for form in ("json", "arrow"):
         header, _ = worker.ask(request(ENDLESS, seconds=0.2, form=form), soon(), any_size)
@@ -182,7 +186,7 @@ def test_a_worker_interrupts_itself_at_the_deadline(start: Callable[..., Worker]
     assert worker.alive()
 
 
-def test_an_orphan_ends_by_itself(start: Callable[..., Worker], tmp_path: Path) -> None:
+def test_an_orphan_ends_by_itself(start: Callable[..., WorkerProcess], tmp_path: Path) -> None:
     """Deaf to interrupts, and nobody left to kill it: its own alarm does."""
     worker = start()
     deaf = "select levenshtein(repeat('a', 100000), repeat('b', 100000))"
@@ -193,7 +197,7 @@ def test_an_orphan_ends_by_itself(start: Callable[..., Worker], tmp_path: Path) 
     assert worker._process.returncode == -signal.SIGALRM
 
 
-def test_a_killed_worker_is_an_end_of_file(start: Callable[..., Worker]) -> None:
+def test_a_killed_worker_is_an_end_of_file(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     worker.kill()
     worker.wait(LONG)
@@ -202,7 +206,7 @@ def test_a_killed_worker_is_an_end_of_file(start: Callable[..., Worker]) -> None
     assert not worker.alive() and worker.resident() == 0 and worker.cpu_seconds() == 0
 
 
-def test_what_room_refuses_leaves_the_worker_usable(start: Callable[..., Worker]) -> None:
+def test_what_room_refuses_leaves_the_worker_usable(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     told: list[int] = []
 
@@ -217,7 +221,7 @@ def test_what_room_refuses_leaves_the_worker_usable(start: Callable[..., Worker]
     assert header["ok"] and payload == b"[[2]]" and told[1] == len(payload)
 
 
-def test_priorities(start: Callable[..., Worker]) -> None:
+def test_priorities(start: Callable[..., WorkerProcess]) -> None:
     """Started as everybody, niced when ready, niced more for a query that goes on."""
     worker = start()
     process = psutil.Process(worker.pid)
@@ -245,24 +249,24 @@ def test_priorities(start: Callable[..., Worker]) -> None:
 class _when_spent(float):
     """A deadline that is over when the worker was niced for good."""
 
-    def __new__(cls, _worker: Worker) -> _when_spent:
+    def __new__(cls, _worker: WorkerProcess) -> _when_spent:
         return super().__new__(cls, soon(600.0))
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: WorkerProcess):
         self._worker = worker
 
     def __sub__(self, other: float) -> float:
         return 0.0 if self._worker._spent else float(self) - other
 
 
-def test_a_replacement_is_niced_from_the_start(start: Callable[..., Worker]) -> None:
+def test_a_replacement_is_niced_from_the_start(start: Callable[..., WorkerProcess]) -> None:
     worker = start("import time; time.sleep(600)", nice=True)
     assert psutil.Process(worker.pid).nice() == max(worker_process.NICE, psutil.Process().nice())
     first = start("import time; time.sleep(600)")
     assert psutil.Process(first.pid).nice() == psutil.Process().nice()
 
 
-def test_workers_share_our_session_and_not_our_ctrl_c(start: Callable[..., Worker]) -> None:
+def test_workers_share_our_session_and_not_our_ctrl_c(start: Callable[..., WorkerProcess]) -> None:
     """A session of its own would be a scheduling group of its own (autogroup): nice means nothing
     there. Its own process group keeps the terminal's Ctrl-C away."""
     worker = start("import time; time.sleep(600)")
@@ -281,7 +285,7 @@ def test_workers_share_our_session_and_not_our_ctrl_c(start: Callable[..., Worke
     ids=["huge", "no JSON", "cut off", "nothing"],
 )
 def test_a_worker_that_does_not_speak_as_one_is_an_error(
-    start: Callable[..., Worker], frame: bytes
+    start: Callable[..., WorkerProcess], frame: bytes
 ) -> None:
     worker = start(f"import os; os.write(1, {frame!r})")
     with pytest.raises((EOFError, OSError, orjson.JSONDecodeError)):

@@ -25,11 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from server import frames
 from server.checksums import BLOCK, Corrupt, checksums_of
+from server.frames import read_frame, write_frame
 from server.sql import catalog, guard, selection, worker
 from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
-from server.sql.worker import ArrowStream, read_frame, write_frame
+from server.sql.worker import ArrowStream
 
 LONG = 60.0
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
@@ -284,10 +286,10 @@ def test_an_end_inside_a_frame_is_no_end() -> None:
 
 def test_exactly_so_many_bytes() -> None:
     source = io.BytesIO(b"abcdef")
-    assert worker._exactly(source, 0) == b""
-    assert worker._exactly(source, 4) == b"abcd"
+    assert frames._exactly(source, 0) == b""
+    assert frames._exactly(source, 4) == b"abcd"
     with pytest.raises(EOFError):
-        worker._exactly(source, 3)
+        frames._exactly(source, 3)
 
 
 def test_a_stream_of_arrow_knows_its_length() -> None:

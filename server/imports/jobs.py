@@ -1,11 +1,10 @@
-"""Long work: rows in a table, a few threads, progress, cancelling, and honesty after a restart.
+"""Import jobs: a table, two threads, progress and cancelling.
 
     queued → running → succeeded | failed | cancelled
 
 A job's row outlives the process; its thread does not. What was queued or running when the service
-died is failed at the next start, with what to do. What a kind of job does is handed in as a
-function: this file knows none. Progress lives in memory, because each write of it would be an
-fsync.
+died is failed at the next start, with what to do. Progress lives in memory, because each write of
+it would be an fsync.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ import sqlalchemy as sa
 import structlog
 import uuid_utils
 
-from server.index.db import Database
+from server.index.db import Database, first_rows, newest_first
 from server.index.tables import jobs as table
 from server.problems import ProblemError, not_found
 from stepwell.messages import Job, JobPage, Problem
 
 log = structlog.get_logger("stepwell.jobs")
 
-Handler = Callable[["JobContext", dict[str, Any]], dict[str, Any]]
+Work = Callable[["JobContext"], dict[str, Any]]
 
 
 class JobCancelled(Exception):
-    """Raised inside a handler when somebody asked the job to stop."""
+    """Raised inside a job's work after it was cancelled."""
 
 
 class JobContext:
-    """What a handler knows of its job: report progress, and ask whether to go on."""
+    """What a job's work sees of it: report progress, and ask whether to go on."""
 
     def __init__(self, job_id: str):
         self.id = job_id
@@ -70,10 +69,8 @@ class Jobs:
         self._closed = False
         self._fail_interrupted()
 
-    def submit(
-        self, kind: str, handler: Handler, payload: dict[str, Any], message: str = ""
-    ) -> Job:
-        """Queue a job. `payload` is kept in its row and handed to `handler`."""
+    def submit(self, kind: str, work: Work, payload: dict[str, Any], message: str = "") -> Job:
+        """Queue `work`. `payload`, what it is to do, is kept in its row."""
         job_id = f"job_{uuid_utils.uuid7()}"
         context = JobContext(job_id)
         context.message = message
@@ -92,7 +89,7 @@ class Jobs:
             if self._closed:
                 raise ProblemError(503, "shutting_down", "the service is stopping")
             self._live[job_id] = context
-            self._pool.submit(self._run, context, handler, payload)
+            self._pool.submit(self._run, context, work)
         return self.get(job_id)
 
     def get(self, job_id: str) -> Job:
@@ -106,15 +103,10 @@ class Jobs:
         self, *, limit: int = 100, cursor: int | None = None, state: str | None = None
     ) -> JobPage:
         """Newest first."""
-        query = sa.select(table).order_by(table.c.pk.desc()).limit(limit + 1)
-        if cursor is not None:
-            query = query.where(table.c.pk < cursor)
-        if state is not None:
-            query = query.where(table.c.state == state)
         with self._db.read() as c:
-            rows = list(c.execute(query).mappings())
-        more = str(rows[limit - 1]["pk"]) if len(rows) > limit else None
-        return JobPage(items=[self._message(row) for row in rows[:limit]], next=more)
+            rows, last = first_rows(c, newest_first(table, cursor, state=state), limit)
+        items = [self._message(row) for row in rows]
+        return JobPage(items=items, next=None if last is None else str(last["pk"]))
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop; it does at its next look. Jobs that have ended are answered as is."""
@@ -136,12 +128,12 @@ class Jobs:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._fail_interrupted()
 
-    def _run(self, context: JobContext, handler: Handler, payload: dict[str, Any]) -> None:
+    def _run(self, context: JobContext, work: Work) -> None:
         state, result, error = "failed", None, None
         try:
             context.check()
             self._save(context.id, state="running", started_at=time.time())
-            result = handler(context, payload)
+            result = work(context)
             state = "succeeded"
         except JobCancelled:
             state = "failed" if self._closed else "cancelled"
@@ -171,7 +163,7 @@ class Jobs:
         except Exception as defect:
             # The row stays as it is until the next start, which fails it.
             log.error(
-                "a job's end could not be saved: look at the disk; the next start says it failed",
+                "a job's end could not be saved: check the disk; the next start marks it failed",
                 job=context.id,
                 exc_info=defect,
             )
@@ -222,8 +214,3 @@ def _interrupted() -> Problem:
         "interrupted",
         "the service stopped before the job was done; nothing was stored: upload again",
     ).problem()
-
-
-def build(service: Any) -> Jobs:
-    """The part of the service that deps.py asks for."""
-    return Jobs(service.db)

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from server.app import create_app
+from server.imports.jobs import JobContext, Jobs
 from server.index.db import Database, upgrade
 from server.index.tables import jobs as table
-from server.jobs import JobContext, Jobs
 from server.problems import ProblemError
 from server.settings import Settings
 from stepwell.testing import wait_until
@@ -43,11 +43,11 @@ def wait(jobs: Jobs, job_id: str) -> Any:
 
 
 def test_a_job_that_succeeds(jobs: Jobs) -> None:
-    def work(context: JobContext, payload: dict[str, Any]) -> dict[str, Any]:
+    def work(context: JobContext) -> dict[str, Any]:
         context.report(0.5, "half")
-        return {"twice": payload["n"] * 2}
+        return {"twice": 42}
 
-    job = wait(jobs, jobs.submit("double", work, {"n": 21}).id)
+    job = wait(jobs, jobs.submit("double", work, {}).id)
     assert (job.kind, job.state, job.progress, job.result) == (
         "double",
         "succeeded",
@@ -60,7 +60,7 @@ def test_a_job_that_succeeds(jobs: Jobs) -> None:
 def test_progress_is_seen_while_it_runs_and_never_goes_back(jobs: Jobs) -> None:
     reached, go = threading.Event(), threading.Event()
 
-    def work(context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
+    def work(context: JobContext) -> dict[str, Any]:
         context.report(0.4, "reading")
         context.report(0.3)
         reached.set()
@@ -76,7 +76,7 @@ def test_progress_is_seen_while_it_runs_and_never_goes_back(jobs: Jobs) -> None:
 
 
 def test_a_refusal_is_kept_as_its_problem(jobs: Jobs) -> None:
-    def work(_context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
+    def work(_context: JobContext) -> dict[str, Any]:
         raise ProblemError(422, "import_refused", "no", expected="yes", got="no")
 
     job = wait(jobs, jobs.submit("bad", work, {}).id)
@@ -85,7 +85,7 @@ def test_a_refusal_is_kept_as_its_problem(jobs: Jobs) -> None:
 
 
 def test_a_defect_fails_the_job_and_not_the_thread(jobs: Jobs) -> None:
-    def work(_context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
+    def work(_context: JobContext) -> dict[str, Any]:
         raise ZeroDivisionError("oops")
 
     for _ in range(4):
@@ -96,7 +96,7 @@ def test_a_defect_fails_the_job_and_not_the_thread(jobs: Jobs) -> None:
 def test_cancelling_a_running_and_a_queued_job(jobs: Jobs) -> None:
     started = threading.Semaphore(0)
 
-    def work(context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
+    def work(context: JobContext) -> dict[str, Any]:
         started.release()
         while True:
             context.check()
@@ -132,7 +132,7 @@ def test_a_stop_ends_running_jobs_as_interrupted(db: Database) -> None:
     jobs = Jobs(db)
     started = threading.Event()
 
-    def work(context: JobContext, _payload: dict[str, Any]) -> dict[str, Any]:
+    def work(context: JobContext) -> dict[str, Any]:
         started.set()
         while True:
             context.check()
@@ -149,7 +149,7 @@ def test_jobs_over_http(tmp_path: Path) -> None:
     app = create_app(Settings(data=tmp_path / "data", sql_workers=1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         jobs = app.state.service.jobs
-        ids = [jobs.submit("quick", lambda _c, _p: {}, {}).id for _ in range(5)]
+        ids = [jobs.submit("quick", lambda _: {}, {}).id for _ in range(5)]
         for job_id in ids:
             wait(jobs, job_id)
         seen, cursor = [], None

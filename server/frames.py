@@ -1,0 +1,96 @@
+"""Frames between the service and its sandboxed child processes, over pipes. Standard library only.
+
+    frame     4 bytes header length (big-endian) | header JSON | `bytes` bytes of payload
+
+A child reads and writes blocking files (`read_frame`, `write_frame`). The service reads its end of
+the pipe with `FrameReader`, which watches clock and memory while it waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+    """The next (header, payload), or None at the end. Raises `EOFError` inside a frame."""
+    size = source.read(4)
+    if not size:
+        return None
+    if len(size) < 4:
+        raise EOFError("the stream ended inside a frame")
+    header = json.loads(_exactly(source, struct.unpack(">I", size)[0]))
+    return header, _exactly(source, int(header.get("bytes", 0)))
+
+
+def write_frame(sink: BinaryIO, header: dict[str, Any], payload: Any = b"") -> None:
+    """`payload`: bytes, or an object with `__len__` and `write_to(sink)`."""
+    sink.write(frame_head(json.dumps({**header, "bytes": len(payload)}).encode()))
+    if hasattr(payload, "write_to"):
+        payload.write_to(sink)
+    elif len(payload):
+        sink.write(payload)
+    sink.flush()
+
+
+def frame_head(header: bytes) -> bytes:
+    """A frame up to its payload, whose length the header (JSON) gives as `bytes`."""
+    return struct.pack(">I", len(header)) + header
+
+
+def _exactly(source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) != size:
+        raise EOFError("the stream ended inside a frame")
+    return data
+
+
+class FrameReader:
+    """Reads frames of a child that may be late, hostile or dead.
+
+    `look` is called while a read waits; it returns the seconds until its next call. What it raises
+    ends the read.
+    """
+
+    def __init__(self, descriptor: int, look: Callable[[], float], max_header: int):
+        self._descriptor, self._look, self._max_header = descriptor, look, max_header
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def header(self) -> dict[str, Any]:
+        """The next header. Raises ValueError for anything else, EOFError when the child died."""
+        size = struct.unpack(">I", self.exactly(4))[0]
+        if size > self._max_header:
+            raise ValueError(f"a header of {size} bytes")
+        found = json.loads(self.exactly(size))
+        if not isinstance(found, dict) or not isinstance(found.get("bytes"), int):
+            raise ValueError("a header without the size of its payload")
+        return found
+
+    def exactly(self, size: int) -> bytearray:
+        """So many bytes. Raises EOFError when the child died."""
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            if not self._poll.poll(self._look() * 1e3):
+                continue
+            count = os.readv(self._descriptor, [rest])
+            if not count:
+                raise EOFError("the process died")
+            rest = rest[count:]
+        return data
+
+
+def memory_of(pid: int, field: int = 1) -> int:
+    """Bytes by a field of /proc/PID/statm (1: resident, 5: data); 0 where the system has none."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[field]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
