@@ -216,7 +216,7 @@ def run_evaluation(
     """
     prepare(config)
     run: Run | None = None
-    played, command = 0, "none"
+    played = 0
     notes: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(config.url, config.token))
@@ -250,13 +250,8 @@ def run_evaluation(
                     say=partial(console.print, soft_wrap=True, highlight=False),
                 )
             )
-
-            def on_command(word: str) -> None:
-                nonlocal command
-                command = word if word != "none" else command
-
             run.start_heartbeat(
-                lambda: {"policy": policy_id, "counters": {"episodes": float(played)}}, on_command
+                lambda: {"policy": policy_id, "counters": {"episodes": float(played)}}
             )
         metadata = TrajectoryMetadata(
             env=config.env, purpose="eval", run=run.name if run else "", collector="evaluate"
@@ -277,7 +272,7 @@ def run_evaluation(
                 nonlocal played
                 played = done
                 bar.update(task, completed=done)
-                if command in ("stop", "drain"):
+                if run is not None and run.command in ("stop", "drain"):
                     raise KeyboardInterrupt
 
             result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)

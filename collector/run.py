@@ -112,7 +112,7 @@ class Run:
     def start_heartbeat(
         self,
         status: Callable[[], Mapping[str, Any]],
-        on_command: Callable[[str], object],
+        on_command: Callable[[str], object] | None = None,
         every: float = 2.0,
     ) -> None:
         """Until the run is closed; arguments as of `stepwell.heartbeat.Heartbeat`."""
@@ -125,6 +125,11 @@ class Run:
             on_command=on_command,
             every=every,
         )
+
+    @property
+    def command(self) -> str:
+        """The newest command of the service, or "none"."""
+        return self._heartbeat.command if self._heartbeat is not None else "none"
 
     def close(self, error: BaseException | None = None) -> None:
         """Report how the run ended, at once or with what waits in the outbox."""
