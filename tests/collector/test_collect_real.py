@@ -487,6 +487,31 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
     assert dataset.capacity.trajectories == 10_000
 
 
+def test_a_command_stops_an_evaluation(service: Any, client: Client, name: str) -> None:
+    """Nothing is scored; the run and its worker say that they were stopped."""
+    config = EvaluateConfig(
+        env=ENV, random=True, episodes=1_000_000, dataset=name, run=f"eval-{name}", url=service.url
+    )
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_evaluation(config, Console(quiet=True))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    found = until(lambda: [w for w in client.workers() if w.run == config.run], "a heartbeat")
+    client.command(found[0].id, "stop")
+    thread.join(WAIT)
+    assert [type(error) for error in raised] == [KeyboardInterrupt]
+    (worker,) = [w for w in client.workers() if w.run == config.run]
+    assert worker.state == "stopped" and worker.role == "eval"
+    assert client.run(config.run).status == "stopped"
+    assert not client.evaluations(run=config.run)
+
+
 def _load(client: Client, run: str) -> ActingPolicy:
     from amago_model.policy_file import load_policy
 
