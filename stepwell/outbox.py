@@ -21,6 +21,7 @@ sent by `stepwell outbox send`.
 from __future__ import annotations
 
 import atexit
+import bisect
 import contextlib
 import errno
 import json
@@ -31,8 +32,9 @@ import sys
 import threading
 import time
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,7 +51,7 @@ from stepwell._outbox_folder import (
     take_lock,
 )
 from stepwell._outbox_kinds import KINDS, as_json, describe, policy_item
-from stepwell.codec import decode, encode
+from stepwell.codec import encode
 from stepwell.errors import (
     BadRequest,
     Busy,
@@ -76,6 +78,7 @@ log = logging.getLogger(__name__)
 GROUP_BYTES = 8 << 20
 IDLE = 1.0
 """Seconds after which a thread that nobody woke looks again."""
+_number = attrgetter("number")
 _TAKEN = ("stored", "duplicate", "evicted")
 _RETRY_LATER = (408, 429, 503, 507)
 """Statuses of a refused item that describe the service's state, not the item."""
@@ -122,7 +125,7 @@ class Outbox:
         self._client = client.with_options(retry_for=0.0)
         self._linger = linger
         self._changed = threading.Condition()
-        self._waiting: deque[Entry] = deque()
+        self._waiting: list[Entry] = []
         self._bytes = 0
         self._uncertain = set(KINDS)
         """Kinds of which the service may have more than it has acknowledged."""
@@ -235,7 +238,8 @@ class Outbox:
                 raise
             raise OutboxError(f"cannot write to the outbox {self.directory}: {error}") from error
         with self._changed:
-            _insert(self._waiting, Entry(number, key, crc, path, len(data)))
+            # By number: two threads may finish writing in the other order.
+            bisect.insort(self._waiting, Entry(number, key, crc, path, len(data)), key=_number)
             self._changed.notify_all()
         if not self._linger and not self._loop.trouble:
             self._loop.wake()
@@ -628,15 +632,6 @@ class Outbox:
             self._changed.notify_all()
 
 
-def _insert(waiting: deque[Entry], entry: Entry) -> None:
-    """In order of number: two threads may finish writing in the other order."""
-    if not waiting or waiting[-1].number < entry.number:
-        waiting.append(entry)
-        return
-    at = next(i for i, other in enumerate(waiting) if other.number > entry.number)
-    waiting.insert(at, entry)
-
-
 def reopen(directory: str | Path, client: Client) -> Outbox:
     """An outbox that another process left, to send what is in it. Raises `OutboxError`."""
     about = Destination.read(Path(directory))
@@ -650,11 +645,3 @@ def reopen(directory: str | Path, client: Client) -> Outbox:
         partition=about.partition,
         created_at=about.created_at,
     )
-
-
-def read_outbox(directory: str | Path) -> Iterator[tuple[Path, Trajectory]]:
-    """Every trajectory that waits or was rejected in `directory`, to look at; takes no lock."""
-    folder = Path(directory)
-    for path in sorted(folder.glob("*.arrow")) + sorted((folder / "rejected").glob("*.arrow")):
-        for trajectory in decode(path.read_bytes())[1]:
-            yield path, trajectory

@@ -12,7 +12,8 @@ import pytest
 
 from collector.stats import CollectorStatistics, load_clock, save_clock
 from stepwell import Client, failpoints
-from stepwell.outbox import Outbox, read_outbox
+from stepwell.codec import decode
+from stepwell.outbox import Outbox
 from stepwell.testing import make_spec
 
 PLAYER = """
@@ -74,7 +75,8 @@ def test_an_outbox_keeps_its_promise_wherever_it_dies(
     assert len(client.trajectories(dataset).items) == len(stored) + bool(clash)
     if clash:
         assert refused is not None
-        ((path, kept),) = read_outbox(tmp_path / "outbox")
+        (path,) = (tmp_path / "outbox" / "rejected").glob("*.arrow")
+        _, (kept,) = decode(path.read_bytes())
         assert kept.id == clash and json.loads(path.with_suffix(".json").read_text())["code"]
     assert not list((tmp_path / "outbox").glob(".*")), "no litter"
 

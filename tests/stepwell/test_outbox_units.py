@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import threading
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,7 +41,7 @@ from stepwell._outbox_folder import (
 )
 from stepwell.codec import decode
 from stepwell.messages import IngestItem, IngestResult, Problem
-from stepwell.outbox import read_outbox, reopen
+from stepwell.outbox import reopen
 from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
 
 SPEC = make_spec()
@@ -347,13 +346,14 @@ def test_a_disk_that_cannot_read_it_is_damage(box, monkeypatch):
     assert len(on_disk(box.directory / "damaged")) == 1
 
 
-def test_waiting_ones_stand_in_order_of_number():
+def test_items_wait_in_order_of_number(box, monkeypatch):
     """Whatever order threads finish writing in."""
-    for order in itertools.permutations(range(4)):
-        waiting = deque()
-        for number in order:
-            module._insert(waiting, Entry(number, str(number), 0, Path(), 1))
-        assert [e.number for e in waiting] == [0, 1, 2, 3]
+    for numbers in itertools.permutations(range(4)):
+        box._waiting.clear()
+        for number in numbers:
+            box._next = number
+            box.put(make_trajectory(SPEC, seed=number))
+        assert [e.number for e in box._waiting] == [0, 1, 2, 3]
 
 
 # --- room ---------------------------------------------------------------------------------------
@@ -1014,15 +1014,3 @@ def test_exit_is_watched_until_it_is_closed(box, monkeypatch):
     assert watched == [reopened._at_exit]
     reopened.close(0)
     assert watched == []
-
-
-def test_what_lies_in_it_can_be_read(box, service):
-    made = put(box, 3)
-    service.says[made[0].id] = {"status": "refused"}
-    service.says[made[1].id] = {"status": "refused", "problem": problem(503)}
-    with pytest.raises(OutboxError):
-        box._send_some("arrow")
-    found = list(read_outbox(str(box.directory)))
-    assert [t.id for _, t in found] == [made[1].id, made[0].id]
-    assert [p.parent.name for p, _ in found] == ["out", "rejected"]
-    assert_same(found[0][1], made[1])
