@@ -1,12 +1,12 @@
-"""A daemon thread that outlives its errors, and shows them.
+"""A daemon thread that calls a function again and again, whatever it raises, and shows its errors.
 
     loop = BackgroundLoop("leases", self._renew_all, every=30.0)
     loop.start()
     loop.trouble      # why the last call failed; "" after one that did not
     loop.stop()
 
-A plain thread ends with the first exception that nobody thought of, and nothing says so. Whoever
-owns a loop shows its `trouble`: in a worker's heartbeat, in the service's /readyz.
+A plain thread ends silently with the first unexpected exception. The owner of a loop shows its
+`trouble`: in a worker's heartbeat, in the service's /readyz.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BackgroundLoop:
 
     @property
     def stopping(self) -> bool:
-        """For a long `work`: whether somebody waits for its end."""
+        """For a long `work`: whether `stop` was called."""
         return self._stopping.is_set()
 
     @property
@@ -104,7 +104,7 @@ class BackgroundLoop:
         while not self.stopping:
             try:
                 self._work()
-            except BaseException as error:  # SystemExit among them: nobody else would notice
+            except BaseException as error:  # SystemExit, too: it would end the thread silently
                 wait = min(2 * wait or FIRST_WAIT, self._longest_wait)
                 with contextlib.suppress(Exception):  # a full disk under the log, say
                     self._note(error)

@@ -1,4 +1,4 @@
-"""How a program says that it failed: one line on stderr, and where it happened only on request."""
+"""How a command reports its failure: one line on stderr, with a traceback only on request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import contextmanager, redirect_stderr
 from itertools import groupby
 
 DEBUG = "STEPWELL_DEBUG"
-"""Set by `stepwell --debug …`, so that a command and whatever it starts know of it."""
+"""Set by `stepwell --debug …`, for a command and the processes it starts."""
 
 
 def fail(program: str, error: BaseException | str, *, status: int | None = None) -> int:
     """Print `program: error` on stderr, and the traceback if STEPWELL_DEBUG; the exit status.
 
-    Unless told, that is the error's own `exit_status`: 2 for wrong words, 1 for any other failure.
+    The status defaults to the error's `exit_status`: 2 for a wrong command line, 1 otherwise.
     """
     if isinstance(error, BaseException) and os.environ.get(DEBUG):
         traceback.print_exception(error)
@@ -27,14 +27,14 @@ def fail(program: str, error: BaseException | str, *, status: int | None = None)
 
 @contextmanager
 def mistakes_in_one_line(program: str) -> Iterator[None]:
-    """Inside, what tyro says of a wrong command line in a box on stderr becomes such a line."""
-    said = io.StringIO()
+    """Inside the block, tyro's box about a wrong command line becomes one line on stderr."""
+    captured = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(captured):
             yield
     finally:
-        if said.getvalue():
-            print(_unboxed(program, said.getvalue()), file=sys.stderr, flush=True)
+        if captured.getvalue():
+            print(_unboxed(program, captured.getvalue()), file=sys.stderr, flush=True)
 
 
 def _unboxed(program: str, box: str) -> str:

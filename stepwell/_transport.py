@@ -1,8 +1,7 @@
-"""How a call goes out and what comes back: one pooled connection, retries, typed errors.
+"""HTTP calls: pooled connections, retries, typed errors. Nothing here knows a route.
 
-Nothing here knows a route. Retried are calls that can be repeated without harm, when the service
-did not answer (ServiceUnreachable) or asked for patience (Busy: Retry-After is honoured); calls
-that cannot be repeated only when they certainly had no effect.
+Idempotent calls are retried when the service did not answer (ServiceUnreachable) or was busy (Busy;
+Retry-After is honoured), other calls only when they certainly had no effect.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ R = TypeVar("R")
 
 
 class Transport:
-    """What every part of the client builds on."""
+    """The connection of a `Client`."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Transport:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=self._timeout(timeout),
             limits=httpx2.Limits(max_connections=64, max_keepalive_connections=16),
-            # A proxy from the environment is of no use for a service on this very machine.
+            # No proxy from the environment for a service on this machine.
             trust_env=address.host not in LOOPBACK,
             transport=transport,
         )
@@ -98,10 +97,10 @@ class Transport:
         accept: str = JSON,
         fine: tuple[int, ...] = (),
     ) -> httpx2.Response:
-        """The answer, read to its end. Raises `ServiceError` for a refusal, `ServiceUnreachable`.
+        """The complete response. Raises `ServiceError` for an error status, `ServiceUnreachable`.
 
         `idempotent` defaults to True except for POST. `content` may be a function that makes a
-        fresh stream for each attempt. `fine`: statuses beyond 2xx that are no error here.
+        fresh stream for each attempt. `fine`: statuses other than 2xx that are not errors here.
         """
         repeatable = method != "POST" if idempotent is None else idempotent
 
@@ -117,7 +116,7 @@ class Transport:
         return self.retrying(attempt, repeatable=repeatable, retry=retry)
 
     def ask(self, model: type[M], method: str, path: str, **options: Any) -> M:
-        """The answer as a message; options as of `call`."""
+        """The response as a message; options as of `call`."""
         response = self.call(method, path, **options)
         return self.parse(model, response)
 
@@ -174,7 +173,7 @@ class Transport:
         return again(attempt)
 
     def raise_for(self, response: httpx2.Response, fine: tuple[int, ...] = ()) -> None:
-        """Raise what the status says, with the problem document where there is one."""
+        """Raise the error of the status, with the problem document if there is one."""
         if response.is_success or response.status_code in fine:
             return
         problem: dict[str, Any] = {}
@@ -184,7 +183,7 @@ class Transport:
         except ValueError:
             pass
         if "code" not in problem:
-            # Something between us and the service answered, or it is no Stepwell at all.
+            # A proxy answered, or it is not a Stepwell service.
             request = response.request
             problem = {
                 "code": "unexpected_answer",
@@ -262,7 +261,7 @@ def to_json(body: BaseModel) -> bytes:
             data, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
         )
     except TypeError as error:
-        raise InvalidData(f"the request cannot be said in JSON: {error}") from None
+        raise InvalidData(f"the request cannot be written as JSON: {error}") from None
 
 
 def segment(text: str) -> str:

@@ -83,7 +83,7 @@ class DownloadedPolicy:
     version: int
     sha256: str
     etag: str
-    """Hand it back to `download_policy(…, etag=…)` to be told "nothing new" cheaply."""
+    """Pass it to `download_policy(…, etag=…)`, which then returns None if nothing has changed."""
 
 
 class Client(Transport):
@@ -785,7 +785,7 @@ class Client(Transport):
         step: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Policy:
-        """Publish the bytes of a policy file as run/version, for ever. `latest` then means it.
+        """Publish the bytes of a policy file as run/version, immutable. `latest` then means it.
 
         Safe to repeat with the same bytes; raises `Conflict` with others.
         """
@@ -793,7 +793,7 @@ class Client(Transport):
         try:
             header = json.dumps(described, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise InvalidData(f"metadata cannot be said in JSON: {error}") from None
+            raise InvalidData(f"metadata cannot be written as JSON: {error}") from None
         if len(header) > MAX_METADATA:
             raise InvalidData(
                 "metadata is too long", expected=f"≤ {MAX_METADATA} bytes", got=str(len(header))
@@ -870,7 +870,7 @@ class Client(Transport):
     # --- workers ----------------------------------------------------------------------------------
 
     def heartbeat(self, worker_id: str, **fields: Any) -> Worker:
-        """Report as a worker; the answer's `command` says what somebody wants of it.
+        """Report as a worker; the response's `command` is what it is asked to do.
 
         `fields` of PutWorker. Not retried: the next heartbeat is the retry.
         """

@@ -1,8 +1,8 @@
 """Trajectories ↔ bytes: one Arrow IPC stream, one record batch per trajectory.
 
-The schema (schema.py) stands once at the head; each batch's own metadata carries the trajectory's
-header (id, flags, metadata) as JSON. Decoding copies nothing: arrays are views of received bytes.
-What comes in is checked here for form; whether it fits a dataset is `Trajectory.check`.
+The schema (schema.py) is written once; each batch's own metadata is the trajectory's header (id,
+flags, metadata) as JSON. Decoding copies nothing: arrays are views of the received bytes. Their
+format is checked here; whether they fit a dataset, by `Trajectory.check`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TrajectoryStream:
             yield batch, metadata, self._data[place]
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes]]]:
-        """Rows and header bytes of each trajectory, sound as Arrow but not yet looked into."""
+        """Rows and header bytes of each trajectory: valid Arrow, contents not yet checked."""
         while True:
             try:
                 batch, metadata = self._reader.read_next_batch_with_custom_metadata()
@@ -343,7 +343,7 @@ def _refuse_nulls(column: pa.Array, rows: int, name: str) -> None:
 def _record_batches(buffer: Any) -> Iterator[slice]:
     """Where each record batch stands, and that the stream holds nothing else behind its schema.
 
-    Our writers never compress bodies; a stranger's megabyte could unpack to a terabyte. Bytes in
+    Our writers never compress bodies; a foreign megabyte could unpack to a terabyte. Bytes in
     another order would be turned round while they are read: what is read is what was sent.
     """
     source = pa.BufferReader(buffer)

@@ -117,7 +117,7 @@ class TooLarge(ServiceError):
 
 
 class Busy(ServiceError):
-    """Not now. Try again after `retry_after` seconds; the SDK does so by itself for a while."""
+    """Try again after `retry_after` seconds; the client does so for up to `retry_for` seconds."""
 
 
 class StorageFull(ServiceError):
@@ -146,7 +146,7 @@ class Undelivered(StepwellError):
 
 
 class JobFailed(StepwellError):
-    """A job that somebody waited for ended as failed or cancelled. `job` is its last state."""
+    """A job ended as failed or cancelled while a caller waited for it. `job` is its last state."""
 
     def __init__(self, message: str, job: Any = None):
         super().__init__(message)

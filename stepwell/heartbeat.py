@@ -1,7 +1,7 @@
 """A worker's heartbeat: what a process reports about itself, and what it is asked to do.
 
     heartbeat = Heartbeat(client, "collect-1", role="collect", run="first", status=numbers)
-    heartbeat.command        # "pause", "resume", "drain" or "stop", once somebody asked for it
+    heartbeat.command        # "pause", "resume", "drain" or "stop", once one was sent
     heartbeat.close(state="stopped")
 
 A heartbeat that does not arrive does not interrupt the work; the next one brings the numbers.
@@ -92,7 +92,7 @@ class Heartbeat:
         self._ending = ending
         try:
             self._beat()
-        except Exception as error:  # how the work ended is told by its run
+        except Exception as error:  # the run itself says how the work ended
             log.warning("the last heartbeat did not arrive: %s", error)
 
     def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""Means with honest intervals: bootstrap percentiles and the interquartile mean.
+"""Means with bootstrap intervals, and the interquartile mean.
 
 Small, seeded and the same everywhere, so that two tables of the same numbers agree to the digit.
 """

@@ -58,7 +58,7 @@ def _refuse_half_characters(text: str) -> str:
 
 Json = dict[str, Any]
 Document = Annotated[Json, AfterValidator(storable)]
-"""A stranger's JSON object, kept as it is."""
+"""A JSON object of the caller, stored as it is."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
 """A step or a version: what every reader of JSON keeps exact."""
@@ -355,7 +355,7 @@ class CreateSnapshot(Request):
 
 
 class Snapshot(Response):
-    """A frozen selection. The same id means the same trajectories, for ever."""
+    """A frozen selection: the same id always means the same trajectories."""
 
     id: str
     digest: str
@@ -578,7 +578,7 @@ class Worker(PutWorker):
 
     id: str
     command: Command = "none"
-    """What somebody asked of it; picked up with the answer to the next heartbeat."""
+    """What the worker is asked to do; it gets it with the response to its next heartbeat."""
     started_at: float
     heartbeat_at: float
     alive: bool = True

@@ -1,6 +1,6 @@
 """Where a trajectory came from: everything that is not an array. All of it is visible in SQL.
 
-Values are brought into one spelling at birth (numpy numbers become Python's), because a
+Values are normalised on construction (numpy numbers become Python's), because a
 trajectory's digest covers this record as JSON.
 """
 

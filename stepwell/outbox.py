@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20
 IDLE = 1.0
-"""Seconds after which a thread that nobody woke looks again."""
+"""Seconds after which the thread looks for items without being woken."""
 _number = attrgetter("number")
 _TAKEN = ("stored", "duplicate", "evicted")
 _RETRY_LATER = (408, 429, 503, 507)

@@ -1,4 +1,4 @@
-"""What a trajectory is. Every question of alignment is answered by pointing at this picture.
+"""What a trajectory is. This picture defines how observations, actions and rewards align.
 
 A trajectory of T transitions has T+1 observations, so T+1 rows:
 
@@ -9,10 +9,11 @@ A trajectory of T transitions has T+1 observations, so T+1 rows:
     T-1   | oT-1   aT-1     rT-1     x           y         | F         iT-1     at most one of x, y
     T     | oT     -        -        -           -         | T         iT       observation only
 
-x = terminated: the task ended, nothing lies beyond oT. y = truncated: somebody stopped watching,
-and the value of oT still counts. Neither: the episode goes on in another trajectory. oT may be
-unknown (D4RL does not store it): then `final_obs_valid` is False, row T repeats the one before, and
-learners mask it. `infos` stand beside the observation they came with. No next_obs column anywhere.
+x = terminated: the task ended, nothing lies beyond oT. y = truncated: the episode was cut off, for
+instance by a time limit, and the value of oT still counts. Neither: the episode continues in
+another trajectory. oT may be unknown (D4RL does not store it): then `final_obs_valid` is False, row
+T repeats the one before, and learners mask it. `infos` belong to the observation they came with.
+There is no next_obs column.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def new_id() -> str:
-    """A fresh UUIDv7: unique everywhere, ordered by time of birth."""
+    """A fresh UUIDv7: globally unique, ordered by time."""
     return str(uuid_utils.uuid7())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """A contiguous piece of one episode, its rules checked at birth; see the picture above.
+    """A contiguous piece of one episode, validated on construction; see the picture above.
 
     Raises `InvalidTrajectory` naming the array, what was expected and what came.
     Arrays are held, not copied, and must not be changed afterwards.
@@ -66,7 +67,7 @@ class Trajectory:
     terminated: bool = False
     """The task ended with the last transition."""
     truncated: bool = False
-    """Somebody stopped watching after the last transition."""
+    """The episode was cut off after the last transition, for instance by a time limit."""
     final_obs_valid: bool = True
     """False where the last observation is unknown and only repeats the one before."""
     action_known: NDArray[np.bool_] | None = None

@@ -1,7 +1,7 @@
-"""What the commands share: where the service is, how tables and JSON are printed.
+"""What the commands share: connecting to the service, printing tables and JSON.
 
-Text from the service is a stranger's: control characters are made visible and rich's markup stays
-plain text, so that no description can repaint a terminal.
+Text from the service is untrusted: control characters are made visible and rich's markup is not
+interpreted, so that no description can control a terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PIPE_WIDTH = 200
 
 
 class Parser(argparse.ArgumentParser):
-    """Says where the help is when it refuses something."""
+    """Points to --help when it refuses something."""
 
     def error(self, message: str) -> NoReturn:
         super().error(f"{message}\nsee: {self.prog} --help")
@@ -87,7 +87,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "") -> None:
-    """Rows under headings; numbers to the right. `empty` is said where there are none."""
+    """Rows under headings; numbers to the right. `empty` is printed where there are none."""
     rows = list(rows)
     if not rows and empty:
         print(empty)
@@ -113,7 +113,7 @@ def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:
 
 
 def console() -> Console:
-    """Stdout; wide where it is a pipe, so that nothing is cut off for the program that reads it."""
+    """Stdout; wide where it is a pipe, so that tables are not cut."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
@@ -146,7 +146,7 @@ def size(count: float) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """A Unix time as a person of this place reads it."""
+    """A Unix time as local date and time."""
     if seconds is None:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

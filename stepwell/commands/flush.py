@@ -8,7 +8,8 @@ from stepwell.commands import common
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser(
         "flush",
-        "Seal a dataset's newest trajectories into shards now (it happens by itself soon anyway).",
+        "Seal a dataset's newest trajectories into shards now, so that SQL `steps` contains them. "
+        "Without this command it happens within seconds.",
         "  stepwell flush hopper",
     )
     parser.add_argument("dataset")

@@ -150,7 +150,7 @@ def _send(
     folder, sent, problem = summary.folder, 0, ""
     bar.update(task, description=f"sending {folder}")
     own = client
-    # To the service that it was meant for, unless somebody says another.
+    # To the service that it was queued for, unless another is given.
     if not args.url and not os.environ.get("STEPWELL_URL") and summary.destination.url:
         own = Client(summary.destination.url, args.token, retry_for=common.RETRY_FOR)
     try:
