@@ -69,7 +69,7 @@ GROUPS = {
         ("tests/server/sql", "tests/server/test_query.py", "tests/server/test_sandbox_calls.py"),
     ),
     "outbox": Group(
-        ("stepwell/outbox.py", "stepwell/_outbox_folder.py"),
+        ("stepwell/outbox.py", "stepwell/_outbox_folder.py", "stepwell/_outbox_kinds.py"),
         (
             "tests/stepwell/test_outbox_units.py",
             "tests/stepwell/test_stepwell_outbox.py",

@@ -192,8 +192,8 @@ class Outbox:
         for old in [e for e in list(self._waiting) if e.kind == "policy"]:
             if self.waiting("policy") + len(item) <= self.max_bytes:
                 break
-            old.path.unlink(missing_ok=True)
             self._forget([old])
+            old.path.unlink(missing_ok=True)
             dropped.append(int(old.id))
         self._put("policy", str(version), item)
         return dropped
@@ -485,6 +485,8 @@ class Outbox:
                 raise CodecError("checksum differs", expected=f"{entry.crc:08x}")
             return KINDS[entry.kind].parse(entry, data)
         except (OSError, ValueError, KeyError, TypeError) as error:  # CodecError is a ValueError
+            if isinstance(error, FileNotFoundError) and entry not in self._waiting:
+                return None  # `put_policy` has dropped it meanwhile
             if getattr(error, "errno", None) in _TRANSIENT_ERRNOS:
                 raise OutboxError(f"cannot read the outbox now: {error}") from error
             log.error("outbox: %s cannot be read back (%s); set aside", entry.path, error)
@@ -627,8 +629,9 @@ class Outbox:
     def _forget(self, gone: list[Entry]) -> None:
         with self._changed:
             for entry in gone:
-                self._waiting.remove(entry)
-                self._bytes -= entry.size
+                if entry in self._waiting:  # `put_policy` may have dropped it meanwhile
+                    self._waiting.remove(entry)
+                    self._bytes -= entry.size
             self._changed.notify_all()
 
 

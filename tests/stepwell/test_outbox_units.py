@@ -825,6 +825,18 @@ def test_policies_are_bounded_and_the_newest_stay(queue):
     queue.put_log("r", "they are not bounded by it\n")
 
 
+def test_a_policy_that_is_dropped_while_it_is_sent_is_no_damage(queue):
+    queue.put_policy("r", 1, bytes(1000), {})
+    queue.max_bytes = queue.pending_bytes
+    (old,) = queue._waiting
+    group, shared = queue._next_group("policy")
+    assert queue.put_policy("r", 3, bytes(1000), {}) == [1]
+    queue._send("policy", group, shared)
+    assert queue._read(old) is None and not queue._damaged
+    assert [e.id for e in queue._waiting] == ["3"]
+    assert queue.pending_bytes == queue._waiting[0].size
+
+
 def test_an_item_that_the_disk_changed_is_damaged(queue):
     queue.put_policy("r", 1, bytes(1000), {})
     queue.put_metrics("r", 1, {"loss": 1.0})
