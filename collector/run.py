@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
 from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
 from collector.outbox_slots import open_outbox
+from stepwell._git import git_commit
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
@@ -173,7 +173,7 @@ def open_run(
             kind,
             config=resolved(config, run=name, dataset=dataset, seed=seed),
             seed=seed,
-            git_commit=_git_commit(),
+            git_commit=git_commit(),
             host=socket.gethostname(),
             command=" ".join(sys.argv)[:4096],
             exist_ok=True,
@@ -207,18 +207,3 @@ def resolved(config: CollectConfig | EvaluateConfig, **chosen: Any) -> dict[str,
     values |= {name: value for name, value in chosen.items() if name in values}
     del values["token"]
     return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
-
-
-def _git_commit() -> str:
-    """Commit of the code that runs, or "" outside a checkout."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

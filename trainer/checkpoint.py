@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from amago_model.agent import Agent, make_agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
-from stepwell._files import sync_folder
+from stepwell._files import sync_folder, whole_file
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.failpoints import failpoint
@@ -108,10 +108,12 @@ def _write_all(staged: Path, target: Path, update: int, contents: dict[str, byte
     digests = {}
     for name, data in contents.items():
         digests[name] = hashlib.sha256(data).hexdigest()
-        _write(staged / name, data)
+        with whole_file(staged / name) as file:
+            file.write(data)
     failpoint("checkpoint.after_tensors")
     manifest = {"format": FORMAT, "update": update, "sha256": digests}
-    _write(staged / "manifest.json", json.dumps(manifest, indent=1).encode())
+    with whole_file(staged / "manifest.json") as file:
+        file.write(json.dumps(manifest, indent=1).encode())
     sync_folder(staged)
     failpoint("checkpoint.before_rename")
     os.replace(staged, target)
@@ -280,10 +282,3 @@ def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def folders(folder: Path) -> list[Path]:
     """Checkpoints by name, newest first; unfinished ones are hidden and do not count."""
     return sorted(folder.glob("update-*"), reverse=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

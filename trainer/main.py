@@ -16,10 +16,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from amago_model.errors import AmagoError
 from stepwell._failure import fail
+from stepwell._git import git_commit
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from trainer.config import TrainConfig
@@ -176,23 +176,6 @@ def wait_for(workers: Sequence[subprocess.Popen[bytes]], grace: float = 60.0) ->
             for worker in running.values():
                 worker.kill()
     return status
-
-
-def git_commit() -> str:
-    """Commit of the code that runs, with "+" if changed since; empty outside a repository."""
-    here = Path(__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        commit = git("rev-parse", "HEAD")
-        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def _free_port() -> int:

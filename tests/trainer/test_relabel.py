@@ -307,14 +307,14 @@ def test_goals_that_the_rule_does_not_show_so_are_refused_by_name():
         Instructions(strategy="some")(old, np.random.default_rng(0))
 
 
-def test_rare_goals_are_preferred_and_counted_over_the_snapshot():
+def test_rare_goals_are_preferred_and_counted_over_the_snapshot(monkeypatch):
     """(5, 5) is achieved once in 50 rows; uniform rows choose it as often as that."""
     common = [(1, 1 + i % 2) for i in range(49)]
     old = walk([*common, (5, 5)], [FAR])
     share = {}
+    monkeypatch.setattr("trainer.data.relabel.rarity.CHANCES", (0.0, 0.3, 0.1, 0.6))
     for rarity in ("none", "rows", "episodes"):
-        options = {} if rarity == "none" else {"weights_equal": 0.0, "weights_above_least": 0.3}
-        ready = MazeRunnerGoals(strategy="all", rarity=rarity, **options).fit(
+        ready = MazeRunnerGoals(strategy="all", rarity=rarity).fit(
             [old, *[walk(common, [FAR])] * 9]
         )
         plans = [ready(old, np.random.default_rng(s)).obs["goals"][0, -1] for s in range(200)]

@@ -299,7 +299,6 @@ def test_a_relabeler_that_breaks_its_promise_is_named(service, tmp_path, how, er
         ("hindsight:tolerance=1,tolerance=2", "tolerance: given twice"),
         ("hindsight:probability=2", "probability: expected 0 … 1"),
         ("mazerunner:probability=1.5", "mazerunner:probability: expected a share"),
-        ("instructions:rarity=rows,weights_equal=0.9", "four chances that sum to 1"),
         ("instructions:_rarity=1", "no such parameter"),
         ("instructions:steps_after=-1", "steps_after: expected 0 or more"),
     ],

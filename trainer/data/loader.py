@@ -7,12 +7,11 @@ state is the number of the next step.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -99,8 +98,8 @@ class Loaded:
 class Loader:
     """An endless iterator of `Loaded`, from step `step` on.
 
-    Raises what goes wrong while preparing a batch, at the batch that it concerns. `on_unused` is
-    called with the names of shards that no view uses any more.
+    Raises what goes wrong while preparing a batch, at the batch that it concerns, and has then
+    ended. `on_unused` is called with the names of shards that no view uses any more.
     """
 
     def __init__(
@@ -114,8 +113,7 @@ class Loader:
         cuda: Cuda | None = None,
         on_unused: Callable[[set[str]], None] = lambda _: None,
     ):
-        # Replaced as a whole, never changed: two threads read it.
-        self._views = tuple(views)
+        self._views = tuple(views)  # replaced as a whole, never changed: two threads read it
         self._config, self._rank, self._on_unused = config, rank, on_unused
         device = torch.device(device)
         if cuda is None and device.type == "cuda":
@@ -123,18 +121,25 @@ class Loader:
         self._copies = GpuCopies(cuda) if cuda is not None else None
         shown = [c.field for c in views[0].columns if not c.field.relabel_only]
         each = config.batch // views[0].sampler.world
-        # One being read, `prefetch` ready, one being written.
-        buffers = 0 if self._copies else config.prefetch + 2
+        # Of the batch that its reader has, and of those prepared ahead.
+        buffers = 0 if self._copies else 1 + self._ahead
         self._ring = [Buffers(shown, each, config.window + 1) for _ in range(buffers)]
-        self._next = step
-        self._ready: queue.Queue[_Item] = queue.Queue(config.prefetch)
-        self._stop = threading.Event()
+        self._read = self._next = step
+        """The steps that the reader and the thread take next."""
+        self._wanted: SimpleQueue[int] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[Loaded, Sent | None] | BaseException] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def _ahead(self) -> int:
+        """Batches prepared ahead: `prefetch` ready ones, and one in preparation."""
+        return self._config.prefetch + 1
 
     @property
     def lookahead(self) -> int:
         """A view added now must begin at least this many steps after the next batch."""
-        return self._config.prefetch + 2
+        return self._ahead + 1
 
     def add_view(self, view: SnapshotView) -> None:
         """Draw from another snapshot from view.start on, which no prepared batch has passed."""
@@ -145,11 +150,18 @@ class Loader:
         return self
 
     def __next__(self) -> Loaded:
+        if self._closed:
+            raise RuntimeError("the loader has ended: it failed before, or was closed")
         if self._thread is None:
             self._thread = threading.Thread(target=self._prefetch, name="loader", daemon=True)
             self._thread.start()
-        item = self._take()
+        while self._next <= self._read + self._ahead:
+            self._wanted.put(self._next)
+            self._next += 1
+        item = self._ready.get()
+        self._read += 1
         if isinstance(item, BaseException):
+            self.close()
             raise item
         loaded, sent = item
         if self._copies is not None and sent is not None:
@@ -180,43 +192,21 @@ class Loader:
         return Loaded(step, batch, relabeled.windows, view.manifest, relabeled.metrics)
 
     def close(self) -> None:
-        self._stop.set()
+        self._closed = True
         if self._thread is not None:
-            while self._thread.is_alive():
-                with contextlib.suppress(queue.Empty):  # make room for what it wants to put
-                    while True:
-                        self._ready.get_nowait()
-                self._thread.join(0.05)
-
-    def _take(self) -> _Item:
-        """The next item. Waits no longer than there is a thread that may bring one."""
-        assert self._thread is not None
-        while True:
-            try:
-                return self._ready.get(timeout=1.0)
-            except queue.Empty:
-                if self._thread.is_alive() or not self._ready.empty():
-                    continue
-                raise RuntimeError(
-                    "the loader has ended: it failed before, or was closed"
-                ) from None
+            self._wanted.put(-1)  # wakes it
+            self._thread.join()
 
     def _prefetch(self) -> None:
-        while not self._stop.is_set():
-            item: _Item
-            try:
-                item = self._prepare(self._next)
-            except BaseException as error:  # handed to the reader, who raises it
-                item = error
-            self._next += 1
-            while not self._stop.is_set():
-                try:
-                    self._ready.put(item, timeout=0.2)
-                    break
-                except queue.Full:
-                    continue
-            if isinstance(item, BaseException):
+        """One item for each step wanted: a batch, or what went wrong."""
+        while True:
+            step = self._wanted.get()
+            if self._closed:
                 return
+            try:
+                self._ready.put(self._prepare(step))
+            except BaseException as error:
+                self._ready.put(error)
 
     def _prepare(self, step: int) -> tuple[Loaded, Sent | None]:
         if self._copies is None:
@@ -233,6 +223,3 @@ class Loader:
             before = {name for view in self._views for name in view.manifest.shards}
             self._views = views
             self._on_unused(before.difference(*(view.manifest.shards for view in views)))
-
-
-_Item = tuple[Loaded, Sent | None] | BaseException

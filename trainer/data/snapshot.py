@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +89,8 @@ class Manifest:
         if not bad:
             return self
         keep = ~np.isin(self.shard, [i for i, name in enumerate(self.shards) if name in bad])
-        columns = {
-            name: getattr(self, name)[keep]
-            for name in (
-                "ids",
-                "component",
-                "weight",
-                "shard",
-                "traj_idx",
-                "row_start",
-                "length",
-                "first_step",
-                "terminated",
-                "truncated",
-                "final_obs_valid",
-            )
-        }
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns: Any = {k: v[keep] for k, v in found.items() if isinstance(v, np.ndarray)}
         # Another selection, so another sample order: its digest says so.
         mixed = hashlib.sha256("\n".join([self.digest, *sorted(bad)]).encode()).hexdigest()
         return replace(self, digest=mixed, **columns)
@@ -112,19 +98,21 @@ class Manifest:
 
 def manifest_from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
     """A manifest as the service sends it. Raises `DataError` where it holds nothing."""
-    metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+    metadata = {k: v.decode() for k, v in (table.schema.metadata or {}).items()}
     if not table.num_rows:
         raise DataError("the snapshot selects no trajectory; look with: stepwell sql")
     column_of_shards = _encoded(table["shard"])
     shards = [str(name) for name in column_of_shards.dictionary.to_pylist()]
-    shares = json.loads(_metadata(metadata, "shares"))
+    if missing := {manifest.ID_KEY, manifest.DIGEST_KEY, manifest.SHARES_KEY} - metadata.keys():
+        raise DataError(f"the manifest lacks {missing}; it has {sorted(metadata)}")
+    shares = json.loads(metadata[manifest.SHARES_KEY])
 
     def column(name: str, dtype: Any) -> NDArray[Any]:
         return np.ascontiguousarray(table[name].to_numpy(), dtype=dtype)
 
     return Manifest(
-        snapshot=_metadata(metadata, "snapshot", "id"),
-        digest=_metadata(metadata, "digest"),
+        snapshot=metadata[manifest.ID_KEY],
+        digest=metadata[manifest.DIGEST_KEY],
         spec=spec,
         shares=tuple(float(share) / sum(shares) for share in shares),
         ids=manifest.id_bytes(table["id"]),
@@ -339,15 +327,6 @@ class LeaseKeeper:
                 self._held.discard(snapshot_id)
         except (ServiceError, StepwellError) as error:
             log.warning("lease of %s not renewed, will try again: %s", snapshot_id, error)
-
-
-def _metadata(metadata: dict[str, str], *names: str) -> str:
-    """A value of the manifest's metadata, with or without the service's prefix."""
-    for name in names:
-        for key in (name, f"stepwell.{name}"):
-            if key in metadata:
-                return metadata[key]
-    raise DataError(f"the manifest lacks {names[0]!r}; it has {sorted(metadata)}")
 
 
 def _spec(text: str) -> EnvSpec:

@@ -74,14 +74,6 @@ class Instructions(Relabeler):
     the two by a coin for each sample."""
     rarity_power: float = 4.0
     """Weight of a goal: (-log10 of its share) to this power."""
-    weights_equal: float = 0.2
-    """Chance that the weights of a sample are made equal; the four chances sum to 1."""
-    weights_above_least: float = 0.1
-    """Chance that the least weight is subtracted."""
-    weights_above_median: float = 0.1
-    """Chance that the median is subtracted."""
-    weights_top_five: float = 0.6
-    """Chance that only the five largest are kept."""
     _rarity: Rarity | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,10 +86,6 @@ class Instructions(Relabeler):
             raise SettingError(
                 f"{self._name}:probability: expected a share, 0 … 1, got {self.probability}"
             )
-        if abs(sum(self._shares) - 1) > 1e-6 or min(self._shares) < 0:
-            raise SettingError(
-                f"{self._name}:weights_…: expected four chances that sum to 1, got {self._shares}"
-            )
 
     @property
     def _name(self) -> str:
@@ -107,15 +95,6 @@ class Instructions(Relabeler):
     def _ranks(self) -> bool:
         """Whether any goal is weighed by its rarity."""
         return self.rarity != "none" and self.strategy != "none"
-
-    @property
-    def _shares(self) -> tuple[float, float, float, float]:
-        return (
-            self.weights_equal,
-            self.weights_above_least,
-            self.weights_above_median,
-            self.weights_top_five,
-        )
 
     def check(self, spec: EnvSpec) -> None:
         require_observations(spec, self._name, self.goals, self.achieved)
@@ -246,8 +225,8 @@ class Instructions(Relabeler):
         weights = np.zeros(free.shape)
         weights[free] = self._rarity.weights(achieved[free], table)  # type: ignore[arg-type]
         rows = free.any(axis=1)
-        of_row[rows] = reweighted(weights.sum(axis=1)[rows], self._shares, rng)
-        of_goal[free] = reweighted(weights[free], self._shares, rng)
+        of_row[rows] = reweighted(weights.sum(axis=1)[rows], rng)
+        of_goal[free] = reweighted(weights[free], rng)
         return of_row, of_goal
 
     def _merge(self, plan: Array, completed: list[int], chosen: list[tuple[int, Array]]) -> Array:

@@ -8,15 +8,17 @@ counters that follow each worker's own draws would drift apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-LEAST, MOST = 1e-3, 1e5
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e5
 KEPT = 5
+CHANCES = (0.2, 0.1, 0.1, 0.6)
+"""Of the four ways of `reweighted`, as in AMAGO's code."""
 
 
 class Rarity:
@@ -45,7 +47,7 @@ class Rarity:
     def weights(self, goals: Floats, table: Literal[0, 1]) -> Floats:
         """[n] for goals [n, d]; table 0 counts rows, 1 counts episodes."""
         known = self._tables[table]
-        return np.array([known.get(key, LEAST) for key in self._keys(goals)])
+        return np.array([known.get(key, MIN_WEIGHT) for key in self._keys(goals)])
 
     def _keys(self, goals: Floats) -> list[bytes]:
         # Goals that count as equal should share a count: rounded to a grid of twice the tolerance.
@@ -57,15 +59,15 @@ class Rarity:
 def _weights(counts: Counter[bytes], power: float) -> dict[bytes, float]:
     total = sum(counts.values())
     return {
-        key: float(np.clip((-np.log10(count / total)) ** power, LEAST, MOST))
+        key: float(np.clip((-np.log10(count / total)) ** power, MIN_WEIGHT, MAX_WEIGHT))
         for key, count in counts.items()
     }
 
 
-def reweighted(weights: Floats, shares: Sequence[float], rng: np.random.Generator) -> Floats:
-    """Weights [n] made more or less extreme in one of four ways, drawn with `shares` [4]: all
-    equal; above the least; above the median; the five largest alone."""
-    way = int(np.searchsorted(np.cumsum(shares), rng.random(), side="right"))
+def reweighted(weights: Floats, rng: np.random.Generator) -> Floats:
+    """Weights [n] after one of four ways, drawn by `CHANCES`: made equal; the least subtracted; the
+    median subtracted; only the five largest kept."""
+    way = int(np.searchsorted(np.cumsum(CHANCES), rng.random(), side="right"))
     if way == 0:
         sharp = np.ones_like(weights)
     elif way == 1:
