@@ -1,7 +1,7 @@
 """What an outbox holds: how an item of each kind is written, read back, and sent.
 
     kind     a file contains                                          one request takes
-    arrow    a trajectory (codec.py)                                  16 of one spec
+    arrow    a trajectory (codec.py)                                  16 of one schema
     metrics  {"run", "points": [MetricPoint, …]} of one step          1 MB of one run
     log      {"run", "text"}: lines of a run's log                    40 of one run
     policy   {"run", "version", "metadata"} and a newline, the bytes  one
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._outbox_folder import Destination, Entry
-from stepwell.codec import decode
+from stepwell.codec import END_OF_STREAM, TrajectoryStream, read_header
 from stepwell.errors import CodecError, InvalidData, NotFound
 from stepwell.messages import IngestItem, MetricPoint
 
@@ -59,18 +59,20 @@ def policy_item(run: str, version: int, data: bytes, metadata: dict[str, Any]) -
 
 
 def _parse_trajectory(entry: Entry, data: bytes) -> Parsed:
-    spec, (trajectory,) = decode(data)
-    if trajectory.id != entry.id:
-        raise CodecError("another trajectory", expected=entry.id, got=trajectory.id)
-    return spec, trajectory
+    """(schema, batch): `put` has encoded it, so it is sent as it is."""
+    stream = TrajectoryStream(data)
+    ((_, metadata),) = stream.batches()
+    if (found := read_header(metadata).get("id")) != entry.id:
+        raise CodecError("another trajectory", expected=entry.id, got=str(found))
+    return stream.head, stream.body
 
 
 def _send_trajectories(
-    client: Client, destination: Destination, spec: Any, contents: Sequence[Any], repeated: bool
+    client: Client, destination: Destination, head: Any, contents: Sequence[Any], repeated: bool
 ) -> list[IngestItem]:
     del repeated
-    name, partition = destination.dataset, destination.partition
-    return client.post(name, contents, spec=spec, partition=partition).items
+    stream = b"".join([head, *contents, END_OF_STREAM])
+    return client.post_stream(destination.dataset, stream, partition=destination.partition).items
 
 
 def _parse_json(entry: Entry, data: bytes) -> Parsed:  # noqa: ARG001

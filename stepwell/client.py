@@ -276,24 +276,31 @@ class Client(Transport):
         if not trajectories:
             raise InvalidData("nothing to post", expected="at least one trajectory", got="none")
         spec = spec or self.spec(dataset)
-        params = {"partition": partition, "wait": "sealed" if wait_sealed else None}
         for trajectory in trajectories:
             trajectory.check(spec)
         results = [
-            self.ask(
-                IngestResult,
-                "POST",
-                f"{_dataset(dataset)}/trajectories",
-                params=params,
-                content=encode(group, spec),
-                headers={"Content-Type": ARROW},
-                idempotent=True,
-                timeout=max(self.timeout, 120.0) if wait_sealed else None,
+            self.post_stream(
+                dataset, encode(group, spec), partition=partition, wait_sealed=wait_sealed
             )
             for group in groups(trajectories)
         ]
         items = [item for result in results for item in result.items]
         return results[-1].model_copy(update={"items": items})
+
+    def post_stream(
+        self, dataset: str, stream: bytes, *, partition: str = "fifo", wait_sealed: bool = False
+    ) -> IngestResult:
+        """`post` for trajectories that `stepwell.codec.encode` has encoded already, in one body."""
+        return self.ask(
+            IngestResult,
+            "POST",
+            f"{_dataset(dataset)}/trajectories",
+            params={"partition": partition, "wait": "sealed" if wait_sealed else None},
+            content=stream,
+            headers={"Content-Type": ARROW},
+            idempotent=True,
+            timeout=max(self.timeout, 120.0) if wait_sealed else None,
+        )
 
     def add(
         self,

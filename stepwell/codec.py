@@ -105,6 +105,16 @@ class TrajectoryStream:
         self._data = memoryview(data)
         self._size = len(buffer)
 
+    @property
+    def head(self) -> bytes:
+        """The schema's message. Streams of one head can be joined: head, bodies, END_OF_STREAM."""
+        return bytes(self._data[: self._places[0].start if self._places else -8])
+
+    @property
+    def body(self) -> memoryview:
+        """The messages of the trajectories."""
+        return self._data[len(self.head) : -len(END_OF_STREAM)]
+
     def messages(self) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes], memoryview]]:
         """As `batches`, each with the bytes it was read from: one whole IPC message."""
         for (batch, metadata), place in zip(self.batches(), self._places, strict=True):
@@ -161,7 +171,7 @@ def to_batch(trajectory: Trajectory, spec: EnvSpec, schema: pa.Schema) -> pa.Rec
 
 def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpec) -> Trajectory:
     """One trajectory from its rows and its header. Raises `CodecError` or `InvalidTrajectory`."""
-    header = _header(metadata)
+    header = read_header(metadata)
     steps = batch.num_rows - 1
     if steps < 1 or header.get("length") != steps:
         raise CodecError(
@@ -225,7 +235,8 @@ def is_canonical(batch: pa.RecordBatch, metadata: dict[bytes, bytes], message: m
     return len(metadata) == 1 and bytes(message[:4]) == CONTINUATION and len(message) <= room
 
 
-def _header(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+def read_header(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+    """The JSON of a batch's header. Raises `CodecError`."""
     raw = metadata.get(HEADER_KEY)
     if raw is None or len(raw) > MAX_HEADER:
         raise CodecError(

@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace, commands: Commands, console: Console) -> None:
     began = time.monotonic()
     url, dashboard = (f"http://127.0.0.1:{_free_port(port)}" for port in (args.port, 0))
-    commands.env["STEPWELL_URL"] = url
+    commands.env |= {"STEPWELL_URL": url, "STEPWELL_OUTBOX": str(args.data / "outbox")}
     console.print(f"[bold]stepwell demo[/] on {args.env}; everything lies in {args.data}")
     data = args.data / "data"
     commands.start("serve", *STEPWELL, "serve", "--data", str(data), "--port", url.split(":")[-1])
@@ -182,7 +182,6 @@ def _run(args: argparse.Namespace, commands: Commands, console: Console) -> None
             *(*STEPWELL, "collect", "--env", args.env, "--dataset", dataset, "--wait-for-policy"),
             *("--policy", f"{prefix}-agent", "--episodes", str(args.collect_episodes)),
             *("--envs", "2", "--run", f"{prefix}-collect", "--seed", str(100_000 + args.seed)),
-            *("--outbox", str(args.data / "outbox")),
         )
         for label, (name, recipe) in runs.items():
             command = [*STEPWELL, "train", recipe, "--run", name, "--dataset", dataset]

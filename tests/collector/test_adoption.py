@@ -44,7 +44,7 @@ class Away:
     def with_options(self, **_: object) -> Away:
         return self
 
-    def post(self, *_: object, **__: object) -> None:
+    def post_stream(self, *_: object, **__: object) -> None:
         raise ServiceUnreachable("away")
 
 

@@ -37,7 +37,7 @@ class Nobody:
     def ready(self) -> bool:
         return False
 
-    def post(self, *_: object, **__: object) -> None:
+    def post_stream(self, *_: object, **__: object) -> None:
         raise ServiceUnreachable("nobody there")
 
 

@@ -22,7 +22,7 @@ class Away:
     def with_options(self, **_):
         return self
 
-    def post(self, *_, **__):
+    def post_stream(self, *_, **__):
         raise ServiceUnreachable("away")
 
 

@@ -39,7 +39,7 @@ from stepwell._outbox_folder import (
     summarise,
     take_lock,
 )
-from stepwell.codec import decode
+from stepwell.codec import END_OF_STREAM, decode
 from stepwell.messages import IngestItem, IngestResult, Problem
 from stepwell.outbox import reopen
 from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
@@ -60,6 +60,10 @@ class Service:
 
     def with_options(self, **_):
         return self
+
+    def post_stream(self, dataset, stream, **options):
+        spec, trajectories = decode(stream)
+        return self.post(dataset, trajectories, spec=spec, **options)
 
     def post(self, dataset, trajectories, **options):
         self.posts.append((dataset, [t.id for t in trajectories], options))
@@ -263,9 +267,11 @@ def test_an_error_that_says_nothing_of_them_keeps_all(box, service, error):
 
 def test_a_group_is_at_most_so_many(box):
     made = put(box, 18)
-    group, spec = box._next_group("arrow")
-    assert [e.id for e, _ in group] == [t.id for t in made[:16]] and spec == SPEC
-    assert_same(group[3][1], made[3])
+    group, schema = box._next_group("arrow")
+    assert [e.id for e, _ in group] == [t.id for t in made[:16]]
+    spec, (third,) = decode(b"".join([schema, group[3][1], END_OF_STREAM]))
+    assert spec == SPEC
+    assert_same(third, made[3])
 
 
 def test_a_group_is_at_most_so_large_and_one_alone_may_be_larger(box, monkeypatch):

@@ -25,7 +25,7 @@ from stepwell import (
     Trajectory,
     TrajectoryMetadata,
 )
-from stepwell.codec import END_OF_STREAM, HEADER_KEY, decode, encode, to_batch
+from stepwell.codec import END_OF_STREAM, HEADER_KEY, TrajectoryStream, decode, encode, to_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema
 from stepwell.spaces import DTYPES, ROLES
 from stepwell.testing import assert_same, make_rich_spec, make_spec, make_trajectory
@@ -420,3 +420,13 @@ def test_columns_that_share_their_bytes_are_refused():
     assert pa.ipc.open_stream(small).read_all().num_rows == 51, "Arrow itself sees nothing wrong"
     with pytest.raises(CodecError, match="share their bytes"):
         decode(small)
+
+
+@pytest.mark.parametrize("spec", [make_spec(), make_rich_spec()])
+def test_streams_of_one_schema_are_joined_without_decoding(spec):
+    """As an outbox does: byte for byte what encoding all of them gives."""
+    made = [make_trajectory(spec, length=length, seed=length) for length in (1, 5, 8)]
+    streams = [TrajectoryStream(encode([one], spec)) for one in made]
+    assert len({stream.head for stream in streams}) == 1
+    joined = b"".join([streams[0].head, *(stream.body for stream in streams), END_OF_STREAM])
+    assert joined == encode(made, spec)

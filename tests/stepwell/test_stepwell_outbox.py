@@ -48,6 +48,10 @@ class FakeService:
         assert retry_for == 0.0, "the outbox tries again by itself"
         return self
 
+    def post_stream(self, dataset, stream, *, partition):
+        spec, trajectories = decode(stream)
+        return self.post(dataset, trajectories, spec=spec, partition=partition)
+
     def post(self, dataset, trajectories, *, spec, partition):
         self.attempts += 1
         if self.down is not None:
