@@ -139,7 +139,7 @@ class Agent(Judging):
         """What the terms of this batch are made of; statistics take it in."""
         tr = self._encode(batch)
         policy, dpg_policy = self._policies(tr)
-        seen = LossInputs(tr, self._counts(tr, counts), policy)
+        seen = LossInputs(tr, self._counts(counts), policy)
         if self.critic is not None:
             seen.target = self._target(batch, tr)
             if self.training:
@@ -220,17 +220,9 @@ class Agent(Judging):
         counted = {"dpg": masks.dpg_mask, "bc": masks.bc_mask, "critic": masks.critic_mask}
         return {name: mask.sum() for name, mask in counted.items()}
 
-    def _counts(self, tr: Transitions, given: dict[str, float] | None) -> dict[str, Tensor]:
+    def _counts(self, given: dict[str, float] | None) -> dict[str, Tensor]:
         """What losses are means over, where that is not the number of their own transitions."""
-        like = self.gammas
-        counts = {k: torch.as_tensor(v, device=like.device) for k, v in (given or {}).items()}
-        if epsilon := self.config.losses.count_epsilon:
-            for name in ("critic", "dpg", "bc"):
-                # A transition has a term for each discount, and of the critic loss for each critic.
-                terms = like.numel() * (self.config.critic.n_critics if name == "critic" else 1)
-                own = counts.get(name, tr.mask_of(name).sum())
-                counts[name] = own.to(like.dtype) + epsilon / terms
-        return counts
+        return {k: torch.as_tensor(v, device=self.gammas.device) for k, v in (given or {}).items()}
 
     def _policies(self, tr: Transitions) -> tuple[Distribution, Distribution]:
         """The actor's policy, and that whose actions DPG asks the critics about: the same, but for
@@ -257,7 +249,7 @@ class Agent(Judging):
             advantage = normalized_advantage(advantage, *self.advantage_moments(advantage, mask))
         if self._own_filter is not None:
             return self._own_filter(advantage)  # type: ignore[no-any-return]
-        return advantage_weight(advantage, c)
+        return advantage_weight(advantage, c.filter)
 
     # ------------------------------------------------------------------------------ looking, acting
 

@@ -2,7 +2,6 @@
 
     AmagoError
     ├── ConfigError       a setting is unknown, of the wrong type, or contradicts another
-    │   ├── UnusedError         it is not at its default, though nothing would read it
     │   └── UnregisteredError   it names a class of yours whose module was not imported
     ├── SpaceError        an observation or action space that the agent cannot take
     ├── BatchError        a batch whose tensors do not fit the spaces or each other
@@ -24,15 +23,6 @@ class ConfigError(AmagoError, ValueError):
     """A setting is unknown, has the wrong type, or contradicts another setting."""
 
     exit_status = 2
-
-
-class UnusedError(ConfigError):
-    """Settings are not at their defaults, though nothing would read them."""
-
-    def __init__(self, message: str, settings: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.settings = settings
-        """Their names, with that of their class: "LossConfig.n_step"."""
 
 
 class UnregisteredError(ConfigError):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import AgentConfig, Spaces
+from amago_model.config import AgentConfig, PopArtConfig, Spaces
 from amago_model.data.batch import Batch
 from amago_model.data.noise import Noise
 from amago_model.data.packing import Packing
@@ -27,7 +27,6 @@ from amago_model.heads.observations import keys_for_critic, shown
 from amago_model.heads.popart import PopArt
 from amago_model.registry import own_part
 from amago_model.running_statistics import BatchMoments
-from amago_model.unused import refuse_unused
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -45,7 +44,6 @@ class Networks(nn.Module):
                 f"AgentConfig.algorithm: {config.algorithm!r} is not {type(self).__name__}; build "
                 "agents with make_agent(config, spaces)"
             )
-        refuse_unused(config, spaces)
         self.config, self.spaces = config, spaces
         self.gammas: Tensor
         self.register_buffer("gammas", torch.tensor(config.losses.gammas))
@@ -80,11 +78,12 @@ class Networks(nn.Module):
             self.lagged_critic = _frozen_copy(self.critic)
         if config.losses.use_target_actor:
             self.target_actor = _frozen_copy(self.policy.actor)
+        popart = config.critic.popart or PopArtConfig()
         self.value_norm = PopArt(
             n_gammas,
-            beta=config.critic.popart_beta,
-            init_nu=config.critic.popart_init_nu,
-            enabled=config.critic.popart,
+            beta=popart.beta,
+            init_nu=popart.init_nu,
+            enabled=config.critic.popart is not None,
         )
         self.advantage_moments = BatchMoments()
 

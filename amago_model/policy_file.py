@@ -23,12 +23,11 @@ from safetensors import torch as safetensors
 import amago_model
 from amago_model.acting import ActingPolicy
 from amago_model.agent import Agent
-from amago_model.checked import unfinished
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
-FORMAT = 2
-"""1 had other names for settings."""
+FORMAT = 3
+"""1 had other names for settings; 2 other names, and settings of all kinds side by side."""
 _FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
 _MAX_HEADER = 100_000_000  # as safetensors itself
 
@@ -92,8 +91,7 @@ def load_policy(
         )
     try:
         about = json.loads(metadata[_POLICY_KEY])
-        with unfinished():  # what learning would not have read is no matter to who acts
-            config = AgentConfig.from_dict(about["config"])
+        config = AgentConfig.from_dict(about["config"])
         spaces = Spaces.from_dict(about["spaces"])
         tensors = safetensors.load(data)
         with torch.device("meta"):  # no memory, no random draws

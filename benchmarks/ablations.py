@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,9 @@ from collector.config import CollectConfig
 from collector.evaluate import evaluate_policy
 from stepwell.client import Client
 from stepwell.demo import EVALUATION_SEEDS, FIRST_EVALUATION_SEED
-from trainer.ablations import ABLATIONS
 from trainer.config import ScheduleConfig
 from trainer.loop import RunInfo, train
-from trainer.recipes import recipe
+from trainer.recipes import ABLATIONS, recipe
 
 CORRIDOR = 20
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -130,8 +128,7 @@ def measure(client: Client, folder: Path, name: str, seed: int, updates: int | N
     """Train one recipe with one seed, and score the last policy."""
     base = base_of(name)
     chosen = recipe(name)
-    config = replace(
-        chosen,
+    config = chosen.replace(
         run=f"{name}-{seed}",
         dataset=base,
         seed=seed,
@@ -139,7 +136,7 @@ def measure(client: Client, folder: Path, name: str, seed: int, updates: int | N
         output=folder / "runs",
         schedule=ScheduleConfig(log_every=500, publish_every=0, checkpoint_every=0),
     )
-    config = replace(config, data=replace(config.data, cache=folder / "cache"))
+    config = config.replace(data=config.data.replace(cache=folder / "cache"))
     info = RunInfo(origins={}, git_commit="", command="benchmarks.ablations")
     began = time.perf_counter()
     if train(config, client, info, lambda _: None) != "finished":

@@ -90,13 +90,13 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: i
         for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
     ]
     kind = c.trajectory_encoder.kind
-    if kind == "feedforward":
-        f = c.trajectory_encoder.feedforward
+    if kind == "feed_forward":
+        f = c.trajectory_encoder
         pairs = [(t.d_output, f.d_model), (f.d_model, f.d_model)]
         d_ff = f.d_ff or 4 * f.d_model
         pairs += [(f.d_model, d_ff), (d_ff, f.d_model)] * f.n_layers
     elif kind == "transformer":
-        m = c.trajectory_encoder.transformer
+        m = c.trajectory_encoder
         layer = [(m.d_model, 3 * m.d_model), (m.d_model, m.d_model)]
         layer += [(m.d_model, m.d_ff), (m.d_ff, m.d_model)]
         pairs = [(t.d_output, m.d_model), *layer * m.n_layers]
@@ -112,7 +112,7 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: i
 
 def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     a, loss = c.actor, c.losses
-    if a.kind != "mlp" or a.continuous == "gmm":
+    if a.kind != "mlp" or a.continuous.kind == "gmm":
         raise ValueError("only the plain actor without mixtures is counted")
     d = state_width(c)
     parameters = 2 if spaces.action.kind == "continuous" else 1
@@ -135,7 +135,7 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
     q, loss, g = c.critic, c.losses, len(c.losses.gammas)
     extra = sum(spaces.observations[k].features for k in spaces.keys("critic"))
     d, h, a, e = state_width(c) + extra, q.d_hidden, spaces.action.width, q.n_critics
-    out = 1 if q.kind == "scalar" else q.bins.n_bins
+    out = 1 if q.kind == "scalar" else q.n_bins
     discrete = spaces.action.kind == "discrete" and c.algorithm == "agent"
     hidden = [(h, h)] * (q.n_layers - 1)
     if discrete and q.kind == "scalar":  # a table: one pass answers for every action
@@ -189,8 +189,4 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
 def state_width(c: AgentConfig) -> int:
     """Width of the state vector."""
     t = c.trajectory_encoder
-    return {
-        "identity": c.timestep_encoder.d_output,
-        "feedforward": t.feedforward.d_model,
-        "transformer": t.transformer.d_model,
-    }[t.kind]
+    return c.timestep_encoder.d_output if t.kind == "identity" else int(t.d_model)

@@ -20,13 +20,12 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from amago_model import ActionSpace, Batch, ObsSpace, Spaces, fitting, make_agent
+from amago_model import ActionSpace, Batch, ObsSpace, Spaces, make_agent
 from benchmarks.report import RESULTS, ROOT, provenance, write
 from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
@@ -121,8 +120,8 @@ def measure(config: TrainConfig, spaces: Spaces, seconds: float, device: str) ->
     """Updates per second and peak memory in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    accelerator = make_accelerator(replace(config, device="cpu" if device == "cpu" else "auto"))
-    agent = make_agent(fitting(config.agent, spaces), spaces).to(accelerator.device)
+    accelerator = make_accelerator(config.replace(device="cpu" if device == "cpu" else "auto"))
+    agent = make_agent(config.agent, spaces).to(accelerator.device)
     learner = Learner(agent, config.optimizer, accelerator, seed=0, updates=config.updates)
     batch = made_up(spaces, config.data.batch, config.data.window).to(accelerator.device)
     on_gpu = accelerator.device.type == "cuda"

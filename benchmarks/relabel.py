@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -186,8 +186,8 @@ def outcome(
     """Learn from random play with a strategy, then play 200 unseen episodes."""
     task = TASKS[name]
     spec, found = random_play(task.episodes, seed, task.args, task.env)
-    config = replace(recipe(name), seed=seed, updates=updates or task.updates)
-    config = replace(config, data=replace(config.data, relabel=(f"{name}:strategy={strategy}",)))
+    config = recipe(name).replace(seed=seed, updates=updates or task.updates)
+    config = config.replace(data=config.data.replace(relabel=(f"{name}:strategy={strategy}",)))
     with tempfile.TemporaryDirectory() as folder:
         with closing(loader_of(Path(folder), spec, found, config.data, seed)) as loader:
             agent = learn(loader, config, spec)

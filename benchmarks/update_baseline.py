@@ -139,7 +139,7 @@ class Baseline:
             loss = loss + c.losses.dpg_weight * dpg
         if c.losses.bc_weight > 0:
             advantage = (prediction.detach() - value.detach()).mean(0)
-            weight = advantage_weight(advantage, c.losses)
+            weight = advantage_weight(advantage, c.losses.filter)
             log_prob = data_log_prob(policy, tr.action)
             bc = bc_loss(log_prob, weight, tr.bc_mask, None)
             loss = loss + c.losses.bc_weight * bc

@@ -22,13 +22,16 @@ from amago_model import (
     ActorConfig,
     AgentConfig,
     Batch,
+    BetaConfig,
     CriticConfig,
+    ExpFilterConfig,
     FeedForwardConfig,
     LossConfig,
+    MLPActorConfig,
     ObsSpace,
+    ScalarCriticConfig,
     Spaces,
     TimestepEncoderConfig,
-    TrajectoryEncoderConfig,
     TransformerConfig,
 )
 
@@ -67,16 +70,14 @@ def _transformer(width: int, layers: int, context: int) -> AgentConfig:
     )
     return AgentConfig(
         timestep_encoder=TimestepEncoderConfig(d_output=width),
-        trajectory_encoder=TrajectoryEncoderConfig(kind="transformer", transformer=memory),
+        trajectory_encoder=memory,
     )
 
 
 def _memory_free(actor: ActorConfig, critic: CriticConfig, losses: LossConfig) -> AgentConfig:
     return AgentConfig(
         timestep_encoder=TimestepEncoderConfig(d_hidden=64, d_output=64, hide_previous=True),
-        trajectory_encoder=TrajectoryEncoderConfig(
-            kind="feedforward", feedforward=FeedForwardConfig(d_model=64)
-        ),
+        trajectory_encoder=FeedForwardConfig(d_model=64),
         actor=actor,
         critic=critic,
         losses=losses,
@@ -84,21 +85,21 @@ def _memory_free(actor: ActorConfig, critic: CriticConfig, losses: LossConfig) -
 
 
 def _amago(row: int) -> AgentConfig:
-    actor, critic = ActorConfig(d_hidden=128), CriticConfig(d_hidden=128, n_critics=2)
+    actor, critic = MLPActorConfig(d_hidden=128), ScalarCriticConfig(d_hidden=128, n_critics=2)
     common = {"gamma": 0.98, "reward_multiplier": 0.1, "bc_weight": 1.0, "tau": 0.01}
     if row == 1:
         losses = LossConfig(auxiliary_gammas=(), dpg_weight=0.3, **common)
     elif row == 2:
-        losses = LossConfig(auxiliary_gammas=(), dpg_weight=0.0, filter="exp", **common)
+        losses = LossConfig(auxiliary_gammas=(), dpg_weight=0.0, **common, filter=ExpFilterConfig())
     else:
-        actor = ActorConfig(d_hidden=128, continuous="beta")
-        critic = CriticConfig(d_hidden=128)
+        actor = MLPActorConfig(d_hidden=128, continuous=BetaConfig())
+        critic = ScalarCriticConfig(d_hidden=128)
         losses = LossConfig(
             dpg_weight=0.0,
-            filter="exp",
             n_actions_in_critic_loss=3,
             n_actions_in_actor_loss=3,
             **common,
+            filter=ExpFilterConfig(),
         )
     return _memory_free(actor, critic, losses)
 

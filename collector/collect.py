@@ -212,14 +212,16 @@ def _rollout(
             seed=actor_seed,
             device=config.device,
         )
-    by_policy = source is not None and config.epsilon.clock == "policy"
-    exploration = Exploration(
-        config.epsilon,
-        interface.spec,
-        len(envs),
-        seed=noise_seed,
-        clock=lambda: source.current.step if source and by_policy else stats.clock,
-    )
+    exploration = None
+    if config.epsilon.kind != "none":
+        by_policy = source is not None and config.epsilon.clock == "policy"
+        exploration = Exploration(
+            config.epsilon,
+            interface.spec,
+            len(envs),
+            seed=noise_seed,
+            clock=lambda: source.current.step if source and by_policy else stats.clock,
+        )
     return Rollout(
         envs,
         actor,

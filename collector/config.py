@@ -1,26 +1,24 @@
-"""What `stepwell collect` and `stepwell evaluate` can be told: the text under a field is its help.
+"""Settings of `stepwell collect` and `stepwell evaluate`: the text under a field is its help.
 
-`--config A.toml --config B.toml --epsilon.start 0.2`: what comes later wins, and a key that nobody
-knows is an error. Contradictions are refused by the name of the flag.
+How files and flags become a config: stepwell/_settings.py.
 """
 
 from __future__ import annotations
 
 import inspect
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
-import tyro
+from pydantic import Field, model_validator
 
-from collector.exploration import EpsilonConfig
+from amago_model.config.base import Settings
+from collector.exploration import EpsilonConfig, NoExplorationConfig
 from collector.recorder import MAX_STEPS
-from stepwell._failure import mistakes_in_one_line
+from stepwell import _settings
 from stepwell.errors import StepwellError
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Settings)
 
 
 class UsageError(StepwellError, ValueError):
@@ -29,15 +27,17 @@ class UsageError(StepwellError, ValueError):
     exit_status = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig:
+class EnvironmentConfig(Settings):
     """What is played, and where the service is."""
+
+    error: ClassVar[type[Exception]] = UsageError
+    root: ClassVar[bool] = True
 
     env: str
     """Gymnasium id, for instance Pendulum-v1, or my.module:Name-v0."""
     env_args: tuple[str, ...] = ()
     """Arguments of the environment, as KEY=VALUE with values in JSON: delay=8 symbols=4."""
-    envs: int = 8
+    envs: int = Field(8, ge=1)
     """Environments played side by side in this process."""
     plugin: tuple[str, ...] = ()
     """Modules to import first, so that they can register environments."""
@@ -47,26 +47,19 @@ class EnvironmentConfig:
     """Store float64 as it is instead of as float32 (new datasets only)."""
     device: str = "cpu"
     """Where the policy is computed: cpu, cuda, cuda:1."""
-    threads: int = 1
+    threads: int = Field(1, ge=1)
     """Threads of torch; small networks on one core are fastest with 1."""
     url: str | None = None
     """Address of the service; default: STEPWELL_URL, or http://127.0.0.1:8000."""
     token: str | None = None
     """Token for it; default: STEPWELL_TOKEN."""
 
-    def __post_init__(self) -> None:
-        for name in ("envs", "threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name}: expected at least 1, got {getattr(self, name)}")
 
-
-@dataclass(frozen=True, kw_only=True)
 class CollectConfig(EnvironmentConfig):
     """Play an environment, by a published policy or at random, and send every episode to a dataset.
 
     The outbox keeps episodes on disk until the service has them: stop the service, and collecting
-    goes on. Ctrl-C ends cleanly. --config FILE.toml holds flags; it may be given several times, and
-    what comes later wins.
+    goes on. Ctrl-C ends cleanly.
 
       stepwell collect --env Pendulum-v1 --dataset swing --random --episodes 100
       stepwell collect --env Pendulum-v1 --dataset swing --policy demo --wait-for-policy
@@ -81,13 +74,13 @@ class CollectConfig(EnvironmentConfig):
     """Draw every action from the action space instead."""
     wait_for_policy: bool = False
     """Wait until the run has published a policy, however long that takes."""
-    episodes: int = 0
+    episodes: int = Field(0, ge=0)
     """Stop after this many episodes; 0 for no limit."""
-    steps: int = 0
+    steps: int = Field(0, ge=0)
     """Stop after this many steps; 0 for no limit. Running episodes are kept, cut and tagged."""
     sample: bool = True
     """Draw actions from the policy; --no-sample takes its most likely ones."""
-    epsilon: EpsilonConfig = field(default_factory=EpsilonConfig)
+    epsilon: EpsilonConfig = Field(default_factory=NoExplorationConfig)
     """Exploration on top of the policy."""
     partition: Literal["fifo", "protected"] = "fifo"
     """fifo: the oldest go when the dataset is full; protected: never deleted by the system."""
@@ -96,9 +89,9 @@ class CollectConfig(EnvironmentConfig):
     infos: tuple[str, ...] = ()
     """Single numbers of the environment's info to keep beside the observations, for SQL
     or to say which steps to learn from. A dataset that exists must have a place for them."""
-    capacity_trajectories: int = 0
+    capacity_trajectories: int = Field(0, ge=0)
     """Of a dataset made here: how many fifo trajectories it keeps; 0 for all."""
-    capacity_steps: int = 0
+    capacity_steps: int = Field(0, ge=0)
     """Of a dataset made here: how many fifo steps it keeps; 0 for all."""
     run: str = ""
     """Name of this collect run; one that exists is taken up again. Default: a new name."""
@@ -107,17 +100,17 @@ class CollectConfig(EnvironmentConfig):
     side by side on one machine play different ones all the same, unless each has its --outbox."""
     tags: tuple[str, ...] = ()
     """Labels for every trajectory."""
-    max_steps: int = MAX_STEPS
+    max_steps: int = Field(MAX_STEPS, ge=1)
     """Longer episodes are stored in pieces of this many steps."""
     outbox: Path | None = None
     """Where episodes wait for the service; default: stepwell-outbox/DATASET/<first free number>,
     below the current folder or STEPWELL_OUTBOX. What a collector that is no more left beside it,
     for the same dataset, is sent too."""
-    outbox_bytes: int = 8 << 30
+    outbox_bytes: int = Field(8 << 30, ge=1)
     """Most that may wait there; collecting pauses when it is full."""
-    poll_every: float = 5.0
+    poll_every: float = Field(5.0, gt=0)
     """Seconds between two looks for a newer policy."""
-    heartbeat_every: float = 5.0
+    heartbeat_every: float = Field(5.0, gt=0)
     """Seconds between two heartbeats; pause, resume, drain and stop come with the answers."""
     drain_timeout: float = 10.0
     """Seconds that the outbox may take at the end. What is left then stays on disk, the exit status
@@ -125,30 +118,21 @@ class CollectConfig(EnvironmentConfig):
     progress: bool = True
     """Show a progress bar (a line now and then where the output is no terminal)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _one_player(self) -> Self:
         if bool(self.policy) == self.random:
-            raise UsageError("who plays? give either --policy RUN[/VERSION] or --random")
+            raise ValueError("who plays? give either --policy RUN[/VERSION] or --random")
         if self.wait_for_policy and self.random:
-            raise UsageError("--wait-for-policy: --random waits for nobody")
-        for name in ("episodes", "steps", "capacity_trajectories", "capacity_steps"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--{name.replace('_', '-')}: expected 0 (no limit) or more")
-        for name in ("max_steps", "outbox_bytes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')}: expected at least 1")
-        for name in ("poll_every", "heartbeat_every"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"--{name.replace('_', '-')}: expected more than 0 seconds")
+            raise ValueError("wait_for_policy: --random plays without a policy; leave out one")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EnvironmentConfig):
     """Play a policy greedily with fixed seeds, and record what it scored.
 
     The episodes go to a dataset with purpose "eval" (no training snapshot takes them unless asked),
     the score becomes an evaluation of the service. How many environments run side by side changes
-    the time that it takes and nothing else. --config FILE.toml holds flags.
+    the time that it takes and nothing else. --json prints the result as JSON instead of as a table.
 
       stepwell evaluate --policy demo --env Pendulum-v1 --episodes 30
       stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json
@@ -161,15 +145,15 @@ class EvaluateConfig(EnvironmentConfig):
     """A policy file on this disk instead."""
     random: bool = False
     """Draw every action from the action space instead: the floor to compare with."""
-    episodes: int = 30
+    episodes: int = Field(30, ge=1)
     """How many episodes, one for each seed."""
-    seeds: int = 0
+    seeds: int = Field(0, ge=0)
     """The first seed; episode i is reset with seeds + i."""
     sample: bool = False
     """Draw actions from the policy instead of taking the most likely ones."""
     dataset: str = ""
     """Where the episodes go; default: eval-<environment>, made if there is none."""
-    keep: int = 10_000
+    keep: int = Field(10_000, ge=0)
     """Episodes, the newest, that a dataset made here keeps; 0 keeps all. One that is there already
     keeps to its own capacity."""
     run: str = ""
@@ -181,18 +165,12 @@ class EvaluateConfig(EnvironmentConfig):
     and the run has failed."""
     upload: bool = True
     """Send episodes and score to the service; --no-upload only prints."""
-    json: bool = False
-    """Print the result as JSON instead of as a table."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _one_player(self) -> Self:
         if sum((bool(self.policy), self.file is not None, self.random)) != 1:
-            raise UsageError("who plays? give one of --policy RUN[/VERSION], --file, --random")
-        if self.episodes < 1:
-            raise UsageError(f"--episodes: expected at least 1, got {self.episodes}")
-        for name in ("seeds", "keep"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--{name}: expected 0 or more, got {getattr(self, name)}")
+            raise ValueError("who plays? give one of --policy RUN[/VERSION], --file, --random")
+        return self
 
 
 def parse_reference(reference: str) -> tuple[str, str]:
@@ -203,41 +181,6 @@ def parse_reference(reference: str) -> tuple[str, str]:
     return run, which or "latest"
 
 
-def parse(kind: type[C], argv: Sequence[str] | None, prog: str) -> C:
-    """The config that a command line says. Exits with help or a usage error, as commands do."""
-    words = None if argv is None else list(_with_files(list(argv)))
-    with mistakes_in_one_line(prog):
-        return tyro.cli(
-            kind, args=words, prog=prog, description=inspect.cleandoc(kind.__doc__ or "")
-        )
-
-
-def _with_files(argv: list[str]) -> Iterator[str]:
-    """Each --config FILE replaced, in place, by the flags that it stands for."""
-    rest = iter(argv)
-    for word in rest:
-        name, separator, value = word.partition("=")
-        if name != "--config":
-            yield word
-            continue
-        path = Path(value if separator else next(rest, ""))
-        try:
-            table = tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"--config {path}: {error}") from None
-        yield from _flags(table, "")
-
-
-def _flags(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in table.items():
-        flag = f"{prefix}{key.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            yield from _flags(value, f"{flag}.")
-        elif isinstance(value, bool):
-            parent, _, last = flag.rpartition(".")
-            negated = f"{parent}.no-{last}" if parent else f"no-{last}"
-            yield f"--{flag if value else negated}"
-        elif isinstance(value, list):
-            yield from (f"--{flag}", *map(str, value))
-        else:
-            yield from (f"--{flag}", str(value))
+def parse(kind: type[C], argv: Sequence[str], prog: str) -> C:
+    """The config that a command line asks for. Raises `UsageError`; --help exits."""
+    return _settings.read(kind, argv, prog=prog, about=inspect.cleandoc(kind.__doc__ or "")).config

@@ -207,7 +207,7 @@ def summarise(
 
 
 def run_evaluation(
-    config: EvaluateConfig, console: Console
+    config: EvaluateConfig, console: Console, *, quiet: bool = False
 ) -> tuple[EvaluationResult, dict[str, Any]]:
     """The command: fetch the policy, play, upload. Returns the result and where it was put.
 
@@ -264,7 +264,7 @@ def run_evaluation(
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        quiet = config.json or not console.is_terminal
+        quiet = quiet or not console.is_terminal
         with Progress(*columns, console=console, disable=quiet) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
 

@@ -11,12 +11,13 @@ executed is what is recorded. Facts: AMAGO v3.3.0, `ExplorationWrapper` (Grigsby
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from amago_model.config.base import Settings
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
 
@@ -25,48 +26,71 @@ if TYPE_CHECKING:  # importing them would load torch, which a command's help doe
     from collector.envs import Arrays
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpsilonConfig:
-    """How much the collector deviates from its policy."""
+Level = Annotated[float, Field(ge=0.0, le=1.0)]
 
-    kind: Literal["none", "greedy", "bilevel"] = "none"
-    """none: the policy alone; greedy: one level; bilevel: also falling within an episode."""
-    start: float = 1.0
+
+class NoExplorationConfig(Settings):
+    """The policy alone."""
+
+    kind: Literal["none"] = "none"
+    """none: the policy alone."""
+
+
+class _AnnealedConfig(Settings):
+    """A level that falls over the steps of the collector."""
+
+    start: Level = 1.0
     """Level before any annealing."""
-    end: float = 0.05
+    end: Level = 0.05
     """Level after `steps` environment steps."""
-    steps: int = 1_000_000
+    steps: int = Field(1_000_000, ge=1)
     """Environment steps over which start falls linearly to end."""
     randomize: bool = True
     """Scale each episode's level by its own random number in [0, 1)."""
-    late_start: float = 0.8
-    """bilevel: level at an episode's end before annealing."""
-    late_end: float = 0.01
-    """bilevel: level at an episode's end after annealing."""
-    horizon: int = 0
-    """bilevel: episode step at which the late level is reached; must be given."""
     clock: Literal["own", "policy"] = "own"
     """own: steps played by this collector, kept over restarts; policy: the published step."""
 
-    def __post_init__(self) -> None:
-        for name in ("start", "end", "late_start", "late_end"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(
-                    f"epsilon.{name}: expected a number from 0 to 1, got {getattr(self, name)}"
-                )
-        if self.steps < 1:
-            raise ValueError(f"epsilon.steps: expected at least 1, got {self.steps}")
-        if self.kind == "bilevel" and self.horizon < 1:
-            raise ValueError("epsilon.horizon: bilevel needs it (the usual length of an episode)")
+    def annealed(self, clock: int, start: float, end: float) -> float:
+        """Between start and end, at global step `clock`."""
+        return start + (end - start) * min(1.0, max(0, clock) / self.steps)
+
+
+class GreedyConfig(_AnnealedConfig):
+    """One level for all steps of an episode."""
+
+    kind: Literal["greedy"] = "greedy"
+    """greedy: one level in an episode."""
 
     def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
         """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
-        progress = min(1.0, max(0, clock) / self.steps)
-        begin = self.start + (self.end - self.start) * progress
-        if self.kind != "bilevel":
-            return u * begin
-        late = self.late_start + (self.late_end - self.late_start) * progress
+        del t
+        return u * self.annealed(clock, self.start, self.end)
+
+
+class BilevelConfig(_AnnealedConfig):
+    """A level that also falls within each episode."""
+
+    kind: Literal["bilevel"] = "bilevel"
+    """bilevel: also falling within an episode."""
+    late_start: Level = 0.8
+    """Level at an episode's end before annealing."""
+    late_end: Level = 0.01
+    """Level at an episode's end after annealing."""
+    horizon: int = Field(ge=1)
+    """Episode step at which the late level is reached: the usual length of an episode. It must be
+    given."""
+
+    def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
+        """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
+        begin = self.annealed(clock, self.start, self.end)
+        late = self.annealed(clock, self.late_start, self.late_end)
         return u * (begin - (begin - late) * np.minimum(1.0, t / self.horizon))
+
+
+EpsilonConfig = Annotated[
+    NoExplorationConfig | GreedyConfig | BilevelConfig, Field(discriminator="kind")
+]
+"""Exploration on top of the policy, by `kind`."""
 
 
 class Exploration:
@@ -74,7 +98,7 @@ class Exploration:
 
     def __init__(
         self,
-        config: EpsilonConfig,
+        config: GreedyConfig | BilevelConfig,
         spec: EnvSpec,
         n: int,
         *,
@@ -85,7 +109,7 @@ class Exploration:
         self._rng = np.random.default_rng(seed)
         self._u = np.ones(n)
         for key, space in spec.actions.items():
-            if isinstance(space, Box) and config.kind != "none":
+            if isinstance(space, Box):
                 _require_range(key, space)
 
     def reset(self, env_index: int) -> None:
@@ -99,8 +123,6 @@ class Exploration:
 
     def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
         """The actions [N, *shape] to execute."""
-        if self._config.kind == "none":
-            return actions
         epsilon = self.level(inputs)
         return {key: self._noisy(self._spaces[key], a, epsilon) for key, a in actions.items()}
 

@@ -16,8 +16,9 @@ from stepwell.errors import StepwellError, Undelivered
 
 def main(argv: list[str] | None = None) -> int:
     """stepwell collect"""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        config = parse(CollectConfig, argv, "stepwell collect")
+        config = parse(CollectConfig, words, "stepwell collect")
         from collector.collect import collect
 
         stats = collect(config, console=Console(stderr=True))
@@ -31,17 +32,20 @@ def main(argv: list[str] | None = None) -> int:
 def evaluate(argv: list[str] | None = None) -> int:
     """stepwell evaluate"""
     out, console = Console(), Console(stderr=True)
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words  # how to print is no setting of the evaluation
     try:
-        config = parse(EvaluateConfig, argv, "stepwell evaluate")
+        words = [word for word in words if word != "--json"]
+        config = parse(EvaluateConfig, words, "stepwell evaluate")
         from collector.evaluate import run_evaluation
 
-        result, notes = run_evaluation(config, console)
+        result, notes = run_evaluation(config, console, quiet=as_json)
     except (StepwellError, AmagoError) as error:
         return fail("stepwell evaluate", error)
     except KeyboardInterrupt:
         console.print("stopped; nothing was scored", highlight=False)
         return 130
-    if config.json:
+    if as_json:
         print(json.dumps({**result.to_json(), **notes}, indent=2))
     else:
         out.print(result.table())

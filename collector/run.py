@@ -12,8 +12,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -203,7 +202,7 @@ def reason_of(error: BaseException | None) -> str:
 
 def resolved(config: CollectConfig | EvaluateConfig, **chosen: Any) -> dict[str, Any]:
     """The complete config as JSON, with the values chosen here and without the secret token."""
-    values = asdict(config)
+    values = config.to_dict()
     values |= {name: value for name, value in chosen.items() if name in values}
     del values["token"]
-    return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+    return values

@@ -23,8 +23,8 @@ from trainer.main import main as train
 TINY = [
     *("--updates", "3", "--data.batch", "4", "--device", "cpu"),
     *("--agent.timestep-encoder.d-hidden", "16", "--agent.timestep-encoder.images.d-output", "8"),
-    *("--agent.timestep-encoder.images.augment", "0.5"),
-    *("--agent.timestep-encoder.images.augment-shift", "1"),
+    *("--agent.timestep-encoder.images.augment.share", "0.5"),
+    *("--agent.timestep-encoder.images.augment.shift", "1"),
 ]
 
 
@@ -74,7 +74,7 @@ def test_a_dict_of_everything_is_collected_trained_on_and_acted_by(
     assert "agent sees image: image 6 x 12 x 3, channels last, gridworld; left: 1 number;" in said
     assert "mission: 6 tokens of 32" in said
     config = client.run(run).config["agent"]["timestep_encoder"]
-    assert config["images"]["augment"] == 0.5
+    assert config["images"]["augment"] == {"share": 0.5, "shift": 1}
 
     policy = load_policy(client.download_policy(run).data)
     assert policy.config.timestep_encoder.images.d_output == 8

@@ -11,8 +11,9 @@ import pytest
 
 from amago_model.presets import DEVIATIONS
 from collector.config import CollectConfig, EvaluateConfig
-from trainer.config import flatten, to_json
-from trainer.recipes import draft
+from stepwell._settings import flatten, options, override
+from trainer.options import resolve
+from trainer.recipes import recipe
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "parity.md").read_text()
@@ -41,6 +42,11 @@ def _rows(head: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in cells]
 
 
+def values_of(name: str) -> dict[str, object]:
+    """With the kind that has all deviations."""
+    return resolve([name, "--agent.critic.kind", "hlgauss"]).config.to_dict()
+
+
 def test_the_recipe_sets_all_that_the_page_lists_to_what_it_says_and_nothing_else() -> None:
     """Each row that is not said to be outside of the recipe; and the preset is its agent's part."""
     listed = {}
@@ -49,7 +55,7 @@ def test_the_recipe_sets_all_that_the_page_lists_to_what_it_says_and_nothing_els
             found = re.fullmatch(r"`(\S+) = (.+)`", switch)
             assert found, switch
             listed[found[1]] = tomllib.loads(f"x = {found[2]}")["x"]
-    plain, published = (flatten(to_json(draft(name))) for name in ("default", "published_v3"))
+    plain, published = (flatten(values_of(name)) for name in ("default", "published_v3"))
     set_so = {path: value for path, value in published.items() if value != plain[path]}
     assert set_so.pop("recipe") == "published_v3"
     assert set_so == listed
@@ -66,12 +72,11 @@ def test_what_lies_outside_of_the_recipe_can_be_set_all_the_same() -> None:
                 command, flag = re.fullmatch(r"stepwell (\w+) --(\S+).*", word).groups()  # type: ignore[union-attr]
                 made = {"collect": CollectConfig, "evaluate": EvaluateConfig}[command]
                 own = made(env="E", random=True, **{"dataset": "d"} if command == "collect" else {})
-                assert flag in flatten(to_json(own))
+                assert flag in options(type(own))
             else:
                 path, _, value = word.partition(" = ")
-                assert (
-                    flatten(to_json(draft("default")))[path] != tomllib.loads(f"x = {value}")["x"]
-                )
+                value = tomllib.loads(f"x = {value}")["x"]
+                assert override(recipe("default"), {path: value}) != recipe("default")
 
 
 def test_what_is_never_switched_back_has_a_reason_and_a_test() -> None:

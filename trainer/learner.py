@@ -27,7 +27,7 @@ from amago_model.running_statistics import still
 from amago_model.runtime.compiling import compiled, wants_compiling
 from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
 from trainer.config import OptimizerConfig
-from trainer.errors import SettingError, TrainerError
+from trainer.errors import TrainerError
 
 Metrics = dict[str, Tensor]
 
@@ -72,7 +72,6 @@ class Learner:
     ) -> None:
         self.agent, self.config, self.seed, self.updates = agent, config, seed, updates
         self.accelerator = accelerator
-        self._refuse_parts()
         agent.train()
         if wants_compiling(compiling, accelerator.device):
             graphs = compiling == "graphs"
@@ -100,20 +99,10 @@ class Learner:
         """On a GPU an update is checked when the next one is on its way: the processor waits for
         none, and so runs ahead."""
 
-    def _refuse_parts(self) -> None:
-        exact = self.agent.config.timestep_encoder.images.augment_exact
-        if exact and (self.world > 1 or self.config.accumulate > 1):
-            raise SettingError(
-                "agent.timestep_encoder.images.augment_exact: which windows are left alone depends "
-                f"on the whole batch, but optimizer.accumulate={self.config.accumulate} and "
-                f"{self.world} processes cut it; unset it, or learn from whole batches"
-            )
-
     def learning_rate(self, update: int) -> float:
         """Of update 0, 1, …: a linear warm-up, times a constant or a fall to 0 at the last one."""
         config = self.config
-        steps = update if config.warmup_from_zero else update + 1
-        rate = config.learning_rate * min(1.0, steps / max(config.warmup, 1))
+        rate = config.learning_rate * min(1.0, (update + 1) / max(config.warmup, 1))
         if config.decay == "cosine":
             rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, update / max(self.updates, 1))))
         return rate

@@ -18,11 +18,13 @@ import torch
 
 import amago_model
 from amago_model.agent import make_agent
+from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
 from stepwell._plugins import import_plugins
+from stepwell._settings import flatten
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
-from trainer.config import TrainConfig, flatten, to_json
+from trainer.config import TrainConfig
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded
 from trainer.data.snapshot import create_snapshot
@@ -32,7 +34,6 @@ from trainer.learner import Learner, TrainingDiverged, Update, merge_ranks
 from trainer.nan_diagnostics import explain_skip
 from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
 from trainer.snapshot_views import SnapshotViews
-from trainer.unused import for_spaces
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,9 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         )
 
         # --- act three: the agent ---------------------------------------------------------------
-        spaces, before = spaces_of(manifest.spec), config
-        config = reporter.config = for_spaces(config, info.origins, spaces)
-        for line in _differences(before, config):
-            echo(f"{line}: of no use here, what the recipe said falls away")
+        spaces = spaces_of(manifest.spec)
+        if unused := unused_settings(config.agent, spaces):
+            echo(f"warning: these observations and actions have no use for {', '.join(unused)}")
         if resumed is not None:
             for line in _differences(resumed.state["config"], config, quiet=MAY_CHANGE):
                 echo(f"warning: {line} from here on")
@@ -148,7 +148,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "snapshot_views": data.history,
                     "skipped": learner.skipped,
                     "samples": update * config.data.batch,
-                    "config": to_json(config),
+                    "config": config.to_dict(),
                     "spaces": agent.spaces.to_dict(),
                     "world": world.size,
                     "threads": config.threads,
@@ -275,10 +275,10 @@ class _StopSignals:
 
 
 def _differences(
-    before: TrainConfig | dict[str, object], now: TrainConfig, quiet: tuple[str, ...] = ()
+    before: dict[str, object], now: TrainConfig, quiet: tuple[str, ...] = ()
 ) -> list[str]:
     """A line "KEY was OLD, is NEW" for each change of a key that begins with none of `quiet`."""
-    old, new = flatten(to_json(before)), flatten(to_json(now))
+    old, new = flatten(before), flatten(now.to_dict())
     return [
         f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

@@ -20,11 +20,12 @@ from contextlib import suppress
 from amago_model.errors import AmagoError
 from stepwell._failure import fail
 from stepwell._git import git_commit
+from stepwell._settings import Resolved
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from trainer.config import TrainConfig
 from trainer.errors import ElsewhereError, TrainerError
-from trainer.options import Resolved, resolve
+from trainer.options import resolve
 
 log = logging.getLogger("trainer")
 LAUNCHED = ("RANK", "WORLD_SIZE")
@@ -80,7 +81,7 @@ def require_dataset(config: TrainConfig) -> None:
         pass
 
 
-def run(resolved: Resolved, words: Sequence[str], *, quiet: bool = False) -> int:
+def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = False) -> int:
     """Train in this process, one of however many."""
     # After the help and the errors of the command line: torch takes seconds to load.
     import torch

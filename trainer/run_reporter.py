@@ -23,7 +23,7 @@ from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachab
 from stepwell.failpoints import failpoint
 from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
-from trainer.config import TrainConfig, to_json
+from trainer.config import TrainConfig
 from trainer.distributed import World
 from trainer.errors import TrainerError
 from trainer.publish import copy_path, publish
@@ -101,7 +101,7 @@ class RunReporter:
         self.outbox = _open_outbox(self.home, self.client, self.config.run)
         row: dict[str, Any] = {
             "config": {
-                **to_json(self.config),
+                **self.config.to_dict(),
                 "origins": self.info.origins,
                 "kernels": self.kernels,
             },
@@ -233,7 +233,7 @@ class RunReporter:
                 "snapshot": data.manifest.snapshot,
                 "git_commit": self.info.git_commit,
             }
-            extra = {"training": to_json(self.config)}
+            extra = {"training": self.config.to_dict()}
             publish(self.home, self.outbox, self.config.run, agent, update, metadata, extra)
             self._log(f"policy {self.config.run}/{update}")
         return update

@@ -1,34 +1,58 @@
-"""Every setting of the agent as plain frozen dataclasses; the spaces too can be had from here.
+"""Every setting of the agent, as frozen pydantic models; the spaces can be imported from here, too.
 
 A config is complete when constructed and refuses contradictions by field name. The docstring under
-a field is its help text. Everything survives JSON: `to_dict` / `from_dict`. Defaults are those of
-the published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2, NeurIPS 2024). No tensor lives here.
+a field is its help text. A section with several kinds is a union of models by their field `kind`,
+so that a setting of another kind cannot be written. Everything survives JSON: `to_dict` /
+`from_dict`. Defaults are those of the published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2,
+NeurIPS 2024). No tensor lives here.
 
-timestep.py, encoders.py, heads.py and losses.py hold the parts; agent.py the whole.
+timestep.py, encoders.py, heads.py and losses.py hold the sections; agent.py the whole; base.py what
+all settings share.
 """
 
 from amago_model.config.agent import AgentConfig, CustomConfig
+from amago_model.config.base import Settings
 from amago_model.config.encoders import (
     FeedForwardConfig,
     GRUConfig,
+    IdentityConfig,
+    LearnablePositionConfig,
     MambaConfig,
+    PositionConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
 from amago_model.config.heads import (
     ActorConfig,
     BetaConfig,
-    BinsConfig,
+    BinnedCriticConfig,
+    ContinuousConfig,
     CriticConfig,
     GMMConfig,
+    HLGaussCriticConfig,
+    MLPActorConfig,
+    PopArtConfig,
     ResidualActorConfig,
+    ScalarCriticConfig,
+    TanhGaussianConfig,
+    TwoHotCriticConfig,
 )
-from amago_model.config.losses import LeakyFilterConfig, LossConfig
+from amago_model.config.losses import (
+    BinaryFilterConfig,
+    ExpFilterConfig,
+    FilterConfig,
+    LeakyReLUFilterConfig,
+    LossConfig,
+)
 from amago_model.config.names import Activation, Norm
 from amago_model.config.spaces import ActionSpace, ObsSpace, Role, Spaces
 from amago_model.config.timestep import (
+    AugmentConfig,
     GoalConfig,
     ImageConfig,
+    ImpalaImageConfig,
+    InputNormConfig,
+    PlainImageConfig,
     TimestepEncoderConfig,
     TokenConfig,
 )
@@ -38,25 +62,43 @@ __all__ = [
     "Activation",
     "ActorConfig",
     "AgentConfig",
+    "AugmentConfig",
     "BetaConfig",
-    "BinsConfig",
+    "BinaryFilterConfig",
+    "BinnedCriticConfig",
+    "ContinuousConfig",
     "CriticConfig",
     "CustomConfig",
+    "ExpFilterConfig",
     "FeedForwardConfig",
+    "FilterConfig",
     "GMMConfig",
     "GRUConfig",
-    "MambaConfig",
     "GoalConfig",
+    "HLGaussCriticConfig",
+    "IdentityConfig",
     "ImageConfig",
-    "LeakyFilterConfig",
+    "ImpalaImageConfig",
+    "InputNormConfig",
+    "LeakyReLUFilterConfig",
+    "LearnablePositionConfig",
     "LossConfig",
+    "MLPActorConfig",
+    "MambaConfig",
     "Norm",
     "ObsSpace",
+    "PlainImageConfig",
+    "PopArtConfig",
+    "PositionConfig",
     "ResidualActorConfig",
     "Role",
+    "ScalarCriticConfig",
+    "Settings",
     "Spaces",
+    "TanhGaussianConfig",
     "TimestepEncoderConfig",
     "TokenConfig",
     "TrajectoryEncoderConfig",
     "TransformerConfig",
+    "TwoHotCriticConfig",
 ]

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
-from amago_model.checked import (
-    Checked,
-    Unused,
-    made_anew,
-    parts_read,
-    read_elsewhere,
-    refuse,
-    unused,
-)
-from amago_model.config.encoders import TrajectoryEncoderConfig
-from amago_model.config.heads import ActorConfig, CriticConfig
-from amago_model.config.losses import OF_ADVANTAGES, OF_CRITICS, OF_THE_FILTER, LossConfig
+from pydantic import Field, model_validator
+
+from amago_model.config.base import Settings
+from amago_model.config.encoders import TrajectoryEncoderConfig, TransformerConfig
+from amago_model.config.heads import ActorConfig, CriticConfig, MLPActorConfig, ScalarCriticConfig
+from amago_model.config.losses import LossConfig
 from amago_model.config.timestep import TimestepEncoderConfig
-from amago_model.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class CustomConfig(Checked):
+class CustomConfig(Settings):
     """Parts of your own instead of those built in, by the names they are registered under."""
 
     timestep_encoder: str = ""
@@ -48,15 +37,39 @@ class CustomConfig(Checked):
     """Settings that these parts have of their own, each PART.NAME=VALUE, as in
     filter.temperature=2.0; of a loss, losses.LOSS.NAME=VALUE."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_settings()
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
         taken = {"critic", "dpg", "bc", "total"}
-        own = len(set(self.losses) - taken) == len(self.losses) and all(self.losses)
-        names = f"names, each once, and none of {', '.join(sorted(taken))}; to change a built-in "
-        self.require("losses", own, names + "term, override Agent.terms")
-        counted = not self.loss_weights or len(self.loss_weights) == len(self.losses)
-        self.require("loss_weights", counted, f"none, or one for each of the losses {self.losses}")
+        if not (len(set(self.losses) - taken) == len(self.losses) and all(self.losses)):
+            raise ValueError(
+                f"losses: expected names, each once, and none of {', '.join(sorted(taken))}; to "
+                f"change a built-in term, override Agent.terms, got {self.losses}"
+            )
+        if self.loss_weights and len(self.loss_weights) != len(self.losses):
+            raise ValueError(
+                f"loss_weights: expected none, or one for each of the losses {self.losses}, got "
+                f"{self.loss_weights}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_of_chosen_modules(self) -> Self:
+        if not all(re.fullmatch(r"[^=]+\.[^=.]+=.*", setting) for setting in self.settings):
+            raise ValueError(
+                "settings: expected PART.NAME=VALUE each, as in filter.temperature=2.0, got "
+                f"{self.settings}"
+            )
+        paths = [setting.partition("=")[0] for setting in self.settings]
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"settings: expected each setting once, got {self.settings}")
+        chosen = {name for name in MODULES if getattr(self, name)}
+        chosen |= {f"losses.{name}" for name in self.losses}
+        if strangers := sorted({path.rpartition(".")[0] for path in paths} - chosen):
+            raise ValueError(
+                f"settings: of {', '.join(strangers)}, but the custom modules are: "
+                f"{', '.join(sorted(chosen)) or 'none'}; name the module, or leave its settings out"
+            )
+        return self
 
     def settings_of(self, part: str) -> dict[str, str]:
         """What `settings` says of a part, such as "filter" or "losses.mine": value by name."""
@@ -68,93 +81,36 @@ class CustomConfig(Checked):
                 found[name] = value
         return found
 
-    def parts(self) -> list[str]:
-        """The parts that are chosen, as "filter.mine"."""
-        named = [f"{kind}.{name}" for kind in _PARTS if (name := getattr(self, kind))]
-        return named + [f"loss.{name}" for name in self.losses]
 
-    def _check_settings(self) -> None:
-        formed = all(re.fullmatch(r"[^=]+\.[^=.]+=.*", setting) for setting in self.settings)
-        self.require("settings", formed, "PART.NAME=VALUE each, as in filter.temperature=2.0")
-        paths = [setting.partition("=")[0] for setting in self.settings]
-        owners = {path.rpartition(".")[0] for path in paths}
-        self.require("settings", len(set(paths)) == len(paths), "each setting once")
-        own = {name for name in _PARTS if getattr(self, name)}
-        own |= {f"losses.{name}" for name in self.losses}
-        if strangers := sorted(owners - own):
-            there = ", ".join(sorted(own)) or "none"
-            sentence = (
-                f"CustomConfig.settings: settings of {', '.join(strangers)}, but the parts of your "
-                f"own are: {there}; name the part, or leave its settings out"
-            )
-            refuse([Unused(("CustomConfig.settings",), sentence)])
+MODULES = ("timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "agent")
 
 
-_PARTS = ("timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "agent")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentConfig(Checked):
+class AgentConfig(Settings):
     """The whole agent. Saved in every policy file and rebuilt from it."""
 
     algorithm: Literal["agent", "multitask"] = "agent"
-    """How values of the policy's discrete actions are had: agent takes the mean over all actions,
-    multitask samples them (see agent.py; its usual companions are in presets.py)."""
+    """agent: the value of a discrete policy is the mean over all actions; multitask: discrete
+    actions are sampled, as continuous ones are (AMAGO-2; the preset `multitask` does more)."""
 
-    timestep_encoder: TimestepEncoderConfig = field(default_factory=TimestepEncoderConfig)
-    """One row to one vector."""
-    trajectory_encoder: TrajectoryEncoderConfig = field(default_factory=TrajectoryEncoderConfig)
-    """Row vectors to state vectors: the memory."""
-    actor: ActorConfig = field(default_factory=ActorConfig)
+    timestep_encoder: TimestepEncoderConfig = Field(default_factory=TimestepEncoderConfig)
+    """One timestep to one vector."""
+    trajectory_encoder: TrajectoryEncoderConfig = Field(default_factory=TransformerConfig)
+    """Timestep vectors to state vectors: the memory."""
+    actor: ActorConfig = Field(default_factory=MLPActorConfig)
     """State vector to action distribution."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: CriticConfig = Field(default_factory=ScalarCriticConfig)
     """State vector and action to value."""
-    losses: LossConfig = field(default_factory=LossConfig)
+    losses: LossConfig = Field(default_factory=LossConfig)
     """What is minimised."""
-    custom: CustomConfig = field(default_factory=CustomConfig)
-    """Parts of your own."""
+    custom: CustomConfig = Field(default_factory=CustomConfig)
+    """Custom modules."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        with self.own_parts_read():
-            if read_elsewhere():
-                self._check_sections()
-            refuse(self._unused())
-        if self.actor.continuous == "gmm" and self.losses.dpg_weight > 0:
-            raise ConfigError(
-                "ActorConfig.continuous: samples of 'gmm' have no gradient, so DPG cannot train "
-                f"the actor, yet dpg_weight={self.losses.dpg_weight}; set losses.dpg_weight=0 or "
+    @model_validator(mode="after")
+    def _gradient_for_dpg(self) -> Self:
+        if self.actor.continuous.kind == "gmm" and self.losses.dpg_weight > 0:
+            raise ValueError(
+                "actor.continuous.kind: samples of 'gmm' have no gradient, so DPG cannot train the "
+                f"actor, yet dpg_weight={self.losses.dpg_weight}; set losses.dpg_weight=0 or "
                 "another distribution"
             )
-
-    def own_parts_read(self) -> AbstractContextManager[None]:
-        """Inside, settings that parts of one's own say they read are not refused as unused."""
-        return parts_read(read_elsewhere(self.custom.parts()))
-
-    def _check_sections(self) -> None:
-        """Again: what a part of one's own reads was let through, whether it is chosen or not."""
-        for name in self.setting_names():
-            if dataclasses.is_dataclass(section := getattr(self, name)):
-                made_anew(section)
-
-    def _unused(self) -> list[Unused]:
-        """What of one part nothing would read because of another: told all at once."""
-        losses = self.losses
-        found: list[Unused] = []
-        if not losses.filters:
-            why = "with behavior_cloning or bc_weight=0 no advantage is filtered"
-            found += unused(why, (losses, OF_ADVANTAGES), (self.custom, ["filter"]))
-        elif self.custom.filter:
-            why = f"CustomConfig.filter={self.custom.filter!r} takes the place of it"
-            found += unused(why, (losses, OF_THE_FILTER))
-        if not losses.trains_critic:
-            why = "behaviour cloning (behavior_cloning with dpg_weight=0) has no critic"
-            critics = (self.critic, self.critic.setting_names()), (self.custom, ["critic"])
-            found += unused(why, (losses, OF_CRITICS), *critics, (self, ["algorithm"]))
-        elif self.critic.kind != "scalar" and not losses.dpg_weight:
-            why = "there is no DPG, and advantages ask critics that classify as they are"
-            found += unused(why, (losses, ["lagged_critics"]))
-        if not losses.bc_weight:
-            why = "with bc_weight=0 nothing asks for the probability of a data action"
-            found += unused(why, (self.actor, ["log_prob_clip", "mean_log_prob"]))
-        return found
+        return self

@@ -1,113 +1,145 @@
-"""Settings of the memory over rows."""
+"""Settings of the trajectory encoder: timestep vectors to state vectors, the agent's memory."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from amago_model.checked import Checked, of_other_choices, refuse
-from amago_model.config.names import MAX_LAYERS, MAX_WIDTH, Activation, Norm, check_norm
-from amago_model.errors import ConfigError
+from pydantic import Field, model_validator
+
+from amago_model.config.base import Settings
+from amago_model.config.names import (
+    Activation,
+    Dropout,
+    FeedForwardWidth,
+    Layers,
+    Norm,
+    Width,
+    check_norm,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig(Checked):
+class IdentityConfig(Settings):
+    """No memory: the timestep vector is the state vector."""
+
+    kind: Literal["identity"] = "identity"
+    """identity: no memory, the timestep vector is the state."""
+
+
+class FeedForwardConfig(Settings):
     """The attention-free twin of the Transformer: no memory, same geometry."""
 
-    d_model: int = 256
+    kind: Literal["feed_forward"] = "feed_forward"
+    """feed_forward: residual blocks, no memory."""
+    d_model: Width = 256
     """Width of the state vector."""
-    d_ff: int | None = None
+    d_ff: FeedForwardWidth | None = None
     """Hidden width of a block; none means 4 x d_model."""
-    n_layers: int = 1
-    """Residual blocks."""
-    dropout: float = 0.0
+    n_layers: Layers = 1
+    """Layers."""
+    dropout: Dropout = 0.0
     """Dropout probability."""
     activation: Activation = "leaky_relu"
-    """Activation inside the blocks."""
+    """Activation inside the layers."""
     norm: Norm = "none"
-    """Normalisation inside the blocks."""
+    """Normalisation inside the layers."""
     out_norm: Norm = "layer"
     """Normalisation of the output."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_sizes(n_layers=MAX_LAYERS, d_model=MAX_WIDTH)
-        if self.d_ff is not None:
-            self.require_sizes(d_ff=4 * MAX_WIDTH)
-        self.require_fractions("dropout")
+    @model_validator(mode="after")
+    def _norms_fit(self) -> Self:
         check_norm(self, "norm", d_model=self.d_model, d_ff=self.d_ff or 4 * self.d_model)
         check_norm(self, "out_norm", d_model=self.d_model)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class GRUConfig(Checked):
+class GRUConfig(Settings):
     """A recurrent memory (torch's GRU)."""
 
-    d_hidden: int = 256
+    kind: Literal["gru"] = "gru"
+    """gru: recurrent."""
+    d_hidden: Width = 256
     """Width of the recurrent state."""
-    n_layers: int = 2
-    """Stacked GRU layers."""
-    d_output: int = 256
+    n_layers: Layers = 2
+    """Layers."""
+    d_output: Width = 256
     """Width of the state vector."""
     norm: Norm = "layer"
     """Normalisation of the output."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_sizes(n_layers=MAX_LAYERS, d_hidden=MAX_WIDTH, d_output=MAX_WIDTH)
+    @model_validator(mode="after")
+    def _norm_fits(self) -> Self:
         check_norm(self, "norm", d_output=self.d_output)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class MambaConfig(Checked):
+class MambaConfig(Settings):
     """A selective state-space memory: constant time per step (Gu & Dao 2023)."""
 
-    d_model: int = 256
+    kind: Literal["mamba"] = "mamba"
+    """mamba: selective state space."""
+    d_model: Width = 256
     """Width of the state vector."""
-    d_state: int = 16
+    d_state: int = Field(16, ge=1, le=256)
     """Numbers of recurrent state for each channel."""
-    d_conv: int = 4
-    """Rows that the convolution before the recurrence sees, the row itself included."""
-    expand: int = 2
+    d_conv: int = Field(4, ge=1, le=64)
+    """Timesteps that the convolution before the recurrence sees, its own included."""
+    expand: int = Field(2, ge=1, le=64)
     """Channels inside a layer, as a multiple of d_model."""
-    n_layers: int = 3
+    n_layers: Layers = 3
     """Layers."""
     norm: Norm = "layer"
     """Normalisation before each layer and of the output."""
     scan: Literal["auto", "torch", "mamba_ssm"] = "auto"
-    """Who computes the recurrence of whole windows: torch, the mamba-ssm package, or the package
+    """What computes the recurrence of whole windows: torch, the mamba-ssm package, or the package
     where it is able and torch elsewhere."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_sizes(
-            n_layers=MAX_LAYERS, d_model=MAX_WIDTH, d_state=256, d_conv=64, expand=64
-        )
+    @model_validator(mode="after")
+    def _norm_fits(self) -> Self:
         check_norm(self, "norm", d_model=self.d_model)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig(Checked):
+class PositionConfig(Settings):
+    """Positions without a table."""
+
+    kind: Literal["sinusoidal", "rotary", "none"] = "sinusoidal"
+    """How episode time enters: sinusoidal: added to the input; rotary: by turning queries and keys;
+    none: it does not."""
+
+
+class LearnablePositionConfig(Settings):
+    """Positions from a learned table."""
+
+    kind: Literal["learnable"] = "learnable"
+    """learnable: from a learned table, added to the input."""
+    max_time: int = Field(ge=1, le=1 << 24)
+    """Entries of the table, as many as the longest episode has steps; later steps share the last
+    one."""
+
+
+class TransformerConfig(Settings):
     """A causal Transformer memory (sigma-reparametrised, NormFormer norms, head scaling)."""
 
-    d_model: int = 256
+    kind: Literal["transformer"] = "transformer"
+    """transformer: causal attention over the last `context` timesteps."""
+    d_model: Width = 256
     """Width of the state vector."""
-    n_heads: int = 8
+    n_heads: Width = 8
     """Attention heads; divides d_model."""
-    d_ff: int = 1024
+    d_ff: FeedForwardWidth = 1024
     """Hidden width of the feed-forward part of a layer."""
-    n_layers: int = 3
+    n_layers: Layers = 3
     """Layers."""
-    context: int = 256
-    """Rows a row attends to in each layer, itself included: in training and in acting alike."""
-    dropout_ff: float = 0.05
+    context: int = Field(256, ge=1, le=1 << 20)
+    """Timesteps that each one attends to in each layer, itself included: in training and in acting
+    alike."""
+    dropout_ff: Dropout = 0.05
     """Dropout after the feed-forward part."""
-    dropout_emb: float = 0.05
+    dropout_emb: Dropout = 0.05
     """Dropout after the input embedding."""
-    dropout_attn: float = 0.0
+    dropout_attn: Dropout = 0.0
     """Dropout on attention weights."""
-    dropout_qkv: float = 0.0
+    dropout_qkv: Dropout = 0.0
     """Dropout on queries, keys and values."""
     activation: Activation = "leaky_relu"
     """Activation of the feed-forward part."""
@@ -119,61 +151,45 @@ class TransformerConfig(Checked):
     """Extra norms after attention and inside the feed-forward part (Shleifer et al. 2021)."""
     head_scaling: bool = True
     """A learned scale for each attention head (Shleifer et al. 2021)."""
-    position: Literal["sinusoidal", "learnable", "rotary", "none"] = "sinusoidal"
-    """How episode time enters: added to the input (sinusoidal, learnable) or by turning queries
-    and keys (rotary)."""
-    max_time: int = 0
-    """position=learnable: rows in the table; episode times beyond share the last one."""
+    position: Annotated[PositionConfig | LearnablePositionConfig, Field(discriminator="kind")] = (
+        Field(default_factory=PositionConfig)
+    )
+    """How episode time enters."""
     qk_norm: Norm = "none"
     """Normalisation of each head's queries and keys before their product (Henry et al. 2020)."""
-    n_sinks: int = 0
-    """First rows of the episode (in training: of the window) that stay visible for ever, beside
-    the last `context` ones (Xiao et al. 2023)."""
+    n_sinks: int = Field(0, ge=0, le=1 << 16)
+    """First timesteps of the episode (in training: of the window) that stay visible for ever,
+    beside the last `context` ones (Xiao et al. 2023)."""
     sink_bias: float = 0.0
     """Added to the attention scores of the sinks."""
-    logit_clip: float = 0.0
+    logit_clip: float = Field(0.0, ge=0)
     """Limit attention scores to plus or minus this; 0 leaves them."""
     attention: Literal["sdpa", "math", "flex", "flash", "auto"] = "sdpa"
     """Back-end: torch's scaled_dot_product_attention, its plain twin, torch's flex_attention, the
     flash-attn package, or the best of them that can."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_sizes(
-            n_layers=MAX_LAYERS,
-            d_model=MAX_WIDTH,
-            n_heads=MAX_WIDTH,
-            d_ff=4 * MAX_WIDTH,
-            context=1 << 20,
-        )
-        self._check_attention()
-        self.require_fractions("dropout_ff", "dropout_emb", "dropout_attn", "dropout_qkv")
+    @model_validator(mode="after")
+    def _geometry(self) -> Self:
         if self.d_model % self.n_heads or self.d_model % 2:
-            raise ConfigError(
-                f"TransformerConfig.n_heads: {self.n_heads} heads must divide an even "
-                f"d_model={self.d_model}; choose another n_heads or d_model"
+            raise ValueError(
+                f"n_heads: {self.n_heads} heads must divide an even d_model={self.d_model}; change "
+                "one of them"
             )
-        if self.position == "rotary" and self.d_model // self.n_heads % 2:
-            raise ConfigError(
-                f"TransformerConfig.n_heads: rotary positions need heads of an even width, not "
+        if self.position.kind == "rotary" and self.d_model // self.n_heads % 2:
+            raise ValueError(
+                f"n_heads: rotary positions need heads of an even width, not "
                 f"{self.d_model // self.n_heads}; choose another n_heads or d_model"
             )
         inner = {"d_ff": self.d_ff} if self.normformer_norms else {}
         check_norm(self, "norm", d_model=self.d_model, **inner)
         head = {"the width of a head, d_model / n_heads": self.d_model // self.n_heads}
         check_norm(self, "qk_norm", **head)
+        return self
 
-    def _check_attention(self) -> None:
-        learnable = self.position == "learnable"
-        self.require(
-            "max_time",
-            1 <= self.max_time <= 1 << 24 if learnable else self.max_time == 0,
-            "the longest episode's steps" if learnable else "0 unless position='learnable'",
-        )
-        self.require("n_sinks", 0 <= self.n_sinks <= 1 << 16, "a number from 0 to 65536")
-        self.require("sink_bias", math.isfinite(self.sink_bias), "a finite number")
-        self.require("sink_bias", self.n_sinks > 0 or not self.sink_bias, "0 unless n_sinks is set")
-        self.require("logit_clip", 0 <= self.logit_clip < math.inf, "a finite number, at least 0")
+    @model_validator(mode="after")
+    def _backend(self) -> Self:
+        if self.sink_bias and not self.n_sinks:
+            raise ValueError("sink_bias: expected 0 without sinks; set n_sinks")
         # What no machine changes; the rest is found out where it runs (attention.obstacle).
         clipped = ("logit_clip", self.logit_clip > 0)
         for backend, (name, used) in (
@@ -183,28 +199,14 @@ class TransformerConfig(Checked):
             ("flex", ("dropout_attn", self.dropout_attn > 0)),
         ):
             if used and self.attention == backend:
-                raise ConfigError(
-                    f"TransformerConfig.{name}: attention={backend!r} cannot do it; set attention "
-                    "to 'math' or 'auto'"
+                raise ValueError(
+                    f"{name}: attention={backend!r} cannot do it; set attention to 'math' or 'auto'"
                 )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrajectoryEncoderConfig(Checked):
-    """A sequence of row vectors to a sequence of state vectors: the agent's memory."""
-
-    kind: Literal["identity", "feedforward", "gru", "mamba", "transformer"] = "transformer"
-    """Which encoder; only the settings of that one may differ from their defaults."""
-    feedforward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
-    """Settings of kind=feedforward (no memory)."""
-    gru: GRUConfig = field(default_factory=GRUConfig)
-    """Settings of kind=gru."""
-    mamba: MambaConfig = field(default_factory=MambaConfig)
-    """Settings of kind=mamba."""
-    transformer: TransformerConfig = field(default_factory=TransformerConfig)
-    """Settings of kind=transformer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        kinds = ("feedforward", "gru", "mamba", "transformer")
-        refuse(of_other_choices(self, "kind", {kind: (kind,) for kind in kinds}))
+TrajectoryEncoderConfig = Annotated[
+    IdentityConfig | FeedForwardConfig | GRUConfig | MambaConfig | TransformerConfig,
+    Field(discriminator="kind"),
+]
+"""A sequence of timestep vectors to a sequence of state vectors, by `kind`."""

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from amago_model.checked import Checked
+from pydantic import ConfigDict, Field, model_validator
+
+from amago_model.config.base import Settings
 from amago_model.errors import SpaceError
 
+Size = Annotated[int, Field(ge=0)]
 Role = Literal["policy", "critic", "mask", "relabel", "log"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObsSpace(Checked):
+class ObsSpace(Settings):
     """One named observation array."""
 
-    shape: tuple[int, ...]
+    error: ClassVar[type[Exception]] = SpaceError
+
+    shape: tuple[Size, ...]
     """Shape of one observation, without batch or time."""
     dtype: str
     """numpy name of the stored type, such as 'float32' or 'uint8'."""
-    n: int | None = None
+    n: int | None = Field(None, ge=1)
     """Number of categories if the array holds category numbers 0..n-1: few become one-hots, many
     are embedded (see encoders/modalities.py)."""
     role: Role = "policy"
     """Who may look: policy (the agent), critic (privileged), mask (legal actions), relabel, log."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n is not None:
-            self.require("n", self.n >= 1, "at least 1 category")
-        self.require("shape", all(size >= 0 for size in self.shape), "sizes of at least 0")
 
     @property
     def features(self) -> int:
@@ -38,9 +35,11 @@ class ObsSpace(Checked):
         return math.prod(self.shape) * (self.n or 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActionSpace(Checked):
+class ActionSpace(Settings):
     """What the agent may do."""
+
+    model_config = ConfigDict(allow_inf_nan=True)  # refused with advice below
+    error: ClassVar[type[Exception]] = SpaceError
 
     kind: Literal["discrete", "continuous", "multi_binary", "multi_discrete"]
     """discrete: one of n numbers; continuous: an array between low and high; multi_binary: n
@@ -58,48 +57,42 @@ class ActionSpace(Checked):
     high: tuple[float, ...] = ()
     """continuous: upper bounds, flattened."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
         if self.kind != "multi_discrete" and self.nvec:
-            raise SpaceError("ActionSpace.nvec belongs to a multi_discrete space; leave it empty")
+            raise SpaceError("nvec: belongs to a multi_discrete space; leave it empty")
         if self.kind != "discrete" and self.start:
-            raise SpaceError("ActionSpace.start belongs to a discrete space; leave it 0")
+            raise SpaceError("start: belongs to a discrete space; leave it 0")
         if self.kind in ("discrete", "multi_binary"):
             if self.n < 1:
-                raise SpaceError(
-                    f"ActionSpace.n: a {self.kind} space needs at least 1, got {self.n}"
-                )
+                raise SpaceError(f"n: a {self.kind} space needs at least 1, got {self.n}")
         elif self.n:
-            raise SpaceError(
-                "ActionSpace.n belongs to a discrete or multi_binary space; leave it 0"
-            )
+            raise SpaceError("n: belongs to a discrete or multi_binary space; leave it 0")
         if self.kind == "multi_discrete" and not (self.nvec and all(n >= 1 for n in self.nvec)):
-            raise SpaceError(
-                f"ActionSpace.nvec: expected parts of at least 1 choice each, got {self.nvec}"
-            )
+            raise SpaceError(f"nvec: expected parts of at least 1 choice each, got {self.nvec}")
         if self.kind == "continuous":
             self._check_box()
         elif self.low or self.high or self.shape:
-            raise SpaceError("ActionSpace: shape, low and high belong to a continuous space")
+            raise SpaceError("shape: with low and high it belongs to a continuous space")
+        return self
 
     def _check_box(self) -> None:
         size = math.prod(self.shape)
         for name, bounds in (("low", self.low), ("high", self.high)):
             if len(bounds) != size:
                 raise SpaceError(
-                    f"ActionSpace.{name}: expected {size} numbers for shape {self.shape}, "
-                    f"got {len(bounds)}"
+                    f"{name}: expected {size} numbers for shape {self.shape}, got {len(bounds)}"
                 )
             for i, bound in enumerate(bounds):
                 if not math.isfinite(bound):
                     raise SpaceError(
-                        f"ActionSpace.{name}[{i}] is {bound}: the policy acts in a box and needs "
+                        f"{name}[{i}] is {bound}: the policy acts in a box and needs "
                         "finite bounds. Register the environment with the range its actions really "
                         "take (a rescaling action wrapper, or the range found in the data)."
                     )
         for i, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
             if not low < high:
-                raise SpaceError(f"ActionSpace: low[{i}]={low} is not below high[{i}]={high}")
+                raise SpaceError(f"low: low[{i}]={low} is not below high[{i}]={high}")
 
     @property
     def width(self) -> int:
@@ -126,33 +119,35 @@ class ActionSpace(Checked):
                 return self.shape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spaces(Checked):
+class Spaces(Settings):
     """What the agent sees and does in one environment."""
+
+    error: ClassVar[type[Exception]] = SpaceError
 
     observations: dict[str, ObsSpace]
     """Observation arrays by name."""
     action: ActionSpace
     """What the agent may do."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _roles(self) -> Self:
         if not self.keys("policy"):
             raise SpaceError(
-                "Spaces.observations: no key has the role 'policy', so the agent would see "
+                "observations: no key has the role 'policy', so the agent would see "
                 f"nothing; keys are {sorted(self.observations)}"
             )
         masks = self.keys("mask")
         if len(masks) > 1:
-            raise SpaceError(f"Spaces.observations: more than one key has the role 'mask': {masks}")
+            raise SpaceError(f"observations: more than one key has the role 'mask': {masks}")
         for key in masks:
             shape, kind = self.observations[key].shape, self.action.kind
             if kind not in ("discrete", "multi_discrete") or shape != (self.action.width,):
                 raise SpaceError(
-                    f"Spaces.observations[{key!r}]: a mask of legal actions needs a discrete or "
+                    f"observations[{key!r}]: a mask of legal actions needs a discrete or "
                     f"multi_discrete action space and shape ({self.action.width},), got {kind} "
                     f"and {shape}"
                 )
+        return self
 
     def keys(self, role: Role) -> list[str]:
         """Names of the arrays with this role, sorted: the order in which they are concatenated."""

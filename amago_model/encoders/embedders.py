@@ -16,8 +16,7 @@ class TokenEmbedder(nn.Module):
 
     A sequence is what is present of it, in its order, wherever its padding lies; a recurrent
     network reads it, and its last state counts (zeros where nothing is present). A number beyond
-    the vocabulary is the token "unknown"; one below it is read as nothing, like padding (with
-    TokenConfig.nearest both are the nearest token).
+    the vocabulary is the token "unknown"; one below it is read as nothing, like padding.
     """
 
     def __init__(self, config: TokenConfig, key: str, space: ObsSpace) -> None:
@@ -31,7 +30,7 @@ class TokenEmbedder(nn.Module):
         self.length = math.prod(space.shape)
         self.lowest = 0 if space.n is not None else config.lowest
         self.vocabulary = space.n or config.vocabulary
-        self.padding, self.nearest = config.padding, config.nearest
+        self.padding = config.padding
         if self.padding is not None and not 0 <= self.padding - self.lowest < self.vocabulary:
             raise ConfigError(
                 f"TokenConfig.padding: {self.padding} is no token of {key!r}, which has "
@@ -53,8 +52,6 @@ class TokenEmbedder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, *shape] integers -> [B, L, d_output]."""
         token = x.reshape(-1, self.length).to(torch.int64)  # [N, S]
-        if self.nearest:
-            token = token.clamp(self.lowest, self.lowest + self.vocabulary - 1)
         absent = token < self.lowest
         if self.padding is not None:
             absent = absent | (token == self.padding)

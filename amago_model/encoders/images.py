@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import Activation, ImageConfig, ObsSpace
+from amago_model.config import Activation, AugmentConfig, ImageConfig, ObsSpace
 from amago_model.encoders.modalities import Layout, image_layout
 from amago_model.errors import ConfigError
 from amago_model.layers import make_activation, make_norm
@@ -47,9 +47,9 @@ class ImageEncoder(nn.Module):
                 "nothing; set kind to 'auto' or 'impala', or name the key in "
                 "TimestepEncoderConfig.vector_keys"
             )
-        if config.augment > 0 and config.augment_shift >= side:
+        if config.augment is not None and config.augment.shift >= side:
             raise ConfigError(
-                f"ImageConfig.augment_shift: {config.augment_shift} pixels push {key!r} of "
+                f"images.augment.shift: {config.augment.shift} pixels push {key!r} of "
                 f"{self.layout.height} x {self.layout.width} out of sight; choose fewer"
             )
         self.convolutions, d_flat = _network(self.kind, config, self.layout)
@@ -94,21 +94,19 @@ def shifted(frames: Tensor, shift: Tensor) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def draw_shifts(
-    b: int, length: int, images: int, *, config: ImageConfig, device: torch.device
+    b: int, length: int, images: int, *, config: AugmentConfig, device: torch.device
 ) -> Tensor:
-    """[B, L, images, 2] int64 for `shifted`: -augment_shift … augment_shift, for about a share
-    `augment` of the windows, or for all but the first ones that `augment_exact` leaves alone.
+    """[B, L, images, 2] int64 for `shifted`: -shift … shift, for about a share of the windows.
 
     Each frame has a shift of its own (Yarats et al. 2021). Takes one number of torch's global
     generator, however many frames there are, and draws time first: padding on the right changes
     neither the frames before it nor what is drawn next, on any device.
     """
     generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
-    share, most = config.augment, config.augment_shift
-    chosen = torch.rand(b, generator=generator) < share
-    if config.augment_exact:
-        chosen = torch.arange(b) >= min(math.ceil(b * (1.0 - share)), b - 1)
-    shifts = torch.randint(-most, most + 1, (length, b, images, 2), generator=generator)
+    chosen = torch.rand(b, generator=generator) < config.share
+    shifts = torch.randint(
+        -config.shift, config.shift + 1, (length, b, images, 2), generator=generator
+    )
     shifts = torch.where(chosen[:, None, None], shifts, 0)
     return shifts.transpose(0, 1).to(device, non_blocking=True)
 
@@ -164,6 +162,7 @@ def _network(kind: str, config: ImageConfig, layout: Layout) -> tuple[nn.Sequent
     channels, sides = layout.channels, [layout.height, layout.width]
     blocks: list[nn.Module] = []
     if kind == "impala":
+        assert config.kind == "impala"
         for depth in config.block_depths:
             blocks.append(
                 ImpalaBlock(

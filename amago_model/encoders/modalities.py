@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from amago_model.checked import Unused, refuse, unused
 from amago_model.config import (
+    AgentConfig,
     ImageConfig,
     ObsSpace,
+    Settings,
     Spaces,
     TimestepEncoderConfig,
 )
@@ -68,9 +69,8 @@ def kinds_of(
     """The kind of each observation that the agent (critic: that critics alone) uses, sorted by key.
 
     Raises:
-        ConfigError: a setting names a key that is not used, or is for a kind that does not occur.
+        ConfigError: a setting names a key that is not used.
     """
-    refuse(unused_kinds(config, spaces))
     kinds, used = _recognised(config, spaces)
     return {key: kind for key, kind in kinds.items() if (key in used) == (role == "policy")}
 
@@ -95,41 +95,48 @@ def _recognised(config: TimestepEncoderConfig, spaces: Spaces) -> tuple[dict[str
     return kinds, used
 
 
-def unused_kinds(config: TimestepEncoderConfig, spaces: Spaces) -> list[Unused]:
-    """What to say of settings for observations of kinds that do not occur.
+def sees_one_image(config: TimestepEncoderConfig, spaces: Spaces) -> bool:
+    """Whether the agent sees one image and nothing else."""
+    return list(kinds_of(config, spaces).values()) == ["image"]
+
+
+def unused_settings(config: AgentConfig, spaces: Spaces) -> list[str]:
+    """Settings that are not at their defaults, though these observations and actions have no use
+    for them: for a warning. Each as "actor.continuous.kind='beta'".
 
     Raises:
-        ConfigError: a setting names a key that is not used.
+        ConfigError: a setting names an observation that is not used.
     """
-    kinds, _ = _recognised(config, spaces)
-    found: list[Unused] = []
-    for name, kind in (("images", "image"), ("tokens", "tokens"), ("goals", "goals")):
-        settings = getattr(config, name)
-        if kind not in kinds.values():
-            why = f"no observation is of that kind ({_listed(kinds)})"
-            instead = f"name one in {name}.keys or "
-            found += unused(why, (settings, settings.setting_names()), instead=instead)
-    tokens = [spaces.observations[key] for key, kind in kinds.items() if kind == "tokens"]
-    if tokens and all(space.n is not None for space in tokens):
-        why = "the space of every token array says which numbers it holds"
-        found += unused(why, (config.tokens, ["vocabulary", "lowest", "nearest"]))
-    vectors = [spaces.observations[key] for key, kind in kinds.items() if kind == "vector"]
-    if all(space.n is None and space.dtype != "uint8" for space in vectors):
-        found += unused(
-            f"no plain numbers are categories or bytes ({_listed(kinds)})",
-            (config, ["raw_numbers"]),
-        )
-    return found
+    action, encoder = spaces.action.kind, config.timestep_encoder
+    kinds = {*_recognised(encoder, spaces)[0].values()}
+    used = {
+        "algorithm": action == "discrete",
+        "actor.prob_low": action in ("discrete", "multi_discrete"),
+        "actor.prob_high": action in ("discrete", "multi_discrete"),
+        "timestep_encoder.kind": sees_one_image(encoder, spaces),
+    }
+    plain = AgentConfig()
+    found = [
+        path for path, use in used.items() if not use and _at(config, path) != _at(plain, path)
+    ]
+    if action != "continuous" and config.actor.continuous.kind != "tanh_gaussian":
+        found.append("actor.continuous.kind")
+    of_kinds = {"images": "image", "tokens": "tokens", "goals": "goals"}
+    for name, kind in of_kinds.items():
+        path = f"timestep_encoder.{name}"
+        if kind not in kinds and _at(config, path) != _at(plain, path):
+            found.append(path)
+    return [
+        path if isinstance(value := _at(config, path), Settings) else f"{path}={value!r}"
+        for path in found
+    ]
 
 
-def not_one_image(config: TimestepEncoderConfig, spaces: Spaces) -> list[Unused]:
-    """What to say of kind=image, if what the agent sees is anything else than one image."""
-    kinds, used = _recognised(config, spaces)
-    seen = {key: kinds[key] for key in used}
-    if list(seen.values()) == ["image"]:
-        return []
-    why = f"the agent does not see one image and nothing else ({_listed(seen)})"
-    return unused(why, (config, ["kind", "previous_features"]), instead="name it in keys or ")
+def _at(config: AgentConfig, path: str) -> object:
+    value: object = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def hint(space: ObsSpace, kind: Kind) -> str:
@@ -166,7 +173,3 @@ def _require_known(name: str, keys: tuple[str, ...], known: list[str], what: str
             raise ConfigError(
                 f"TimestepEncoderConfig.{name}: {key!r} is not {what}; those are {known}"
             )
-
-
-def _listed(kinds: dict[str, Kind]) -> str:
-    return ", ".join(f"{key}: {kind}" for key, kind in kinds.items())

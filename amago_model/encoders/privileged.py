@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import Spaces, TimestepEncoderConfig
+from amago_model.config import InputNormConfig, Spaces, TimestepEncoderConfig
 from amago_model.data.batch import only_valid
 from amago_model.data.packing import Packing
 from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
@@ -34,9 +34,8 @@ class PrivilegedFeatures(nn.Module):
         self.spaces = {key: spaces.observations[key] for key in vectors}
         plain = sum(vector_width(space, raw=self.raw) for space in self.spaces.values())
         if plain:
-            self.norm = InputNorm(
-                plain, beta=config.input_norm_beta, init_nu=config.input_norm_init_nu
-            )
+            statistics = config.input_norm or InputNormConfig()
+            self.norm = InputNorm(plain, beta=statistics.beta, init_nu=statistics.init_nu)
         self.embedders = nn.ModuleList()
         for key, kind in kinds.items():
             space = spaces.observations[key]
@@ -81,9 +80,8 @@ class PrivilegedFeatures(nn.Module):
 
     def _shifts(self, valid: Tensor) -> Tensor | None:
         """[B, L, images, 2], in training and if wanted."""
-        if not (self.training and self.images.augment and self.n_images):
+        augment = self.images.augment
+        if augment is None or not self.training or not self.n_images:
             return None
-        out: Tensor = draw_shifts(
-            *valid.shape, self.n_images, config=self.images, device=valid.device
-        )
+        out: Tensor = draw_shifts(*valid.shape, self.n_images, config=augment, device=valid.device)
         return out

@@ -21,14 +21,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from amago_model.checked import refuse
-from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
+from amago_model.config import InputNormConfig, ObsSpace, Spaces, TimestepEncoderConfig
 from amago_model.config.names import SIMNORM_GROUP
 from amago_model.data.batch import one_hot, only_valid
 from amago_model.data.packing import Packing
 from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
 from amago_model.encoders.images import ImageEncoder, draw_shifts
-from amago_model.encoders.modalities import hint, kinds_of, not_one_image
+from amago_model.encoders.modalities import hint, kinds_of, sees_one_image
 from amago_model.errors import ConfigError
 from amago_model.layers import Linear, make_activation, make_mlp, make_norm, symlog
 from amago_model.running_statistics import RunningMoments
@@ -111,9 +110,7 @@ class TimestepEncoder(nn.Module):
         """Of what comes after the embedders, which make so many features."""
         config, raw = self.config, self.config.raw_numbers
         observed = sum(vector_width(self.spaces[key], raw=raw) for key in self.vector_keys)
-        self.input_norm = _input_norm(
-            config, observed + self.d_previous if config.normalize_previous else observed
-        )
+        self.input_norm = _input_norm(config.input_norm, observed, self.d_previous)
         width = observed + self.d_previous + config.show_reset + embedded
         self.d_output = _scaled(config, "d_output", "out_norm", width)
         self.mlp: nn.Sequential = make_mlp(
@@ -208,21 +205,17 @@ class TimestepEncoder(nn.Module):
 
     def _shifts(self, valid: Tensor | None) -> Tensor | None:
         """[B, L, images, 2], in training and if wanted."""
-        config = self.config.images
-        if not self.training or valid is None or not config.augment:
+        augment = self.config.images.augment
+        if augment is None or not self.training or valid is None:
             return None
         out: Tensor = draw_shifts(
-            *valid.shape, len(self.images), config=config, device=valid.device
+            *valid.shape, len(self.images), config=augment, device=valid.device
         )
         return out
 
 
 class ImageTimestepEncoder(TimestepEncoder):
     """One image and the previous step, as published: nothing is whitened, and there is no MLP."""
-
-    def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
-        refuse(not_one_image(config, spaces))
-        super().__init__(config, spaces)
 
     def _make_layers(self, embedded: int) -> None:
         c = self.config
@@ -240,21 +233,23 @@ class ImageTimestepEncoder(TimestepEncoder):
 
 
 def make_timestep_encoder(config: TimestepEncoderConfig, spaces: Spaces) -> TimestepEncoder:
-    """The encoder that `config.kind` names."""
-    return (ImageTimestepEncoder if config.kind == "image" else TimestepEncoder)(config, spaces)
+    """The encoder that `config.kind` names; kind 'image' is for one image and nothing else."""
+    image = config.kind == "image" and sees_one_image(config, spaces)
+    return (ImageTimestepEncoder if image else TimestepEncoder)(config, spaces)
 
 
-def _input_norm(config: TimestepEncoderConfig, width: int) -> InputNorm | None:
-    """What whitens the first `width` plain numbers of a row, if anything does."""
-    if not config.normalize_inputs:
+def _input_norm(config: InputNormConfig | None, observed: int, previous: int) -> InputNorm | None:
+    """What whitens the first plain numbers of a timestep, if anything does."""
+    if config is None:
         return None
+    width = observed + previous if config.previous else observed
     if not width:
         raise ConfigError(
-            "TimestepEncoderConfig.normalize_previous: without the previous action and reward "
-            "there is nothing to whiten, for no observation is plain numbers; set "
-            "normalize_inputs=False instead"
+            "TimestepEncoderConfig.input_norm.previous: without the previous action and reward "
+            "there is nothing to whiten, for no observation is plain numbers; set input_norm=None "
+            "(--agent.timestep-encoder.no-input-norm) instead"
         )
-    return InputNorm(width, beta=config.input_norm_beta, init_nu=config.input_norm_init_nu)
+    return InputNorm(width, beta=config.beta, init_nu=config.init_nu)
 
 
 def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> int:

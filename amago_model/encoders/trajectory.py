@@ -120,11 +120,11 @@ def make_trajectory_encoder(config: TrajectoryEncoderConfig, d_input: int) -> nn
     match config.kind:
         case "identity":
             return IdentityTrajectoryEncoder(d_input)
-        case "feedforward":
-            return FeedForwardTrajectoryEncoder(config.feedforward, d_input)
+        case "feed_forward":
+            return FeedForwardTrajectoryEncoder(config, d_input)
         case "gru":
-            return GRUTrajectoryEncoder(config.gru, d_input)
+            return GRUTrajectoryEncoder(config, d_input)
         case "mamba":
-            return Mamba(config.mamba, d_input)
+            return Mamba(config, d_input)
         case "transformer":
-            return Transformer(config.transformer, d_input)
+            return Transformer(config, d_input)

@@ -235,8 +235,8 @@ class Transformer(nn.Module):
         )
         self.norm = make_norm(config.norm, config.d_model)
         self.position: nn.Embedding | None = None
-        if config.position == "learnable":
-            self.position = nn.Embedding(config.max_time, config.d_model)
+        if config.position.kind == "learnable":
+            self.position = nn.Embedding(config.position.max_time, config.d_model)
             nn.init.trunc_normal_(self.position.weight, std=0.02)
 
     @property
@@ -255,11 +255,11 @@ class Transformer(nn.Module):
 
     def _embed(self, x: Tensor, time_idx: Tensor) -> tuple[Tensor, Rotation | None]:
         c, h, turn = self.config, self.embed(x), None
-        if c.position == "sinusoidal":
+        if c.position.kind == "sinusoidal":
             h = h + sinusoid(time_idx, c.d_model).to(h.dtype)
         elif self.position is not None:
-            h = h + self.position(time_idx.clamp(0, c.max_time - 1)).to(h.dtype)
-        elif c.position == "rotary":
+            h = h + self.position(time_idx.clamp(0, self.position.num_embeddings - 1)).to(h.dtype)
+        elif c.position.kind == "rotary":
             turn = rotation(time_idx, c.d_model // c.n_heads)
         return F.dropout(h, c.dropout_emb, self.training), turn
 

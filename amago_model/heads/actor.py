@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import ActionSpace, ActorConfig
-from amago_model.errors import ConfigError
+from amago_model.config import ActionSpace, ActorConfig, ResidualActorConfig
 from amago_model.heads.distributions import (
     Beta,
     Categorical,
@@ -28,11 +27,6 @@ class Actor(nn.Module):
         super().__init__()
         self.config, self.action = config, action
         self.n_gammas = n_gammas
-        if action.kind != "continuous" and config.continuous != "tanh_gaussian":
-            raise ConfigError(
-                f"ActorConfig.continuous: {config.continuous!r} is for continuous actions, these "
-                f"are {action.kind}; leave it at its default"
-            )
         self.noise_width = noise_width(config, action)
         parameters = n_parameters(config, action)
         if config.kind == "residual":
@@ -69,9 +63,9 @@ class Actor(nn.Module):
 class _Block(nn.Module):
     """x + norm(W2 drop(act(norm(W1 x))))."""
 
-    def __init__(self, config: ActorConfig) -> None:
+    def __init__(self, config: ResidualActorConfig) -> None:
         super().__init__()
-        c = config.residual
+        c = config
         self.branch = nn.Sequential(
             Linear(c.d_feature, c.d_ff),
             make_norm(c.norm, c.d_ff),
@@ -86,8 +80,8 @@ class _Block(nn.Module):
         return out
 
 
-def _residual_mlp(config: ActorConfig, d_state: int, d_output: int) -> nn.Sequential:
-    c = config.residual
+def _residual_mlp(config: ResidualActorConfig, d_state: int, d_output: int) -> nn.Sequential:
+    c = config
     activation, dropout = config.activation, config.dropout
     return nn.Sequential(
         make_mlp(d_state, c.d_feature, 1, c.d_feature, activation=activation, dropout=dropout),
@@ -100,16 +94,16 @@ def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
     """How many numbers make one distribution."""
     if action.kind != "continuous":
         return action.width
-    if config.continuous == "gmm":
-        return config.gmm.modes * (1 + 2 * action.width)
+    if config.continuous.kind == "gmm":
+        return config.continuous.modes * (1 + 2 * action.width)
     return 2 * action.width
 
 
 def noise_width(config: ActorConfig, action: ActionSpace) -> int:
     """How many normal numbers its rsample takes."""
-    if action.kind == "continuous" and config.continuous == "gmm":
+    if action.kind == "continuous" and config.continuous.kind == "gmm":
         return 1 + action.width
-    if action.kind == "continuous" and config.continuous == "beta":
+    if action.kind == "continuous" and config.continuous.kind == "beta":
         return Beta.NOISE * action.width
     return action.width
 
@@ -134,30 +128,29 @@ def make_distribution(
             low_gradient=c.prob_low_gradient,
         )
     if action.kind == "multi_binary":
-        return MultiBinary(x, mean=c.mean_log_prob)
-    if c.continuous == "beta":
-        beta = c.beta
+        return MultiBinary(x)
+    family = c.continuous
+    if family.kind == "beta":
         return Beta.from_parameters(
             x,
-            low=beta.low,
-            high=beta.high,
-            clip=c.log_prob_clip,
-            bound_gradient=c.bound_gradient,
+            low=family.low,
+            high=family.high,
+            clip=family.log_prob_clip,
+            bound_gradient=family.bound_gradient,
         )
-    if c.continuous == "gmm":
-        g = c.gmm
+    if family.kind == "gmm":
         return GaussianMixture.from_parameters(
             x,
-            modes=g.modes,
-            std_low=g.std_low,
-            std_high=g.std_high,
-            clip=c.log_prob_clip,
-            bound_gradient=c.bound_gradient,
+            modes=family.modes,
+            std_low=family.std_low,
+            std_high=family.std_high,
+            clip=family.log_prob_clip,
+            bound_gradient=family.bound_gradient,
         )
     return TanhGaussian.from_parameters(
         x,
-        std_low=c.std_low,
-        std_high=c.std_high,
-        clip=c.log_prob_clip,
-        bound_gradient=c.bound_gradient,
+        std_low=family.std_low,
+        std_high=family.std_high,
+        clip=family.log_prob_clip,
+        bound_gradient=family.bound_gradient,
     )

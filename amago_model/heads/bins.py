@@ -4,7 +4,7 @@
     HL-Gauss   a Gaussian around it, integrated over each bin (Imani & White 2018; Farebrother 2024)
 
 A return beyond the support belongs to the bin at that edge, wholly: every label sums to 1 (unless
-BinsConfig.renormalize, as published: far outside nothing is left). Centres
+HLGaussCriticConfig.renormalize, as published: far outside nothing is left). Centres
 are evenly spaced, by default in symlog(y) = sign(y) ln(1 + |y|) (Hafner et al. 2023).
 """
 
@@ -13,16 +13,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import BinsConfig
+from amago_model.config import BinnedCriticConfig, HLGaussCriticConfig
 from amago_model.layers import symexp, symlog
 
 
 class Bins(nn.Module):
     """n centres, as a buffer."""
 
-    def __init__(self, config: BinsConfig, *, gaussian: bool) -> None:
+    def __init__(self, config: BinnedCriticConfig) -> None:
         super().__init__()
-        self.config, self.gaussian = config, gaussian
+        self.config = config
+        self.labels = config if isinstance(config, HLGaussCriticConfig) else None
         ends = torch.tensor([config.min_return, config.max_return], dtype=torch.float64)
         low, high = (symlog(ends) if config.symlog else ends).tolist()
         self.width = (high - low) / (config.n_bins - 1)
@@ -34,24 +35,24 @@ class Bins(nn.Module):
     def label(self, returns: Tensor) -> Tensor:
         """[...] -> [..., n], summing to 1 (with `renormalize` to less, far outside the support)."""
         z = (symlog(returns) if self.config.symlog else returns).unsqueeze(-1)
-        if not self.gaussian:
+        if self.labels is None:
             position = (z - self.centres[0]).clamp(min=0.0) / self.width
             position = position.clamp(max=self.config.n_bins - 1)
             index = torch.arange(self.config.n_bins, device=z.device)
             out: Tensor = (1.0 - (position - index).abs()).clamp(min=0.0)
             return out
-        if self.config.renormalize:
-            return self._renormalized(z)
+        if self.labels.renormalize:
+            return self._renormalized(z, self.labels.sigma * self.width)
         inner = (self.centres[:-1] + self.centres[1:]) / 2.0
-        below = torch.special.ndtr((inner - z) / (self.config.sigma * self.width))
+        below = torch.special.ndtr((inner - z) / (self.labels.sigma * self.width))
         # Outermost edges at infinity: the mass outside goes to the bins at the ends.
         return torch.cat((below, torch.ones_like(z)), -1) - torch.cat(
             (torch.zeros_like(z), below), -1
         )
 
-    def _renormalized(self, z: Tensor) -> Tensor:
+    def _renormalized(self, z: Tensor, deviation: float) -> Tensor:
         """[..., 1] -> [..., n]: the mass inside of each bin, all alike, over that inside of all."""
-        half, deviation = self.width / 2.0, self.config.sigma * self.width
+        half = self.width / 2.0
         upper, lower = self.centres + half - z, self.centres - half - z
         mass = torch.special.ndtr(upper / deviation) - torch.special.ndtr(lower / deviation)
         out: Tensor = mass / mass.sum(-1, keepdim=True).clamp(min=1e-8)

@@ -65,9 +65,9 @@ class CriticEnsemble(nn.Module):
         self.n_gammas, self.d_state = len(gammas), d_state
         self.bins: Bins | None = None
         if config.kind != "scalar":
-            self.bins = Bins(config.bins, gaussian=config.kind == "hlgauss")
+            self.bins = Bins(config)
         d_input = d_state if self.table else d_state + 1 + action.width
-        d_output = 1 if self.bins is None else config.bins.n_bins
+        d_output = 1 if self.bins is None else self.bins.config.n_bins
         if self.table:
             d_output = len(gammas) * action.n
         widths = [d_input, *[config.d_hidden] * config.n_layers, d_output]

@@ -92,8 +92,6 @@ class MultiBinary:
 
     logits: Tensor
     """[..., n], of being on."""
-    mean: bool = False
-    """Whether log-probabilities are means over the switches, not sums."""
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Exact ones and zeros from standard normal noise [*K, ..., n]; their gradient is that of
@@ -111,10 +109,9 @@ class MultiBinary:
         return (self.logits > 0).to(self.logits.dtype)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """action [..., n] -> [...], joint over the switches, unless `mean`."""
+        """action [..., n] -> [...], joint over the switches."""
         on, off = F.logsigmoid(self.logits), F.logsigmoid(-self.logits)
-        each = action * on + (1.0 - action) * off
-        return each.mean(-1) if self.mean else each.sum(-1)
+        return (action * on + (1.0 - action) * off).sum(-1)
 
     def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
         """[...], in nats."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.config import LossConfig
+from amago_model.config import FilterConfig
+
+MAX_EXP_WEIGHT = 20.0
+"""Of the exponential filter, so that one transition cannot outweigh a batch."""
 
 
 def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
@@ -16,9 +17,9 @@ def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
     return (advantage > threshold).to(advantage.dtype)
 
 
-def exp_filter(advantage: Tensor, beta: float, largest: float, *, smallest: float = 0.0) -> Tensor:
-    """exp(beta x advantage), within `smallest` … `largest` (CRR-exp, AWAC)."""
-    return torch.exp(beta * advantage).clamp(smallest, largest)
+def exp_filter(advantage: Tensor, beta: float) -> Tensor:
+    """exp(beta x advantage), at most 20 (CRR-exp, AWAC)."""
+    return torch.exp(beta * advantage).clamp(max=MAX_EXP_WEIGHT)
 
 
 def leaky_relu_filter(
@@ -40,13 +41,15 @@ def leaky_relu_filter(
     return weight + binary_filter(advantage, threshold) if add_step else weight
 
 
-def advantage_weight(advantage: Tensor, config: LossConfig) -> Tensor:
+def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
     """Weights of the data's actions by the filter of the settings, shaped like the advantages."""
-    if config.filter == "binary":
-        return binary_filter(advantage, config.filter_threshold)
-    if config.filter == "leaky_relu":
-        return leaky_relu_filter(advantage, **dataclasses.asdict(config.leaky_filter))
-    return exp_filter(advantage, config.filter_beta, config.filter_max, smallest=config.filter_min)
+    match config.kind:
+        case "binary":
+            return binary_filter(advantage, config.threshold)
+        case "exp":
+            return exp_filter(advantage, config.beta)
+        case "leaky_relu":
+            return leaky_relu_filter(advantage, **config.model_dump(exclude={"kind"}))
 
 
 def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

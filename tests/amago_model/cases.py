@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,42 +9,28 @@ import torch
 
 from amago_model import (
     ActionSpace,
-    ActorConfig,
     Agent,
-    AgentConfig,
     Batch,
-    BetaConfig,
-    BinsConfig,
-    CriticConfig,
     FeedForwardConfig,
-    GMMConfig,
     GRUConfig,
-    LeakyFilterConfig,
-    LossConfig,
+    IdentityConfig,
     MambaConfig,
     ObsSpace,
     Spaces,
     TimestepEncoderConfig,
-    TrajectoryEncoderConfig,
     TransformerConfig,
     make_agent,
 )
+from tests.amago_model.settings import configured
 
-NARROW = BinsConfig(n_bins=7, min_return=-30.0, max_return=40.0)
+NARROW = {"n_bins": 7, "min_return": -30.0, "max_return": 40.0}
 MEMORIES = {
-    "identity": TrajectoryEncoderConfig(kind="identity"),
-    "feedforward": TrajectoryEncoderConfig(
-        kind="feedforward", feedforward=FeedForwardConfig(d_model=4)
-    ),
-    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=5, d_output=4, n_layers=1)),
-    "mamba": TrajectoryEncoderConfig(
-        kind="mamba", mamba=MambaConfig(d_model=4, d_state=2, n_layers=1)
-    ),
-    "transformer": TrajectoryEncoderConfig(
-        kind="transformer",
-        transformer=TransformerConfig(
-            d_model=4, n_heads=2, d_ff=4, n_layers=1, dropout_ff=0.0, dropout_emb=0.0
-        ),
+    "identity": IdentityConfig(),
+    "feed_forward": FeedForwardConfig(d_model=4),
+    "gru": GRUConfig(d_hidden=5, d_output=4, n_layers=1),
+    "mamba": MambaConfig(d_model=4, d_state=2, n_layers=1),
+    "transformer": TransformerConfig(
+        d_model=4, n_heads=2, d_ff=4, n_layers=1, dropout_ff=0.0, dropout_emb=0.0
     ),
 }
 
@@ -76,17 +61,14 @@ def agent_of(
 ) -> Agent:
     """In float64, with statistics and target networks that have already gone their own ways."""
     defaults = {"gamma": 0.9, "auxiliary_gammas": (0.5,), "dpg_weight": 0.6, "bc_weight": 0.7}
-    wanted = LossConfig(**(defaults | (losses or {})))
-    small = {"n_critics": 3, "d_hidden": 4, "n_layers": 1} | (critic or {})
-    if small.get("popart", True):
-        small = {"popart_beta": 0.1} | small
-    config = AgentConfig(
-        algorithm=algorithm,  # type: ignore[arg-type]
+    small = {"n_critics": 3, "d_hidden": 4, "n_layers": 1, "popart": {"beta": 0.1}}
+    config = configured(
+        algorithm=algorithm,
         timestep_encoder=TimestepEncoderConfig(n_layers=1, d_hidden=5, d_output=4),
         trajectory_encoder=MEMORIES[memory],
-        actor=ActorConfig(**({"d_hidden": 4, "n_layers": 1} | (actor or {}))),
-        critic=CriticConfig(**small if wanted.trains_critic else {}),
-        losses=wanted,
+        actor={"d_hidden": 4, "n_layers": 1} | (actor or {}),
+        critic=small | (critic or {}),
+        losses=defaults | (losses or {}),
     )
     agent = make_agent(config, spaces).double()
     with torch.no_grad():
@@ -135,48 +117,47 @@ def batch_of(spaces: Spaces, lengths: list[int], size: int, *, masks: bool = Fal
 
 Case = dict[str, Any]
 # Where the policy's samples are the data's action, the advantage is 0 and its sign mere rounding.
-CLEAR = {"filter_threshold": 0.01}
+CLEAR = {"filter": {"threshold": 0.01}}
 CASES: dict[str, Case] = {
     "discrete": {},
     "discrete, mean of critics": {"losses": {"dpg_weight": 0.0}},
     "discrete, legal actions": {"legal": True, "actor": {"prob_low": 0.2, "prob_high": 0.6}},
     "discrete, softened": {"critic": {"soften_data_actions": True}},
-    "discrete, no popart": {"critic": {"popart": False}},
+    "discrete, no popart": {"critic": {"popart": None}},
     "discrete, all critics": {"critic": {"n_critics_target": 3}},
     "discrete, with replacement": {"critic": {"subset_replacement": True}},
     "discrete, with replacement, all": {
         "critic": {"subset_replacement": True, "n_critics_target": 3}
     },
-    "discrete, two-hot": {"critic": {"kind": "twohot", "bins": NARROW}},
-    "discrete, HL-Gauss": {"critic": {"kind": "hlgauss", "bins": NARROW}},
-    "discrete, linear bins": {
-        "critic": {"kind": "twohot", "bins": dataclasses.replace(NARROW, symlog=False)}
-    },
+    "discrete, two-hot": {"critic": {"kind": "twohot", **NARROW}},
+    "discrete, HL-Gauss": {"critic": {"kind": "hlgauss", **NARROW}},
+    "discrete, linear bins": {"critic": {"kind": "twohot", **NARROW, "symlog": False}},
     "n-step": {"losses": {"n_step": 3}},
     "lambda": {"losses": {"td_lambda": 0.7}},
     "bounded targets": {"losses": {"target_low": -0.3, "target_high": 0.4}},
     "one bound": {"losses": {"target_high": 0.1}},
     "online actor": {"losses": {"use_target_actor": False}},
     "privileged critics": {"privileged": True},
-    "exponential": {
-        "losses": {"filter": "exp", "filter_beta": 2.0, "filter_min": 0.4, "filter_max": 1.5}
-    },
+    "exponential": {"losses": {"filter": {"kind": "exp", "beta": 2.0}}},
     "leaky": {
         "losses": {
-            "filter": "leaky_relu",
-            "leaky_filter": LeakyFilterConfig(threshold=0.05, beta=0.5, slope=0.3, at_zero=0.2),
+            "filter": {
+                "kind": "leaky_relu",
+                "threshold": 0.05,
+                "beta": 0.5,
+                "slope": 0.3,
+                "at_zero": 0.2,
+            }
         }
     },
-    "leaky without step": {
-        "losses": {"filter": "leaky_relu", "leaky_filter": LeakyFilterConfig(add_step=False)}
-    },
-    "binary, threshold": {"losses": {"filter_threshold": 0.1}},
+    "leaky without step": {"losses": {"filter": {"kind": "leaky_relu", "add_step": False}}},
+    "binary, threshold": {"losses": {"filter": {"threshold": 0.1}}},
     "binary, normalised": {"losses": {"filter_batch_norm": True}},
-    "exponential, normalised": {"losses": {"filter": "exp", "filter_batch_norm": True}},
-    "leaky, normalised": {"losses": {"filter": "leaky_relu", "filter_batch_norm": True}},
-    "raw advantage": {"losses": {"filter": "exp", "filter_advantage": "raw", "filter_max": 1e30}},
+    "exponential, normalised": {"losses": {"filter_batch_norm": True, "filter": {"kind": "exp"}}},
+    "leaky, normalised": {"losses": {"filter_batch_norm": True, "filter": {"kind": "leaky_relu"}}},
+    "raw advantage": {"losses": {"filter_advantage": "raw", "filter": {"kind": "exp"}}},
     "raw, normalised": {
-        "losses": {"filter": "exp", "filter_advantage": "raw", "filter_batch_norm": True}
+        "losses": {"filter_advantage": "raw", "filter_batch_norm": True, "filter": {"kind": "exp"}}
     },
     "no filter": {"losses": {"behavior_cloning": True}},
     "cloning alone": {"losses": {"behavior_cloning": True, "dpg_weight": 0.0}},
@@ -198,9 +179,9 @@ CASES: dict[str, Case] = {
     "loss masks, continuous": {
         "kind": "continuous",
         "masks": True,
-        "losses": {"filter": "exp", "filter_batch_norm": True, "td_lambda": 0.7},
+        "losses": {"filter_batch_norm": True, "td_lambda": 0.7, "filter": {"kind": "exp"}},
     },
-    "loss masks, classified": {"masks": True, "critic": {"kind": "twohot", "bins": NARROW}},
+    "loss masks, classified": {"masks": True, "critic": {"kind": "twohot", **NARROW}},
     "loss masks, cloning alone": {
         "masks": True,
         "losses": {"behavior_cloning": True, "dpg_weight": 0.0},
@@ -209,26 +190,26 @@ CASES: dict[str, Case] = {
         "kind": "continuous",
         "losses": {"n_actions_in_critic_loss": 2, "n_actions_in_actor_loss": 3},
     },
-    "continuous, two-hot": {"kind": "continuous", "critic": {"kind": "twohot", "bins": NARROW}},
+    "continuous, two-hot": {"kind": "continuous", "critic": {"kind": "twohot", **NARROW}},
     "continuous, raw two-hot": {
         "kind": "continuous",
-        "critic": {"kind": "twohot", "bins": NARROW},
-        "losses": {"filter": "exp", "filter_advantage": "raw"},
+        "critic": {"kind": "twohot", **NARROW},
+        "losses": {"filter_advantage": "raw", "filter": {"kind": "exp"}},
     },
     "beta": {
         "kind": "continuous",
-        "actor": {"continuous": "beta", "beta": BetaConfig(low=1.1, high=3.0)},
+        "actor": {"continuous": {"kind": "beta", "low": 1.1, "high": 3.0}},
     },
     "mixture": {
         "kind": "continuous",
-        "actor": {"continuous": "gmm", "gmm": GMMConfig(modes=2, std_low=0.1, std_high=0.9)},
+        "actor": {"continuous": {"kind": "gmm", "modes": 2, "std_low": 0.1, "std_high": 0.9}},
         "losses": {"dpg_weight": 0.0},
     },
     "switches": {"kind": "multi_binary", "losses": CLEAR},
     "choices": {"kind": "multi_discrete", "legal": True, "losses": CLEAR},
     "multitask, discrete": {
         "algorithm": "multitask",
-        "critic": {"kind": "twohot", "bins": NARROW},
+        "critic": {"kind": "twohot", **NARROW},
         "losses": {"n_actions_in_actor_loss": 3, "dpg_weight": 0.0} | CLEAR,
     },
     "multitask, DPG": {"algorithm": "multitask", "legal": True, "losses": CLEAR},
@@ -238,13 +219,13 @@ CASES: dict[str, Case] = {
     },
     "multitask, softened": {
         "algorithm": "multitask",
-        "critic": {"soften_data_actions": True, "kind": "hlgauss", "bins": NARROW},
+        "critic": {"soften_data_actions": True, "kind": "hlgauss", **NARROW},
     },
-    "lagged critics": {"losses": {"lagged_critics": True, "filter": "exp"}},
+    "lagged critics": {"losses": {"lagged_critics": True, "filter": {"kind": "exp"}}},
     "lagged critics, continuous": {
         "kind": "continuous",
         "privileged": True,
-        "losses": {"lagged_critics": True, "filter": "exp", "n_actions_in_actor_loss": 2},
+        "losses": {"lagged_critics": True, "n_actions_in_actor_loss": 2, "filter": {"kind": "exp"}},
     },
     "lagged critics, DPG detached": {
         "kind": "continuous",
@@ -252,17 +233,12 @@ CASES: dict[str, Case] = {
     },
     "lagged critics, classified": {
         "kind": "continuous",
-        "critic": {"kind": "twohot", "bins": NARROW},
-        "losses": {"lagged_critics": True, "filter": "exp"},
+        "critic": {"kind": "twohot", **NARROW},
+        "losses": {"lagged_critics": True, "filter": {"kind": "exp"}},
     },
     "lagged critics, normalised": {
         "kind": "continuous",
-        "losses": {"lagged_critics": True, "filter": "exp", "filter_batch_norm": True},
-    },
-    "epsilon": {"masks": True, "losses": {"count_epsilon": 0.3}},
-    "epsilon, classified": {
-        "critic": {"kind": "twohot", "bins": NARROW},
-        "losses": {"count_epsilon": 0.3},
+        "losses": {"lagged_critics": True, "filter_batch_norm": True, "filter": {"kind": "exp"}},
     },
     "no gradient below": {
         "legal": True,
@@ -273,20 +249,18 @@ CASES: dict[str, Case] = {
         "actor": {"prob_low": 0.45, "prob_low_gradient": False},
         "losses": CLEAR,
     },
-    "averaged switches": {
-        "kind": "multi_binary",
-        "actor": {"mean_log_prob": True},
-        "losses": CLEAR,
-    },
     "HL-Gauss, renormalised": {
         "critic": {
             "kind": "hlgauss",
-            "bins": BinsConfig(n_bins=7, min_return=-3.0, max_return=4.0, renormalize=True),
+            "n_bins": 7,
+            "min_return": -3.0,
+            "max_return": 4.0,
+            "renormalize": True,
         }
     },
     "continuous, HL-Gauss": {
         "kind": "continuous",
-        "critic": {"kind": "hlgauss", "bins": NARROW},
+        "critic": {"kind": "hlgauss", **NARROW},
     },
 }
 

@@ -9,12 +9,10 @@ import torch
 
 from amago_model import (
     ActionSpace,
-    ActorConfig,
     Agent,
     AgentConfig,
     Batch,
-    CriticConfig,
-    LossConfig,
+    IdentityConfig,
     ObsSpace,
     Spaces,
     TimestepEncoderConfig,
@@ -22,9 +20,10 @@ from amago_model import (
     load_policy,
     save_policy,
 )
+from tests.amago_model.settings import configured
 
 SMALL_ENCODER = TimestepEncoderConfig(d_hidden=16, d_output=12)
-IDENTITY = TrajectoryEncoderConfig(kind="identity")
+IDENTITY = IdentityConfig()
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +61,12 @@ def make_config() -> Callable[..., AgentConfig]:
         actor: dict | None = None,
         encoder: TimestepEncoderConfig = SMALL_ENCODER,
     ) -> AgentConfig:
-        wanted = LossConfig(**({"gamma": 0.9, "auxiliary_gammas": (0.5,)} | (losses or {})))
-        small = {"d_hidden": 16, "n_critics": 3} | (critic or {})
-        return AgentConfig(
+        return configured(
             timestep_encoder=encoder,
             trajectory_encoder=trajectory_encoder,
-            actor=ActorConfig(**({"d_hidden": 16} | (actor or {}))),
-            critic=CriticConfig(**small if wanted.trains_critic else {}),
-            losses=wanted,
+            actor=({"d_hidden": 16} if "kind" not in (actor or {}) else {}) | (actor or {}),
+            critic={"d_hidden": 16, "n_critics": 3} | (critic or {}),
+            losses={"gamma": 0.9, "auxiliary_gammas": (0.5,)} | (losses or {}),
         )
 
     return make

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model import Agent, Batch
+from amago_model import Agent, Batch, PopArtConfig
 from amago_model.data.batch import encode_action
 from amago_model.encoders.transformer import SigmaLinear
 from tests.amago_model.reference_parts import (
@@ -87,8 +87,8 @@ class _Loops:
                 *(plain(x[g]) for x in (norm.moments.mean, norm.moments.variance)),
                 plain(norm.moments.updates),
                 *(plain(x[g]) for x in (norm.w, norm.b)),
-                agent.config.critic.popart_beta,
-                agent.config.critic.popart,
+                (agent.config.critic.popart or PopArtConfig()).beta,
+                agent.config.critic.popart is not None,
             )
             for g in (range(len(self.gammas)) if norm is not None else ())
         ]
@@ -226,7 +226,7 @@ class _Loops:
             return out
         centres, _ = slow_centres(self.agent)
         z = sum((p * at for p, at in zip(out.softmax(-1), centres, strict=True)), NOTHING)
-        return z.sign() * (z.abs().exp() - 1) if self.agent.config.critic.bins.symlog else z
+        return z.sign() * (z.abs().exp() - 1) if self.agent.config.critic.symlog else z
 
     def value_of(self, critic, c, seen, g, policy, noise, *, constant):  # type: ignore[no-untyped-def]
         """Critic c's value of the policy's own actions: all with their odds, or some samples."""
@@ -371,10 +371,6 @@ class _Loops:
             there = weights[name] > 0 and (agent.critic is not None or name == "bc")
             if there:
                 result.terms[name] = sum(parts, NOTHING) / max(len(parts), 1)
-                if c.count_epsilon:  # of each critic's terms, where these are several
-                    each = agent.config.critic.n_critics if name == "critic" else 1
-                    total = sum(parts, NOTHING) * each
-                    result.terms[name] = total / (len(parts) * each + c.count_epsilon)
                 result.loss = result.loss + weights[name] * result.terms[name]
         return result
 

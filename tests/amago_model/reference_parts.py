@@ -154,25 +154,25 @@ class SlowPolicy:
 
     def _gaussian(self) -> tuple[Tensor, Tensor]:
         loc, raw = self.x.chunk(2)
-        low, high = math.log(self.c.std_low), math.log(self.c.std_high)
+        low, high = math.log(self.c.continuous.std_low), math.log(self.c.continuous.std_high)
         return loc, (low + 0.5 * (high - low) * (raw.tanh() + 1)).exp()
 
     def _beta(self) -> Beta:
-        b = self.c.beta
-        return Beta.from_parameters(self.x, low=b.low, high=b.high, clip=self.c.log_prob_clip)
+        b = self.c.continuous
+        return Beta.from_parameters(self.x, low=b.low, high=b.high, clip=b.log_prob_clip)
 
     def _mixture(self) -> GaussianMixture:
-        g = self.c.gmm
+        g = self.c.continuous
         return GaussianMixture.from_parameters(
-            self.x, modes=g.modes, std_low=g.std_low, std_high=g.std_high, clip=self.c.log_prob_clip
+            self.x, modes=g.modes, std_low=g.std_low, std_high=g.std_high, clip=g.log_prob_clip
         )
 
     def sample(self, noise: Tensor) -> Tensor:
         """An encoded action [A] from noise [W]."""
         if self.space.kind == "continuous":
-            if self.c.continuous == "beta":
+            if self.c.continuous.kind == "beta":
                 return self._beta().rsample(noise)
-            if self.c.continuous == "gmm":
+            if self.c.continuous.kind == "gmm":
                 return self._mixture().rsample(noise)
             loc, std = self._gaussian()
             return (loc + std * noise).tanh()
@@ -197,13 +197,14 @@ class SlowPolicy:
     def log_prob(self, action: Tensor) -> Tensor:
         """Of an encoded action [A]; for choices, each number of it weighs one log-probability."""
         if self.space.kind == "continuous":
-            a = action.clamp(-self.c.log_prob_clip, self.c.log_prob_clip)
-            if self.c.continuous == "beta":
+            clip = self.c.continuous.log_prob_clip
+            a = action.clamp(-clip, clip)
+            if self.c.continuous.kind == "beta":
                 d = self._beta()
                 base = torch.distributions.Beta(d.alpha, d.beta)
                 return (base.log_prob((a + 1) / 2) - math.log(2)).sum()
             slope = (1 - a * a).log().sum()
-            if self.c.continuous == "gmm":
+            if self.c.continuous.kind == "gmm":
                 d = self._mixture()
                 normal = torch.distributions.Normal(d.loc, d.scale)
                 each = normal.log_prob(torch.atanh(a)).sum(-1)
@@ -213,8 +214,7 @@ class SlowPolicy:
         if self.space.kind == "multi_binary":
             p = self.x.sigmoid()
             odds = [p[i] if plain(a) == 1 else 1 - p[i] for i, a in enumerate(action)]
-            total = sum((x.log() for x in odds), NOTHING)
-            return total / len(odds) if self.c.mean_log_prob else total
+            return sum((x.log() for x in odds), NOTHING)
         tiny = torch.finfo(torch.float64).tiny
         return sum(
             (a * p.clamp(min=tiny).log() for a, p in zip(action, self.probs, strict=True)), NOTHING
@@ -230,7 +230,7 @@ def symlog(y: float) -> float:
 
 def slow_centres(agent: Agent) -> tuple[list[float], float]:
     """Centres of the bins, rounded to float32 as the agent keeps them, and the distance of two."""
-    c = agent.config.critic.bins
+    c = agent.config.critic
     low, high = c.min_return, c.max_return
     if c.symlog:
         low, high = symlog(low), symlog(high)
@@ -243,7 +243,7 @@ def slow_centres(agent: Agent) -> tuple[list[float], float]:
 
 def slow_label(agent: Agent, y: float) -> list[float]:
     """Probabilities of the bins for the return y."""
-    c, centres, width = agent.config.critic.bins, *slow_centres(agent)
+    c, centres, width = agent.config.critic, *slow_centres(agent)
     y = symlog(y) if c.symlog else y
     if agent.config.critic.kind == "twohot":
         place = min(max((y - centres[0]) / width, 0.0), c.n_bins - 1.0)
@@ -267,12 +267,11 @@ def slow_label(agent: Agent, y: float) -> list[float]:
 
 
 def slow_filter(agent: Agent, advantage: float) -> float:
-    c = agent.config.losses
-    if c.filter == "binary":
-        return plain(advantage > c.filter_threshold)
-    if c.filter == "exp":
-        return max(min(math.exp(c.filter_beta * advantage), c.filter_max), c.filter_min)
-    f = c.leaky_filter
+    f = agent.config.losses.filter
+    if f.kind == "binary":
+        return plain(advantage > f.threshold)
+    if f.kind == "exp":
+        return min(math.exp(f.beta * advantage), 20.0)
     rise = (advantage - f.threshold) / f.beta
     line = f.at_zero + f.slope * f.threshold / f.beta + (rise if rise > 0 else f.slope * rise)
     step = plain(f.add_step and advantage > f.threshold)

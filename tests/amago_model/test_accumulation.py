@@ -13,12 +13,10 @@ from amago_model import (
     Agent,
     AgentConfig,
     Batch,
-    BinsConfig,
     ConfigError,
     CustomConfig,
     ObsSpace,
     Spaces,
-    TrajectoryEncoderConfig,
     TransformerConfig,
     make_agent,
     register,
@@ -30,12 +28,9 @@ from amago_model.encoders.transformer import SigmaLinear
 from amago_model.heads.actor import Actor
 from amago_model.running_statistics import RunningMoments, Statistics, collecting, still
 
-NARROW = BinsConfig(n_bins=9, min_return=-30.0, max_return=40.0)
-TRANSFORMER = TrajectoryEncoderConfig(
-    kind="transformer",
-    transformer=TransformerConfig(
-        d_model=8, n_heads=2, d_ff=8, n_layers=1, dropout_ff=0.0, dropout_emb=0.0
-    ),
+NARROW = {"n_bins": 9, "min_return": -30.0, "max_return": 40.0}
+TRANSFORMER = TransformerConfig(
+    d_model=8, n_heads=2, d_ff=8, n_layers=1, dropout_ff=0.0, dropout_emb=0.0
 )
 CASES = {
     "discrete": ("discrete", {}, {}, {}),
@@ -44,10 +39,10 @@ CASES = {
         "continuous",
         {},
         {"subset_replacement": True},
-        {"filter": "exp", "filter_batch_norm": True, "n_actions_in_actor_loss": 2},
+        {"filter_batch_norm": True, "n_actions_in_actor_loss": 2, "filter": {"kind": "exp"}},
     ),
-    "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", "bins": NARROW}, {}),
-    "choices": ("multi_discrete", {}, {"kind": "hlgauss", "bins": NARROW}, {"td_lambda": 0.8}),
+    "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", **NARROW}, {}),
+    "choices": ("multi_discrete", {}, {"kind": "hlgauss", **NARROW}, {"td_lambda": 0.8}),
     "cloning alone": ("continuous", {}, {}, {"behavior_cloning": True, "dpg_weight": 0.0}),
 }
 MASKED = ("continuous, normalised filter", "multitask", "cloning alone")
@@ -85,7 +80,7 @@ def _learn(agent: Agent, batch: Batch, m: int) -> dict[str, torch.Tensor]:
 
 
 def _config(config: AgentConfig, algorithm: dict[str, str]) -> AgentConfig:
-    return dataclasses.replace(config, **algorithm)  # type: ignore[arg-type]
+    return config.replace(**algorithm)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("m", [2, 3, 5])
@@ -98,7 +93,7 @@ def test_parts_equal_the_whole_with_every_statistic_moving(
     spaces = make_spaces(kind)
     truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
     spaces = Spaces(observations={**spaces.observations, "truth": truth}, action=spaces.action)
-    config = make_config(TRANSFORMER, critic={"popart_beta": 0.1} | critic, losses=losses)
+    config = make_config(TRANSFORMER, critic={"popart": {"beta": 0.1}} | critic, losses=losses)
     agent = make_agent(_config(config, algorithm), spaces).double()
     batch = make_batch(spaces, lengths=LENGTHS)
     batch.prev_reward = batch.prev_reward.double()
@@ -181,9 +176,7 @@ class WhitenedActor(Actor):
 @pytest.fixture
 def own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
-    register("trajectory_encoder", "whitened", reads="all")(
-        lambda _, d_input: TwiceWhitened(d_input)
-    )
+    register("trajectory_encoder", "whitened")(lambda _, d_input: TwiceWhitened(d_input))
     register("actor", "whitened")(WhitenedActor)
 
 
@@ -192,8 +185,8 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_statistics_of_a_memory_of_one_s_own_move_as_with_the_whole(
     make_spaces, make_config, make_batch, m: int
 ) -> None:
-    config = make_config(critic={"popart_beta": 0.1})
-    config = dataclasses.replace(config, custom=CustomConfig(trajectory_encoder="whitened"))
+    config = make_config(critic={"popart": {"beta": 0.1}})
+    config = config.replace(custom=CustomConfig(trajectory_encoder="whitened"))
     agent = make_agent(config, make_spaces("continuous")).double()
     batch = make_batch(agent.spaces, lengths=LENGTHS)
     batch.prev_reward = batch.prev_reward.double()
@@ -209,7 +202,7 @@ def test_statistics_of_a_memory_of_one_s_own_move_as_with_the_whole(
 def test_statistics_of_a_head_of_one_s_own_are_refused_in_parts(
     make_spaces, make_config, make_batch
 ) -> None:
-    config = dataclasses.replace(make_config(), custom=CustomConfig(actor="whitened"))
+    config = make_config().replace(custom=CustomConfig(actor="whitened"))
     agent = make_agent(config, make_spaces("continuous"))
     with pytest.raises(ConfigError, match=r"CustomConfig\.actor.*'whiten\.moments'.*accumulate=1"):
         agent.observe(_parts(make_batch(agent.spaces), 2))

@@ -4,7 +4,6 @@ compute attention, every position, whatever was reset when."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from amago_model import (
     ActingPolicy,
     FeedForwardConfig,
     GRUConfig,
+    IdentityConfig,
     MambaConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
@@ -31,22 +31,18 @@ STEPS = 22
 
 def _transformer(**changes) -> TrajectoryEncoderConfig:  # type: ignore[no-untyped-def]
     small = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_layers": 2, "context": CONTEXT}
-    return TrajectoryEncoderConfig(
-        kind="transformer", transformer=TransformerConfig(**(small | changes))
-    )
+    return TransformerConfig(**(small | changes))
 
 
 def _mamba(**changes) -> TrajectoryEncoderConfig:  # type: ignore[no-untyped-def]
     small = {"d_model": 16, "d_state": 4, "n_layers": 2}
-    return TrajectoryEncoderConfig(kind="mamba", mamba=MambaConfig(**(small | changes)))
+    return MambaConfig(**(small | changes))
 
 
 MEMORIES = {
-    "identity": TrajectoryEncoderConfig(kind="identity"),
-    "feedforward": TrajectoryEncoderConfig(
-        kind="feedforward", feedforward=FeedForwardConfig(d_model=16)
-    ),
-    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=8, d_output=8)),
+    "identity": IdentityConfig(),
+    "feed_forward": FeedForwardConfig(d_model=16),
+    "gru": GRUConfig(d_hidden=8, d_output=8),
     "mamba": _mamba(),
     "mamba, convolution of one row": _mamba(d_conv=1, expand=1),
     "mamba, long convolution": _mamba(d_conv=7, norm="rms"),
@@ -54,9 +50,9 @@ MEMORIES = {
 
 POSITIONS = {
     "sinusoidal": {},
-    "learnable": {"position": "learnable", "max_time": 12},
-    "rotary": {"position": "rotary"},
-    "none": {"position": "none"},
+    "learnable": {"position": {"kind": "learnable", "max_time": 12}},
+    "rotary": {"position": {"kind": "rotary"}},
+    "none": {"position": {"kind": "none"}},
 }
 PATTERNS = {
     "plain": {"context": 64},
@@ -208,7 +204,7 @@ def test_one_layer_acts_late_in_an_episode_as_it_learned_from_any_window_of_its_
     [
         ("discrete", {}),
         ("continuous", {}),
-        ("continuous", {"show_reset": True, "normalize_previous": False}),
+        ("continuous", {"show_reset": True, "input_norm": {"previous": False}}),
     ],
 )
 def test_the_policys_distribution_is_the_same_step_by_step_and_over_whole_windows(
@@ -220,7 +216,7 @@ def test_the_policys_distribution_is_the_same_step_by_step_and_over_whole_window
     inputs: dict[str, bool],
 ) -> None:
     config = make_config(MEMORIES[name])
-    config = replace(config, timestep_encoder=replace(config.timestep_encoder, **inputs))
+    config = config.replace(timestep_encoder=config.timestep_encoder.replace(**inputs))
     policy = ActingPolicy(config, make_spaces(kind)).eval()
     batch = make_batch(policy.spaces, lengths=(14, 14, 14), size=14, first=0)
     seen: list[Tensor] = []

@@ -13,6 +13,7 @@ from amago_model import (
     Agent,
     AgentConfig,
     ConfigError,
+    MLPActorConfig,
     ObsSpace,
     SpaceError,
     Spaces,
@@ -21,6 +22,7 @@ from amago_model import (
     load_policy,
     make_agent,
     save_policy,
+    unused_settings,
 )
 from amago_model.config import ActorConfig, BetaConfig, GMMConfig, LossConfig
 from amago_model.heads.actor import make_distribution, n_parameters, noise_width
@@ -114,8 +116,8 @@ def test_a_mixture_of_one_is_independent_over_dimensions_and_bounded_below() -> 
 
 def test_a_mixture_refuses_dpg() -> None:
     with pytest.raises(ConfigError, match="continuous.*gradient"):
-        AgentConfig(actor=ActorConfig(continuous="gmm"))
-    AgentConfig(actor=ActorConfig(continuous="gmm"), losses=LossConfig(dpg_weight=0.0))
+        AgentConfig(actor=MLPActorConfig(continuous=GMMConfig()))
+    AgentConfig(actor=MLPActorConfig(continuous=GMMConfig()), losses=LossConfig(dpg_weight=0.0))
 
 
 # ------------------------------------------------------------------------ switches and many choices
@@ -204,8 +206,8 @@ def test_actions_of_both_kinds_come_back_from_their_encoding() -> None:
 ALL = [
     ("multi_binary", {}, 0.5),
     ("multi_discrete", {}, 0.5),
-    ("continuous", {"continuous": "beta"}, 0.5),
-    ("continuous", {"continuous": "gmm", "gmm": GMMConfig(modes=3)}, 0.0),
+    ("continuous", {"continuous": {"kind": "beta"}}, 0.5),
+    ("continuous", {"continuous": {"kind": "gmm", "modes": 3}}, 0.0),
 ]
 
 
@@ -300,8 +302,8 @@ def test_a_thousand_actions_keep_their_numbers(make_config, make_batch, algorith
     space = ActionSpace(kind="discrete", n=1000, start=3)
     obs_spaces = {"observation": ObsSpace(shape=(3,), dtype="float32")}
     spaces = Spaces(observations=obs_spaces, action=space)
-    losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "filter_threshold": -100.0}
-    config = dataclasses.replace(make_config(losses=losses), algorithm=algorithm)
+    losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "filter": {"threshold": -100.0}}
+    config = make_config(losses=losses).replace(algorithm=algorithm)
     agent = make_agent(config, spaces)
     batch = make_batch(spaces)
     batch.prev_action[:] = 777
@@ -323,11 +325,11 @@ def test_a_thousand_actions_keep_their_numbers(make_config, make_batch, algorith
 @pytest.mark.parametrize(
     ("config", "space", "parameters", "noise"),
     [
-        (ActorConfig(), BOX, 4, 2),
-        (ActorConfig(continuous="beta"), BOX, 4, 2 * Beta.NOISE),
-        (ActorConfig(continuous="gmm"), BOX, 5 + 2 * 5 * 2, 3),
-        (ActorConfig(), ActionSpace(kind="multi_binary", n=3), 3, 3),
-        (ActorConfig(), ActionSpace(kind="multi_discrete", nvec=(2, 3)), 5, 5),
+        (MLPActorConfig(), BOX, 4, 2),
+        (MLPActorConfig(continuous=BetaConfig()), BOX, 4, 2 * Beta.NOISE),
+        (MLPActorConfig(continuous=GMMConfig()), BOX, 5 + 2 * 5 * 2, 3),
+        (MLPActorConfig(), ActionSpace(kind="multi_binary", n=3), 3, 3),
+        (MLPActorConfig(), ActionSpace(kind="multi_discrete", nvec=(2, 3)), 5, 5),
     ],
 )
 def test_the_actor_s_output_and_noise_are_as_wide_as_published(
@@ -338,13 +340,14 @@ def test_the_actor_s_output_and_noise_are_as_wide_as_published(
     assert d.rsample(torch.randn(2, 7, noise)).shape == (2, 7, space.width)
 
 
-def test_settings_of_a_distribution_that_is_not_used_are_refused(make_spaces, make_config) -> None:
-    with pytest.raises(ConfigError, match=r"ActorConfig.beta"):
-        ActorConfig(beta=BetaConfig(low=2.0))
-    with pytest.raises(ConfigError, match=r"ActorConfig.gmm"):
-        ActorConfig(continuous="beta", gmm=GMMConfig(modes=2))
-    with pytest.raises(ConfigError, match=r"ActorConfig.continuous.*discrete"):
-        Agent(make_config(actor={"continuous": "beta"}), make_spaces("discrete"))
+def test_what_actions_have_no_use_for_is_told_and_changes_nothing(make_spaces, make_config) -> None:
+    with pytest.raises(ConfigError, match="BetaConfig: unknown setting 'modes'"):
+        BetaConfig(modes=2)
+    config, plain = make_config(actor={"continuous": {"kind": "beta"}}), make_config()
+    assert not unused_settings(config, make_spaces("continuous"))
+    spaces = make_spaces("discrete")
+    assert "actor.continuous.kind='beta'" in unused_settings(config, spaces)
+    assert Agent(config, spaces).state_dict().keys() == Agent(plain, spaces).state_dict().keys()
 
 
 @pytest.mark.parametrize(

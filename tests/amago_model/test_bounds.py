@@ -1,7 +1,6 @@
 """Bounds of a distribution's parameters: their values, and gradients that lead back inside."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from amago_model import ActorConfig
+from amago_model import ActorConfig, MLPActorConfig
 from amago_model.config import ActionSpace, BetaConfig, GMMConfig
 from amago_model.heads.actor import make_distribution
 from amago_model.heads.bounds import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
@@ -80,12 +79,12 @@ def test_as_published_they_are_plain_functions(x: list[float], sign: float) -> N
 @pytest.mark.parametrize(
     ("config", "frozen"),
     [
-        (ActorConfig(continuous="beta"), [-20.0, -20.0]),
-        (ActorConfig(continuous="beta", beta=BetaConfig(high=30.0)), [50.0, 50.0]),
-        (ActorConfig(), [0.7, -20.0]),
-        (ActorConfig(), [0.7, 20.0]),
-        (ActorConfig(continuous="gmm", gmm=GMMConfig(modes=1)), [0.0, 0.7, -40.0]),
-        (ActorConfig(continuous="gmm", gmm=GMMConfig(modes=1, std_high=2.0)), [0.0, 0.7, 20.0]),
+        (MLPActorConfig(continuous=BetaConfig()), [-20.0, -20.0]),
+        (MLPActorConfig(continuous=BetaConfig(high=30.0)), [50.0, 50.0]),
+        (MLPActorConfig(), [0.7, -20.0]),
+        (MLPActorConfig(), [0.7, 20.0]),
+        (MLPActorConfig(continuous=GMMConfig(modes=1)), [0.0, 0.7, -40.0]),
+        (MLPActorConfig(continuous=GMMConfig(modes=1, std_high=2.0)), [0.0, 0.7, 20.0]),
     ],
     ids=["beta flat", "beta narrow", "spike", "wide", "gmm spike", "gmm wide"],
 )
@@ -93,7 +92,8 @@ def test_a_frozen_policy_learns_again(
     config: ActorConfig, frozen: list[float], bound_gradient: bool
 ) -> None:
     """Cloning of actions around 0.6 from parameters that a bad start has driven far out."""
-    config = replace(config, bound_gradient=bound_gradient)
+    family = config.continuous.replace(bound_gradient=bound_gradient)
+    config = config.replace(continuous=family)
     torch.manual_seed(0)
     action = (0.6 + 0.2 * torch.randn(64, 1)).clamp(-1, 1)
     x = torch.tensor(frozen, requires_grad=True)
@@ -141,7 +141,7 @@ def test_an_agent_frozen_far_out_learns_again_by_dpg_and_cloning(
     agent, windows = make(
         {
             "kind": "continuous",
-            "actor": {"bound_gradient": bound_gradient},
+            "actor": {"continuous": {"bound_gradient": bound_gradient}},
             "losses": {"dpg_weight": 0.1, "bc_weight": 1.0, "behavior_cloning": True},
         }
     )

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from amago_model import Agent, AgentConfig, published_v3
-from amago_model.errors import UnusedError
 from amago_model.heads.actor import Actor
 from tests.amago_model.cases import CASES, MEMORIES, make
 
@@ -104,8 +103,3 @@ def test_one_pass_of_the_actor_serves_dpg_and_cloning(
 def test_by_default_and_as_published_dpg_trains_the_encoders() -> None:
     for config in (AgentConfig(), published_v3()):
         assert config.losses.dpg_detach_state is False
-
-
-def test_without_dpg_there_is_nothing_to_detach() -> None:
-    with pytest.raises(UnusedError, match=r"LossConfig\.dpg_detach_state.*dpg_weight"):
-        make({"losses": {"dpg_weight": 0.0, "dpg_detach_state": True}})

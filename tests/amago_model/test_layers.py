@@ -17,11 +17,11 @@ from amago_model import (
     GRUConfig,
     MambaConfig,
     ResidualActorConfig,
+    ScalarCriticConfig,
     TimestepEncoderConfig,
-    TrajectoryEncoderConfig,
     TransformerConfig,
 )
-from amago_model.config import Activation, CriticConfig, Norm
+from amago_model.config import Activation, Norm
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.layers import AdaptiveActivation, make_activation, make_norm
 
@@ -96,7 +96,7 @@ def test_the_adaptive_activation_is_its_rational_function_and_begins_as_a_leaky_
 
 @pytest.mark.parametrize("n_layers", [1, 2])
 def test_adaptive_critics_learn_their_activation_but_not_when_frozen(n_layers: int) -> None:
-    config = CriticConfig(n_critics=3, d_hidden=8, n_layers=n_layers, activation="adaptive")
+    config = ScalarCriticConfig(n_critics=3, d_hidden=8, n_layers=n_layers, activation="adaptive")
     action = ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
     critic = CriticEnsemble(config, action, (0.9, 0.5), d_state=4)
     state, actions = torch.randn(5, 4), torch.randn(2, 5, 2, 2, requires_grad=True)
@@ -118,15 +118,15 @@ def test_an_agent_learns_with_each(  # type: ignore[no-untyped-def]
 ) -> None:
     both = {"norm": norm, "activation": activation}
     config = make_config(
-        TrajectoryEncoderConfig(
-            kind="feedforward", feedforward=FeedForwardConfig(d_model=16, out_norm=norm, **both)
-        ),
+        FeedForwardConfig(d_model=16, out_norm=norm, **both),
         encoder=TimestepEncoderConfig(d_hidden=16, d_output=16, out_norm=norm, **both),
         actor={
             "kind": "residual",
-            "d_hidden": 256,
             "activation": activation,
-            "residual": ResidualActorConfig(d_feature=16, d_ff=16, n_blocks=1, norm=norm),
+            "d_feature": 16,
+            "d_ff": 16,
+            "n_blocks": 1,
+            "norm": norm,
         },
         critic={"activation": activation},
         losses={"dpg_weight": 1.0, "bc_weight": 1.0},

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from amago_model import (
     ActionSpace,
-    ActorConfig,
     Agent,
     AgentConfig,
     Batch,
-    BinsConfig,
-    CriticConfig,
     GRUConfig,
+    IdentityConfig,
     LossConfig,
     MambaConfig,
+    MLPActorConfig,
     ObsSpace,
+    ScalarCriticConfig,
     Spaces,
     TimestepEncoderConfig,
-    TrajectoryEncoderConfig,
     TransformerConfig,
     make_agent,
 )
+from tests.amago_model.settings import configured
 
 NO_MEMORY = AgentConfig(
     timestep_encoder=TimestepEncoderConfig(d_hidden=32, d_output=32, hide_previous=True),
-    trajectory_encoder=TrajectoryEncoderConfig(kind="identity"),
-    actor=ActorConfig(d_hidden=32),
-    critic=CriticConfig(n_critics=2, d_hidden=32),
+    trajectory_encoder=IdentityConfig(),
+    actor=MLPActorConfig(d_hidden=32),
+    critic=ScalarCriticConfig(n_critics=2, d_hidden=32),
     losses=LossConfig(gamma=0.5, auxiliary_gammas=(), reward_multiplier=1.0, tau=0.05),
 )
 
@@ -84,7 +82,7 @@ def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
     losses = LossConfig(
         gamma=0.5, auxiliary_gammas=(), behavior_cloning=True, dpg_weight=0.0, bc_weight=1.0
     )
-    cloning = dataclasses.replace(NO_MEMORY, critic=CriticConfig(), losses=losses)
+    cloning = NO_MEMORY.replace(critic=ScalarCriticConfig(), losses=losses)
     agent = Agent(cloning, _spaces(box, 3))
 
     def wise(obs: torch.Tensor) -> torch.Tensor:
@@ -109,8 +107,8 @@ def test_random_data_gives_a_policy_better_than_what_it_shows(kind: str) -> None
         action = ActionSpace(kind="discrete", n=2)
     else:
         action = ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,))
-    losses = dataclasses.replace(NO_MEMORY.losses, dpg_weight=0.3, bc_weight=1.0)
-    agent = Agent(dataclasses.replace(NO_MEMORY, losses=losses), _spaces(action, 1))
+    losses = NO_MEMORY.losses.replace(dpg_weight=0.3, bc_weight=1.0)
+    agent = Agent(NO_MEMORY.replace(losses=losses), _spaces(action, 1))
 
     def make() -> Batch:
         obs = torch.randn(16, 9, 1)
@@ -148,14 +146,12 @@ def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: s
         "multi_discrete": ActionSpace(kind="multi_discrete", nvec=(2, 2)),
     }[kind]
     width = 1 if kind == "discrete" else 2
-    bins = BinsConfig(n_bins=33, min_return=-5.0, max_return=5.0)
-    config = dataclasses.replace(
+    bins = {"n_bins": 33, "min_return": -5.0, "max_return": 5.0}
+    config = configured(
         NO_MEMORY,
         algorithm=algorithm,
-        critic=dataclasses.replace(
-            NO_MEMORY.critic, kind=critic, **({} if critic == "scalar" else {"bins": bins})
-        ),
-        losses=dataclasses.replace(NO_MEMORY.losses, dpg_weight=0.3, bc_weight=1.0),
+        critic={"kind": critic} | ({} if critic == "scalar" else bins),
+        losses={"dpg_weight": 0.3, "bc_weight": 1.0},
     )
     agent = make_agent(config, _spaces(action, width))
 
@@ -173,17 +169,12 @@ def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: s
 
 
 MEMORIES = {
-    "transformer": TrajectoryEncoderConfig(
-        kind="transformer",
-        transformer=TransformerConfig(
-            d_model=32, n_heads=2, d_ff=64, n_layers=1, context=9, dropout_emb=0.0
-        ),
+    "transformer": TransformerConfig(
+        d_model=32, n_heads=2, d_ff=64, n_layers=1, context=9, dropout_emb=0.0
     ),
-    "mamba": TrajectoryEncoderConfig(
-        kind="mamba", mamba=MambaConfig(d_model=32, d_state=8, n_layers=1)
-    ),
-    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=32, d_output=32, n_layers=1)),
-    "identity": TrajectoryEncoderConfig(kind="identity"),
+    "mamba": MambaConfig(d_model=32, d_state=8, n_layers=1),
+    "gru": GRUConfig(d_hidden=32, d_output=32, n_layers=1),
+    "identity": IdentityConfig(),
 }
 
 
@@ -195,8 +186,8 @@ def test_recall_is_solved_with_memory_and_not_without(kind: str) -> None:
     config = AgentConfig(
         timestep_encoder=TimestepEncoderConfig(d_hidden=32, d_output=32, n_layers=1),
         trajectory_encoder=encoder,
-        actor=ActorConfig(d_hidden=32),
-        critic=CriticConfig(n_critics=2, d_hidden=32),
+        actor=MLPActorConfig(d_hidden=32),
+        critic=ScalarCriticConfig(n_critics=2, d_hidden=32),
         losses=LossConfig(gamma=0.9, auxiliary_gammas=(), dpg_weight=0.0, bc_weight=1.0, tau=0.05),
     )
     agent = Agent(config, _spaces(ActionSpace(kind="discrete", n=2), 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amago_model import ConfigError, MambaConfig, TrajectoryEncoderConfig
+from amago_model import AgentConfig, ConfigError, MambaConfig
 from amago_model.encoders import selective_scan as scans
 from amago_model.encoders.mamba import Mamba
 from amago_model.encoders.selective_scan import CHUNK, choose_scan, selective_scan
@@ -115,7 +114,7 @@ def test_the_state_of_an_unfinished_episode_does_not_grow() -> None:
 
 def test_its_settings_and_weights_come_back_from_a_policy_file(memory_comes_back) -> None:  # type: ignore[no-untyped-def]
     config = MambaConfig(d_model=8, d_state=3, d_conv=2, expand=3, n_layers=2, scan="torch")
-    memory_comes_back(TrajectoryEncoderConfig(kind="mamba", mamba=config))
+    memory_comes_back(config)
 
 
 # ------------------------------------------------------------------------- mamba-ssm, stood in for
@@ -166,7 +165,7 @@ def test_the_package_is_called_as_published_and_equals_torch(install) -> None:  
     memory = Mamba(MambaConfig(d_model=16, d_state=4, n_layers=2), 6)
     x, time_idx, results = torch.randn(2, 11, 6), torch.arange(11).expand(2, 11), []
     for scan in ("auto", "torch"):
-        memory.config = dataclasses.replace(memory.config, scan=scan)
+        memory.config = memory.config.replace(scan=scan)
         y = memory(x, time_idx)
         results.append((y, *torch.autograd.grad(y.square().sum(), memory.parameters())))
         assert memory.scan_name == {"auto": "mamba_ssm", "torch": "torch"}[scan]
@@ -193,7 +192,7 @@ def test_asking_for_the_absent_package_says_why_and_what_else_there_is() -> None
 
 
 def test_settings_of_mamba_are_refused_where_another_memory_is_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"mamba: set, but kind='gru'"):
-        TrajectoryEncoderConfig(kind="gru", mamba=MambaConfig(d_state=4))
+    with pytest.raises(ConfigError, match="d_conv: the chosen kind has no such setting.*'mamba'"):
+        AgentConfig.from_dict({"trajectory_encoder": {"kind": "gru", "d_conv": 2}})
     with pytest.raises(ConfigError, match="d_state"):
         MambaConfig(d_state=0)

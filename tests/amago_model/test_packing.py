@@ -14,13 +14,13 @@ from amago_model import (
     ActingPolicy,
     Agent,
     AgentConfig,
+    AugmentConfig,
     CustomConfig,
     FeedForwardConfig,
-    ImageConfig,
     ObsSpace,
+    PlainImageConfig,
     Spaces,
     TimestepEncoderConfig,
-    TrajectoryEncoderConfig,
     TransformerConfig,
     register,
     registry,
@@ -46,9 +46,9 @@ from tests.amago_model.flash_stand_ins import installer
 CPU = torch.device("cpu")
 POSITIONS = {
     "sinusoidal": {},
-    "learnable": {"position": "learnable", "max_time": 12},
-    "rotary": {"position": "rotary"},
-    "none": {"position": "none"},
+    "learnable": {"position": {"kind": "learnable", "max_time": 12}},
+    "rotary": {"position": {"kind": "rotary"}},
+    "none": {"position": {"kind": "none"}},
 }
 PATTERNS = {
     "longer context": {"context": 64},
@@ -178,7 +178,7 @@ def test_a_packed_transformer_is_the_padded_one_forward_and_backward(
         _assert_same(_both_ways(whole, TRANSITIONS[0], torch.float32), 1e-6, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["identity", "feedforward"])
+@pytest.mark.parametrize("name", ["identity", "feed_forward"])
 def test_what_keeps_no_memory_works_on_packed_rows(name: str) -> None:
     memory = _excited(make_trajectory_encoder(MEMORIES[name], 6)).double()
     for transitions in TRANSITIONS:
@@ -344,8 +344,8 @@ def test_images_words_and_goals_are_the_same_packed_and_padded(
 ) -> None:
     """Shifted frames too: the shifts are those of the whole windows."""
     small = TimestepEncoderConfig(d_hidden=12, d_output=8)
-    goals = dataclasses.replace(small.goals, keys=("goals",))
-    encoder = dataclasses.replace(small, images=ImageConfig(augment=0.7), goals=goals)
+    goals = small.goals.replace(keys=("goals",))
+    encoder = small.replace(images=PlainImageConfig(augment=AugmentConfig(share=0.7)), goals=goals)
     spaces = Spaces(observations=PIXELS, action=make_spaces().action)
     batch = make_batch(spaces, lengths=(6, 3, 1, 0), size=8)
     drawn = batch.time_idx.shape
@@ -361,7 +361,7 @@ def test_images_words_and_goals_are_the_same_packed_and_padded(
 
 @pytest.mark.parametrize("few_rows", [0, 100])
 @pytest.mark.parametrize(
-    "where", ["dropout_ff", "dropout_emb", "dropout_qkv", "dropout_attn", "feedforward"]
+    "where", ["dropout_ff", "dropout_emb", "dropout_qkv", "dropout_attn", "feed_forward"]
 )
 def test_dropout_does_not_depend_on_how_much_padding_there_is(
     monkeypatch,  # type: ignore[no-untyped-def]
@@ -369,15 +369,11 @@ def test_dropout_does_not_depend_on_how_much_padding_there_is(
     few_rows: int,
 ) -> None:
     monkeypatch.setattr(attention, "FEW_ROWS", few_rows)
-    memory = TrajectoryEncoderConfig(
-        kind="feedforward", feedforward=FeedForwardConfig(d_model=8, dropout=0.3)
-    )
-    if where != "feedforward":
-        memory = TrajectoryEncoderConfig(
-            kind="transformer", transformer=_transformer(**{where: 0.3})
-        )
+    memory = FeedForwardConfig(d_model=8, dropout=0.3)
+    if where != "feed_forward":
+        memory = _transformer(**{where: 0.3})
     agent, windows = make({})
-    agent = Agent(dataclasses.replace(agent.config, trajectory_encoder=memory), agent.spaces)
+    agent = Agent(agent.config.replace(trajectory_encoder=memory), agent.spaces)
     batch = windows([5, 1, 0, 7, 3], 9)
     batch = dataclasses.replace(batch, noise=agent.draw_noise(*batch.mask.shape))
     one, other = (_update(copy.deepcopy(agent), b)["loss"] for b in (batch, batch.padded(14)))
@@ -443,11 +439,11 @@ def test_encoders_that_know_nothing_of_it_get_padded_windows(
     memory: str,
 ) -> None:
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
-    register("timestep_encoder", "rescaled", reads="all")(Rescaled)
-    register("trajectory_encoder", "averages", reads="all")(Averages)
-    register("trajectory_encoder", "doubled", reads="all")(lambda _, d_input: Doubled(d_input))
+    register("timestep_encoder", "rescaled")(Rescaled)
+    register("trajectory_encoder", "averages")(Averages)
+    register("trajectory_encoder", "doubled")(lambda _, d_input: Doubled(d_input))
     custom = CustomConfig(timestep_encoder=rows, trajectory_encoder=memory)
-    config = dataclasses.replace(make_config(), custom=custom)
+    config = make_config().replace(custom=custom)
     agent = Agent(config, make_spaces())
     batch = make_batch(agent.spaces, lengths=(4, 1, 3), size=6)
     if rows and memory:

@@ -82,10 +82,8 @@ def test_padding_enters_no_whitening_whatever_is_hidden(hidden: dict[str, bool])
     """Where a padded row is told by its numbers, it is not, once some of them are hidden."""
     torch.manual_seed(0)
     agent, windows = make(CASES["continuous"])
-    rows = dataclasses.replace(agent.config.timestep_encoder, **hidden)
-    agent = make_agent(
-        dataclasses.replace(agent.config, timestep_encoder=rows), agent.spaces
-    ).double()
+    rows = agent.config.timestep_encoder.replace(**hidden)
+    agent = make_agent(agent.config.replace(timestep_encoder=rows), agent.spaces).double()
     batch = windows([4, 1, 0, 3], 4)
     for x in batch.obs.values():
         x[~batch.row_mask] = 4.0

@@ -16,8 +16,8 @@ from amago_model import (
     Agent,
     AmagoError,
     GRUConfig,
+    IdentityConfig,
     PolicyFileError,
-    TrajectoryEncoderConfig,
     TransformerConfig,
     load_policy,
     save_policy,
@@ -26,12 +26,9 @@ from amago_model.heads.distributions import Categorical
 from amago_model.policy_file import FORMAT
 
 MEMORIES = {
-    "identity": TrajectoryEncoderConfig(kind="identity"),
-    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=8, d_output=8)),
-    "transformer": TrajectoryEncoderConfig(
-        kind="transformer",
-        transformer=TransformerConfig(d_model=16, n_heads=2, d_ff=24, n_layers=2, context=5),
-    ),
+    "identity": IdentityConfig(),
+    "gru": GRUConfig(d_hidden=8, d_output=8),
+    "transformer": TransformerConfig(d_model=16, n_heads=2, d_ff=24, n_layers=2, context=5),
 }
 
 

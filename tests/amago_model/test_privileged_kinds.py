@@ -12,11 +12,12 @@ from amago_model import (
     ActionSpace,
     Agent,
     AgentConfig,
+    AugmentConfig,
     Batch,
     ConfigError,
     GoalConfig,
-    ImageConfig,
     ObsSpace,
+    PlainImageConfig,
     Spaces,
     TimestepEncoderConfig,
     TokenConfig,
@@ -44,7 +45,7 @@ ENCODER = TimestepEncoderConfig(
     n_layers=1,
     d_hidden=8,
     d_output=8,
-    images=ImageConfig(keys=("map",), d_output=4),
+    images=PlainImageConfig(keys=("map",), d_output=4),
     tokens=TokenConfig(d_output=3),
     goals=GoalConfig(keys=("goals",), d_output=5),
 )
@@ -145,8 +146,8 @@ def test_parts_make_the_update_of_the_whole(agent, make_batch) -> None:
 
 def test_images_are_shifted_in_training_alone(agent, make_batch) -> None:
     """By the same setting as those of the policy."""
-    images = dataclasses.replace(ENCODER.images, augment=1.0, augment_shift=2)
-    encoder = dataclasses.replace(ENCODER, images=images)
+    images = ENCODER.images.replace(augment=AugmentConfig(share=1.0, shift=2))
+    encoder = ENCODER.replace(images=images)
     config = AgentConfig(**{**vars(agent.config), "timestep_encoder": encoder})
     shifted, batch = Agent(config, SPACES), with_hidden(make_batch(SPACES))
     shifted.load_state_dict(agent.state_dict())
@@ -159,7 +160,7 @@ def test_images_are_shifted_in_training_alone(agent, make_batch) -> None:
 
 
 def test_settings_name_privileged_observations_or_are_refused() -> None:
-    config = AgentConfig(timestep_encoder=dataclasses.replace(ENCODER, vector_keys=("camera",)))
+    config = AgentConfig(timestep_encoder=ENCODER.replace(vector_keys=("camera",)))
     kinds = [part.key for part in Agent(config, SPACES).privileged.embedders]
     assert kinds == ["goals", "map", "word"]
     for wrong, says in (
@@ -167,6 +168,6 @@ def test_settings_name_privileged_observations_or_are_refused() -> None:
         ({"keys": ("truth",)}, "keys: 'truth'"),
         ({"vector_keys": ("nothing",)}, "vector_keys: 'nothing'"),
     ):
-        encoder = dataclasses.replace(ENCODER, **wrong)
+        encoder = ENCODER.replace(**wrong)
         with pytest.raises(ConfigError, match=says):
             Agent(AgentConfig(timestep_encoder=encoder), SPACES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,10 +11,10 @@ from amago_model import (
     Agent,
     ConfigError,
     GRUConfig,
+    InputNormConfig,
     ObsSpace,
     Spaces,
     TimestepEncoderConfig,
-    TrajectoryEncoderConfig,
     load_policy,
     save_policy,
 )
@@ -32,7 +30,7 @@ SPACES = Spaces(
     },
     action=ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
 )
-GRU = TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=8, d_output=8, n_layers=1))
+GRU = GRUConfig(d_hidden=8, d_output=8, n_layers=1)
 
 
 def _into_the_mlp(encoder: TimestepEncoder, *inputs: object) -> Tensor:
@@ -48,7 +46,7 @@ def _into_the_mlp(encoder: TimestepEncoder, *inputs: object) -> Tensor:
 def test_only_what_shall_be_whitened_is(previous: bool, reset: bool) -> None:
     """Observations always; the previous action and reward if wanted; the reset never."""
     encoder = TimestepEncoder(
-        replace(SMALL, normalize_previous=previous, show_reset=reset), SPACES
+        SMALL.replace(show_reset=reset, input_norm=InputNormConfig(previous=previous)), SPACES
     ).train()
     obs, valid = {"observation": 5.0 + torch.randn(4, 9, 3)}, torch.ones(4, 9, dtype=torch.bool)
     valid[1, 4:] = False
@@ -77,7 +75,7 @@ def test_the_reset_is_1_in_an_episodes_first_row_alone() -> None:
     plain = previous_features(SPACES, action, reward, time_idx)
     assert torch.equal(shown[..., :-1], plain)
     for hidden in ({"hide_previous": True}, {"hide_reward": True}):
-        encoder = TimestepEncoder(replace(SMALL, show_reset=True, **hidden), SPACES).eval()
+        encoder = TimestepEncoder(SMALL.replace(show_reset=True, **hidden), SPACES).eval()
         x = encoder.plain({"observation": torch.zeros(2, 3, 3)}, shown + 1.0, None)
         assert torch.equal(x[..., -1], shown[..., -1] + 1.0)
         assert x[..., 3].eq(0).all() and x[..., 4:6].eq(0).all() == ("hide_previous" in hidden)
@@ -86,7 +84,9 @@ def test_the_reset_is_1_in_an_episodes_first_row_alone() -> None:
 @torch.no_grad()
 def test_acting_shows_the_resets_that_windows_show(make_config) -> None:  # type: ignore[no-untyped-def]
     """Two environments with episodes of other lengths, against one window for each episode."""
-    config = make_config(GRU, encoder=replace(SMALL, show_reset=True, normalize_previous=False))
+    config = make_config(
+        GRU, encoder=SMALL.replace(show_reset=True, input_norm=InputNormConfig(previous=False))
+    )
     policy = ActingPolicy(config, SPACES).eval()
     episodes = [[3, 4], [5, 2]]
     seen: list[Tensor] = []
@@ -113,8 +113,8 @@ def test_acting_shows_the_resets_that_windows_show(make_config) -> None:  # type
 
 def test_padding_changes_nothing_and_a_policy_file_brings_it_back(make_config, make_batch) -> None:  # type: ignore[no-untyped-def]
     """Padding has time 0, but is no beginning."""
-    inputs = {"show_reset": True, "normalize_previous": False, "input_norm_beta": 0.3}
-    config = make_config(GRU, encoder=replace(SMALL, **inputs))
+    inputs = {"show_reset": True, "input_norm": {"beta": 0.3, "previous": False}}
+    config = make_config(GRU, encoder=SMALL.replace(**inputs))
     batch, seen = make_batch(SPACES, first=0), []
     for given in (batch, batch.padded(9)):
         torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_padding_changes_nothing_and_a_policy_file_brings_it_back(make_config, m
 def test_the_statistics_start_and_move_as_told(make_config) -> None:  # type: ignore[no-untyped-def]
     """Those of what the actor sees, and those of what critics alone do."""
     for beta, nu in ((1e-4, 1.0), (0.3, 9.0)):
-        encoder = replace(SMALL, input_norm_beta=beta, input_norm_init_nu=nu)
+        encoder = SMALL.replace(input_norm=InputNormConfig(beta=beta, init_nu=nu))
         agent = Agent(make_config(encoder=encoder), SPACES).train()
         for norm in (agent.policy.timestep_encoder.input_norm, agent.privileged.norm):
             assert norm.moments.variance.eq(nu).all()
@@ -148,23 +148,17 @@ def test_the_statistics_start_and_move_as_told(make_config) -> None:  # type: ig
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"normalize_inputs": False, "normalize_previous": False, "input_norm_beta": 0.1},
-            "normalize_previous, TimestepEncoderConfig.input_norm_beta: set, but normalize_inputs",
-        ),
-        ({"normalize_inputs": False, "input_norm_init_nu": 2.0}, "input_norm_init_nu: set, but"),
-        ({"hide_previous": True, "normalize_previous": False}, "normalize_previous: .*zeros"),
-        ({"input_norm_beta": 0.0}, r"input_norm_beta: expected a number in \(0, 1\), got 0"),
-        ({"input_norm_init_nu": -1.0}, "input_norm_init_nu: expected a positive number, got -1"),
+        ({"beta": 0.0}, "beta: expected greater than 0, got 0.0"),
+        ({"init_nu": -1.0}, "init_nu: expected greater than 0, got -1.0"),
     ],
 )
-def test_what_nothing_would_read_is_refused_by_name(changes: dict, message: str) -> None:
+def test_statistics_that_could_not_move_are_refused_by_name(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **changes)
+        InputNormConfig(**changes)
 
 
 def test_nothing_left_to_whiten_is_refused() -> None:
-    spaces = replace(SPACES, observations={"image": ObsSpace(shape=(8, 8, 3), dtype="uint8")})
+    spaces = SPACES.replace(observations={"image": ObsSpace(shape=(8, 8, 3), dtype="uint8")})
     TimestepEncoder(SMALL, spaces)
-    with pytest.raises(ConfigError, match="normalize_previous: .*nothing to whiten"):
-        TimestepEncoder(replace(SMALL, normalize_previous=False), spaces)
+    with pytest.raises(ConfigError, match="input_norm.previous: .*nothing to whiten"):
+        TimestepEncoder(SMALL.replace(input_norm=InputNormConfig(previous=False)), spaces)

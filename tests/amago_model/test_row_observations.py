@@ -102,7 +102,7 @@ def looking(kind: str, memory: str = "identity", **custom: str) -> Agent:
     spaces = spaces_of(kind, legal=True, privileged=True)
     config = agent_of(spaces, memory=memory).config
     own = CustomConfig(**({"actor": "looking", "critic": "informed"} | custom))
-    return make_agent(dataclasses.replace(config, custom=own), spaces).double()
+    return make_agent(config.replace(custom=own), spaces).double()
 
 
 def windows(agent: Agent) -> Batch:
@@ -142,7 +142,7 @@ def test_heads_see_the_rows_before_and_after_each_transition(kind: str, memory: 
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-@pytest.mark.parametrize("memory", ["feedforward", "transformer"])
+@pytest.mark.parametrize("memory", ["feed_forward", "transformer"])
 def test_padding_and_what_was_not_recorded_change_nothing(
     kind: str, memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

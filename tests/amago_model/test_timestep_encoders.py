@@ -13,22 +13,27 @@ from torch.nn import functional as F
 from amago_model import (
     ActionSpace,
     Agent,
+    AgentConfig,
+    AugmentConfig,
     Batch,
     BatchError,
     ConfigError,
     GoalConfig,
-    ImageConfig,
+    GRUConfig,
+    ImpalaImageConfig,
     ObsSpace,
+    PlainImageConfig,
     Spaces,
     TimestepEncoderConfig,
     TokenConfig,
-    TrajectoryEncoderConfig,
     load_policy,
     save_policy,
+    unused_settings,
 )
 from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
 from amago_model.encoders.modalities import kinds_of
 from amago_model.encoders.timestep import TimestepEncoder, observation_features
+from tests.amago_model.settings import configured
 
 FOUR = ActionSpace(kind="discrete", n=4)
 IMAGE = ObsSpace(shape=(8, 6, 3), dtype="uint8")
@@ -47,7 +52,7 @@ EVERYTHING = {
 SMALL = TimestepEncoderConfig(
     d_hidden=16,
     d_output=12,
-    images=ImageConfig(keys=("float_image",), d_output=10),
+    images=PlainImageConfig(keys=("float_image",), d_output=10),
     tokens=TokenConfig(keys=("words",), vocabulary=30, lowest=-3, padding=0, d_hidden=8),
     goals=GoalConfig(keys=("goals",), d_output=6),
 )
@@ -112,7 +117,7 @@ def test_what_a_space_is_taken_for(space: ObsSpace, kind: str) -> None:
 
 def test_names_go_before_looks(spaces: Spaces) -> None:
     """Each kind can be given to a key, and the description says what came of it."""
-    config = replace(SMALL, vector_keys=("items", "mission"))
+    config = SMALL.replace(vector_keys=("items", "mission"))
     kinds = kinds_of(config, spaces)
     assert kinds["items"] == kinds["mission"] == "vector"
     assert (kinds["float_image"], kinds["words"], kinds["goals"]) == ("image", "tokens", "goals")
@@ -131,23 +136,12 @@ def test_names_go_before_looks(spaces: Spaces) -> None:
     [
         ({"keys": ("nose",)}, r"keys: 'nose' is not an observation with the role 'policy'"),
         ({"keys": ("type",), "hide_keys": ("items",)}, r"hide_keys: 'items' is not .*\['type'\]"),
-        ({"images": ImageConfig(keys=("nose",))}, "images.keys: 'nose' is not"),
+        ({"images": PlainImageConfig(keys=("nose",))}, "images.keys: 'nose' is not"),
         ({"vector_keys": ("nose",)}, "vector_keys: 'nose' is not"),
-        (
-            {"keys": ("type",), "images": ImageConfig(d_output=3)},
-            r"ImageConfig.d_output: set, but no .*\(type: v",
-        ),
-        (
-            {"keys": ("type",), "tokens": TokenConfig(d_hidden=3)},
-            "TokenConfig.d_hidden: set, but no",
-        ),
-        ({"goals": GoalConfig(d_output=3)}, "GoalConfig.d_output: set, but no"),
-        ({"tokens": TokenConfig(vocabulary=9)}, "vocabulary: set, but the space of every"),
-        ({"tokens": TokenConfig(lowest=-1)}, "lowest: set, but the space of every"),
         ({"tokens": TokenConfig(keys=("type",))}, "'type' holds float32, tokens are whole"),
         ({"tokens": TokenConfig(padding=300)}, "padding: 300 is no token of 'mission'.* 0 to 39"),
         ({"goals": GoalConfig(keys=("type",))}, r"goals.*'type' has shape \(4,\)|GoalConfig.keys"),
-        ({"images": ImageConfig(keys=("type",))}, r"'type': an image is .* not shape \(4,\)"),
+        ({"images": PlainImageConfig(keys=("type",))}, r"'type': an image is .* not shape \(4,\)"),
     ],
 )
 def test_settings_that_fit_nothing_are_refused_by_name(spaces, changes: dict, what: str) -> None:
@@ -155,9 +149,26 @@ def test_settings_that_fit_nothing_are_refused_by_name(spaces, changes: dict, wh
         TimestepEncoder(TimestepEncoderConfig(**changes), spaces)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"keys": ("type",), "images": PlainImageConfig(d_output=3)}, ["timestep_encoder.images"]),
+        ({"keys": ("type",), "tokens": TokenConfig(d_hidden=3)}, ["timestep_encoder.tokens"]),
+        ({"goals": GoalConfig(d_output=3)}, ["timestep_encoder.goals"]),
+        ({"kind": "image"}, ["timestep_encoder.kind='image'"]),
+        ({"d_hidden": 3}, []),
+    ],
+)
+def test_settings_of_observations_that_do_not_occur_are_told(
+    spaces, changes: dict, named: list[str]
+) -> None:
+    config = AgentConfig(timestep_encoder=TimestepEncoderConfig(**changes))
+    assert unused_settings(config, spaces) == named
+
+
 def test_a_key_has_one_kind() -> None:
     with pytest.raises(ConfigError, match=r"vector_keys: 'x' is in images.keys already"):
-        TimestepEncoderConfig(images=ImageConfig(keys=("x",)), vector_keys=("x",))
+        TimestepEncoderConfig(images=PlainImageConfig(keys=("x",)), vector_keys=("x",))
 
 
 # ------------------------------------------------------------------------------------ what it makes
@@ -203,7 +214,7 @@ def test_the_order_of_the_dict_does_not_matter(spaces: Spaces) -> None:
 @pytest.mark.parametrize("images", [0, 1, 4])
 def test_any_number_of_images(images: int, batch_of, make_config) -> None:
     """Each has a network of its own, and the loss reaches all of them."""
-    keys = {f"eye{i}": replace(IMAGE, shape=(6 + i, 7, 3)) for i in range(images)}
+    keys = {f"eye{i}": IMAGE.replace(shape=(6 + i, 7, 3)) for i in range(images)}
     spaces = spaces_of(**keys, body=ObsSpace(shape=(2,), dtype="float32"))
     agent = Agent(make_config(encoder=TimestepEncoderConfig(d_hidden=16, d_output=12)), spaces)
     agent(batch_of(spaces))[0].backward()
@@ -223,8 +234,18 @@ def test_the_loss_reaches_every_embedder(spaces, batch_of, make_config) -> None:
 @pytest.mark.parametrize("kind", ["auto", "impala"])
 def test_row_by_row_is_what_the_window_gives(spaces, batch_of, make_config, kind: str) -> None:
     """The whole policy, each step with a memory, one row at a time and all at once."""
-    encoder = replace(SMALL, images=replace(SMALL.images, kind=kind, augment=0.9, augment_shift=2))
-    gru = TrajectoryEncoderConfig(kind="gru")
+    encoder = SMALL.replace(
+        images=configured(
+            timestep_encoder={
+                "images": {
+                    "kind": kind,
+                    "d_output": SMALL.images.d_output,
+                    "augment": {"share": 0.9, "shift": 2},
+                }
+            }
+        ).timestep_encoder.images
+    )
+    gru = GRUConfig()
     agent = Agent(make_config(gru, encoder=encoder), spaces)
     policy = agent.policy
     batch = batch_of(spaces, lengths=(6, 6), first=0)
@@ -246,7 +267,7 @@ def test_row_by_row_is_what_the_window_gives(spaces, batch_of, make_config, kind
 
 def test_padding_changes_nothing(spaces, batch_of, make_config) -> None:
     """Junk behind the mask, and more of it: same loss, statistics and gradients, also shifted."""
-    encoder = replace(SMALL, images=replace(SMALL.images, augment=0.7, augment_shift=3))
+    encoder = SMALL.replace(images=SMALL.images.replace(augment=AugmentConfig(share=0.7, shift=3)))
     batch = batch_of(spaces)
 
     def junk(x: Tensor) -> Tensor:
@@ -279,7 +300,7 @@ def test_padding_changes_nothing(spaces, batch_of, make_config) -> None:
 
 def test_shifts_happen_in_training_only(spaces, batch_of, make_config) -> None:
     """Two training passes differ by the shifts; evaluation, values and acting are still."""
-    encoder = replace(SMALL, images=replace(SMALL.images, augment=1.0, augment_shift=3))
+    encoder = SMALL.replace(images=SMALL.images.replace(augment=AugmentConfig(share=1.0, shift=3)))
     plain, shifted = (Agent(make_config(encoder=e), spaces) for e in (SMALL, encoder))
     shifted.load_state_dict(plain.state_dict())
     batch = batch_of(spaces)
@@ -304,7 +325,7 @@ def test_hidden_observations_leave_nothing_but_their_parameters(
 ) -> None:
     """The output is the same whatever they are; every parameter still has a gradient, of zero."""
     hidden = ("camera/left", "mission", "goals", "type", "few")
-    agent = Agent(make_config(encoder=replace(SMALL, hide_keys=hidden)), spaces)
+    agent = Agent(make_config(encoder=SMALL.replace(hide_keys=hidden)), spaces)
     shown = Agent(make_config(encoder=SMALL), spaces)
     assert agent.state_dict().keys() == shown.state_dict().keys()
     rows, obs, previous = (
@@ -334,7 +355,7 @@ def test_what_was_done_and_earned_can_be_hidden(spaces) -> None:
         ({"hide_reward": True}, (True, False)),
         ({"hide_previous": True}, (True, True)),
     ):
-        rows = TimestepEncoder(replace(SMALL, **changes), spaces).eval()
+        rows = TimestepEncoder(SMALL.replace(**changes), spaces).eval()
         same = tuple(
             torch.equal(rows(obs, previous, None), rows(obs, x, None)) for x in (paid, done)
         )
@@ -344,13 +365,13 @@ def test_what_was_done_and_earned_can_be_hidden(spaces) -> None:
 def test_auto_scale_widens_to_the_input() -> None:
     spaces = spaces_of(x=ObsSpace(shape=(60,), dtype="float32"), eye=IMAGE)
     config = TimestepEncoderConfig(
-        d_hidden=16, d_output=200, auto_scale=True, images=ImageConfig(d_output=10)
+        d_hidden=16, d_output=200, auto_scale=True, images=PlainImageConfig(d_output=10)
     )
     width = 60 + 1 + 4 + 10
     made = TimestepEncoder(config, spaces)
     assert (made.mlp[0].in_features, made.mlp[0].out_features) == (width, width)
     assert made.d_output == made.mlp[-1].out_features == 200
-    assert TimestepEncoder(replace(config, d_output=8), spaces).d_output == width
+    assert TimestepEncoder(config.replace(d_output=8), spaces).d_output == width
 
 
 @pytest.mark.parametrize(("norm", "name"), [("norm", "d_hidden"), ("out_norm", "d_output")])
@@ -359,29 +380,26 @@ def test_a_width_that_auto_scale_makes_and_a_norm_cannot_take_is_refused_by_name
 ) -> None:
     spaces = spaces_of(x=ObsSpace(shape=(40,), dtype="float32"))  # 45 with the previous step
     config = TimestepEncoderConfig(d_hidden=64, d_output=64, auto_scale=True, **{norm: "simnorm"})
-    narrow = replace(config, **{name: 16})
+    narrow = config.replace(**{name: 16})
     says = rf"TimestepEncoderConfig\.{norm}: 'simnorm'.*{name}=16 to the 45 .*set {name} to 48"
     with pytest.raises(ConfigError, match=says):
         TimestepEncoder(narrow, spaces)
-    for fits in (config, replace(narrow, **{name: 48}), replace(narrow, auto_scale=False)):
+    for fits in (config, narrow.replace(**{name: 48}), narrow.replace(auto_scale=False)):
         TimestepEncoder(fits, spaces)
 
 
 def test_a_policy_file_brings_everything_back(spaces, batch_of, make_config) -> None:
-    encoder = replace(
-        SMALL,
+    encoder = SMALL.replace(
         hide_keys=("few",),
         vector_keys=("items",),
         auto_scale=True,
-        images=ImageConfig(
+        images=ImpalaImageConfig(
             keys=("float_image",),
-            kind="impala",
             channels="last",
             block_depths=(4, 8),
             norm="layer",
             group_norm=False,
-            augment=0.5,
-            augment_shift=2,
+            augment=AugmentConfig(share=0.5, shift=2),
         ),
     )
     agent = Agent(make_config(encoder=encoder), spaces)
@@ -518,7 +536,7 @@ def test_the_image_and_the_sentence_are_used_together(make_config, hidden, least
         action=ActionSpace(kind="discrete", n=2),
     )
     encoder = TimestepEncoderConfig(
-        d_hidden=32, d_output=32, hide_keys=hidden, images=ImageConfig(d_output=16)
+        d_hidden=32, d_output=32, hide_keys=hidden, images=PlainImageConfig(d_output=16)
     )
     losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "auxiliary_gammas": ()}
     agent = Agent(make_config(encoder=encoder, losses=losses), spaces)

@@ -11,6 +11,7 @@ import torch
 from amago_model import (
     FeedForwardConfig,
     GRUConfig,
+    IdentityConfig,
     MambaConfig,
     TrajectoryEncoderConfig,
     TransformerConfig,
@@ -22,18 +23,14 @@ from amago_model.encoders.transformer import SigmaLinear, sinusoid
 
 def _transformer(context: int = 5, **changes) -> TrajectoryEncoderConfig:  # type: ignore[no-untyped-def]
     small = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_layers": 2, "context": context}
-    return TrajectoryEncoderConfig(
-        kind="transformer", transformer=TransformerConfig(**(small | changes))
-    )
+    return TransformerConfig(**(small | changes))
 
 
 MEMORIES = {
-    "identity": TrajectoryEncoderConfig(kind="identity"),
-    "feedforward": TrajectoryEncoderConfig(
-        kind="feedforward", feedforward=FeedForwardConfig(d_model=16)
-    ),
-    "gru": TrajectoryEncoderConfig(kind="gru", gru=GRUConfig(d_hidden=8, d_output=8)),
-    "mamba": TrajectoryEncoderConfig(kind="mamba", mamba=MambaConfig(d_model=8, d_state=4)),
+    "identity": IdentityConfig(),
+    "feed_forward": FeedForwardConfig(d_model=16),
+    "gru": GRUConfig(d_hidden=8, d_output=8),
+    "mamba": MambaConfig(d_model=8, d_state=4),
     "transformer": _transformer(),
     "transformer, math": _transformer(attention="math"),
     "transformer, sinks": _transformer(n_sinks=2),

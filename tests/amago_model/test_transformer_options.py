@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from amago_model import ConfigError, TrajectoryEncoderConfig, TransformerConfig
+from amago_model import ConfigError, TransformerConfig
 from amago_model.attention.causal_attention import BACKENDS, Attention, Pattern, choose
 from amago_model.encoders.transformer import Transformer, rotate, rotation
 from tests.amago_model.flash_stand_ins import VERSIONS, installer
@@ -26,9 +26,9 @@ def _config(**changes) -> TransformerConfig:  # type: ignore[no-untyped-def]
 
 POSITIONS = {
     "sinusoidal": {},
-    "learnable": {"position": "learnable", "max_time": 12},
-    "rotary": {"position": "rotary"},
-    "none": {"position": "none"},
+    "learnable": {"position": {"kind": "learnable", "max_time": 12}},
+    "rotary": {"position": {"kind": "rotary"}},
+    "none": {"position": {"kind": "none"}},
 }
 PATTERNS = {
     "plain": {},
@@ -41,7 +41,7 @@ PATTERNS = {
 }
 OPTIONS = {
     "qk layer": {"qk_norm": "layer"},
-    "qk rms, rotary": {"qk_norm": "rms", "position": "rotary"},
+    "qk rms, rotary": {"qk_norm": "rms", "position": {"kind": "rotary"}},
     "plain layers": {"sigma_reparam": False, "normformer_norms": False, "head_scaling": False},
     "no sigma": {"sigma_reparam": False},
     "no NormFormer": {"normformer_norms": False},
@@ -103,7 +103,7 @@ def test_rotary_scores_depend_on_time_differences_alone() -> None:
 
 
 def test_learned_positions_beyond_the_table_share_its_last_row() -> None:
-    memory = Transformer(_config(position="learnable", max_time=4), 6).eval()
+    memory = Transformer(_config(position={"kind": "learnable", "max_time": 4}), 6).eval()
     x = torch.randn(1, 1, 6).expand(1, 3, 6)[:, :1]
     at = [memory(x, torch.tensor([[t]])) for t in (2, 3, 900)]
     torch.testing.assert_close(at[1], at[2])
@@ -113,14 +113,14 @@ def test_learned_positions_beyond_the_table_share_its_last_row() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"position": "learnable"}, "max_time"),
-        ({"max_time": 5}, "max_time"),
+        ({"position": {"kind": "learnable"}}, "position.max_time: expected a value"),
+        ({"position": {"kind": "rotary", "max_time": 5}}, "max_time.*'learnable'"),
         ({"sink_bias": 1.0}, "sink_bias"),
         ({"logit_clip": -1.0}, "logit_clip"),
         ({"logit_clip": 5.0}, "logit_clip.*'sdpa'"),
         ({"n_sinks": 1, "attention": "flash"}, "n_sinks.*'flash'"),
         ({"dropout_attn": 0.1, "attention": "flex"}, "dropout_attn.*'flex'"),
-        ({"position": "rotary", "d_model": 6, "n_heads": 2}, "n_heads"),
+        ({"d_model": 6, "n_heads": 2, "position": {"kind": "rotary"}}, "n_heads"),
     ],
 )
 def test_options_that_nothing_could_serve_are_refused_by_name(changes: dict, field: str) -> None:  # type: ignore[type-arg]
@@ -159,7 +159,7 @@ def test_every_option_is_saved_in_the_policy_file_and_rebuilt(
     changes: dict,  # type: ignore[no-untyped-def,type-arg]
 ) -> None:
     config = _config(attention="auto", **changes)
-    memory_comes_back(TrajectoryEncoderConfig(kind="transformer", transformer=config))
+    memory_comes_back(config)
 
 
 # ------------------------------------------------------------------------- flash-attn, stood in for

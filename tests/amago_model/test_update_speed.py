@@ -17,9 +17,7 @@ from amago_model import (
     AgentConfig,
     ConfigError,
     FeedForwardConfig,
-    TrajectoryEncoderConfig,
     TransformerConfig,
-    fitting,
     published_v3,
 )
 from amago_model.heads import critic
@@ -29,15 +27,10 @@ from benchmarks.flops import update_flops
 from benchmarks.update_baseline import Baseline
 
 LENGTHS = (6, 3, 1, 0, 4, 2, 6, 5)
-TRANSFORMER = TrajectoryEncoderConfig(
-    kind="transformer",
-    transformer=TransformerConfig(
-        d_model=12, n_heads=2, d_ff=16, n_layers=2, context=7, attention="math"
-    ),
+TRANSFORMER = TransformerConfig(
+    d_model=12, n_heads=2, d_ff=16, n_layers=2, context=7, attention="math"
 )
-FEED_FORWARD = TrajectoryEncoderConfig(
-    kind="feedforward", feedforward=FeedForwardConfig(d_model=12)
-)
+FEED_FORWARD = FeedForwardConfig(d_model=12)
 SETTINGS = {
     "DPG": ("continuous", TRANSFORMER, {}, {"n_critics": 4}, {}),
     "table": ("discrete", TRANSFORMER, {}, {"n_critics": 4}, {}),
@@ -48,10 +41,10 @@ SETTINGS = {
             "n_actions_in_critic_loss": 3,
             "n_actions_in_actor_loss": 2,
             "dpg_weight": 0.0,
-            "filter": "exp",
+            "filter": {"kind": "exp"},
         },
         {"n_critics": 4},
-        {"continuous": "beta"},
+        {"continuous": {"kind": "beta"}},
     ),
     "replacement": ("continuous", FEED_FORWARD, {"n_step": 3}, {"subset_replacement": True}, {}),
     "once": ("continuous", FEED_FORWARD, {"auxiliary_gammas": ()}, {"n_critics": 2}, {}),
@@ -382,7 +375,7 @@ def test_the_whole_update_is_one_graph_for_a_compiler(
     """Traced, differentiated ahead of time and run without generating code, which takes minutes."""
     compile_, counters = torch.compile, torch._dynamo.utils.counters
     config, spaces = make_config(), make_spaces("continuous")
-    plain = Agent(config if preset is None else fitting(preset(config), spaces), spaces)
+    plain = Agent(config if preset is None else preset(config), spaces)
     traced, batch = copy.deepcopy(plain), make_batch(plain.spaces)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "compile_obstacle", lambda _: None)

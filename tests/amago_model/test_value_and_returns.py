@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from amago_model import ActionSpace, CriticConfig
+from amago_model import ActionSpace, ScalarCriticConfig
 from amago_model.encoders.timestep import InputNorm
 from amago_model.heads.critic import CriticEnsemble, gamma_feature
 from amago_model.heads.popart import PopArt
@@ -182,7 +182,9 @@ BOX = ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.
 
 def test_the_split_batched_ensemble_equals_one_plain_mlp_at_a_time() -> None:
     gammas = (0.5, 0.9, 0.99)
-    critic = CriticEnsemble(CriticConfig(n_critics=3, d_hidden=8), BOX, gammas, d_state=5).double()
+    critic = CriticEnsemble(
+        ScalarCriticConfig(n_critics=3, d_hidden=8), BOX, gammas, d_state=5
+    ).double()
     state = torch.randn(7, 5, dtype=torch.float64)
     action = torch.rand(2, 7, 3, 2, dtype=torch.float64) * 2 - 1
     out = critic.values(critic.state_part(state), action)
@@ -201,7 +203,9 @@ def test_the_split_batched_ensemble_equals_one_plain_mlp_at_a_time() -> None:
 
 def test_a_discrete_ensemble_gives_every_action_of_every_discount_from_one_mlp_each() -> None:
     action = ActionSpace(kind="discrete", n=4)
-    critic = CriticEnsemble(CriticConfig(n_critics=2, d_hidden=8), action, (0.5, 0.9), d_state=5)
+    critic = CriticEnsemble(
+        ScalarCriticConfig(n_critics=2, d_hidden=8), action, (0.5, 0.9), d_state=5
+    )
     state = torch.randn(7, 5)
     out = critic.action_values(state)
     x = state
@@ -212,7 +216,7 @@ def test_a_discrete_ensemble_gives_every_action_of_every_discount_from_one_mlp_e
 
 
 def test_a_frozen_pass_gives_the_same_values_and_gradients_to_the_action_alone() -> None:
-    critic = CriticEnsemble(CriticConfig(n_critics=2, d_hidden=8), BOX, (0.9,), d_state=5)
+    critic = CriticEnsemble(ScalarCriticConfig(n_critics=2, d_hidden=8), BOX, (0.9,), d_state=5)
     part = critic.state_part(torch.randn(7, 5)).detach()
     action = torch.zeros(1, 7, 1, 2, requires_grad=True)
     frozen = critic.values(part, action, frozen=True)

@@ -12,14 +12,14 @@ from amago_model import (
     ActionSpace,
     Agent,
     AgentConfig,
-    BinsConfig,
     ConfigError,
-    CriticConfig,
-    LossConfig,
+    ExpFilterConfig,
+    HLGaussCriticConfig,
     MultiTaskAgent,
     ObsSpace,
+    ScalarCriticConfig,
     Spaces,
-    fitting,
+    TwoHotCriticConfig,
     load_policy,
     make_agent,
     multitask,
@@ -31,14 +31,14 @@ from amago_model.layers import symlog
 from amago_model.losses.critic import classification_loss
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
-NARROW = BinsConfig(n_bins=21, min_return=-50.0, max_return=50.0)
+NARROW = {"n_bins": 21, "min_return": -50.0, "max_return": 50.0}
 
 # -------------------------------------------------------------------------------------------- bins
 
 
 def test_the_default_support_and_label_are_the_published_ones() -> None:
     """128 bins over symlog of +-100000; a return of 100 lies between bins 88 and 89."""
-    bins = Bins(BinsConfig(), gaussian=False)
+    bins = Bins(TwoHotCriticConfig())
     assert float(bins.centres[-1]) == pytest.approx(11.51294, abs=1e-5)
     assert bins.width == pytest.approx(0.181306, abs=1e-6)
     label = bins.label(torch.tensor(100.0))
@@ -52,9 +52,8 @@ def test_two_hot_labels_come_back_and_edges_hold_what_lies_outside(
     spacing: bool, low: float, high: float
 ) -> None:
     """Also where a bound is 0."""
-    bins = Bins(
-        BinsConfig(n_bins=21, min_return=low, max_return=high, symlog=spacing), gaussian=False
-    )
+    config = TwoHotCriticConfig(n_bins=21, min_return=low, max_return=high, symlog=spacing)
+    bins = Bins(config)
     inside = torch.linspace(low, high, 33)
     label = bins.label(inside)
     torch.testing.assert_close(label.sum(-1), torch.ones(33))
@@ -66,7 +65,7 @@ def test_two_hot_labels_come_back_and_edges_hold_what_lies_outside(
 
 def test_gaussian_labels_sum_to_one_wherever_the_return_lies() -> None:
     """Inside they are the textbook's masses; far outside they are the edge bin, not nothing."""
-    bins = Bins(NARROW, gaussian=True)
+    bins = Bins(HLGaussCriticConfig(**NARROW))
     label = bins.label(torch.tensor([0.0, 3.0, 49.0, 51.0, 1e6, -1e6]))
     torch.testing.assert_close(label.sum(-1), torch.ones(6))
     assert label[4, -1] == 1 and label[5, 0] == 1 and bool((label >= 0).all())
@@ -92,8 +91,8 @@ def test_the_classification_loss_is_the_cross_entropy_of_valid_rows() -> None:
 
 
 def test_fresh_critics_answer_the_value_they_are_told_to(make_spaces) -> None:
-    bins = dataclasses.replace(NARROW, init_value=20.0, n_bins=101)
-    config = CriticConfig(kind="twohot", bins=bins, n_critics=2, d_hidden=16)
+    bins = NARROW | {"init_value": 20.0, "n_bins": 101}
+    config = TwoHotCriticConfig(n_critics=2, d_hidden=16, **bins)
     critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9,), d_state=4)
     with torch.no_grad():
         critic.weights[-1].zero_()
@@ -102,7 +101,7 @@ def test_fresh_critics_answer_the_value_they_are_told_to(make_spaces) -> None:
 
 
 def test_a_classifying_ensemble_equals_one_plain_mlp_at_a_time(make_spaces) -> None:
-    config = CriticConfig(kind="hlgauss", bins=NARROW, n_critics=3, d_hidden=16)
+    config = HLGaussCriticConfig(n_critics=3, d_hidden=16, **NARROW)
     critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9, 0.5), d_state=4)
     state, action = torch.randn(5, 4), torch.rand(2, 5, 2, 2) - 0.5
     out = critic.outputs(critic.state_part(state), action)
@@ -118,7 +117,7 @@ def test_a_classifying_ensemble_equals_one_plain_mlp_at_a_time(make_spaces) -> N
 def test_the_ones_of_an_action_have_a_gradient_too(make_spaces, kind: str) -> None:
     """A clamp of actions to less than 1 would leave DPG no gradient where samples are on."""
     critic = CriticEnsemble(
-        CriticConfig(n_critics=2, d_hidden=16), make_spaces(kind).action, (0.9,), d_state=4
+        ScalarCriticConfig(n_critics=2, d_hidden=16), make_spaces(kind).action, (0.9,), d_state=4
     )
     action = torch.ones(1, 5, 1, critic.action.width, requires_grad=True)
     critic.values(critic.state_part(torch.randn(5, 4)), action, frozen=True).sum().backward()
@@ -128,13 +127,12 @@ def test_the_ones_of_an_action_have_a_gradient_too(make_spaces, kind: str) -> No
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: CriticConfig(bins=NARROW), "bins"),
-        (lambda: BinsConfig(n_bins=1), "n_bins"),
-        (lambda: BinsConfig(min_return=3.0, max_return=2.0), "min_return"),
-        (lambda: BinsConfig(min_return=-1.0, max_return=2.0, init_value=3.0), "init_value"),
-        (lambda: LossConfig(filter="exp", filter_threshold=0.5), "filter_threshold"),
-        (lambda: LossConfig(filter_max=3.0), "filter_max"),
-        (lambda: LossConfig(filter="exp", filter_min=20.0), "filter_min"),
+        (lambda: ScalarCriticConfig(**NARROW), "n_bins"),
+        (lambda: TwoHotCriticConfig(sigma=0.5), "sigma"),
+        (lambda: TwoHotCriticConfig(n_bins=1), "n_bins"),
+        (lambda: TwoHotCriticConfig(min_return=3.0, max_return=2.0), "min_return"),
+        (lambda: TwoHotCriticConfig(min_return=-1.0, max_return=2.0, init_value=3.0), "init_value"),
+        (lambda: ExpFilterConfig(threshold=0.5), "threshold"),
     ],
 )
 def test_critics_and_filters_that_contradict_are_refused(make, field: str) -> None:  # type: ignore[no-untyped-def]
@@ -146,8 +144,8 @@ def test_critics_and_filters_that_contradict_are_refused(make, field: str) -> No
 
 
 def _multitask(make_config, **losses: object) -> AgentConfig:  # type: ignore[no-untyped-def]
-    config = multitask(make_config(critic={"bins": NARROW, "kind": "twohot"}))
-    return dataclasses.replace(config, losses=dataclasses.replace(config.losses, **losses))
+    config = multitask(make_config(critic={"kind": "twohot", **NARROW}))
+    return config.replace(losses=config.losses.replace(**losses))
 
 
 @pytest.mark.parametrize("online", [0.0, 0.5])
@@ -159,8 +157,8 @@ def test_every_sum_of_losses_trains_what_it_should(
 ) -> None:
     """Classified returns: finite losses, gradients to everything learned, none to the copies."""
     config = _multitask(make_config, dpg_weight=online)
-    config, spaces = dataclasses.replace(config, algorithm=algorithm), make_spaces(kind)
-    agent = make_agent(fitting(config, spaces), spaces)
+    config, spaces = config.replace(algorithm=algorithm), make_spaces(kind)
+    agent = make_agent(config, spaces)
     assert type(agent) is (MultiTaskAgent if algorithm == "multitask" else Agent)
     loss, metrics = agent(make_batch(agent.spaces))
     loss.backward()

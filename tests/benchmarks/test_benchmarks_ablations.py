@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.ablations import TASKS, as_recipe, cell, fill, summary, without_stale
 from benchmarks.report import RESULTS
-from trainer.ablations import ABLATIONS
+from trainer.recipes import ABLATIONS
 
 PAGE = """\
 | part | what it buys | setting | recipe | measured here |

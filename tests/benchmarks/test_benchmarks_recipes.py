@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -59,7 +58,7 @@ def test_a_made_up_batch_fits_any_spaces(action):
 
 def test_a_recipe_is_measured():
     config = recipe("pendulum_stitch")
-    small = replace(config, data=replace(config.data, batch=2, window=4))
+    small = config.replace(data=config.data.replace(batch=2, window=4))
     line = measure(small, SPACES["pendulum_stitch"], seconds=0.0, device="cpu")
     assert line["updates_measured"] == 2 and line["updates_per_second"] > 0
     assert line["peak_rss_mb"] > 50 and line["peak_gpu_mb"] is None

@@ -5,7 +5,7 @@ import pytest
 
 from collector.actor import ActorInputs, ScriptedActor
 from collector.envs import interface_of
-from collector.exploration import EpsilonConfig, Exploration
+from collector.exploration import BilevelConfig, Exploration, GreedyConfig
 from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace
@@ -14,7 +14,13 @@ from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, 
 N = 20_000
 
 
-def noisy(config: EpsilonConfig, space: Space, action: np.ndarray, clock: int = 0, t: int = 0):
+def noisy(
+    config: GreedyConfig | BilevelConfig,
+    space: Space,
+    action: np.ndarray,
+    clock: int = 0,
+    t: int = 0,
+):
     """Actions of N slots after exploration, at episode step t."""
     spec = EnvSpec.of(Box((1,)), space)
     inputs = ActorInputs.zeros(spec, N)
@@ -29,7 +35,7 @@ def noisy(config: EpsilonConfig, space: Space, action: np.ndarray, clock: int = 
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3, 1.0])
 def test_the_rate_of_random_actions_is_epsilon(epsilon: float) -> None:
     """A uniform number decides (a normal one would give ≥ 50%); drawn actions are uniform."""
-    config = EpsilonConfig(kind="greedy", start=epsilon, end=epsilon, randomize=False)
+    config = GreedyConfig(start=epsilon, end=epsilon, randomize=False)
     got = noisy(config, Discrete(4, start=10), np.int64(12))
     assert got.dtype == np.int64
     # A random action equals the policy's one time in four.
@@ -43,7 +49,7 @@ def test_the_rate_of_random_actions_is_epsilon(epsilon: float) -> None:
 @pytest.mark.parametrize("space", [MultiDiscrete((3, 5)), MultiBinary(6)])
 def test_vectors_of_choices_are_replaced_whole(space: Space) -> None:
     """A slot either keeps the policy's whole vector or gets a legal random one."""
-    config = EpsilonConfig(kind="greedy", start=0.5, end=0.5, randomize=False)
+    config = GreedyConfig(start=0.5, end=0.5, randomize=False)
     before = np.zeros(space.shape, space.dtype)
     got = noisy(config, space, before)
     zero = 1 / 15 if isinstance(space, MultiDiscrete) else 1 / 64
@@ -55,7 +61,7 @@ def test_vectors_of_choices_are_replaced_whole(space: Space) -> None:
 
 def test_continuous_noise_has_epsilon_as_standard_deviation_of_the_half_range() -> None:
     """Range -4 … 8: epsilon 0.1 is 0.6 in the environment's units; clipped at the bounds."""
-    config = EpsilonConfig(kind="greedy", start=0.1, end=0.1, randomize=False)
+    config = GreedyConfig(start=0.1, end=0.1, randomize=False)
     space = Box((2,), low=(-4.0, 0.0), high=(8.0, 1.0))
     got = noisy(config, space, np.array([2.0, 1.0]))
     assert got.dtype == np.float32
@@ -68,7 +74,7 @@ def test_continuous_noise_has_epsilon_as_standard_deviation_of_the_half_range() 
 
 def test_amagos_schedule() -> None:
     """1.0 falls linearly to 0.05 over a million steps and stays."""
-    config = EpsilonConfig(kind="greedy", randomize=False)
+    config = GreedyConfig(randomize=False)
     t, u = np.zeros(1, np.int64), np.ones(1)
     levels = [config.level(clock, t, u)[0] for clock in (0, 500_000, 1_000_000, 9_000_000)]
     np.testing.assert_allclose(levels, [1.0, 0.525, 0.05, 0.05])
@@ -76,7 +82,7 @@ def test_amagos_schedule() -> None:
 
 def test_bilevel_falls_within_the_episode_and_not_beyond_its_end_level() -> None:
     """From the begin level to the late level over `horizon`; later than that it stays there."""
-    config = EpsilonConfig(kind="bilevel", horizon=100, randomize=False)
+    config = BilevelConfig(horizon=100, randomize=False)
     t = np.array([0, 50, 100, 400])
     np.testing.assert_allclose(config.level(0, t, np.ones(4)), [1.0, 0.9, 0.8, 0.8])
     np.testing.assert_allclose(config.level(10**7, t, np.ones(4)), [0.05, 0.03, 0.01, 0.01])
@@ -85,7 +91,7 @@ def test_bilevel_falls_within_the_episode_and_not_beyond_its_end_level() -> None
 def test_each_episode_draws_its_own_share() -> None:
     """randomize: epsilon is uniform below the level, constant within and new for each episode."""
     spec = EnvSpec.of(Box((1,)), Discrete(2))
-    config = EpsilonConfig(kind="greedy", start=0.8, end=0.8)
+    config = GreedyConfig(start=0.8, end=0.8)
     exploration = Exploration(config, spec, 1, seed=0, clock=lambda: 0)
     inputs = ActorInputs.zeros(spec, 1)
     shares = []
@@ -103,23 +109,22 @@ def test_no_range_no_noise() -> None:
     """Noise relative to an infinite range would be NaN: refused at the start, with the way out."""
     spec = EnvSpec.of(Box((1,)), Box((1,)))
     with pytest.raises(InvalidSpace, match="RescaleAction"):
-        Exploration(EpsilonConfig(kind="greedy"), spec, 1, seed=0, clock=lambda: 0)
-    Exploration(EpsilonConfig(kind="none"), spec, 1, seed=0, clock=lambda: 0)
+        Exploration(GreedyConfig(), spec, 1, seed=0, clock=lambda: 0)
 
 
 @pytest.mark.parametrize(
     ("field", "wrong"), [("start", 1.5), ("late_end", -0.1), ("steps", 0), ("horizon", 0)]
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(field: str, wrong: float) -> None:
-    with pytest.raises(ValueError, match=f"epsilon.{field}"):
-        EpsilonConfig(**{"kind": "bilevel", "horizon": 10, field: wrong})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"BilevelConfig.{field}"):
+        BilevelConfig(**{"horizon": 10, field: wrong})  # type: ignore[arg-type]
 
 
 def test_the_executed_action_is_recorded_at_the_promised_rate() -> None:
     """Through a whole rollout: deviations are epsilon often, and environment and record agree."""
     env, kept = FakeEnv((2000,), actions=4), []
     interface = interface_of(env, "Fake-v0")
-    config = EpsilonConfig(kind="greedy", start=0.2, end=0.2, randomize=False)
+    config = GreedyConfig(start=0.2, end=0.2, randomize=False)
     rollout = Rollout(
         [env],
         ScriptedActor(interface, "always 3", lambda obs, t: 3),

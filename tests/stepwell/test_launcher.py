@@ -6,7 +6,6 @@ what the launch's `where` says: "exit 3", "sleep 60", "stubborn".
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import typing
 from pathlib import Path
 
 import pytest
@@ -26,9 +24,10 @@ from stepwell._launcher.children import usage_error
 from stepwell._launcher.loop import Launcher, LauncherError, Options
 from stepwell._launcher.rules import Places, Refused
 from stepwell._outbox_folder import entries
+from stepwell._settings import flatten, options
 from stepwell.messages import Launch
 from stepwell.testing import wait_until
-from trainer.config import TrainConfig, flatten, to_json
+from trainer.config import TrainConfig
 from trainer.options import resolve
 from trainer.recipes import RECIPES
 
@@ -51,20 +50,11 @@ def words(*args, plugins=(), **kwargs):
 # --- rules: what a launch may ask for -----------------------------------------------------------
 
 
-def hints(config, prefix=""):
-    """(dotted name, type) of every setting."""
-    for name, hint in typing.get_type_hints(config).items():
-        if dataclasses.is_dataclass(hint):
-            yield from hints(hint, f"{prefix}{name}.")
-        else:
-            yield prefix + name, hint
-
-
 @pytest.mark.parametrize("role", CONFIGS)
 def test_no_allowed_option_names_a_file_a_module_or_a_service(role):
     """Also holds for settings that a later version adds, below agent. for instance."""
-    allowed = {n for n, _ in hints(CONFIGS[role]) if rules._allowed(rules.ROLES[role], n)}
-    paths = {n for n, hint in hints(CONFIGS[role]) if "Path" in str(hint)}
+    allowed = {n for n in options(CONFIGS[role]) if rules._allowed(rules.ROLES[role], n)}
+    paths = {n for n, option in options(CONFIGS[role]).items() if "Path" in str(option.hint)}
     assert paths and allowed
     assert not allowed & (paths | {"plugin", "url", "token", "config", "file", "json", "upload"})
 
@@ -75,14 +65,14 @@ WITHHELD = {
     "train": "data.cache data.cache_gb data.ramp_updates output plugin recipe sources",
     "collect": "drain_timeout heartbeat_every outbox outbox_bytes plugin poll_every progress token "
     "url",
-    "evaluate": "drain_timeout file json outbox plugin token upload url",
+    "evaluate": "drain_timeout file outbox plugin token upload url",
 }
 
 
 @pytest.mark.parametrize("role", CONFIGS)
 def test_whatever_is_not_withheld_a_launch_may_set(role):
     """So an option that a command gains is either on the list of launches, or here, on purpose."""
-    known = {name for name, _ in hints(CONFIGS[role])}
+    known = set(options(CONFIGS[role]))
     left_out = {name for name in known if not rules._allowed(rules.ROLES[role], name)}
     assert left_out == set(WITHHELD[role].split())
 
@@ -94,7 +84,7 @@ def test_a_launch_may_choose_the_compiler():
 
 @pytest.mark.parametrize("role", CONFIGS)
 def test_every_allowed_option_is_one_that_the_command_has(role):
-    known = {name for name, _ in hints(CONFIGS[role])}
+    known = set(options(CONFIGS[role]))
     assert rules.ROLES[role].options | rules.ROLES[role].lists <= known
     assert all(any(n.startswith(s) for n in known) for s in rules.ROLES[role].sections)
 
@@ -103,7 +93,7 @@ def test_every_allowed_option_is_one_that_the_command_has(role):
 def test_every_allowed_option_of_several_words_is_known_as_one(role):
     """Else a launch could give it one word only."""
     rule = rules.ROLES[role]
-    several = {n for n, hint in hints(CONFIGS[role]) if "tuple" in str(hint)}
+    several = {n for n, option in options(CONFIGS[role]).items() if option.is_list}
     assert {n for n in several if rules._allowed(rule, n)} == set(rule.lists)
 
 
@@ -184,7 +174,7 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
     }
     (line,) = words("train", "offline", args)
     config = resolve(line[1:]).config
-    values = flatten(to_json(config))
+    values = flatten(config.to_dict())
     assert config.where == "--output=/etc --config x"
     assert (config.seed, config.recipe, config.run) == (-1, "offline", "offline-abcdef")
     assert values["data.batch"] == 8 and values["data.include_eval"] is True

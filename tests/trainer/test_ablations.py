@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,35 @@ import torch
 
 from amago_model import make_agent
 from benchmarks.recipes import made_up, spaces_for
-from trainer.ablations import ABLATIONS, Ablation, ablated
-from trainer.config import SettingError, flatten, to_json
+from stepwell._settings import flatten, options, override
+from trainer.config import TrainConfig
 from trainer.distributed import make_accelerator
+from trainer.errors import SettingError
 from trainer.learner import Learner
 from trainer.options import resolve
-from trainer.recipes import RECIPES, recipe
+from trainer.recipes import ABLATIONS, RECIPES, recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "method.md"
 
 
 def values(name: str) -> dict:
-    return flatten(to_json(recipe(name)))
+    return flatten(recipe(name).to_dict())
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_differs_from_its_base_in_what_it_names_and_nothing_else(name):
-    ablation = ABLATIONS[name]
+    """But where it names another kind: there stands what this kind has, at its defaults."""
+    ablation, known = ABLATIONS[name], options(TrainConfig)
     base, ours = values(ablation.base), values(name)
-    differs = {key: value for key, value in ours.items() if value != base[key]}
-    assert differs.pop("recipe") == name
-    assert differs == to_json_values(ablation.changes)
-
-
-def to_json_values(changes) -> dict:
-    return {path: to_json(value) for path, value in changes.items()}
+    differs = {key for key in base.keys() & ours.keys() if base[key] != ours[key]} - {"recipe"}
+    named = {
+        key: None if known[key].section and value is False else value
+        for key, value in ablation.changes.items()
+    }
+    assert {key: ours[key] for key in named} == named
+    kinds = {key.removesuffix("kind") for key in differs if key.endswith(".kind")}
+    assert not {key for key in differs - named.keys() if not key.startswith(tuple(kinds))}
+    assert differs | (ours.keys() - base.keys()) >= named.keys()
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -57,16 +60,15 @@ def test_an_ablation_trains(name):
 
 def test_an_ablation_is_a_recipe_on_the_command_line():
     config = resolve(["ablation_no_popart", "--dataset", "d", "--agent.losses.tau", "0.5"]).config
-    assert (config.agent.critic.popart, config.agent.losses.tau) == (False, 0.5)
+    assert (config.agent.critic.popart, config.agent.losses.tau) == (None, 0.5)
     assert config.recipe == "ablation_no_popart"
     with pytest.raises(SettingError, match="'ablation_no_popart'"):
         recipe("ablation_nopopart")
 
 
-def test_an_ablation_of_a_setting_that_is_not_there_is_refused():
-    wrong = Ablation(name="x", base="tmaze", changes={"agent.losses.taw": 1.0}, about="")
+def test_a_recipe_of_a_setting_that_is_not_there_is_refused():
     with pytest.raises(SettingError, match=r"agent\.losses\.taw.*agent\.losses\.tau"):
-        ablated(recipe("tmaze"), wrong)
+        override(recipe("tmaze"), {"agent.losses.taw": 1.0})
 
 
 def test_every_name_is_taken_once():
@@ -96,12 +98,12 @@ def test_the_table_of_the_docs_and_the_code_agree():
         changes = flatten(tomllib.loads("\n".join(re.findall(r"`([^`]+)`", settings))))
         assert (base, changes) == (
             ABLATIONS[name].base,
-            to_json_values(ABLATIONS[name].changes),
+            ABLATIONS[name].changes,
         ), name
 
 
 def test_every_setting_that_the_page_names_exists():
-    known = set(flatten(to_json(replace(recipe("default"), sources=()))))
+    known = set(options(TrainConfig))
     named = re.findall(r"`((?:agent|data|optimizer)\.[a-z_.0-9]+)", PAGE.read_text())
     assert len(named) > 30
     assert not {path for path in named if path not in known}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from amago_model import TimestepEncoderConfig
+from amago_model import InputNormConfig, TimestepEncoderConfig
 from stepwell import Box, EnvSpec
 from stepwell.testing import make_trajectory
 from trainer import nan_diagnostics
 from trainer.config import DataConfig, OptimizerConfig, ScheduleConfig
 from trainer.learner import Learner, TrainingDiverged
 from trainer.loop import RunInfo, train
-from trainer.recipes import bc
+from trainer.recipes import recipe
 
 LENGTH, ROW = 6, 4
 SPEC = EnvSpec.of({"speed": Box((2,), "float64")}, Box((1,), low=-1.0, high=1.0))
@@ -49,16 +48,17 @@ def spoilt(fake):
 
 
 def run(service, folder, *, whiten: bool, log_every: int = 50) -> None:
-    config = bc()
-    rows = TimestepEncoderConfig(d_hidden=8, d_output=8, normalize_inputs=whiten)
-    config = replace(
-        config,
+    config = recipe("bc")
+    rows = TimestepEncoderConfig(
+        d_hidden=8, d_output=8, input_norm=InputNormConfig() if whiten else None
+    )
+    config = config.replace(
         dataset="fake",
         run="spoilt",
         device="cpu",
         output=folder,
         updates=60,
-        agent=replace(config.agent, timestep_encoder=rows),
+        agent=config.agent.replace(timestep_encoder=rows),
         data=DataConfig(batch=8, window=4, padding="both", cache=folder / "cache"),
         optimizer=OptimizerConfig(max_bad_updates=3),
         schedule=ScheduleConfig(log_every=log_every),

@@ -28,7 +28,7 @@ from trainer.data.fields import fields_of, spaces_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, create_snapshot, load_manifest
-from trainer.recipes import bc10
+from trainer.recipes import recipe
 
 LENGTHS = [[5, 40, 1, 17], [64, 3, 9], [2]]
 SPECS = {
@@ -416,7 +416,7 @@ def test_a_recipe_may_name_its_dataset_in_sql(fake):
     service, asked = fake(None, [[3]]), []
     original = service.create_snapshot
     service.create_snapshot = lambda **options: asked.append(options) or original(**options)
-    create_snapshot(service, replace(bc10(), dataset="mine"), "me")
+    create_snapshot(service, recipe("bc10").replace(dataset="mine"), "me")
     assert asked[0]["dataset"] == "mine"
     assert "WHERE dataset = 'mine' AND purpose = 'train'" in asked[0]["where"]
     with pytest.raises(SettingError, match="nothing to learn from: give --dataset"):

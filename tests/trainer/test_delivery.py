@@ -25,7 +25,7 @@ from trainer import publish as module
 from trainer.data.fields import spaces_of
 from trainer.errors import TrainerError
 from trainer.publish import copy_path, publish
-from trainer.recipes import bc
+from trainer.recipes import recipe
 from trainer.run_log import RunLog
 from trainer.run_reporter import _open_outbox
 
@@ -44,7 +44,7 @@ def service(fake):
 @pytest.fixture(scope="module")
 def agents() -> list[Agent]:
     """Two, of other weights."""
-    return [Agent(bc().agent, spaces_of(make_spec())) for _ in range(2)]
+    return [Agent(recipe("bc").agent, spaces_of(make_spec())) for _ in range(2)]
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ from amago_model import AgentConfig, CustomConfig, load_policy, save_policy
 from amago_model.acting import ActingPolicy
 from amago_model.config.spaces import ActionSpace, ObsSpace, Spaces
 from amago_model.errors import AmagoError
-from tests.amago_model.settings import changed, documented, leaves, others, value_at
+from stepwell._settings import options, override
+from tests.amago_model.settings import changed, leaves, others
 from trainer import config as settings
-from trainer.config import SettingError, TrainConfig, to_json
+from trainer.config import TrainConfig
+from trainer.errors import SettingError
 from trainer.main import main
 from trainer.options import resolve
 
@@ -37,47 +38,49 @@ SMALL = {
 MEMORY = "agent.trajectory_encoder"
 TRANSFORMER = {
     f"{MEMORY}.kind": "transformer",
-    f"{MEMORY}.transformer.d_model": 16,
-    f"{MEMORY}.transformer.n_heads": 2,
-    f"{MEMORY}.transformer.d_ff": 16,
+    f"{MEMORY}.d_model": 16,
+    f"{MEMORY}.n_heads": 2,
+    f"{MEMORY}.d_ff": 16,
 }
-# The switches under which settings can be set, each a config of its own.
+# The kinds and switches under which settings can be set, each a config of its own.
 BASES: list[dict[str, Any]] = [
     {},
     {
         "snapshot": "s_0",
         "dataset": "",
-        f"{MEMORY}.kind": "feedforward",
-        f"{MEMORY}.feedforward.d_model": 16,
-        "agent.actor.continuous": "beta",
+        f"{MEMORY}.kind": "feed_forward",
+        f"{MEMORY}.d_model": 16,
+        "agent.actor.continuous.kind": "beta",
         "agent.critic.kind": "hlgauss",
-        "agent.losses.filter": "exp",
+        "agent.critic.popart": False,
+        "agent.losses.filter.kind": "exp",
     },
     {
         f"{MEMORY}.kind": "gru",
-        f"{MEMORY}.gru.d_hidden": 8,
-        "agent.actor.continuous": "gmm",
+        f"{MEMORY}.d_hidden": 8,
+        "agent.actor.continuous.kind": "gmm",
         "agent.losses.dpg_weight": 0.0,
-        "agent.losses.filter": "leaky_relu",
+        "agent.losses.filter.kind": "leaky_relu",
         "agent.losses.td_lambda": 0.5,
+        "agent.timestep_encoder.input_norm": False,
     },
     {
         f"{MEMORY}.kind": "mamba",
-        f"{MEMORY}.mamba.d_model": 8,
+        f"{MEMORY}.d_model": 8,
         "agent.actor.kind": "residual",
         "agent.timestep_encoder.images.kind": "impala",
-        "agent.timestep_encoder.images.augment": 0.5,
+        "agent.timestep_encoder.images.augment": True,
+        "agent.timestep_encoder.images.augment.share": 0.5,
         "agent.timestep_encoder.images.keys": ("map",),
     },
     TRANSFORMER
     | {
-        f"{MEMORY}.transformer.n_sinks": 2,
-        f"{MEMORY}.transformer.attention": "math",
+        f"{MEMORY}.n_sinks": 2,
+        f"{MEMORY}.attention": "math",
         "agent.losses.dpg_weight": 0.0,
         "agent.losses.behavior_cloning": True,
     },
-    TRANSFORMER
-    | {f"{MEMORY}.transformer.max_time": 9, f"{MEMORY}.transformer.position": "learnable"},
+    TRANSFORMER | {f"{MEMORY}.position.kind": "learnable", f"{MEMORY}.position.max_time": 9},
 ]
 SPACES = Spaces(
     observations={
@@ -92,46 +95,27 @@ SPACES = Spaces(
 )
 
 
-ANY_ROWS = {"kind": "any", "previous_features": 12}
-
-
-def with_all(config: Any, values: dict[str, Any]) -> Any:
-    """Several settings at once, where one alone would contradict another."""
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        head, _, rest = name.partition(".")
-        if rest:
-            nested.setdefault(head, {})[rest] = value
-        else:
-            nested[head] = value
-    new = {
-        head: with_all(getattr(config, head), value) if isinstance(value, dict) else value
-        for head, value in nested.items()
-    }
-    return replace(config, **new)
-
-
 @cache
 def configs() -> list[tuple[TrainConfig, dict[str, Any]]]:
     """Configs that together set every setting to something else than its default."""
     plain = TrainConfig()
-    waiting = {name: hint for name, hint in leaves(plain).items() if name not in NOT_FLAGS}
+    waiting = {n: option for n, option in options(TrainConfig).items() if n not in NOT_FLAGS}
     made = []
     for base in BASES:
         values = SMALL | base
-        config = with_all(plain, values)
-        for name, hint in list(waiting.items()):
-            if name in values:
-                del waiting[name]
-                continue
-            for value in others(name.removeprefix("agent."), hint, value_at(plain, name)):
+        config = override(plain, values)
+        for name in [name for name in waiting if name in values or name in leaves(config)]:
+            option = waiting[name]
+            tried = [] if name in values else others(option, option.default)
+            for value in tried:
                 try:
                     config = changed(config, name, value)
                 except (AmagoError, SettingError):
                     continue
                 values = values | {name: value}
-                del waiting[name]
                 break
+            if name in values:
+                del waiting[name]
         made.append((config, {name: v for name, v in values.items() if v != ""}))
     assert not waiting, f"add a config under which these can be set: {sorted(waiting)}"
     return made
@@ -155,55 +139,76 @@ def flags(values: dict[str, Any]) -> list[str]:
 def test_settings_come_from_flags_and_files_and_back_from_json(index: int, tmp_path: Path) -> None:
     config, values = configs()[index]
     got = resolve(["default", *flags(values)])
-    assert replace(got.config, recipe="default", updates=config.updates) == config
-    assert all(got.origins[name] == "command line" for name in values)
-    lines = [f"{name} = {json.dumps(to_json(value))}" for name, value in values.items()]
+    assert got.config.replace(recipe="default", updates=config.updates) == config
+    assert {got.origins[name] for name in values if name in got.origins} == {"command line"}
+    # In TOML a table cannot be a switch as well.
+    tables = {name for name in values if any(other.startswith(f"{name}.") for other in values)}
+    lines = [f"{n} = {json.dumps(v, default=str)}" for n, v in values.items() if n not in tables]
     (tmp_path / "all.toml").write_text("\n".join(lines))
     filed = resolve(["default", "--config", str(tmp_path / "all.toml")])
-    assert replace(filed.config, updates=config.updates) == config
-    assert settings.replace(TrainConfig(), json.loads(json.dumps(to_json(config)))) == config
+    assert filed.config.replace(updates=config.updates) == config
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize("index", range(len(BASES)))
 def test_settings_come_back_from_a_policy_file(index: int) -> None:
     agent = configs()[index][0].agent
     # Names of one's own parts have their test in tests/amago_model/test_custom_parts.py.
-    agent = replace(agent, custom=CustomConfig())
+    agent = agent.replace(custom=CustomConfig())
+    encoder = agent.timestep_encoder.replace(auto_scale=False)
     try:
-        policy = ActingPolicy(agent, SPACES)
-    except AmagoError:
-        # What these observations or actions have no use for goes back to its default.
-        agent = replace(agent, timestep_encoder=with_all(agent.timestep_encoder, ANY_ROWS))
-    try:
-        policy = ActingPolicy(agent, SPACES)
-    except AmagoError:
-        agent = replace(agent, timestep_encoder=TrainConfig().agent.timestep_encoder)
+        policy = ActingPolicy(agent := agent.replace(timestep_encoder=encoder), SPACES)
+    except AmagoError:  # what these observations cannot be
+        agent = agent.replace(timestep_encoder=TrainConfig().agent.timestep_encoder)
         policy = ActingPolicy(agent, SPACES)
     rebuilt = load_policy(save_policy(policy))
     assert rebuilt.config == agent
     assert AgentConfig.from_dict(json.loads(json.dumps(agent.to_dict()))) == agent
 
 
-def _sections(cls: type) -> list[type]:
-    parts = [type(v) for v in vars(cls()).values() if dataclasses.is_dataclass(v)]
-    return [cls, *[deeper for part in parts for deeper in _sections(part)]]
-
-
 def test_every_setting_has_a_sentence_under_it() -> None:
-    for cls in [*_sections(TrainConfig), settings.SourceConfig]:
-        assert {f.name for f in dataclasses.fields(cls)} == documented(cls)
+    assert not [name for name, option in options(TrainConfig).items() if not option.help]
+    assert all(field.description for field in settings.SourceConfig.model_fields.values())
 
 
-def test_every_setting_and_its_sentence_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def helped(word: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
-        resolve(["default", "--help"])
-    text = capsys.readouterr().out.replace("-", "_")
-    missing = {name for name in leaves(TrainConfig()) if f"__{name}" not in text}
-    assert missing - {f"{name}" for name in NOT_FLAGS} == set()
+        resolve(["default", word])
+    return capsys.readouterr().out
+
+
+def test_every_setting_and_its_sentence_is_in_the_whole_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = helped("--help-all", capsys)
+    said = " ".join(text.split())
+    for option in options(TrainConfig).values():
+        assert f"  {option.flag} " in text, option.name
+        assert option.help in said, option.name
+
+
+def test_the_short_help_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = helped("--help", capsys).splitlines()
+    assert len(lines) <= 90 and max(map(len, lines)) <= 120
+    assert "--help-all" in lines[-1]
+
+
+def test_the_schema_has_every_setting_and_loads_no_torch() -> None:
+    code = (
+        "import sys, trainer.options, contextlib\n"
+        "with contextlib.suppress(SystemExit): trainer.options.resolve(['--schema'])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    properties = json.loads(done.stdout)["properties"]
+    assert properties.keys() == options(TrainConfig).keys()
+    assert properties["agent.losses.gamma"]["type"] == "number"
+    assert properties["data.relabel"]["type"] == "array"
+    assert properties["agent.trajectory_encoder.kind"]["enum"][-1] == "transformer"
 
 
 # The code that puts a config together, checks it and writes it down reads all of it.
-OF_THE_CONFIG = {"config.py", "options.py", "unused.py", "recipes.py", "ablations.py"}
+OF_THE_CONFIG = {"config.py", "options.py", "recipes.py"}
 
 
 @pytest.fixture
@@ -262,8 +267,8 @@ def test_every_setting_of_a_run_is_read_by_the_trainer(
     grown = ["--dataset=fake", "--data.refresh-every=1"]
     assert main(["offline", *TINY, *folders, *grown]) == 0
     assert main(["offline", *TINY, *folders, "--run=mixed", "--config", str(mixture)]) == 0
-    wanted = {(cls.__name__, f.name) for cls in OURS for f in dataclasses.fields(cls)}
-    wanted |= {("SourceConfig", f.name) for f in dataclasses.fields(settings.SourceConfig)}
+    wanted = {(cls.__name__, name) for cls in OURS for name in cls.model_fields}
+    wanted |= {("SourceConfig", name) for name in settings.SourceConfig.model_fields}
     assert wanted - reads == SEEN_ELSEWHERE
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 
-from amago_model import Agent, FeedForwardConfig, TrajectoryEncoderConfig
-from amago_model.config import ImageConfig
+from amago_model import Agent, ExpFilterConfig, FeedForwardConfig
 from collector.builtin.recall import Recall
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.testing import make_spec
 from trainer import checkpoint as checkpoints
-from trainer.config import DataConfig, SettingError, TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of, spaces_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import create_snapshot, load_manifest
 from trainer.learner import Learner, TrainingDiverged, merge_ranks
-from trainer.recipes import bc, pendulum_stitch, recall
+from trainer.recipes import recipe
 
 LENGTHS = [[5, 40, 17], [64, 9]]
 
@@ -41,7 +38,7 @@ def loader_of(service, folder, data: DataConfig) -> Loader:
 def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:
     torch.manual_seed(0)
     agent = Agent(config.agent, spaces_of(spec))
-    optimizer = replace(config.optimizer, **changes)
+    optimizer = config.optimizer.replace(**changes)
     accelerator = Accelerator(cpu=True)
     return Learner(agent, optimizer, accelerator, seed=config.seed, updates=config.updates)
 
@@ -53,10 +50,10 @@ def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path, filtering)
     service = fake(make_spec(action_known=True), LENGTHS)
     data = DataConfig(batch=10, window=12, padding="both")
     batch = loader_of(service, tmp_path, data).load(0).batch
-    config = pendulum_stitch()
+    config = recipe("pendulum_stitch")
     if filtering == "normalised":
-        losses = replace(config.agent.losses, filter="exp", filter_batch_norm=True)
-        config = replace(config, agent=replace(config.agent, losses=losses))
+        losses = config.agent.losses.replace(filter_batch_norm=True, filter=ExpFilterConfig())
+        config = config.replace(agent=config.agent.replace(losses=losses))
     results = []
     for parts in (1, 2, 3, 5):
         learner = learner_of(config, service.spec, accumulate=parts)
@@ -81,12 +78,10 @@ def test_target_networks_move_after_the_step_or_as_published_before_it(fake, tmp
     """With tau 1 a copy is the weights: those after the step, or those before."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
-    config = pendulum_stitch()
-    losses = dataclasses.replace(
-        config.agent.losses, tau=1.0, targets_before_step=early, lagged_critics=True
-    )
-    agent = dataclasses.replace(config.agent, losses=losses)
-    learner = learner_of(dataclasses.replace(config, agent=agent), service.spec)
+    config = recipe("pendulum_stitch")
+    losses = config.agent.losses.replace(tau=1.0, targets_before_step=early, lagged_critics=True)
+    agent = config.agent.replace(losses=losses)
+    learner = learner_of(config.replace(agent=agent), service.spec)
     learner.update(0, batch)  # before it, copies are the weights anyway
     before = learner.agent.critic.weights[0].detach().clone()
     learner.update(1, batch)
@@ -97,24 +92,12 @@ def test_target_networks_move_after_the_step_or_as_published_before_it(fake, tmp
     assert torch.equal(learner.agent.lagged_critic.weights[0], before)
 
 
-def test_an_exact_share_of_shifted_windows_is_that_of_a_whole_batch():
-    """In parts others would be left alone: so it is refused, by name."""
-    config = pendulum_stitch()
-    images = ImageConfig(augment=0.5, augment_exact=True)
-    rows = replace(config.agent.timestep_encoder, images=images)
-    config = replace(config, agent=replace(config.agent, timestep_encoder=rows))
-    spec = EnvSpec.of({"eye": Box((16, 16, 3), "uint8", 0, 255)}, Discrete(3))
-    assert learner_of(config, spec).world == 1
-    with pytest.raises(SettingError, match=r"augment_exact: .* optimizer\.accumulate=2"):
-        learner_of(config, spec, accumulate=2)
-
-
 def test_the_gradient_norm_that_is_shown_is_the_one_before_clipping(fake, tmp_path):
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
     key = "optimizer/gradient_norm"
-    free = learner_of(pendulum_stitch(), service.spec, grad_clip=0.0)
-    clipped = learner_of(pendulum_stitch(), service.spec, grad_clip=1e-3)
+    free = learner_of(recipe("pendulum_stitch"), service.spec, grad_clip=0.0)
+    clipped = learner_of(recipe("pendulum_stitch"), service.spec, grad_clip=1e-3)
     shown = [float(x.update(0, batch).metrics[key]) for x in (free, clipped)]
     assert shown[0] == shown[1] > 1e-3
 
@@ -123,7 +106,7 @@ def test_an_agent_of_your_own_says_what_its_losses_are_means_of(fake, tmp_path, 
     """Else a further loss of it would be weighed by part."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
-    learner = learner_of(pendulum_stitch(), service.spec, accumulate=2)
+    learner = learner_of(recipe("pendulum_stitch"), service.spec, accumulate=2)
     seen = []
 
     class Mine(Agent):
@@ -179,30 +162,27 @@ def test_noise_belongs_to_the_update(fake, tmp_path):
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
     losses = []
     for disturb in (0, 1000):
-        learner = learner_of(pendulum_stitch(), service.spec)
+        learner = learner_of(recipe("pendulum_stitch"), service.spec)
         torch.rand(disturb)
         losses.append(float(learner.update(7, batch).metrics["loss/total"]))
     assert losses[0] == losses[1]
-    assert float(learner_of(pendulum_stitch(), service.spec).update(8, batch).metrics["loss/total"])
+    assert float(
+        learner_of(recipe("pendulum_stitch"), service.spec).update(8, batch).metrics["loss/total"]
+    )
     assert losses[0] != float(
-        learner_of(pendulum_stitch(), service.spec).update(8, batch).metrics["loss/total"]
+        learner_of(recipe("pendulum_stitch"), service.spec).update(8, batch).metrics["loss/total"]
     )
 
 
 def test_the_step_size_warms_up_and_falls():
     learner = learner_of(
-        replace(pendulum_stitch(), updates=100), make_spec(), warmup=10, learning_rate=1.0
+        recipe("pendulum_stitch").replace(updates=100), make_spec(), warmup=10, learning_rate=1.0
     )
     rates = [learner.learning_rate(u) for u in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == pytest.approx(rates[9])
     assert rates[99] < 0.001 and rates[50] == pytest.approx(0.5)
-    published = learner_of(
-        pendulum_stitch(), make_spec(), warmup=10, warmup_from_zero=True, decay="none"
-    )
-    rates = [published.learning_rate(u) for u in range(20)]
-    assert rates == pytest.approx([1e-3 * min(1.0, u / 10) for u in range(20)])
-    steady = learner_of(pendulum_stitch(), make_spec(), warmup=0, decay="none")
+    steady = learner_of(recipe("pendulum_stitch"), make_spec(), warmup=0, decay="none")
     assert steady.learning_rate(0) == steady.learning_rate(10**6) == 1e-3
 
 
@@ -210,7 +190,7 @@ def test_a_bad_gradient_is_skipped_counted_and_at_last_fatal(fake, tmp_path):
     """Weights stay untouched; after max_bad_updates training stops and says what to do."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
-    learner = learner_of(bc(), service.spec, max_bad_updates=2)
+    learner = learner_of(recipe("bc"), service.spec, max_bad_updates=2)
     learner.update(0, batch)
     before = [p.clone() for p in learner.parameters]
     hook = learner.parameters[0].register_hook(lambda grad: grad * float("nan"))
@@ -237,12 +217,11 @@ def test_an_update_that_is_checked_later_changes_what_one_checked_at_once_does(
     network, kept critic or memory of the optimiser, though nobody knows of it at the step."""
     service = fake(None, LENGTHS)
     batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
-    config = pendulum_stitch()
-    losses = replace(
-        config.agent.losses,
-        lagged_critics=published, targets_before_step=published, use_target_actor=True,
-    )  # fmt: skip
-    config = replace(config, agent=replace(config.agent, losses=losses))
+    config = recipe("pendulum_stitch")
+    losses = config.agent.losses.replace(
+        lagged_critics=published, targets_before_step=published, use_target_actor=True
+    )
+    config = config.replace(agent=config.agent.replace(losses=losses))
     found = []
     for late in (False, True):
         torch.manual_seed(0)
@@ -275,9 +254,9 @@ def test_a_checkpoint_brings_everything_back(fake, tmp_path):
     """Weights, target networks, statistics and the optimiser's memory: it goes on bit-equal."""
     service = fake(None, LENGTHS)
     loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
-    config = pendulum_stitch()
-    losses = replace(config.agent.losses, lagged_critics=True, targets_before_step=True)
-    config = replace(config, agent=replace(config.agent, losses=losses))
+    config = recipe("pendulum_stitch")
+    losses = config.agent.losses.replace(lagged_critics=True, targets_before_step=True)
+    config = config.replace(agent=config.agent.replace(losses=losses))
     learner = learner_of(config, service.spec)
     for step in range(3):
         learner.update(step, loader.load(step).batch)
@@ -286,7 +265,7 @@ def test_a_checkpoint_brings_everything_back(fake, tmp_path):
     found = checkpoints.newest(tmp_path / "c")
     assert found is not None and found.path == path and found.state["update"] == 3
     torch.manual_seed(99)
-    other = learner_of(replace(config, seed=0), service.spec)
+    other = learner_of(config.replace(seed=0), service.spec)
     with torch.no_grad():
         for parameter in other.parameters:
             parameter.mul_(2.0)
@@ -303,13 +282,13 @@ def test_a_checkpoint_goes_to_the_device_of_whoever_takes_it_up(fake, tmp_path):
     """A GPU if there is one; else device meta stands for any other than where it was written."""
     service = fake(None, LENGTHS)
     loader = loader_of(service, tmp_path, DataConfig(batch=4, window=8))
-    learner = learner_of(pendulum_stitch(), service.spec)
+    learner = learner_of(recipe("pendulum_stitch"), service.spec)
     learner.update(0, loader.load(0).batch)
     checkpoints.save(tmp_path / "c", 1, learner.agent, learner.optimizer, {}, keep=1)
     found = checkpoints.newest(tmp_path / "c")
     assert found is not None
     elsewhere = "cuda" if torch.cuda.is_available() else "meta"
-    agent = Agent(pendulum_stitch().agent, spaces_of(service.spec)).to(elsewhere)
+    agent = Agent(recipe("pendulum_stitch").agent, spaces_of(service.spec)).to(elsewhere)
     optimizer = torch.optim.AdamW(agent.trainable_parameters())
     checkpoints.restore(found, agent, optimizer)
     kept = [value for state in optimizer.state.values() for value in state.values()]
@@ -319,7 +298,7 @@ def test_a_checkpoint_goes_to_the_device_of_whoever_takes_it_up(fake, tmp_path):
 
 def test_damaged_and_unfinished_checkpoints_are_passed_over(tmp_path, caplog):
     """Flipped bytes, a missing file, a half-written folder: the newest whole one counts."""
-    learner = learner_of(pendulum_stitch(), make_spec())
+    learner = learner_of(recipe("pendulum_stitch"), make_spec())
     for update in (1, 2, 3, 4):
         checkpoints.save(tmp_path, update, learner.agent, learner.optimizer, {"config": {}}, keep=3)
     assert [p.name[-1] for p in sorted(tmp_path.iterdir())] == ["2", "3", "4"]
@@ -336,9 +315,9 @@ def test_damaged_and_unfinished_checkpoints_are_passed_over(tmp_path, caplog):
 
 
 def test_a_checkpoint_of_another_agent_is_refused(tmp_path):
-    learner = learner_of(pendulum_stitch(), make_spec())
+    learner = learner_of(recipe("pendulum_stitch"), make_spec())
     path = checkpoints.save(tmp_path, 1, learner.agent, learner.optimizer, {"config": {}}, keep=1)
-    other = learner_of(pendulum_stitch(), make_spec(observation=7))
+    other = learner_of(recipe("pendulum_stitch"), make_spec(observation=7))
     with pytest.raises(checkpoints.CheckpointError, match="another agent.*--resume never"):
         checkpoints.restore(checkpoints.read(path), other.agent, other.optimizer)
 
@@ -395,15 +374,13 @@ def score(agent: Agent, episodes: int = 64) -> float:
     return float(total.mean())
 
 
-@pytest.mark.parametrize("memory", [True, False], ids=["transformer", "feedforward"])
+@pytest.mark.parametrize("memory", [True, False], ids=["transformer", "feed_forward"])
 def test_recall_is_solved_with_memory_and_not_without(recall_data, tmp_path, memory):
     """From shards to scores: the Transformer answers right, the memory-free twin guesses."""
-    config = replace(recall(), updates=400)
+    config = recipe("recall").replace(updates=400)
     if not memory:
-        blind = TrajectoryEncoderConfig(
-            kind="feedforward", feedforward=FeedForwardConfig(d_model=32)
-        )
-        config = replace(config, agent=replace(config.agent, trajectory_encoder=blind))
+        blind = FeedForwardConfig(d_model=32)
+        config = config.replace(agent=config.agent.replace(trajectory_encoder=blind))
     learner = learner_of(config, recall_data.spec)
     with closing(loader_of(recall_data, tmp_path, config.data)) as loader:
         for update in range(config.updates):

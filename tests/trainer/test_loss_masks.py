@@ -156,7 +156,7 @@ def test_a_relabeled_mask_takes_the_place_of_the_recorded_one(service, tmp_path)
 
 
 def test_a_row_for_masks_that_nobody_named_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"data\.mask_row: 'departure'.*data\.actor_mask"):
+    with pytest.raises(SettingError, match=r"mask_row: 'departure'.*data\.actor_mask"):
         DataConfig(mask_row="departure")
 
 

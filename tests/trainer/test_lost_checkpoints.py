@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from trainer.checkpoint import CheckpointError, newest
 from trainer.config import DataConfig, ScheduleConfig, TrainConfig
 from trainer.errors import TrainerError
 from trainer.loop import RunInfo, train
-from trainer.recipes import bc
+from trainer.recipes import recipe
 
 
 @pytest.fixture
@@ -27,16 +26,15 @@ def service(fake):
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
     """Policies every 4 updates, and no checkpoint but those that come with them."""
-    plain = bc()
+    plain = recipe("bc")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
-    return replace(
-        plain,
+    return plain.replace(
         dataset="fake",
         run="seen",
         device="cpu",
         output=tmp_path / "runs",
         updates=10,
-        agent=replace(plain.agent, timestep_encoder=rows),
+        agent=plain.agent.replace(timestep_encoder=rows),
         data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
         schedule=ScheduleConfig(
             log_every=1, checkpoint_every=0, keep_checkpoints=99, publish_every=4, drain_timeout=5
@@ -104,15 +102,15 @@ def test_a_run_with_policies_and_no_checkpoint_is_refused_by_name(service, confi
     with pytest.raises(CheckpointError, match="run seen has .*the newest seen/10.*--resume never"):
         train(config, service, RunInfo(), said.append)
     assert service.published == published
-    other = replace(config, run="another")
+    other = config.replace(run="another")
     assert train(other, service, RunInfo(), said.append) == "finished"
-    anew = replace(config, resume="never")
+    anew = config.replace(resume="never")
     assert train(anew, service, RunInfo(), said.append) == "finished"
 
 
 def test_checkpoints_none_of_which_is_whole_are_not_passed_over_in_silence(service, config):
     """Also where nothing was published: hours of work may lie in what a person can mend."""
-    quiet = replace(config, schedule=replace(config.schedule, publish_every=0), updates=4)
+    quiet = config.replace(schedule=config.schedule.replace(publish_every=0), updates=4)
     train(quiet, service, RunInfo(), lambda _: None)
     home = config.output / "seen"
     shutil.rmtree(home / "policies")
@@ -125,7 +123,7 @@ def test_checkpoints_none_of_which_is_whole_are_not_passed_over_in_silence(servi
 
 def test_a_run_that_nobody_has_seen_begins_again(service, config):
     """Killed before its first checkpoint and policy, the same command is enough."""
-    quiet = replace(config, updates=3)
+    quiet = config.replace(updates=3)
     train(quiet, service, RunInfo(), lambda _: None)
     shutil.rmtree(config.output / "seen" / "checkpoints")
     shutil.rmtree(config.output / "seen" / "policies")

@@ -21,7 +21,7 @@ from collector.builtin.crafter.goals import TECH_TREE, WORDS
 from stepwell import Trajectory
 from trainer.data.fields import spaces_of
 from trainer.data.relabel import CrafterGoals, Episode, Relabeler, make_relabelers
-from trainer.recipes import crafter
+from trainer.recipes import recipe
 
 SMALL = {"area": 24, "time_limit": 70, "located": 0.5}
 EPISODES = 24
@@ -124,7 +124,7 @@ def test_none_needs_no_other_field():
 
 def test_the_recipe_reads_goals_as_words_and_the_map_as_places():
     spec, _ = random_play(1, 0, {"area": 24, "time_limit": 5}, CRAFTER_ID)
-    config = crafter().agent.timestep_encoder
+    config = recipe("crafter").agent.timestep_encoder
     encoder = TimestepEncoder(config, spaces_of(spec))
     assert encoder.describe() == [
         f"goals: 15 tokens of {config.tokens.vocabulary}",

@@ -23,7 +23,7 @@ from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import Manifest, create_snapshot, load_manifest
 from trainer.loop import RunInfo, train
-from trainer.recipes import bc
+from trainer.recipes import recipe
 from trainer.snapshot_views import in_background
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
@@ -126,17 +126,16 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
 
     # So that the step of the switch is known here.
     monkeypatch.setattr("trainer.snapshot_views.in_background", at_once)
-    plain = bc()
+    plain = recipe("bc")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
-    config = replace(
-        plain,
+    config = plain.replace(
         dataset="fake",
         run="grow",
         device="cpu",
         output=tmp_path,
         updates=30,
-        agent=replace(plain.agent, timestep_encoder=rows),
-        data=replace(CONFIG, refresh_every=5, cache=tmp_path / "cache"),
+        agent=plain.agent.replace(timestep_encoder=rows),
+        data=CONFIG.replace(refresh_every=5, cache=tmp_path / "cache"),
         schedule=ScheduleConfig(
             log_every=1, checkpoint_every=9, keep_checkpoints=9, publish_every=0, drain_timeout=0.1
         ),
@@ -159,7 +158,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
         shutil.rmtree(path)
     (tmp_path / "grow" / "metrics.jsonl").unlink()
     service.down = True
-    train(replace(config, resume="must"), service, RunInfo(), said.append)
+    train(config.replace(resume="must"), service, RunInfo(), said.append)
     for key, values in whole.items():
         again = curve(tmp_path, key)
         assert again == {update: values[update] for update in range(10, 31)}

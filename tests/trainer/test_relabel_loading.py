@@ -328,11 +328,11 @@ def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fak
     assert config.relabel == ("mazerunner:strategy=all", "hindsight")
     manifest = load_manifest(*_snapshot(fake(SPEC, [[5, 6]])), tmp_path)
     sums = {
-        WindowSampler(manifest, replace(config, relabel=r), 0).checksum(0)
+        WindowSampler(manifest, config.replace(relabel=r), 0).checksum(0)
         for r in ((), config.relabel, config.relabel[:1])
     }
     assert len(sums) == 3
-    with pytest.raises(SettingError, match="data.epochs: .*data.relabel"):
+    with pytest.raises(SettingError, match="epochs: .*data.relabel"):
         DataConfig(epochs=True, draw="windows", relabel=("hindsight",))
 
 

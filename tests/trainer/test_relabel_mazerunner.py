@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -20,7 +19,7 @@ from benchmarks.relabel import outcome, random_play
 from collector.builtin import MAZERUNNER_ID
 from trainer.data.fields import spaces_of
 from trainer.data.relabel import Episode, make_relabelers
-from trainer.recipes import mazerunner
+from trainer.recipes import recipe
 
 
 def test_a_relabeled_episode_replays_in_the_maze():
@@ -55,9 +54,9 @@ def test_a_relabeled_episode_replays_in_the_maze():
 def test_the_recipe_reads_goals_as_places_and_needs_no_advice():
     """Whoever left it to the shape of the array is told that whole numbers may be tokens."""
     spec, _ = random_play(1, 0, {"size": 7, "time_limit": 5})
-    rows = mazerunner().agent.timestep_encoder
+    rows = recipe("mazerunner").agent.timestep_encoder
     assert TimestepEncoder(rows, spaces_of(spec)).describe()[0] == "goals: 6 numbers"
-    left = TimestepEncoder(replace(rows, vector_keys=()), spaces_of(spec)).describe()
+    left = TimestepEncoder(rows.replace(vector_keys=()), spaces_of(spec)).describe()
     assert "name it in tokens.keys" in left[0]
 
 

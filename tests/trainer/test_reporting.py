@@ -19,7 +19,7 @@ from trainer.data.fields import spaces_of
 from trainer.loop import RunInfo, train
 from trainer.options import resolve
 from trainer.publish import publish
-from trainer.recipes import bc
+from trainer.recipes import recipe
 from trainer.run_log import RunLog
 
 
@@ -218,7 +218,7 @@ def test_warnings_of_our_modules_are_in_the_log(service, run_log):
 
 @pytest.fixture
 def agent() -> Agent:
-    return Agent(bc().agent, spaces_of(make_spec()))
+    return Agent(recipe("bc").agent, spaces_of(make_spec()))
 
 
 def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, opened, tmp_path):

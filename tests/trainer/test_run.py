@@ -29,7 +29,7 @@ TINY = [
     *("--data.batch", "8", "--data.window", "8", "--schedule.log-every", "1"),
     *("--schedule.checkpoint-every", "7", "--schedule.publish-every", "25"),
     *("--agent.timestep-encoder.d-hidden", "16", "--agent.timestep-encoder.d-output", "16"),
-    *("--agent.trajectory-encoder.feedforward.d-model", "16"),
+    *("--agent.trajectory-encoder.d-model", "16"),
     *("--agent.actor.d-hidden", "16"),
     *("--optimizer.warmup", "5", "--device", "cpu"),
 ]
@@ -217,7 +217,7 @@ def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path)
 
 def test_a_run_says_by_what_its_memory_is_computed(service, dataset, tmp_path):
     run = Run(service, tmp_path, dataset, "named", recipe="recall")
-    at = run.words.index("--agent.trajectory-encoder.feedforward.d-model")
+    at = run.words.index("--agent.trajectory-encoder.d-model")
     del run.words[at : at + 2]  # the recipe's memory is a Transformer
     assert "attention by sdpa, on cpu\n" in run.finish(updates=2)
     with service.client() as client:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -219,7 +218,7 @@ def test_checksums_and_shares_tell_batches_apart():
     assert sampler.checksum(5) == zlib.crc32(b"", zlib.crc32(samples))
     assert len({sampler.checksum(step) for step in range(50)}) == 50
     relabel = ("hindsight", "rarity")
-    other = WindowSampler(manifest_of(**MIXED), replace(sampler.config, relabel=relabel), 3)
+    other = WindowSampler(manifest_of(**MIXED), sampler.config.replace(relabel=relabel), 3)
     assert other.checksum(5) == zlib.crc32(b"hindsight\nrarity", zlib.crc32(samples))
     counts = [np.sum(whole.component == c) for c in range(3)]
     assert sampler.shares(5) == [float(n / 12) for n in counts] and sum(counts) == 12
@@ -243,7 +242,7 @@ def test_a_ramp_ends_at_its_last_update():
     for step in (50, 51, 10**6):
         assert sampler._shares(np.asarray([step]))[0].tolist() == pytest.approx([0.1, 0.4, 0.5])
     still = WindowSampler(
-        manifest_of(**MIXED), replace(sampler.config, ramp_updates=0), 6, sources=RAMP
+        manifest_of(**MIXED), sampler.config.replace(ramp_updates=0), 6, sources=RAMP
     )
     assert still._shares(np.asarray([9])).tolist() == [0.3, 0.5, 0.2]
     unnamed = WindowSampler(manifest_of(**MIXED), sampler.config, 6)

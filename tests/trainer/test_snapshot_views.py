@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ from trainer.data.loader import Loader
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, create_snapshot
 from trainer.loop import RunInfo, train
-from trainer.recipes import bc
+from trainer.recipes import recipe
 from trainer.snapshot_views import SnapshotViews
 
 CPU = torch.device("cpu")
@@ -396,16 +395,15 @@ def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path)
 
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    plain = bc()
+    plain = recipe("bc")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
-    return replace(
-        plain,
+    return plain.replace(
         dataset="fake",
         run="hurt",
         device="cpu",
         output=tmp_path / "runs",
         updates=6,
-        agent=replace(plain.agent, timestep_encoder=rows),
+        agent=plain.agent.replace(timestep_encoder=rows),
         data=DataConfig(batch=4, window=4, cache=tmp_path / "cache"),
         schedule=ScheduleConfig(log_every=1, checkpoint_every=0, publish_every=0, drain_timeout=5),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -94,7 +93,7 @@ def test_a_missing_dataset_is_said_before_torch_loads(service, name, tmp_path):
     words = ["pendulum_stitch", "--dataset", name, "--run", "r", "--output", str(tmp_path)]
     code = (
         "import sys; from trainer.main import main; from trainer.options import resolve\n"
-        "from trainer.ablations import ABLATIONS; from trainer.recipes import RECIPES\n"
+        "from trainer.recipes import ABLATIONS, RECIPES\n"
         "for recipe in (*RECIPES, *ABLATIONS): resolve([recipe])\n"
         f"print(main({words!r}), 'torch' in sys.modules)"
     )
@@ -117,6 +116,6 @@ def test_a_run_that_may_be_resumed_does_not_need_its_dataset(client, name, tmp_p
     (tmp_path / "r").mkdir()
     main.require_dataset(config)
     with pytest.raises(NotFound):
-        main.require_dataset(replace(config, resume="never"))
+        main.require_dataset(config.replace(resume="never"))
     monkeypatch.setenv("STEPWELL_URL", "http://127.0.0.1:1")
-    main.require_dataset(replace(config, run="s"))  # what is wrong there is said by what needs it
+    main.require_dataset(config.replace(run="s"))  # what is wrong there is said by what needs it

@@ -13,11 +13,11 @@ import torch
 PROGRAM = """
 import dataclasses, os, sys
 import torch
-from amago_model import ActionSpace, Agent, Batch, CustomConfig, ObsSpace, Spaces
+from amago_model import ActionSpace, Agent, Batch, CustomConfig, ExpFilterConfig, ObsSpace, Spaces
 from amago_model import make_agent, register
 from trainer.learner import Learner
 from trainer.distributed import make_accelerator
-from trainer.recipes import pendulum_stitch
+from trainer.recipes import recipe
 
 
 @register("agent", "forgetful")
@@ -39,14 +39,14 @@ def shortened(batch, t):
 
 
 def learn(parts, own=""):
-    config = pendulum_stitch()
-    losses = dataclasses.replace(
-        config.agent.losses, filter="exp", filter_batch_norm=True, lagged_critics=True
+    config = recipe("pendulum_stitch")
+    losses = config.agent.losses.replace(
+        filter=ExpFilterConfig(), filter_batch_norm=True, lagged_critics=True
     )
-    critic = dataclasses.replace(config.agent.critic, n_critics=3, n_critics_target=2)
+    critic = config.agent.critic.replace(n_critics=3, n_critics_target=2)
     custom = CustomConfig(agent=own)
-    agent = dataclasses.replace(config.agent, losses=losses, critic=critic, custom=custom)
-    config = dataclasses.replace(config, agent=agent, device="cpu")
+    agent = config.agent.replace(losses=losses, critic=critic, custom=custom)
+    config = config.replace(agent=agent, device="cpu")
     accelerator = make_accelerator(config)
     rank, world = accelerator.process_index, accelerator.num_processes
     assert world == int(os.environ.get("WORLD_SIZE", "1"))
@@ -54,7 +54,7 @@ def learn(parts, own=""):
     action = ActionSpace(kind="continuous", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
     obs = {"observation": ObsSpace(shape=(3,), dtype="float32")}
     agent = make_agent(config.agent, Spaces(observations=obs, action=action)).double()
-    optimizer = dataclasses.replace(config.optimizer, accumulate=parts)
+    optimizer = config.optimizer.replace(accumulate=parts)
     learner = Learner(agent, optimizer, accelerator, seed=3, updates=100)
     b, t = 6, 5
     generator = torch.Generator().manual_seed(1)

@@ -1,0 +1,140 @@
+"""The base of every settings model: frozen, strict, unknown keys refused, errors as sentences.
+
+The docstring under a field is its help text. A section that has several kinds is a union of models
+told apart by their field `kind`; a section that can be switched off may be None.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from amago_model.errors import ConfigError
+
+MAX_LAYERS, MAX_WIDTH = 256, 65_536
+"""Limits of sizes, because a size may come from a file that a stranger wrote."""
+
+
+class Settings(BaseModel):
+    """A group of settings, complete and checked when constructed; it survives JSON."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+    error: ClassVar[type[Exception]] = ConfigError
+    """Raised for a setting that is unknown, of the wrong type, or contradicts another."""
+    root: ClassVar[bool] = False
+    """Errors name settings by their path alone, not by the class as well."""
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as problem:
+            raise self.error(explain(problem, type(self))) from None
+
+    # To pydantic this is its own __init__: it validates sections without calling theirs, so that
+    # a problem is told once, with its whole path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed, checked anew."""
+        return type(self)(**{**self.__dict__, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only; `from_dict` gives back an equal object."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild from `to_dict` output. Absent settings take their default.
+
+        Raises `cls.error`: an unknown setting (named, with the nearest known one) or a wrong value.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(data, default=str))
+        except ValidationError as problem:
+            raise cls.error(explain(problem, cls)) from None
+
+
+def explain(problem: ValidationError, cls: type[Settings]) -> str:
+    """Each error as path, what was expected and what came."""
+    errors = problem.errors(include_url=False)
+    return "; also ".join(dict.fromkeys(_sentence(error, cls) for error in errors))
+
+
+def _sentence(error: ErrorDetails, cls: type[Settings]) -> str:
+    path, section, members = _walk(error["loc"], cls)
+    if not cls.root:
+        path = [cls.__name__, *path]
+    where, message = ".".join(path), error["msg"]
+    match error["type"]:
+        case "extra_forbidden":
+            *parents, name = path
+            others = [m for m in members if name in m.model_fields]
+            if others:
+                kinds = ", ".join(repr(kind) for m in others for kind in kinds_of_section(m))
+                return f"{where}: the chosen kind has no such setting; it is one of kind {kinds}"
+            near = difflib.get_close_matches(name, section.model_fields, n=1, cutoff=0.0)
+            hint = f"; the nearest known one is {near[0]!r}" if near else ""
+            return f"{'.'.join(parents) or cls.__name__}: unknown setting {name!r}{hint}"
+        case "missing":
+            return f"{where}: expected a value, got none"
+        case "value_error":
+            message = str(error["ctx"]["error"])
+            of_section = not error["loc"] or isinstance(error["input"], dict | Settings)
+            # A check of a whole section begins with the name of the field to change.
+            separator = "." if of_section else ": "
+            return f"{where}{separator}{message}" if where else message
+        case "union_tag_invalid":
+            got = error["ctx"]["tag"]
+            return f"{where}.kind: expected one of {error['ctx']['expected_tags']}, got {got!r}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = "expected a table of settings"
+    message = message.replace("Input should be", "expected")
+    return f"{where}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+
+
+def _walk(
+    loc: tuple[int | str, ...], cls: type[Settings]
+) -> tuple[list[str], type[Settings], list[type[Settings]]]:
+    """The path without pydantic's tags of unions, the section that it ends in, and the models that
+    this section can be."""
+    path: list[str] = []
+    members, section = [cls], cls
+    for part in loc:
+        if isinstance(part, int):
+            path[-1] += f"[{part}]"
+        elif part in section.model_fields:
+            path.append(part)
+            inside = models_in(section.model_fields[part].annotation)
+            if inside:
+                members, section = inside, inside[0]
+        elif chosen := [m for m in members if part in kinds_of_section(m)]:
+            section = chosen[0]
+        else:
+            path.append(part)
+    return path, section, members
+
+
+def models_in(hint: Any) -> list[type[Settings]]:
+    """The settings models that an annotation allows: several if it is a union of kinds."""
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return [hint]
+    if get_origin(hint) in (Annotated, Union, UnionType, tuple):
+        return [model for part in get_args(hint) for model in models_in(part)]
+    return []
+
+
+def kinds_of_section(model: type[Settings]) -> tuple[str, ...]:
+    """The values of its field `kind`; none if it has no such field."""
+    field = model.model_fields.get("kind")
+    return get_args(field.annotation) if field else ()
