@@ -52,8 +52,6 @@ class Settings(BaseSettings):
     """A body that stands still for so long is given up; after a third of it while others wait."""
 
     # ingest
-    group_bytes: int = 4 * MIB
-    """One fsync serves at most so much, however much waits."""
     seal_bytes: int = 32 * MIB
     """A segment of this size is sealed into shards."""
     seal_idle: float = 2.0
@@ -64,16 +62,10 @@ class Settings(BaseSettings):
     """Refuse ingest (507) when the disk has less than this left."""
 
     # shards and maintenance
-    row_group_rows: int = 20_000
-    """Row groups hold whole trajectories, about so many rows."""
-    row_group_bytes: int = 16 * MIB
-    """And at most about so many bytes."""
     shard_bytes: int = 128 * MIB
     """Uncompressed size at which a shard is closed."""
     shard_grace: float = 900.0
     """A retired shard is kept for so long, for readers without a lease."""
-    compact_below: int = 16 * MIB
-    """Adjacent shards smaller than this are merged."""
     compact_after: float = 60.0
     """Shards younger than this are left alone."""
     maintenance_interval: float = 5.0
@@ -82,8 +74,6 @@ class Settings(BaseSettings):
     """Stored files are read and verified in the background at so many bytes a second; 0: never."""
     scrub_days: float = 7.0
     """Each of them again after so many days."""
-    orphan_age: float = 3600.0
-    """Unknown files older than this are swept."""
     snapshot_days: float = 30.0
     """A snapshot is deleted after so long without a lease, unless a run names it."""
     tombstone_days: float = 30.0
@@ -108,8 +98,6 @@ class Settings(BaseSettings):
     """Address space of the confined child that parses an upload."""
     import_seconds: float = 1800.0
     """Longest time it may take."""
-    import_max_rows: int = 200_000_000
-    """Most transitions in one file."""
 
     @field_validator("token")
     @classmethod

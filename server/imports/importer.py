@@ -40,6 +40,8 @@ from stepwell.spaces import EnvSpec
 
 log = structlog.get_logger("stepwell.imports")
 FOLDER, SUFFIX = "uploads", ".part"
+MAX_ROWS = 200_000_000
+"""Most transitions in one file."""
 _PARSE_SHARE = 0.9
 """Of the progress bar; the rest is the commit."""
 
@@ -234,7 +236,7 @@ class Imports:
         return {
             "memory": self._settings.import_memory,
             "seconds": self._settings.import_seconds,
-            "max_rows": self._settings.import_max_rows,
+            "max_rows": MAX_ROWS,
             "options": asdict(options) | {"env": env, "spec": spec.to_json() if spec else None},
         }
 

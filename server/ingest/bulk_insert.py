@@ -179,7 +179,7 @@ class BulkInsert:
         self._next += len(group)
         batches = (to_batch(i.trajectory, self.dataset.spec, self.dataset.schema) for i in group)
         self._shards.append(
-            new_shard(self.store, self.settings, self.dataset, entries, batches, [], None, shard_id)
+            new_shard(self.store, self.dataset, entries, batches, [], None, shard_id)
         )
 
     def _forget_marks(self) -> None:

@@ -48,6 +48,8 @@ READ_ONLY = (
     "nothing of this request was stored; reading goes on, and writing comes back by itself when the"
     " disk takes bytes again"
 )
+GROUP_BYTES = 4 << 20
+"""One fsync serves at most so much, however much waits."""
 PROBE_EVERY = 0.5
 """Seconds between attempts to write again after the disk refused."""
 
@@ -162,9 +164,9 @@ class Committer:
                 self.loop.stop()
 
     def _collect(self, first: Submission) -> tuple[list[Submission], bool]:
-        """Everything that waits, up to group_bytes. No delay: groups form while the disk works."""
+        """Everything that waits, up to GROUP_BYTES. No delay: groups form while the disk works."""
         group, size = [first], first.size
-        while size < self._settings.group_bytes:
+        while size < GROUP_BYTES:
             try:
                 more = self._queue.get_nowait()
             except queue.Empty:

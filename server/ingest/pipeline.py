@@ -38,7 +38,7 @@ class Ingest:
         self._telemetry = telemetry
         self._spool = Spool(store)
         self.committer = Committer(settings, db, store, self._spool, telemetry)
-        self.sealer = Sealer(settings, db, store, self.registry, self.committer, telemetry)
+        self.sealer = Sealer(db, store, self.registry, self.committer, telemetry)
         for segment in recover_segments(db, store):
             self.sealer.add(segment)
 

@@ -27,7 +27,6 @@ from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.rows import chunks, make_tombstones
 from server.ingest.spool import Segment, SegmentDamaged, SegmentFile
 from server.problems import ProblemError, disk_problem
-from server.settings import Settings
 from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name
 from server.telemetry import Telemetry
@@ -58,14 +57,13 @@ class Sealer:
 
     def __init__(
         self,
-        settings: Settings,
         db: Database,
         store: Store,
         registry: DatasetRegistry,
         committer: Committer,
         telemetry: Telemetry,
     ):
-        self._settings, self._db, self._store = settings, db, store
+        self._db, self._store = db, store
         self._registry, self._committer, self._telemetry = registry, committer, telemetry
         self._waiting: list[Segment] = []
         self._changed = threading.Condition()
@@ -252,7 +250,7 @@ class Sealer:
         if not entries:
             return None
         batches = (record.batch(dataset.schema) for record in records)
-        return new_shard(self._store, self._settings, dataset, entries, batches, pks)
+        return new_shard(self._store, dataset, entries, batches, pks)
 
     def _move(
         self, connection: Connection, segment: Segment, made: list[NewShard], damaged: list[str]
@@ -273,7 +271,6 @@ class Sealer:
 
 def new_shard(
     store: Store,
-    settings: Settings,
     dataset: RegisteredDataset,
     entries: list[Entry],
     batches: Any,
@@ -294,8 +291,6 @@ def new_shard(
                     dataset.spec,
                     entries,
                     batches,
-                    group_rows=settings.row_group_rows,
-                    group_bytes=settings.row_group_bytes,
                 )
             )
         )

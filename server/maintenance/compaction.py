@@ -29,6 +29,8 @@ from server.storage.store import Store
 from stepwell.failpoints import failpoint
 
 log = structlog.get_logger("stepwell.compaction")
+COMPACT_BELOW = 16 << 20
+"""Adjacent shards with fewer bytes are merged."""
 RUN = 4
 """Small shards are merged when so many stand side by side: each byte is then rewritten a
 logarithmic number of times."""
@@ -62,7 +64,7 @@ def compact(
         try:
             # While this is held, neither sealing nor a dataset's end moves anything.
             with ingest.sealer.lock:
-                _rewrite(settings, db, store, ingest, group)
+                _rewrite(db, store, ingest, group)
         except ShardDamaged as error:
             log.info("a shard cannot be read", error=str(error))  # the check below logs the cause
             for shard in group:
@@ -99,18 +101,17 @@ def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shar
         run: list[_Shard] = []
         for shard in side_by_side:
             full = sum(one.bytes for one in run) + shard.bytes > settings.shard_bytes
-            if shard.bytes >= settings.compact_below or full:
+            if shard.bytes >= COMPACT_BELOW or full:
                 if len(run) >= RUN:
                     yield run
                 run = []
-            if shard.bytes < settings.compact_below and shard.living:
+            if shard.bytes < COMPACT_BELOW and shard.living:
                 run.append(shard)
         if len(run) >= RUN:
             yield run
 
 
 def _rewrite(
-    settings: Settings,
     db: Database,
     store: Store,
     ingest: Ingest,
@@ -134,7 +135,7 @@ def _rewrite(
         entries = list(_entries(sources, chosen))
         batches = _batches(sources, chosen)
         keys = [row.pk for row in chosen]
-        made.append(new_shard(store, settings, dataset, entries, batches, keys, POINTS))
+        made.append(new_shard(store, dataset, entries, batches, keys, POINTS))
     with db.write() as connection:
         change_id = next_change_id(connection)
         for shard in made:

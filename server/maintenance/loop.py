@@ -22,6 +22,8 @@ from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.maintenance")
 SWEEP_EVERY = 600.0
+ORPHAN_AGE = 3600.0
+"""Seconds after which an unknown file is removed."""
 SAVE_UPTIME_EVERY = 10.0
 """Seconds of uptime that a crash may forget, while anything waits for it to pass."""
 
@@ -112,4 +114,4 @@ class MaintenanceLoop:
         compact(self._settings, self._db, self._store, self._ingest, self._integrity, wall)
         if time.monotonic() - self._swept >= SWEEP_EVERY:
             self._swept = time.monotonic()
-            self._sweeper.round(self._settings.orphan_age)
+            self._sweeper.round(ORPHAN_AGE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from server.index.tables import datasets, shards, trajectories
 from server.ingest import bulk_insert as module
+from server.ingest import seal
 from server.ingest.bulk_insert import (
     FOLDER,
     SUFFIX,
@@ -25,6 +27,7 @@ from server.ingest.bulk_insert import (
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.validate import ValidTrajectory, read_body
 from server.problems import ProblemError
+from server.storage.shards import write_shard
 from stepwell.codec import encode
 from stepwell.testing import make_spec, make_trajectory
 
@@ -293,12 +296,15 @@ def test_a_start_sweeps_what_was_never_committed_and_keeps_what_was(
     assert sweep_pending(live.service.db, live.service.store) == 0
 
 
-def test_shards_are_cut_where_the_settings_say(start: Callable[..., Any]) -> None:
-    """By bytes: exactly where the sum reaches them. Groups of rows inside: by both settings."""
+def test_shards_are_cut_where_the_settings_say(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By bytes: exactly where the sum reaches them. Groups of rows inside: by rows, too."""
     import pyarrow.parquet as pq
 
     size = items(1)[0].trajectory.nbytes
-    live = start(shard_bytes=2 * size + 1, row_group_rows=7)
+    live = start(shard_bytes=2 * size + 1)
+    monkeypatch.setattr(seal, "write_shard", partial(write_shard, group_rows=7))
     live.create()
     one = bulk(live)
     one.add(items(4))

@@ -446,12 +446,12 @@ def still(live: Any) -> Any:
     return SimpleNamespace(live=live, committer=committer, settings=live.service.settings)
 
 
-def test_what_waits_becomes_one_group_up_to_a_size(still: Any) -> None:
+def test_what_waits_becomes_one_group_up_to_a_size(
+    still: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     committer = still.committer
     waiting = [submission(still.live, [t]) for t in make(4)]
-    committer._settings = still.settings.model_copy(
-        update={"group_bytes": waiting[0].size + waiting[1].size}
-    )
+    monkeypatch.setattr(commit, "GROUP_BYTES", waiting[0].size + waiting[1].size)
     for one in waiting:
         committer.submit(one)
     queued = still.live.service.telemetry.queued_bytes
@@ -459,7 +459,7 @@ def test_what_waits_becomes_one_group_up_to_a_size(still: Any) -> None:
     group, last = committer._collect(committer._queue.get_nowait())
     assert (group, last) == (waiting[:2], False)
     committer._queue.put(None)
-    committer._settings = still.settings
+    monkeypatch.undo()
     group, last = committer._collect(committer._queue.get_nowait())
     assert (group, last) == (waiting[2:], True)
     with pytest.raises(queue.Empty):

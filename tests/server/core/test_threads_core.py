@@ -70,7 +70,7 @@ def test_the_sealer_goes_on(
 
 @pytest.mark.parametrize("error", UNEXPECTED, ids=repr)
 @pytest.mark.parametrize("where", ["round", "_look_at_index"])
-def test_the_keeper_goes_on(
+def test_the_maintenance_loop_goes_on(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
 ) -> None:
     from server.maintenance.loop import MaintenanceLoop
