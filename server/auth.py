@@ -28,8 +28,8 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.body_memory import send_problem
-from server.index.db import Database
-from server.index.tables import audit, tokens
+from server.index.db import Database, write_audit
+from server.index.tables import tokens
 from server.problems import ProblemError, not_found
 from server.settings import Settings
 from stepwell.messages import CreateToken, Token, TokenPage
@@ -244,7 +244,7 @@ class TokenStore:
                     expires_at=row.expires_at,
                 )
             )
-            _note(c, who, "token.create", row.id, {"name": row.name, "scopes": list(row.scopes)})
+            write_audit(c, who, "token.create", row.id, name=row.name, scopes=list(row.scopes))
         with self._lock:
             self._rows[row.id] = row
         return row.message(secret)
@@ -272,7 +272,7 @@ class TokenStore:
             c.execute(
                 sa.update(tokens).where(tokens.c.id == token_id).values(revoked_at=time.time())
             )
-            _note(c, who, "token.revoke", token_id, {})
+            write_audit(c, who, "token.revoke", token_id)
         with self._lock:
             self._rows.pop(token_id, None)
 
@@ -422,12 +422,4 @@ def _row(row: Any) -> _Row:
         expires_at=row["expires_at"],
         last_used_at=row["last_used_at"],
         saved_at=row["last_used_at"],
-    )
-
-
-def _note(c: sa.Connection, who: str, action: str, subject: str, detail: dict[str, Any]) -> None:
-    c.execute(
-        sa.insert(audit).values(
-            time=time.time(), who=who, action=action, subject=subject, detail=json.dumps(detail)
-        )
     )

@@ -9,10 +9,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.index.db import Database, first_rows, next_change_id, next_dataset_pk, next_epoch
+from server.index.db import (
+    Database,
+    first_rows,
+    next_change_id,
+    next_dataset_pk,
+    next_epoch,
+    write_audit,
+)
 from server.index.tables import (
     ALIVE,
-    audit,
     datasets,
     partition_stats,
     segments,
@@ -164,11 +170,7 @@ def delete(db: Database, ingest: Ingest, name: str, who: str) -> None:
             )
         )
         connection.execute(sa.delete(datasets).where(d.pk == pk))
-        connection.execute(
-            sa.insert(audit).values(
-                time=time.time(), who=who, action="dataset.delete", subject=name
-            )
-        )
+        write_audit(connection, who, "dataset.delete", name)
         next_epoch(connection)
     ingest.registry.forget(name)
 

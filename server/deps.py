@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
 from server.auth import TokenStore
@@ -131,6 +131,16 @@ def get_service(request: Request) -> Service:
 
 
 ServiceDep = Annotated[Service, Depends(get_service)]
+
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="rows of this page")]
+Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="`next` of the page before")]
+
+
+def raw_body(media_type: str) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body by itself."""
+    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def may(request: Request, *scopes: str) -> bool:

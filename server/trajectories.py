@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
-from server.index.db import Database, first_rows, next_change_id
-from server.index.tables import ALIVE, audit, datasets, segments, shards, tombstones, trajectories
+from server.index.db import Database, first_rows, next_change_id, write_audit
+from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.rows import add_totals, bucket_of
 from server.ingest.spool import SegmentDamaged, read_spooled
@@ -135,15 +135,8 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
         row = _row(connection, trajectory_id)
         if row["partition"] == "protected":
             now = time.time()
-            connection.execute(
-                sa.insert(audit).values(
-                    time=now,
-                    who=who,
-                    action="demote",
-                    subject=trajectory_id,
-                    detail=json.dumps({"dataset": row["dataset"], "seq": row["seq"]}),
-                )
-            )
+            where = {"dataset": row["dataset"], "seq": row["seq"]}
+            write_audit(connection, who, "demote", trajectory_id, **where)
             change_id = next_change_id(connection)
             connection.execute(
                 sa.update(trajectories)

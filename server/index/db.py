@@ -16,6 +16,7 @@ handling is switched off (`isolation_level = None`) and BEGIN is issued here.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
@@ -28,7 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.tables import REVISION, counters
+from server.index.tables import REVISION, audit, counters
 
 ROOT = Path(__file__).resolve().parents[2]
 UPGRADE = "stepwell db upgrade --data DIR"
@@ -141,6 +142,12 @@ def _bump(connection: Connection, name: str) -> int:
         .returning(counters.c.value)
     ).scalar_one()
     return int(value)
+
+
+def write_audit(c: Connection, who: str, action: str, subject: str, **detail: Any) -> None:
+    """A row of the audit log, in the transaction of what it records."""
+    row = {"time": time.time(), "who": who, "action": action, "subject": subject}
+    c.execute(sa.insert(audit).values(**row, detail=json.dumps(detail)))
 
 
 def newest_first(table: sa.Table, before: int | None, **equal: Any) -> sa.Select[Any]:

@@ -21,7 +21,7 @@ from server.index.db import Database, next_change_id
 from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import insert_rows, known, reserve_seqs, row_of
+from server.ingest.rows import find_known, insert_rows, reserve_seqs, row_of
 from server.ingest.seal import NewShard, insert_shard_row, new_shard
 from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError
@@ -77,7 +77,7 @@ class BulkInsert:
     def add(self, items: list[ValidTrajectory]) -> None:
         """Write these into shards, except those that are here already. Raises 409 on a conflict."""
         with self.db.read() as connection:
-            before = known(connection, [item.trajectory.id for item in items])
+            before = find_known(connection, [item.trajectory.id for item in items])
         for item in items:
             there = before.get(item.trajectory.id)
             if there is None:
@@ -142,7 +142,7 @@ class BulkInsert:
 
     def _insert(self, connection: Connection, pk: int, now: float) -> None:
         ids = [entry.id for shard in self._shards for entry in shard.entries]
-        if known(connection, ids):
+        if find_known(connection, ids):
             raise ProblemError(
                 409,
                 "conflict",

@@ -27,9 +27,9 @@ from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
 from server.ingest.rows import (
     KnownTrajectory,
+    find_known,
     insert_rows,
     insert_segment,
-    known,
     reserve_seqs,
     row_of,
 )
@@ -239,7 +239,7 @@ class Committer:
 
     def _sort_out(self, connection: Connection, group: list[Submission], plan: _Plan) -> None:
         """Decide item by item: stored, duplicate, evicted, conflict or refused."""
-        remembered = known(connection, [e.id for s in group for e, _ in s.items])
+        remembered = find_known(connection, [e.id for s in group for e, _ in s.items])
         d = datasets.c
         rows = connection.execute(
             sa.select(d.pk, d.capacity_steps, d.capacity_bytes).where(

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import insert_rows, insert_segment, known, reserve_seqs, row_of
+from server.ingest.rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
 from server.ingest.spool import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
 from server.storage.store import Store
 
@@ -110,7 +110,7 @@ def _reinsert(
     connection: Connection, name: str, pk: int | None, tail: list[Record]
 ) -> tuple[int | None, int]:
     """Index whole records that have no row; returns the segment's key and how many they were."""
-    found = known(connection, [record.entry.id for record in tail])
+    found = find_known(connection, [record.entry.id for record in tail])
     d = datasets.c
     named = {
         row.name: row

@@ -41,7 +41,7 @@ def chunks(items: Sequence[Any], size: int = CHUNK) -> Iterable[Sequence[Any]]:
         yield items[start : start + size]
 
 
-def known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTrajectory]:
+def find_known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTrajectory]:
     """Those of `ids` that are or were here, alive, evicted or as tombstones."""
     found: dict[str, KnownTrajectory] = {}
     t, dead = trajectories.c, tombstones.c

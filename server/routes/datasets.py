@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 
 from server import datasets
-from server.deps import ServiceDep, may, who
+from server.deps import Limit, ServiceDep, may, who
 from stepwell.messages import CreateDataset, Dataset, DatasetPage, FlushResult, PatchDataset
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -21,7 +19,7 @@ def create_dataset(service: ServiceDep, body: CreateDataset) -> Dataset:
 @router.get("")
 def list_datasets(
     service: ServiceDep,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     cursor: str | None = None,
 ) -> DatasetPage:
     """By name."""

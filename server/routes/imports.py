@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from server.deps import ServiceDep
+from server.deps import ServiceDep, raw_body
 from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
 from stepwell.messages import NAME, JobAccepted, Partition
@@ -19,14 +19,7 @@ router = APIRouter(prefix="/v1/datasets", tags=["imports"])
 @router.post(
     "/{name}/imports",
     status_code=202,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
-            },
-        }
-    },
+    openapi_extra=raw_body("application/octet-stream"),
 )
 async def upload(
     service: ServiceDep,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from server.body_memory import read_whole_body
-from server.deps import ServiceDep
+from server.deps import ServiceDep, raw_body
 from server.problems import ProblemError
 from stepwell.messages import ARROW, IngestResult, Partition
 
@@ -17,12 +17,7 @@ router = APIRouter(prefix="/v1/datasets", tags=["ingest"])
 
 @router.post(
     "/{name}/trajectories",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
-        }
-    },
+    openapi_extra=raw_body(ARROW),
 )
 async def post_trajectories(
     service: ServiceDep,

@@ -10,10 +10,9 @@ from starlette.concurrency import run_in_threadpool
 
 from server import policies
 from server.body_memory import STREAM_CHUNK
-from server.deps import ServiceDep
+from server.deps import Cursor, Limit, ServiceDep, raw_body
 from server.problems import ProblemError
 from server.routes.files import StoredFile
-from server.routes.paging import Cursor, Limit
 from stepwell.messages import Alias, Policy, PolicyPage, PutAlias
 
 router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])
@@ -28,12 +27,7 @@ _ETAGS = re.compile(r'(?:W/)?"([^"]*)"')
     "/policies/{version}",
     status_code=201,
     responses={200: {"model": Policy}},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
-        }
-    },
+    openapi_extra=raw_body(BYTES),
 )
 async def put_policy(
     service: ServiceDep,

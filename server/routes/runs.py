@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from server import policies, runs
-from server.deps import ServiceDep
-from server.routes.paging import Cursor, Limit
+from server.deps import Cursor, Limit, ServiceDep
 from stepwell.messages import (
     CreateRun,
     MetricsAccepted,

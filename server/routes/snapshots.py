@@ -11,7 +11,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from server.deps import ServiceDep
+from server.deps import Limit, ServiceDep
 from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW, CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
 
@@ -30,7 +30,7 @@ def create_snapshot(service: ServiceDep, body: CreateSnapshot) -> Snapshot:
 @router.get("")
 def list_snapshots(
     service: ServiceDep,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     cursor: str | None = None,
 ) -> SnapshotPage:
     """Newest first."""

@@ -13,15 +13,13 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 @router.post("", status_code=201)
 def create_token(service: ServiceDep, body: CreateToken, request: Request) -> Token:
     """The answer holds the secret, this once. From the first token on, callers need one."""
-    token: Token = service.auth.create(body, request.state.principal.who)
-    return token
+    return service.auth.create(body, request.state.principal.who)
 
 
 @router.get("")
 def list_tokens(service: ServiceDep) -> TokenPage:
     """Without secrets, newest first; revoked ones are gone."""
-    page: TokenPage = service.auth.page()
-    return page
+    return service.auth.page()
 
 
 @router.delete("/{token_id}", status_code=204)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from server import trajectories
-from server.deps import ServiceDep, who
+from server.deps import Limit, ServiceDep, who
 from stepwell.codec import encode
 from stepwell.messages import ARROW, Partition, PatchTrajectory, TrajectoryInfo, TrajectoryPage
 from stepwell.trajectory import Trajectory
@@ -28,7 +28,7 @@ def list_trajectories(
     state: str | None = None,
     tag: str | None = None,
     order: str = "-seq",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Limit = 100,
     cursor: str | None = None,
 ) -> TrajectoryPage:
     """Living trajectories, newest first unless `order` says otherwise."""

@@ -24,7 +24,7 @@ from server.index.tables import partition_stats, segments, tombstones, trajector
 from server.ingest import commit, pipeline, seal, spool, validate
 from server.ingest.commit import Submission, answer_known, conflict, exceeds_capacity
 from server.ingest.crash_recovery import recover_segments
-from server.ingest.rows import KnownTrajectory, bucket_of, chunks, known, reserve_seqs, row_of
+from server.ingest.rows import KnownTrajectory, bucket_of, chunks, find_known, reserve_seqs, row_of
 from server.ingest.spool import (
     MAGIC,
     Encoded,
@@ -141,7 +141,7 @@ def test_what_the_index_remembers_of_ids(live: Any) -> None:
     live.flush()
     live.post([third])
     with live.service.db.read() as connection:
-        found = known(connection, [t.id for t in (first, second, third, never)])
+        found = find_known(connection, [t.id for t in (first, second, third, never)])
         dead = connection.execute(sa.select(tombstones.c.id)).scalars().all()
         pk = connection.execute(sa.select(trajectories.c.dataset_pk).limit(1)).scalar()
     assert dead == [first.id]
