@@ -313,7 +313,7 @@ def test_the_database_itself_guards_what_is_protected(live: Any, statement: str)
     assert live.info(sent[0])["partition"] == "protected"
 
 
-def test_fsck_finds_the_directory_clean_after_all_kinds_of_upkeep(
+def test_fsck_finds_the_directory_clean_after_all_kinds_of_maintenance(
     start: Callable[..., Any], tmp_path: Any
 ) -> None:
     live = start(compact_after=0.0, shard_grace=0.0)

@@ -344,14 +344,14 @@ def test_a_worker_that_does_not_start_is_tried_again(
 ) -> None:
     tried: list[bool] = []
 
-    class Broken(module.Worker):
+    class Broken(module.WorkerProcess):
         def wait_ready(self) -> None:
             tried.append(True)
             if len(tried) < 3:
                 raise error
             super().wait_ready()
 
-    monkeypatch.setattr(module, "Worker", Broken)
+    monkeypatch.setattr(module, "WorkerProcess", Broken)
     world = make_world(sql_workers=1)
     assert world.rows("select 1", timeout=LONG) == [[1]]
     assert len(tried) == 3 and len(world.service.sql._all) == 1
