@@ -1,10 +1,9 @@
-"""One update: forward, backward, clip, step, target networks. Knows batches and an agent only.
+"""One update: forward, backward, clip, step, target networks.
 
-An update does not depend on how its batch is cut, over processes or over micro-batches: statistics
-take in the whole before it is used, each part's losses are averaged over the counts of the whole,
-and each part gets its share of the whole's noise (only dropout and image augmentation are drawn by
-the part). Noise is a function of (seed, update), so a resumed run draws the same without having
-stored a generator.
+An update does not depend on how its batch is split over processes or micro-batches: statistics are
+updated with the whole batch first, each part's losses are divided by the counts of the whole, and
+each part gets its share of the whole's noise (only dropout and image augmentation are drawn per
+part). Noise is a function of (seed, update), so a resumed run draws the same.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class TrainingDiverged(TrainerError):
 
 
 class Update:
-    """What came of one update. Tensors stay on the device: reading one is a synchronisation."""
+    """The result of one update. Tensors stay on the device: reading one is a synchronisation."""
 
     def __init__(self, metrics: Metrics, finite: Tensor) -> None:
         self.metrics = metrics
@@ -50,7 +49,7 @@ class Update:
 
     @property
     def skipped(self) -> bool:
-        """Whether its gradient was not finite, so that it changed no weight. Waits for that."""
+        """Whether its gradient was not finite and it changed no weight. Waits for the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return not bool(self._finite)
@@ -96,11 +95,10 @@ class Learner:
         self.parameters = agent.trainable_parameters()
         self.skipped = 0
         self.defers_check = accelerator.device.type == "cuda"
-        """On a GPU an update is checked when the next one is on its way: the processor waits for
-        none, and so runs ahead."""
+        """On a GPU an update is checked after the next one is queued: the CPU runs ahead."""
 
     def learning_rate(self, update: int) -> float:
-        """Of update 0, 1, …: a linear warm-up, times a constant or a fall to 0 at the last one."""
+        """Of update 0, 1, …: a linear warm-up, times a constant or a cosine decay to 0."""
         config = self.config
         rate = config.learning_rate * min(1.0, (update + 1) / max(config.warmup, 1))
         if config.decay == "cosine":
@@ -118,7 +116,7 @@ class Learner:
         parts, counts = [batch], None
         if self.world > 1 or self.config.accumulate > 1:
             counts = self._counts(batch)
-            parts = _cut(self._with_noise(batch), self.config.accumulate)
+            parts = _split(self._with_noise(batch), self.config.accumulate)
         if len(parts) > 1:
             with self.accelerator.autocast():
                 self.agent.observe(parts)
@@ -148,7 +146,7 @@ class Learner:
         return Update(metrics | {"optimizer/gradient_norm": norm}, finite)
 
     def check_finite(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
-        """Whether an update was skipped, and what ends the training if that was once too often.
+        """Whether an update was skipped, and the error that ends training if it was one too many.
 
         Called once for each update, in order, by every process.
         """
@@ -195,7 +193,7 @@ class Learner:
         return dataclasses.replace(batch, noise=noise)
 
     def _counts(self, batch: Batch) -> dict[str, float]:
-        """What the losses of all parts together are means of, for gradients that DDP averages."""
+        """What the losses of all parts are divided by, for gradients that DDP averages."""
         names = sorted(counts := self.agent.loss_counts(batch))
         total = torch.stack([counts[name] for name in names]).to(torch.float64)
         if self.world > 1:
@@ -203,8 +201,8 @@ class Learner:
         return dict(zip(names, (total / self.world).tolist(), strict=True))
 
 
-def _cut(batch: Batch, parts: int) -> list[Batch]:
-    """A batch in up to `parts` pieces of nearly equal size."""
+def _split(batch: Batch, parts: int) -> list[Batch]:
+    """A batch as up to `parts` micro-batches of nearly equal size."""
     n = len(batch.mask)
     if parts == 1 or n == 1:
         return [batch]
@@ -212,7 +210,7 @@ def _cut(batch: Batch, parts: int) -> list[Batch]:
     return [batch.windows(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
 
 
-# What a metric is a mean (or the extreme) of, by the beginning of its name.
+# The count that a metric is a mean (or an extreme) over, by the beginning of its name.
 _MEAN_OVER = {
     "value/advantage_mean": "count/bc",
     "value/": "count/critic",
@@ -222,8 +220,8 @@ _MEAN_OVER = {
 
 
 def _merge_parts(parts: list[Metrics]) -> Metrics:
-    """What the whole batch would have shown. Losses are over the whole's counts, so they add up;
-    of what is none of ours the last part's is shown."""
+    """The metrics of the whole batch, from those of its parts. Losses are over the whole's counts,
+    so they add up; for an unknown metric the last part's value stands."""
     whole = dict(parts[-1])
     common = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     for name in common:
@@ -231,13 +229,13 @@ def _merge_parts(parts: list[Metrics]) -> Metrics:
         if name.startswith(("loss/", "count/")):
             whole[name] = each.sum()
         elif (count := _counted_by(name)) in common:
-            whole[name] = _joined(name, each, torch.stack([part[count] for part in parts]))
+            whole[name] = _mean_or_extreme(name, each, torch.stack([part[count] for part in parts]))
     return whole
 
 
 def merge_ranks(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What one process with the whole batch would have shown, from what each showed of its share;
-    of what is none of ours the mean. Losses are of a share times the number of processes."""
+    """The metrics of the whole batch, from those of every rank; of an unknown metric the mean.
+    A rank's losses are those of its share times the number of ranks."""
     if len(ranks) == 1:
         return dict(ranks[0])
     parts = [{k: torch.tensor(v, dtype=torch.float64) for k, v in rank.items()} for rank in ranks]
@@ -253,8 +251,8 @@ def _counted_by(name: str) -> str:
     return next(found, "")
 
 
-def _joined(name: str, each: Tensor, n: Tensor) -> Tensor:
-    """A mean or an extreme over parts of n transitions each; 0 where there is none."""
+def _mean_or_extreme(name: str, each: Tensor, n: Tensor) -> Tensor:
+    """A mean or an extreme over parts of n transitions each; 0 without transitions."""
     if name.endswith("_min"):
         return torch.where(n.any(), torch.where(n > 0, each, torch.inf).amin(), 0.0)
     if name.endswith("_max"):

@@ -18,7 +18,7 @@ from trainer.data.fields import fields_of, spaces_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.relabel import Episode, Relabeler, make_relabelers, register, registered
 from trainer.data.relabel.sampling import generator
-from trainer.data.sampler import WindowSampler, below, philox, start_range
+from trainer.data.sampler import WindowSampler, philox, start_range, uniform_int
 from trainer.data.snapshot import DataError, create_snapshot, load_manifest
 from trainer.options import resolve
 
@@ -170,7 +170,7 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
                 shortened += len(e) < len(t)
                 relabeled += not np.array_equal(e.reward, t.rewards[: len(e)])
                 low, high = start_range(np.array([len(e)]), 6, padding)
-                start = int((low + below(philox(sampler.key, k, 1)[:, 1], high - low + 1))[0])
+                start = int((low + uniform_int(philox(sampler.key, k, 1)[:, 1], high - low + 1))[0])
                 if padding == "center":
                     start = min(max(start, 0), max(len(e) - 6, 0))
                 stop, start = min(start + 6, len(e)), max(start, 0)

@@ -16,12 +16,12 @@ from trainer.data.sampler import (
     WindowSampler,
     _coprime_stride,
     _mix,
-    below,
     permute,
     philox,
     philox_key,
     start_range,
-    unit,
+    uniform,
+    uniform_int,
 )
 from trainer.data.snapshot import DataError, Manifest
 
@@ -187,7 +187,7 @@ def test_every_start_of_a_long_trajectory_is_drawn():
             manifest_of([30]), DataConfig(batch=1, window=4, padding=padding), 0
         )
         low, high = int(sampler.low[0]), int(sampler.low[0] + sampler.span[0] - 1)
-        raw = low + below(philox(sampler.key, 0, 4000)[:, 1], int(sampler.span[0]))
+        raw = low + uniform_int(philox(sampler.key, 0, 4000)[:, 1], int(sampler.span[0]))
         assert (raw.min(), raw.max()) == (low, high)
 
 
@@ -197,16 +197,18 @@ def test_recut_draws_the_same_windows_where_lengths_have_not_changed():
     )
     for step, rank in ((0, 0), (0, 1), (7, 1)):
         windows = sampler.batch(step, rank)
-        same = sampler.recut(step, rank, windows, sampler.total_length[windows.trajectory])
+        same = sampler.resample_starts(
+            step, rank, windows, sampler.total_length[windows.trajectory]
+        )
         assert (table(same) == table(windows)).all()
         shorter = np.maximum(sampler.total_length[windows.trajectory] // 2, 1)
-        cut = sampler.recut(step, rank, windows, shorter)
+        cut = sampler.resample_starts(step, rank, windows, shorter)
         assert (cut.trajectory == windows.trajectory).all()
         assert (cut.component == windows.component).all()
         assert (cut.start + cut.length <= shorter).all() and (cut.length >= 1).all()
         low, high = start_range(shorter, 16, "both")
         words = philox(sampler.key, step * 12 + rank * 6, 6)
-        start = low + below(words[:, 1], high - low + 1)
+        start = low + uniform_int(words[:, 1], high - low + 1)
         assert (cut.start == np.maximum(start, 0)).all()
         assert (cut.length == np.minimum(start + 16, shorter) - cut.start).all()
 
@@ -255,12 +257,12 @@ MOST = np.asarray([0, 1, 2**11 - 1, 2**11, 2**63, 2**64 - 1], np.uint64)
 
 
 def test_words_as_numbers():
-    assert unit(MOST).tolist() == [0.0, 0.0, 0.0, 2.0**-53, 0.5, 1 - 2.0**-53]
-    assert below(MOST, 10).tolist() == [0, 0, 0, 0, 5, 9]
-    assert below(MOST, 1).tolist() == [0] * 6
-    assert below(MOST, 2**53).tolist() == [0, 0, 0, 1, 2**52, 2**53 - 1]
-    assert below(MOST, np.asarray([1, 2, 3, 4, 5, 6])).tolist() == [0, 0, 0, 0, 2, 5]
-    assert below(MOST, 10).dtype == np.int64 and unit(MOST).dtype == np.float64
+    assert uniform(MOST).tolist() == [0.0, 0.0, 0.0, 2.0**-53, 0.5, 1 - 2.0**-53]
+    assert uniform_int(MOST, 10).tolist() == [0, 0, 0, 0, 5, 9]
+    assert uniform_int(MOST, 1).tolist() == [0] * 6
+    assert uniform_int(MOST, 2**53).tolist() == [0, 0, 0, 1, 2**52, 2**53 - 1]
+    assert uniform_int(MOST, np.asarray([1, 2, 3, 4, 5, 6])).tolist() == [0, 0, 0, 0, 2, 5]
+    assert uniform_int(MOST, 10).dtype == np.int64 and uniform(MOST).dtype == np.float64
 
 
 def test_keys_and_words_are_those_of_the_hash_and_of_philox():

@@ -1,12 +1,12 @@
-"""Sample order is arithmetic: sample k of a run is a pure function of (seed, snapshot, k).
+"""Which windows are drawn: sample k of a run is a pure function of (seed, snapshot, k).
 
     k ─▶ four random words ─▶ component ─▶ trajectory ─▶ start ─▶ window [start, start + length)
          Philox(key = (seed, digest), counter = k)
 
-So the order is the same for any number of processes and prefetch threads and after any restart;
-rank r of W takes its slice of the global batch [s·B, (s+1)·B). No state, no file, no clock.
+So samples are the same for any number of processes and threads and after any restart; rank r of W
+takes its slice of the global batch [s·B, (s+1)·B). There is no state, no file and no clock.
 Components of a mixture are stratified: each batch holds share·B of each, rounded up or down. Shares
-that move do so with the step, k div B: which is k's alone too.
+that change do so with the step, k div B.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ _NO_WINDOWS = Windows(_NONE, _NONE, _NONE, _NONE)
 
 
 class WindowSampler:
-    """The sample order of one snapshot. Raises `SettingError` or `DataError` when impossible.
+    """Draws the windows of one snapshot.
 
-    `sources` are those of the manifest's components, needed only where their shares move.
+    `sources` are those of the manifest's components, needed only where their shares change. Raises
+    `SettingError` for a batch that `world` does not divide, `DataError` for an empty component.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class WindowSampler:
                     "widen its select, or take it out"
                 )
             self.members.append(rows)
-            self.edges.append(self._edges(manifest, rows))
+            self.edges.append(self._cumulated(manifest, rows))
 
     def batch(self, step: int, rank: int = 0) -> Windows:
         """The windows of `rank` in the global batch of this step."""
-        # Drawn for many steps at once: one sample costs as much arithmetic as hundreds do.
+        # Drawn for many steps at once: numpy's cost per call is that of hundreds of samples.
         at, chunk = self._chunk
         if not at <= step < at + AT_ONCE:
             at = step - step % AT_ONCE
@@ -114,18 +115,18 @@ class WindowSampler:
         """k of the first sample that `rank` draws in this step."""
         return step * self.config.batch + rank * (self.config.batch // self.world)
 
-    def recut(self, step: int, rank: int, windows: Windows, length: Ints) -> Windows:
-        """The windows of a batch, should its trajectories have other lengths than recorded: where
-        they have not, the same windows."""
+    def resample_starts(self, step: int, rank: int, windows: Windows, length: Ints) -> Windows:
+        """The windows of a batch whose trajectories have these lengths after relabeling. Where they
+        equal the recorded ones, the windows are the same."""
         low, high = start_range(length, self.config.window, self.config.padding)
         words = philox(self.key, self.first_sample(step, rank), len(windows))
-        start = low + below(words[:, 1], high - low + 1)
-        return self._cut(windows.component, windows.trajectory, start, length)
+        start = low + uniform_int(words[:, 1], high - low + 1)
+        return self._clip(windows.component, windows.trajectory, start, length)
 
     def checksum(self, step: int) -> int:
-        """crc32 of the whole batch of a step: two runs with the same ones saw the same samples.
+        """crc32 of a step's global batch: runs with equal checksums drew the same samples.
 
-        Relabeling is pure in the sample, so of that its settings say all.
+        It includes the settings of relabeling, which is a pure function of them and the sample.
         """
         whole = self.samples(step * self.config.batch, self.config.batch)
         samples = zlib.crc32(np.stack([whole.trajectory, whole.start, whole.length]).tobytes())
@@ -154,24 +155,22 @@ class WindowSampler:
         for c, members in enumerate(self.members):
             mine = slice(None) if len(self.members) == 1 else np.flatnonzero(component == c)
             if self.config.epochs:
-                trajectory[mine], start[mine] = self._once_each(c, k[mine], words[mine])
+                trajectory[mine], start[mine] = self._epoch_sample(c, k[mine], words[mine])
                 continue
             edges = self.edges[c]
             if edges is None:
-                chosen = members[below(words[mine, 0], len(members))]
+                chosen = members[uniform_int(words[mine, 0], len(members))]
             elif edges.dtype == np.int64:  # whole weights: exact at any size
-                chosen = members[
-                    np.searchsorted(edges, below(words[mine, 0], int(edges[-1])), side="right")
-                ]
+                point = uniform_int(words[mine, 0], int(edges[-1]))
+                chosen = members[np.searchsorted(edges, point, side="right")]
             else:
-                point = unit(words[mine, 0]) * edges[-1]
-                place = np.searchsorted(edges, point, side="right")
+                place = np.searchsorted(edges, uniform(words[mine, 0]) * edges[-1], side="right")
                 chosen = members[np.minimum(place, len(members) - 1)]
             trajectory[mine] = chosen
-            start[mine] = self.low[chosen] + below(words[mine, 1], self.span[chosen])
-        return self._cut(component, trajectory, start, self.total_length[trajectory])
+            start[mine] = self.low[chosen] + uniform_int(words[mine, 1], self.span[chosen])
+        return self._clip(component, trajectory, start, self.total_length[trajectory])
 
-    def _cut(self, component: Ints, trajectory: Ints, start: Ints, total: Ints) -> Windows:
+    def _clip(self, component: Ints, trajectory: Ints, start: Ints, total: Ints) -> Windows:
         window = self.config.window
         if self.config.padding == "center":
             start = np.clip(start, 0, np.maximum(total - window, 0))
@@ -186,7 +185,7 @@ class WindowSampler:
         b = self.config.batch
         step, place = np.divmod(k, b)
         shift = ((step + 0.5) * GOLDEN) % 1.0
-        # The stride deals components out over the batch, so that every rank's slice is a mixture.
+        # The stride spreads components over the batch, so that every rank's slice is a mixture.
         point = ((place * self.stride) % b + shift) / b
         edges = np.cumsum(self._shares(step), axis=-1)[..., :-1]
         component: Ints = np.sum(edges <= point[:, None], axis=-1, dtype=np.int64)
@@ -200,7 +199,7 @@ class WindowSampler:
         shares: NDArray[np.float64] = (1.0 - way) * self.first_shares + way * self.last_shares
         return shares
 
-    def _edges(self, manifest: Manifest, rows: Ints) -> NDArray[np.float64] | Ints | None:
+    def _cumulated(self, manifest: Manifest, rows: Ints) -> NDArray[np.float64] | Ints | None:
         size = {
             "trajectories": np.ones(len(rows), np.int64),
             "steps": manifest.length[rows],
@@ -211,13 +210,13 @@ class WindowSampler:
             return None if bool((size == size[0]).all()) else np.cumsum(size)
         return np.cumsum(size * weight)
 
-    def _once_each(self, c: int, k: Ints, words: Words) -> tuple[Ints, Ints]:
-        """Epoch mode: item k mod M of a permutation that is never written down."""
+    def _epoch_sample(self, c: int, k: Ints, words: Words) -> tuple[Ints, Ints]:
+        """Epoch mode: item k mod M of a permutation that is never stored."""
         members = self.members[c]
         if self.config.draw == "trajectories":
             epoch, place = np.divmod(k, len(members))
             chosen = members[permute(place, len(members), self.key, epoch)]
-            return chosen, self.low[chosen] + below(words[:, 1], self.span[chosen])
+            return chosen, self.low[chosen] + uniform_int(words[:, 1], self.span[chosen])
         edges = np.cumsum(self.span[members])
         epoch, place = np.divmod(k, int(edges[-1]))
         item = permute(place, int(edges[-1]), self.key, epoch)
@@ -264,14 +263,14 @@ def philox(key: NDArray[np.uint64], first: int, count: int) -> Words:
     return np.random.Philox(key=key, counter=first).random_raw(4 * count).reshape(count, 4)
 
 
-def unit(words: Words) -> NDArray[np.float64]:
+def uniform(words: Words) -> NDArray[np.float64]:
     """Words as numbers in [0, 1)."""
     return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
-def below(words: Words, n: Ints | int) -> Ints:
+def uniform_int(words: Words, n: Ints | int) -> Ints:
     """Words as whole numbers in 0 … n-1; n up to 2^53, and up to 2^32 without visible bias."""
-    return np.minimum((unit(words) * n).astype(np.int64), np.asarray(n, np.int64) - 1)
+    return np.minimum((uniform(words) * n).astype(np.int64), np.asarray(n, np.int64) - 1)
 
 
 def permute(place: Ints, n: int, key: NDArray[np.uint64], epoch: Ints) -> Ints:

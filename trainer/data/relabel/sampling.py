@@ -107,7 +107,7 @@ class Relabeling:
             for place, episode in enumerate(recorded)
         ]
         lengths = np.array([len(e) for e in episodes], np.int64)
-        windows = sampler.recut(step, rank, windows, lengths)
+        windows = sampler.resample_starts(step, rank, windows, lengths)
         changed = [new is not old for new, old in zip(episodes, recorded, strict=True)]
         metrics = {
             "relabel/changed": float(np.mean(changed)),
