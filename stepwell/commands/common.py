@@ -43,7 +43,7 @@ def parser(command: str, description: str, examples: str = "") -> argparse.Argum
 
 
 def subcommands(parser: argparse.ArgumentParser) -> Any:
-    return parser.add_subparsers(title="what to do", required=True, metavar="<action>")
+    return parser.add_subparsers(title="actions", required=True, metavar="<action>")
 
 
 def add_action(

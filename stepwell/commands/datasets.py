@@ -12,6 +12,11 @@ from stepwell.errors import InvalidData, InvalidSpace
 from stepwell.messages import Capacity, Dataset, PartitionStats
 from stepwell.spaces import EnvSpec, space_to_json
 
+ABOUT = """\
+List, show, create, limit and delete datasets.
+
+A dataset holds trajectories of one layout (an EnvSpec) in two partitions: fifo, a replay buffer
+whose oldest trajectories are evicted when it is full, and protected, which is never evicted."""
 EXAMPLES = """\
   stepwell datasets list
   stepwell datasets show hopper
@@ -21,7 +26,7 @@ EXAMPLES = """\
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser("datasets", "Datasets of the service.", EXAMPLES)
+    parser = common.parser("datasets", ABOUT, EXAMPLES)
     actions = common.subcommands(parser)
     common.add_action(actions, "list", list_datasets, "all datasets")
     show = common.add_action(actions, "show", show_dataset, "one dataset: layout and numbers")
@@ -30,12 +35,15 @@ def main(argv: list[str] | None = None) -> int:
         "--spec", required=True, type=Path, help="JSON file with its EnvSpec (docs/own_data.md)"
     )
     create.add_argument("--description", default="")
-    create.add_argument("--exist-ok", action="store_true", help="no error if it is there already")
+    create.add_argument("--exist-ok", action="store_true", help="no error if it exists")
     limit = common.add_action(
-        actions, "set-capacity", set_capacity, "new limits of the fifo partition (none given: none)"
+        actions,
+        "set-capacity",
+        set_capacity,
+        "set the limits of the fifo partition (without options: no limit)",
     )
     delete = common.add_action(actions, "delete", delete_dataset, "remove a dataset")
-    delete.add_argument("--yes", action="store_true", help="really")
+    delete.add_argument("--yes", action="store_true", help="confirm")
     for sub in (show, create, limit, delete):
         sub.add_argument("name")
     for sub in (create, limit):

@@ -10,18 +10,24 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColum
 
 from stepwell.commands import common
 
+ABOUT = """\
+Upload an offline dataset, a D4RL (HDF5) or npz file, and wait until the service has stored it.
+
+All trajectories of the file are stored, or none. Importing a file again stores nothing twice."""
 EXAMPLES = """\
   stepwell import hopper-medium-v2.hdf5 --dataset hopper --env Hopper-v5
   stepwell import plays.npz --dataset my-plays --partition fifo
   stepwell import babyai.hdf5 --dataset babyai --option drop-infos=mission,seed
 
-D4RL's HDF5 layout, or npz with the same names. All or nothing; rules: docs/own_data.md."""
+The layout of both formats: docs/own_data.md."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser("import", "Upload a D4RL or npz file into a dataset.", EXAMPLES)
+    parser = common.parser("import", ABOUT, EXAMPLES)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--dataset", required=True, metavar="NAME", help="made if it is not there")
+    parser.add_argument(
+        "--dataset", required=True, metavar="NAME", help="created if it does not exist"
+    )
     parser.add_argument("--env", default="", metavar="ID", help="environment name, e.g. Hopper-v5")
     parser.add_argument("--format", choices=("d4rl", "npz"), help="default: from the suffix")
     parser.add_argument(

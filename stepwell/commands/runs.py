@@ -15,6 +15,10 @@ from stepwell.messages import Series
 
 MOST_COLUMNS = 6
 
+ABOUT = """\
+List and show runs, with their metrics, logs and policies.
+
+A run is one execution of a trainer, collector or evaluation, addressed by its name everywhere."""
 EXAMPLES = """\
   stepwell runs list --kind train
   stepwell runs show demo
@@ -23,7 +27,7 @@ EXAMPLES = """\
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser("runs", "Runs of trainers, collectors and evaluators.", EXAMPLES)
+    parser = common.parser("runs", ABOUT, EXAMPLES)
     actions = common.subcommands(parser)
     listing = common.add_action(actions, "list", list_runs, "all runs, newest first")
     listing.add_argument("--kind", choices=("train", "collect", "eval"))
@@ -34,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     metrics.add_argument("--points", type=int, default=500, help="per series (default 500)")
     log = common.add_action(actions, "log", show_log, "its log")
     policies = common.add_action(actions, "policies", list_policies, "policies it has published")
-    delete = common.add_action(actions, "delete", delete_run, "forget a run")
+    delete = common.add_action(
+        actions, "delete", delete_run, "delete a run with its metrics and policies"
+    )
     delete.add_argument("--yes", action="store_true", help="really")
     for sub in (show, metrics, log, policies, delete):
         sub.add_argument("name")
@@ -173,7 +179,9 @@ def list_policies(client: Client, args: argparse.Namespace) -> int:
 
 def delete_run(client: Client, args: argparse.Namespace) -> int:
     if not args.yes:
-        raise InvalidData(f"this forgets run {args.name} and its policies; add --yes to do it")
+        raise InvalidData(
+            f"this deletes run {args.name} with its metrics and policies; confirm with --yes"
+        )
     client.delete_run(args.name)
     print(f"removed {args.name}")
     return 0

@@ -12,6 +12,10 @@ from stepwell.commands import common
 from stepwell.errors import InvalidData
 from stepwell.sql_result import SqlResult
 
+ABOUT = """\
+Query the service's data with one SELECT, in the dialect of DuckDB.
+
+Tables: trajectories, steps, datasets, runs, metrics, policies, evaluations, workers."""
 EXAMPLES = """\
   stepwell sql "select env, count(*), avg(return) from trajectories group by env"
   stepwell sql --dataset hopper "select t, avg(reward) from steps group by t order by t"
@@ -22,9 +26,9 @@ Tables and columns: docs/sql.md."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser("sql", "Ask anything about the service's data in SQL.", EXAMPLES)
+    parser = common.parser("sql", ABOUT, EXAMPLES)
     parser.add_argument("query", nargs="?", help="one SELECT; read from stdin if not given")
-    parser.add_argument("--dataset", help="what bare `steps` means")
+    parser.add_argument("--dataset", help="the dataset whose steps the table `steps` contains")
     parser.add_argument("--limit", type=int, default=1000, help="rows at most (default 1000)")
     parser.add_argument(
         "--timeout", type=float, default=5.0, help="seconds (default 5, at most 60)"

@@ -7,7 +7,9 @@ from stepwell.commands import common
 
 def main(argv: list[str] | None = None) -> int:
     parser = common.parser(
-        "status", "Health of the service and what it holds.", "  stepwell status"
+        "status",
+        "Health of the service and what it holds. Exit status 1 where it is degraded.",
+        "  stepwell status\n  stepwell status --json",
     )
     common.add_connection(parser)
     args = parser.parse_args(argv)

@@ -7,6 +7,11 @@ import argparse
 from stepwell.client import Client
 from stepwell.commands import common
 
+ABOUT = """\
+List, show, tag and protect trajectories.
+
+A trajectory is a contiguous piece of one episode, usually all of it. Protected ones are never
+evicted; tags are a column in SQL."""
 EXAMPLES = """\
   stepwell trajectories list hopper --order=-return --limit 10
   stepwell trajectories show 0198c0de-…
@@ -15,7 +20,7 @@ EXAMPLES = """\
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser("trajectories", "Single trajectories.", EXAMPLES)
+    parser = common.parser("trajectories", ABOUT, EXAMPLES)
     actions = common.subcommands(parser)
     listing = common.add_action(actions, "list", list_trajectories, "trajectories of a dataset")
     listing.add_argument("dataset")
@@ -29,14 +34,16 @@ def main(argv: list[str] | None = None) -> int:
         help="seq, return, length or created_at; - before it: descending (default -seq)",
     )
     listing.add_argument("--limit", type=int, default=20, help="at most so many (default 20)")
-    show = common.add_action(actions, "show", show_trajectory, "everything about one")
-    protect = common.add_action(actions, "protect", protect_trajectories, "never evict these")
-    tag = common.add_action(actions, "tag", tag_trajectory, "add labels (or --remove them)")
+    show = common.add_action(actions, "show", show_trajectory, "metadata of one trajectory")
+    protect = common.add_action(
+        actions, "protect", protect_trajectories, "move to the protected partition: never evicted"
+    )
+    tag = common.add_action(actions, "tag", tag_trajectory, "add tags (or --remove them)")
     show.add_argument("id")
     protect.add_argument("id", nargs="+")
     tag.add_argument("id")
     tag.add_argument("tags", nargs="+")
-    tag.add_argument("--remove", action="store_true", help="take them off instead")
+    tag.add_argument("--remove", action="store_true", help="remove the tags instead")
     return common.dispatch(parser, argv)
 
 
@@ -72,7 +79,7 @@ def list_trajectories(client: Client, args: argparse.Namespace) -> int:
             )
             for t in page.items
         ],
-        empty="none",
+        empty="no trajectories match",
     )
     if page.next:
         print(f"… and more (--limit, or: stepwell sql --dataset {args.dataset})")

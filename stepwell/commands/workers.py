@@ -7,17 +7,25 @@ import argparse
 from stepwell.client import Client
 from stepwell.commands import common
 
+ABOUT = """\
+List the processes that report to the service, or send one a command.
+
+A worker (trainer, collector, evaluation, launcher) receives a command with its next heartbeat:
+pause, resume, drain (finish the running episodes, then end) or stop (end now; nothing is lost)."""
 EXAMPLES = """\
   stepwell workers list
   stepwell workers command collect-7 drain"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = common.parser("workers", "Processes that report to the service.", EXAMPLES)
+    parser = common.parser("workers", ABOUT, EXAMPLES)
     actions = common.subcommands(parser)
     common.add_action(actions, "list", list_workers, "all workers")
     command = common.add_action(
-        actions, "command", send_command, "picked up with the worker's next heartbeat"
+        actions,
+        "command",
+        send_command,
+        "send a command; the worker gets it with its next heartbeat",
     )
     command.add_argument("id")
     command.add_argument("command", choices=("pause", "resume", "drain", "stop", "none"))
