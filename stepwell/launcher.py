@@ -1,11 +1,11 @@
-"""`stepwell launcher`: start on this machine what somebody asked for in the dashboard or the API.
+"""`stepwell launcher`: start on this machine what the dashboard or the API asks for.
 
-It claims launches, starts their processes, reports how they went, and is itself a worker that can
+It claims launches, starts their processes, reports how they ended, and is itself a worker that can
 be paused, drained and stopped. It runs nothing but `stepwell train|collect|evaluate`, with options
-that rules.py lists. The parts are in stepwell/_launcher/; docs/workers.md is for its operators.
+that stepwell/_launcher/launch_policy.py allows. docs/workers.md is for its operators.
 
-    DATA/launcher.json  its name     launches/  what it has started     logs/  of each process
-    DATA/runs/  cache/  outbox/   what trainers and collectors keep
+    DATA/launcher.json   its name     launches/   what it has started     logs/   of each process
+    DATA/runs/  cache/  outbox/       what trainers and collectors write
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROLES = ("train", "collect", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
-# Short: the launcher's loop is the retry, and children must not wait for a service that hangs.
+# Short: the launcher's loop is the retry, and processes must not wait for a service that hangs.
 TIMEOUT = 5.0
 
 EXAMPLES = """\
@@ -46,25 +46,25 @@ EXAMPLES = """\
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     try:
-        import fcntl  # noqa: F401 - how children are known after a restart
+        import fcntl  # noqa: F401 - how processes are known after a restart
     except ImportError:
         raise StepwellError("stepwell launcher needs Linux or macOS: it locks files") from None
+    from stepwell._launcher.launch_policy import LauncherFolder
     from stepwell._launcher.loop import Launcher, Options
-    from stepwell._launcher.rules import Places
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True
     )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    places = Places(args.data.resolve())
-    places.make()
+    folder = LauncherFolder(args.data.resolve())
+    folder.make()
     with (
-        _alone(places.data),
+        _alone(folder.data),
         Client(args.url, args.token, timeout=TIMEOUT, retry_for=0.0) as client,
     ):
         options = Options(
-            name=_name(places.data, args.name),
-            places=places,
+            name=_name(folder.data, args.name),
+            folder=folder,
             roles=tuple(args.roles),
             capacity=args.capacity,
             plugins=tuple(args.plugin),
@@ -143,12 +143,12 @@ def _name(data: Path, given: str) -> str:
 
 @contextmanager
 def _signals(launcher: Launcher) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the children and then the launcher; the second one does not wait."""
+    """SIGINT and SIGTERM stop the processes and then the launcher; the second one does not wait."""
     seen: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
         del frame
-        launcher.ask("kill" if seen else "stop")
+        launcher.request("kill" if seen else "stop")
         seen.append(number)
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -1,1 +1,1 @@
-"""The parts of `stepwell launcher`: the launch policy (rules), processes (children), the loop."""
+"""Parts of `stepwell launcher`: what a launch may set, its processes, its record, the loop."""

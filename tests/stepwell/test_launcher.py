@@ -19,12 +19,11 @@ import pytest
 
 from collector.config import CollectConfig, EvaluateConfig, parse
 from stepwell import Client
-from stepwell._launcher import loop, rules
-from stepwell._launcher.children import usage_error
+from stepwell._launcher import launch_policy, loop
+from stepwell._launcher.launch_policy import LauncherFolder, Refused, schema_of
 from stepwell._launcher.loop import Launcher, LauncherError, Options
-from stepwell._launcher.rules import Places, Refused
 from stepwell._outbox_folder import entries
-from stepwell._settings import flatten, options
+from stepwell._settings import flatten
 from stepwell.messages import Launch
 from stepwell.testing import wait_until
 from trainer.config import TrainConfig
@@ -32,8 +31,7 @@ from trainer.options import resolve
 from trainer.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
-PLACES = Places(Path("/somewhere"))
-CONFIGS = {"train": TrainConfig, "collect": CollectConfig, "evaluate": EvaluateConfig}
+FOLDER = LauncherFolder(Path("/somewhere"))
 PENDULUM = {"env": "Pendulum-v1", "random": True, "envs": 1}
 
 
@@ -44,57 +42,103 @@ def launch(role="train", recipe="", args=None, count=1):
 
 
 def words(*args, plugins=(), **kwargs):
-    return [start.words for start in rules.starts(launch(*args, **kwargs), PLACES, plugins)]
+    made = launch(*args, **kwargs)
+    schema = schema_of(made.role)
+    lines = launch_policy.command_lines(made, schema, FOLDER, plugins)
+    return [line.words for line in lines]
 
 
-# --- rules: what a launch may ask for -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("role", CONFIGS)
-def test_no_allowed_option_names_a_file_a_module_or_a_service(role):
-    """Also holds for settings that a later version adds, below agent. for instance."""
-    allowed = {n for n in options(CONFIGS[role]) if rules._allowed(rules.ROLES[role], n)}
-    paths = {n for n, option in options(CONFIGS[role]).items() if "Path" in str(option.hint)}
-    assert paths and allowed
-    assert not allowed & (paths | {"plugin", "url", "token", "config", "file", "json", "upload"})
-
+# --- the launch policy: what a launch may ask for -----------------------------------------------
 
 # Folders and files, services, code; the bounds of a machine, and how its processes report. Mixtures
-# come from files, and their ramp with them.
+# come from files.
 WITHHELD = {
-    "train": "data.cache data.cache_gb data.ramp_updates output plugin recipe sources",
+    "train": "data.cache data.cache_gb output plugin recipe sources",
     "collect": "drain_timeout heartbeat_every outbox outbox_bytes plugin poll_every progress token "
     "url",
     "evaluate": "drain_timeout file outbox plugin token upload url",
 }
 
 
-@pytest.mark.parametrize("role", CONFIGS)
-def test_whatever_is_not_withheld_a_launch_may_set(role):
-    """So an option that a command gains is either on the list of launches, or here, on purpose."""
-    known = set(options(CONFIGS[role]))
-    left_out = {name for name in known if not rules._allowed(rules.ROLES[role], name)}
-    assert left_out == set(WITHHELD[role].split())
+@pytest.mark.parametrize("role", WITHHELD)
+def test_what_a_launch_may_set_is_decided_for_every_setting_of_the_command(role):
+    """From the command's own schema: what is not listed here, a launch may set."""
+    schema = schema_of(role)
+    allowed = {name for name in schema if launch_policy.may_set(name, schema[name])}
+    assert schema.keys() - allowed == set(WITHHELD[role].split())
+    assert not any("path" in json.dumps(schema[name]).split('"') for name in allowed)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"type": "string"},
+        {"type": "string", "format": "path"},
+        {"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]},
+        {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        {"type": ["string", "null"]},
+        {"type": "array"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "number"}, "prefixItems": [{"type": "string"}]},
+        {"type": "object"},
+        {"oneOf": [{"type": "integer"}]},
+        {"$ref": "#/$defs/Anything"},
+        {},
+    ],
+    ids=json.dumps,
+)
+def test_a_new_setting_that_could_name_something_is_refused_until_somebody_decides(setting):
+    assert not launch_policy.may_set("new", setting)
+    schema = {"new": setting}
+    with pytest.raises(Refused, match="cannot set the option 'new': .*operator"):
+        launch_policy.command_lines(launch("collect", args={"new": "x"}), schema, FOLDER)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"type": "number"},
+        {"type": "boolean"},
+        {"enum": ["a", "b"], "type": "string"},
+        {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        {"type": "array", "items": {"type": "integer"}},
+    ],
+    ids=json.dumps,
+)
+def test_a_new_setting_of_numbers_switches_or_listed_words_is_allowed(setting):
+    assert launch_policy.may_set("new", setting)
+    assert not launch_policy.may_set("outbox_bytes", setting)
+
+
+def test_a_path_is_refused_even_where_text_of_that_name_is_allowed():
+    assert launch_policy.may_set("tags", {"type": "array", "items": {"type": "string"}})
+    path = {"type": "array", "items": {"type": "string", "format": "path"}}
+    assert not launch_policy.may_set("tags", path)
+
+
+def test_the_policy_names_only_settings_that_exist():
+    every = {name for role in WITHHELD for name in schema_of(role)}
+    named = launch_policy.TEXT.keys() | launch_policy.WITHHELD
+    assert named <= every
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ([sys.executable, "-c", "import sys; sys.exit('no such package')"], "no such package"),
+        ([sys.executable, "-c", "print([])"], "it printed no schema"),
+        (["/no/such/program"], "cannot run on this machine"),
+    ],
+)
+def test_a_command_that_cannot_say_its_settings_is_not_started(monkeypatch, program, says):
+    monkeypatch.setattr(launch_policy, "STEPWELL", program)
+    with pytest.raises(Refused, match=says):
+        schema_of.__wrapped__("train")
 
 
 def test_a_launch_may_choose_the_compiler():
     (found,) = words(args={"dataset": "d", "run": "r", "compile": "auto"})
     assert "--compile=auto" in found and TrainConfig().compile == "off"
-
-
-@pytest.mark.parametrize("role", CONFIGS)
-def test_every_allowed_option_is_one_that_the_command_has(role):
-    known = set(options(CONFIGS[role]))
-    assert rules.ROLES[role].options | rules.ROLES[role].lists <= known
-    assert all(any(n.startswith(s) for n in known) for s in rules.ROLES[role].sections)
-
-
-@pytest.mark.parametrize("role", CONFIGS)
-def test_every_allowed_option_of_several_words_is_known_as_one(role):
-    """Else a launch could give it one word only."""
-    rule = rules.ROLES[role]
-    several = {n for n, option in options(CONFIGS[role]).items() if option.is_list}
-    assert {n for n in several if rules._allowed(rule, n)} == set(rule.lists)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +225,7 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
     assert values["agent.losses.gamma"] == 0.5
     assert values["agent.losses.auxiliary_gammas"] == [0.25, 0.75]
     assert values["agent.timestep_encoder.hide_previous"] is False
-    assert config.output == PLACES.data / "runs" and config.data.cache == PLACES.data / "cache"
+    assert config.output == FOLDER.data / "runs" and config.data.cache == FOLDER.data / "cache"
 
 
 def test_the_collector_and_the_evaluator_read_their_words_too():
@@ -191,9 +235,9 @@ def test_the_collector_and_the_evaluator_read_their_words_too():
     config = parse(CollectConfig, line[1:], "x")
     assert config.tags == ("a", "b") and config.env_args == ("g=9.81", "fast=true")
     assert config.random and not config.sample
-    assert config.outbox == PLACES.outboxes / config.run
-    starts = rules.starts(launch("evaluate", args={"env": "E-v1", "policy": "r/7"}), PLACES, ["m"])
-    config = parse(EvaluateConfig, starts[0].words[1:], "x")
+    assert config.outbox == FOLDER.outboxes / config.run
+    (line,) = words("evaluate", args={"env": "E-v1", "policy": "r/7"}, plugins=["m"])
+    config = parse(EvaluateConfig, line[1:], "x")
     assert (config.policy, config.plugin, config.run) == ("r/7", ("m",), "eval-r-7-abcdef")
 
 
@@ -221,7 +265,7 @@ def test_every_role_loads_the_operators_plugins_or_chooses_among_them(
         assert parse(made, line[1:], "x").plugin == loaded
 
 
-@pytest.mark.parametrize("role", CONFIGS)
+@pytest.mark.parametrize("role", WITHHELD)
 @pytest.mark.parametrize("asked", ["os", "envs os", "envs --output=/x", "my.parts.deeper", 1, True])
 def test_a_module_that_the_operator_did_not_name_is_refused(role, asked):
     with pytest.raises(Refused, match=r"'plugin'.*of envs, my.parts"):
@@ -250,12 +294,6 @@ def test_several_processes_differ_in_name_and_seed():
 def test_a_collector_without_a_seed_draws_its_own():
     for line in words("collect", args={**PENDULUM, "dataset": "d"}, count=2):
         assert parse(CollectConfig, line[1:], "x").seed is None
-
-
-def test_what_a_parser_complained_about_is_found_in_its_box():
-    lines = ["old", "$ stepwell collect", "╭─ Value error ─────╮", "│ --seed: 'q' is bad │"]
-    lines += ["│ ────────────── │", "│ Argument helptext: │", "│ --seed INT │", "╰─────────╯"]
-    assert usage_error(lines) == "Value error --seed: 'q' is bad"
 
 
 # --- with the real collector ------------------------------------------------------------------
@@ -303,10 +341,10 @@ def launcher_process(own, tmp_path):
         process.kill()
         process.wait()
     for record in (tmp_path / "data" / "launches").glob("*.json"):
-        for child in json.loads(record.read_text())["children"]:
-            if child["state"] == "running" and child["pid"]:
+        for process in json.loads(record.read_text())["processes"]:
+            if process["state"] == "running" and process["pid"]:
                 try:
-                    os.killpg(child["pid"], signal.SIGKILL)
+                    os.killpg(process["pid"], signal.SIGKILL)
                 except ProcessLookupError:
                     pass
 
@@ -402,7 +440,7 @@ def running(pid):
     return True
 
 
-# --- the launcher alone, with scripts for children ----------------------------------------------
+# --- the launcher alone, with scripts for processes ----------------------------------------------
 
 SCRIPT = """
 import signal, sys, time
@@ -425,11 +463,11 @@ class Running:
     """A launcher in a thread of this process."""
 
     def __init__(self, url, data, name, **options):
-        self.places = Places(data)
-        self.places.make()
-        chosen = {"roles": rules_roles(), "capacity": 1, "plugins": (), "poll": 0.05, "grace": 20.0}
+        self.folder = LauncherFolder(data)
+        self.folder.make()
+        chosen = {"roles": launch_policy.ROLES, "capacity": 1, "plugins": (), "poll": 0.05}
         self.launcher = Launcher(
-            Options(name=name, places=self.places, **{**chosen, **options}),
+            Options(name=name, folder=self.folder, **{**chosen, "grace": 20.0, **options}),
             Client(url, timeout=2.0, retry_for=0.0),
         )
         self.error = None
@@ -445,13 +483,9 @@ class Running:
             self.launcher.client.close()
 
     def end(self, word="stop"):
-        self.launcher.ask(word)
+        self.launcher.request(word)
         self.thread.join(120)
         assert not self.thread.is_alive()
-
-
-def rules_roles():
-    return tuple(rules.ROLES)
 
 
 @pytest.fixture
@@ -495,7 +529,7 @@ def test_no_more_processes_run_at_a_time_than_there_are_slots(api, launcher):
     running_launcher = launcher(capacity=2)
     seen = set()
     while (state := api.launch(made.id)).state in ("queued", "claimed", "running"):
-        works = list(running_launcher.launcher._works.values())
+        works = list(running_launcher.launcher._launches.values())
         seen.add(sum(len(w.with_state("running")) for w in works))
     assert state.state == "finished" and max(seen) == 2
     assert state.run == f"offline-{made.id[-6:]}-1 … offline-{made.id[-6:]}-3"
@@ -574,7 +608,7 @@ def test_a_child_that_does_not_listen_is_killed_after_its_grace(api, launcher, t
     launcher(grace=0.3)
     until(lambda: log_of(tmp_path, made).exists() and "ready" in log_of(tmp_path, made).read_text())
     (record,) = (tmp_path / "data" / "launches").glob("*.json")
-    pid = json.loads(record.read_text())["children"][0]["pid"]
+    pid = json.loads(record.read_text())["processes"][0]["pid"]
     api.cancel_launch(made.id)
     until(lambda: not running(pid))
 
@@ -584,7 +618,7 @@ def test_a_cancelled_launch_starts_none_of_what_still_waits(api, launcher, tmp_p
     running_launcher = launcher()
     until(lambda: log_of(tmp_path, made).exists())
     api.cancel_launch(made.id)
-    until(lambda: not running_launcher.launcher._works)
+    until(lambda: not running_launcher.launcher._launches)
     assert not (tmp_path / "data" / "logs" / f"{made.id}-2.log").exists()
 
 
@@ -606,16 +640,17 @@ def test_a_claim_whose_answer_was_lost_is_taken_up(api, launcher, name):
 
 def test_what_ended_while_no_launcher_was_there_is_asked_of_its_run(api, own, tmp_path, name):
     """Nobody saw the exit status; the run's row says how it went."""
-    places = Places(tmp_path / "data")
-    places.make()
+    folder = LauncherFolder(tmp_path / "data")
+    folder.make()
     outcome = {}
     for run, status in ((f"{name}-a", "finished"), (f"{name}-b", "failed")):
         made = ask(api, "sleep 1", run=run)
         claimed = api.claim_launch(name)
-        work = loop.Work.begin(claimed, 1, rules.starts(claimed, places), places)
-        work.children[0].state, work.children[0].pid = "running", 2**22 + 1
-        work.children[0].log.write_text("the last words\n")
-        work.save(places)
+        lines = launch_policy.command_lines(claimed, schema_of("train"), folder)
+        kept = loop.ClaimedLaunch.create(claimed, 1, lines, folder)
+        kept.processes[0].state, kept.processes[0].pid = "running", 2**22 + 1
+        kept.processes[0].log.write_text("the last words\n")
+        kept.save(folder)
         api.create_run(run, "train")
         api.patch_run(run, status=status)
         outcome[status] = made
@@ -634,7 +669,7 @@ def test_a_name_that_another_living_launcher_has_is_refused(api, launcher, name)
 
 
 def test_children_and_reports_survive_an_outage(start_service, launcher, tmp_path):
-    """The service goes, the child ends meanwhile; when the service is back it hears of that."""
+    """The service goes, the process ends meanwhile; when the service is back it hears of that."""
     service = start_service()
     with Client(service.url, retry_for=0.0) as client:
         made = ask(client, "sleep 1")
@@ -642,8 +677,8 @@ def test_children_and_reports_survive_an_outage(start_service, launcher, tmp_pat
         wait_state(client, made, "running")
         until(lambda: log_of(tmp_path, made).exists())
         service.kill()
-        until(lambda: not running_launcher.launcher._busy)
-        assert running_launcher.launcher._works, "not forgotten before it was told"
+        until(lambda: not running_launcher.launcher._active)
+        assert running_launcher.launcher._launches, "not forgotten before it was told"
         service.restart()
         assert wait_state(client, made, "finished", "failed").state == "finished"
         again = ask(client, "exit 0")
@@ -657,7 +692,7 @@ def test_what_children_could_not_send_is_sent(api, own, name, tmp_path):
 
     spec = make_spec()
     api.create_dataset(name, spec)
-    folder = Places(tmp_path / "data").outboxes / "some-run"
+    folder = LauncherFolder(tmp_path / "data").outboxes / "some-run"
     with Client("http://127.0.0.1:9", retry_for=0.0) as nobody:
         outbox = Outbox(folder, nobody, name, spec)
         outbox.put(make_trajectory(spec, seed=1))
@@ -677,12 +712,14 @@ def test_what_children_could_not_send_is_sent(api, own, name, tmp_path):
 # --- the command and its page -------------------------------------------------------------------
 
 
-def test_the_page_for_operators_lists_what_a_launch_may_set():
+def test_the_page_for_operators_lists_what_is_decided_by_name():
     text = (ROOT / "docs" / "workers.md").read_text()
-    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
-    for role, allowed in rules.ROLES.items():
-        named = set(re.findall(r"`([a-z0-9_.]+\*?)`", rows[role].partition("` |")[2]))
-        assert named == set(allowed.options) | {f"{section}*" for section in allowed.sections}
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    text_row, withheld_row = rows["text, each by its pattern"], rows["nothing"]
+    named = set(re.findall(r"`([a-z0-9_.]+)`", text_row.partition("|")[2].partition("|")[2]))
+    assert named == set(launch_policy.TEXT)
+    named = set(re.findall(r"`([a-z0-9_.]+)`", withheld_row))
+    assert launch_policy.WITHHELD <= named
 
 
 def test_one_directory_has_one_launcher_and_one_name(own, launcher_process, api, tmp_path):

@@ -1,17 +1,16 @@
-"""Processes that a launcher has started, and how they ended; also those of an earlier launcher.
+"""A process that a launcher has started, and how it ended; also one that an earlier launcher left.
 
     waiting ──start──▶ running ──▶ ended, with status 0, another one, or None (nobody saw it end)
 
-Each child inherits a locked file. The lock is held exactly as long as the child lives, whatever
+Each process inherits a locked file. The lock is held exactly as long as the process lives, whatever
 becomes of the launcher: so a launcher that was killed finds, when it is back, what still runs, and
-no process that happens to have an old number is ever taken for a child.
+never takes an unrelated process with an old number for its own.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -25,16 +24,15 @@ from typing import Any
 STOP_SIGNALS = {"evaluate": signal.SIGINT}
 TAIL_BYTES, TAIL_LINES = 16_384, 20
 USAGE = 2
-_BOX = " \t╭╮╰╯│─"
-_HELP = re.compile(r"Argument helptext|For full helptext|usage:")
 
 
-@dataclass
-class Child:
-    """One process of a launch: what it is to do, and where it stands."""
+@dataclass(kw_only=True)
+class LaunchedProcess:
+    """One process of a launch: its command, and where it stands."""
 
     run: str
     command: list[str]
+    """After `stepwell`."""
     role: str
     log: Path
     lock: Path
@@ -46,17 +44,10 @@ class Child:
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _deadline: float | None = field(default=None, repr=False)
 
-    # --- from and to the record on disk -----------------------------------------------------
-
     def to_json(self) -> dict[str, Any]:
+        """What a record on disk keeps; log and lock follow from the launch."""
         kept = ("run", "command", "role", "state", "pid", "status", "stopped")
         return {name: getattr(self, name) for name in kept}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], log: Path, lock: Path) -> Child:
-        return cls(log=log, lock=lock, **data)
-
-    # --- life -------------------------------------------------------------------------------
 
     def start(self, prefix: Sequence[str], env: Mapping[str, str]) -> None:
         """Raises OSError where the machine cannot."""
@@ -73,26 +64,24 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=dict(env),
                     pass_fds=(descriptor,),
-                    # A session of its own: Ctrl-C reaches the launcher, which stops its children.
+                    # A session of its own: Ctrl-C reaches the launcher, which stops its processes.
                     start_new_session=True,
                 )
         finally:
             os.close(descriptor)
         self.pid, self.state = self._process.pid, "running"
 
-    def poll(self) -> bool:
-        """Whether it has ended; `status` is None where nobody saw how."""
-        if self.state == "running":
-            if self._process is not None:
-                self.status = self._process.poll()
-                if self.status is not None:
-                    self._end()
-            elif not self._locked():
-                self._end()
-        return self.state == "ended"
+    def poll(self) -> None:
+        """Notice that it has ended; `status` stays None where nobody saw how."""
+        if self.state != "running":
+            return
+        if self._process is not None:
+            self.status = self._process.poll()
+        if self.status is not None or (self._process is None and not self._locked()):
+            self._end()
 
     def stop(self, grace: float) -> None:
-        """Ask it to end; after `grace` seconds `press` no longer asks."""
+        """Tell it to end; after `grace` seconds `kill_if_overdue` kills it."""
         if self.state == "waiting":
             self.stopped = True
             self._end()
@@ -101,15 +90,14 @@ class Child:
             self._deadline = time.monotonic() + grace
             self._signal(STOP_SIGNALS.get(self.role, signal.SIGTERM))
 
-    def press(self, *, now: bool = False) -> None:
+    def kill_if_overdue(self, *, now: bool = False) -> None:
         """Kill it, and all that it started, once its time to end by itself is over."""
-        if self.state != "running":
-            return
-        if now or (self._deadline is not None and time.monotonic() > self._deadline):
+        overdue = self._deadline is not None and time.monotonic() > self._deadline
+        if self.state == "running" and (now or overdue):
             self._signal(signal.SIGKILL, group=True)
 
     def _signal(self, number: int, *, group: bool = False) -> None:
-        # Not yet reaped, or still holding its lock: so this number is still our child's.
+        # Not yet reaped, or still holding its lock: so this number is still our process's.
         if self.pid is None or (self._process is None and not self._locked()):
             return
         try:
@@ -131,9 +119,7 @@ class Child:
         self.state = "ended"
         self.lock.unlink(missing_ok=True)
 
-    # --- how it went ------------------------------------------------------------------------
-
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """Why it failed, for people: the end of its log."""
         try:
             with self.log.open("rb") as file:
@@ -141,21 +127,11 @@ class Child:
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError as error:
             return f"{self.run}: its log cannot be read: {error}"
+        lines = [line for line in lines if line.strip()]
         if self.status == USAGE:
-            return f"{self.run}: refused by its own parser: {usage_error(lines)}"
+            started = max((i for i, line in enumerate(lines) if line.startswith("$ ")), default=-1)
+            message = " ".join(lines[started + 1 :]) or "no message"
+            return f"{self.run}: refused by its own parser: {message}"
         how = "nobody saw how" if self.status is None else f"status {self.status}"
-        tail = "\n".join(line for line in lines[-TAIL_LINES:] if line.strip())
+        tail = "\n".join(lines[-TAIL_LINES:])
         return f"{self.run} ended ({how}); the end of its log:\n{tail}"
-
-
-def usage_error(lines: Sequence[str]) -> str:
-    """What a parser complained about, without the box that it draws and the help below."""
-    last = next((i for i in reversed(range(len(lines))) if lines[i].startswith("$ ")), -1)
-    said = []
-    for line in lines[last + 1 :]:
-        text = line.strip(_BOX)
-        if _HELP.search(text):
-            break
-        if text:
-            said.append(text)
-    return " ".join(said) or "it did not say why"

@@ -1,0 +1,165 @@
+"""One claimed launch on this machine: its processes, its record on disk, and its report.
+
+The record is written before anything that a killed launcher must know of when it is back, and
+deleted once the service knows how the launch ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepwell._files import whole_file
+from stepwell._launcher.launch_policy import CommandLine, LauncherFolder
+from stepwell._launcher.process import LaunchedProcess
+from stepwell.client import Client
+from stepwell.errors import NotFound
+from stepwell.messages import Launch
+
+log = logging.getLogger("stepwell.launcher")
+
+LONGEST_ERROR = 8_000
+
+
+@dataclass
+class ClaimedLaunch:
+    """Processes of one launch, and how they ended."""
+
+    launch_id: str
+    role: str
+    slots: int
+    """That each process takes."""
+    processes: list[LaunchedProcess]
+    refusal: str = ""
+    """Why nothing of it is started."""
+    stop_reason: str = ""
+    cancelled: bool = False
+    """The service knows that already: there is nothing to report."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Run → why it failed, or "" if it did not."""
+    reported: dict[str, str] | None = None
+    """The last report that the service has taken."""
+
+    # --- the record -------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls, launch: Launch, slots: int, lines: list[CommandLine], folder: LauncherFolder
+    ) -> ClaimedLaunch:
+        processes = []
+        for index, line in enumerate(lines):
+            log_file, lock = _files(folder, launch.id, index)
+            processes.append(
+                LaunchedProcess(
+                    run=line.run, command=line.words, role=launch.role, log=log_file, lock=lock
+                )
+            )
+        return cls(launch.id, launch.role, slots, processes)
+
+    def save(self, folder: LauncherFolder) -> None:
+        data = {**vars(self), "processes": [process.to_json() for process in self.processes]}
+        with whole_file(_record(folder, self.launch_id)) as file:
+            file.write(json.dumps(data, indent=1).encode())
+
+    def delete(self, folder: LauncherFolder) -> None:
+        _record(folder, self.launch_id).unlink(missing_ok=True)
+
+    # --- life -------------------------------------------------------------------------------
+
+    def with_state(self, state: str) -> list[LaunchedProcess]:
+        return [process for process in self.processes if process.state == state]
+
+    @property
+    def active(self) -> bool:
+        """Some process runs or waits to be started."""
+        return any(process.state != "ended" for process in self.processes)
+
+    @property
+    def ended(self) -> bool:
+        """No process runs, and of each it is known how it ended."""
+        return not self.active and not self._unresolved
+
+    @property
+    def _unresolved(self) -> list[LaunchedProcess]:
+        ended = self.with_state("ended")
+        return [p for p in ended if not p.stopped and p.run not in self.failures]
+
+    def stop(self, reason: str, grace: float) -> None:
+        self.stop_reason = self.stop_reason or reason
+        for process in self.processes:
+            process.stop(grace)
+
+    def note_exits(self, client: Client | None) -> bool:
+        """Note how ended processes ended; True if something was noted.
+
+        Where no exit status was seen, the run's row says how it ended; without `client` that waits.
+        Raises errors of the service.
+        """
+        changed = False
+        for process in self._unresolved:
+            if process.status is None and client is None:
+                continue
+            fine = process.status == 0
+            if process.status is None and client is not None:
+                fine = _run_status(client, process.run) in ("finished", "stopped")
+            self.failures[process.run] = "" if fine else process.failure()
+            changed = True
+        return changed
+
+    # --- the report -------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        if self.cancelled:
+            return "cancelled"
+        if not self.ended:
+            return "running"
+        return "failed" if self.error else "finished"
+
+    @property
+    def error(self) -> str:
+        parts = [self.refusal, self.stop_reason, *self.failures.values()]
+        return "\n".join(part for part in parts if part)[:LONGEST_ERROR]
+
+    @property
+    def runs(self) -> str:
+        names = [process.run for process in self.processes]
+        return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}" if names else ""
+
+    def report(self) -> dict[str, str]:
+        return {"state": self.state, "error": self.error, "run": self.runs}
+
+
+def load(folder: LauncherFolder) -> Iterator[ClaimedLaunch]:
+    """What earlier launchers on this directory have left, oldest first."""
+    for path in sorted(folder.launches.glob("*.json")):
+        try:
+            data: dict[str, Any] = json.loads(path.read_bytes())
+            processes = []
+            for index, fields in enumerate(data.pop("processes")):
+                log_file, lock = _files(folder, data["launch_id"], index)
+                processes.append(LaunchedProcess(**fields, log=log_file, lock=lock))
+            yield ClaimedLaunch(**data, processes=processes)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("skipped an unreadable record: %s: %s", path, error)
+
+
+def _record(folder: LauncherFolder, launch_id: str) -> Path:
+    return folder.launches / f"{launch_id}.json"
+
+
+def _files(folder: LauncherFolder, launch_id: str, index: int) -> tuple[Path, Path]:
+    """(log, lock) of one process"""
+    name = f"{launch_id}-{index + 1}"
+    return folder.logs / f"{name}.log", folder.launches / f"{name}.lock"
+
+
+def _run_status(client: Client, run: str) -> str:
+    try:
+        return client.run(run).status
+    except NotFound:
+        return "failed"

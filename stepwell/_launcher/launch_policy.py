@@ -1,0 +1,304 @@
+"""What a launch may ask of this machine, and the command lines that it becomes.
+
+    {role: train, recipe: offline, args: {run: x, seed: 1}, count: 2}
+        →  stepwell train offline --run=x-1 --seed=1 --output=DATA/runs …
+           stepwell train offline --run=x-2 --seed=2 --output=DATA/runs …
+
+A launch is a stranger's text. The command's own schema says which settings there are and of which
+type. Numbers, switches and listed words can name no file, service, module or token, so a launch may
+set every setting that takes nothing else, unless it is WITHHELD. Text passes only for the settings
+in TEXT, each with its pattern: a setting of text that a command gains is refused until it is added
+there. A setting that takes a path is never allowed. Every value travels as one word,
+`--option=value`, so that a value that looks like an option stays a value; whether it is of the
+setting's type is decided by the command's own parser.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepwell.errors import InvalidData
+from stepwell.messages import NAME, Launch
+
+ROLES = ("train", "collect", "evaluate")
+STEPWELL = [sys.executable, "-m", "stepwell.cli"]
+SCHEMA_SECONDS = 120.0
+LONGEST_VALUE = 16_384
+
+Schema = Mapping[str, Mapping[str, Any]]
+"""JSON schema of each setting of a command, by its dotted name with underscores."""
+
+WITHHELD = frozenset(
+    "data.cache_gb outbox_bytes heartbeat_every poll_every drain_timeout progress upload".split()
+)
+"""No launch sets these: bounds of the machine, and how its processes report to the service."""
+
+_WORD = (re.compile(r"[A-Za-z0-9_.][^\s]*"), "a word")
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Each item, where the setting is a list.
+TEXT: dict[str, tuple[re.Pattern[str], str]] = {
+    "run": (RUN, "letters, digits, '.', '_', '-', beginning with a letter or digit"),
+    "dataset": (re.compile(NAME), "the name of a dataset"),
+    "policy": (re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.A), "RUN[/VERSION]"),
+    "snapshot": (re.compile(r"[A-Za-z0-9][\w-]*", re.A), "the id of a snapshot"),
+    "where": (re.compile(r".*", re.S), "a condition in SQL"),
+    "device": (re.compile(r"[a-z]+(:\d+)?", re.A), "like cpu or cuda:1"),
+    # gymnasium imports what stands before a colon.
+    "env": (
+        re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.A),
+        "a registered id like Pendulum-v1, without `module:` (the operator gives --plugin)",
+    ),
+    # An environment may read a file that an argument names (MuJoCo's xml_file): numbers and words.
+    "env_args": (
+        re.compile(r"[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_]\w*)", re.A),
+        "NAME=NUMBER or NAME=WORD",
+    ),
+    # Names of arrays, labels, and of what the operator's plug-ins have registered.
+    **dict.fromkeys(
+        [
+            *("roles", "infos", "tags", "data.relabel", "data.actor_mask", "data.critic_mask"),
+            *(f"agent.timestep_encoder.{keys}" for keys in ("keys", "vector_keys", "hide_keys")),
+            *(f"agent.timestep_encoder.{kind}.keys" for kind in ("images", "tokens", "goals")),
+            *("agent.custom.agent", "agent.custom.actor", "agent.custom.critic"),
+            *("agent.custom.timestep_encoder", "agent.custom.trajectory_encoder"),
+            *("agent.custom.filter", "agent.custom.losses", "agent.custom.settings"),
+        ],
+        _WORD,
+    ),
+}
+
+_OURS = "the launcher keeps what it writes below its own --data"
+_FILES = "a launch cannot name files of this machine"
+_SERVICE = "the launcher uses its own service and its own token"
+REASONS = {
+    **dict.fromkeys(("output", "outbox", "data.cache"), _OURS),
+    **dict.fromkeys(("config", "file"), _FILES),
+    **dict.fromkeys(("url", "token"), _SERVICE),
+}
+
+
+class Refused(InvalidData):  # noqa: N818 - reads as what happened to the launch
+    """A launch asks for what no launch may ask for; the message says which option, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherFolder:
+    """Where a launcher keeps what the processes that it starts write."""
+
+    data: Path
+
+    @property
+    def launches(self) -> Path:
+        return self.data / "launches"
+
+    @property
+    def logs(self) -> Path:
+        return self.data / "logs"
+
+    @property
+    def outboxes(self) -> Path:
+        return self.data / "outbox"
+
+    def make(self) -> None:
+        for folder in (self.launches, self.logs, self.outboxes):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """One process to start."""
+
+    run: str
+    words: list[str]
+    """After `stepwell`: role, recipe, options."""
+
+
+@functools.cache
+def schema_of(role: str) -> Schema:
+    """What `stepwell ROLE --schema` prints. Raises `Refused` where the command cannot run here."""
+    try:
+        done = subprocess.run(
+            [*STEPWELL, role, "--schema"],
+            capture_output=True,
+            text=True,
+            timeout=SCHEMA_SECONDS,
+            check=False,
+        )
+        found: Schema = json.loads(done.stdout)["properties"]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"stepwell {role} --schema cannot run on this machine: {error}") from None
+    except (ValueError, KeyError, TypeError):
+        why = done.stderr.strip()[-2000:] or "it printed no schema"
+        raise Refused(f"stepwell {role} --schema failed on this machine: {why}") from None
+    return found
+
+
+def may_set(name: str, setting: Mapping[str, Any]) -> bool:
+    """Whether a launch may give the setting `name`, whose JSON schema is `setting`."""
+    if name in WITHHELD or _mentions_path(setting):
+        return False
+    return name in TEXT or _is_closed(setting)
+
+
+def _is_closed(setting: Mapping[str, Any]) -> bool:
+    """Whether all values are numbers, switches and listed words. Of a schema in a form that is not
+    known here, no."""
+    if "anyOf" in setting:
+        return all(_is_closed(part) for part in setting["anyOf"])
+    if setting.get("type") == "array":
+        return "prefixItems" not in setting and _is_closed(setting.get("items", {}))
+    return "enum" in setting or setting.get("type") in ("number", "integer", "boolean", "null")
+
+
+def _mentions_path(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        return "path" in str(schema.get("format", "")) or any(map(_mentions_path, schema.values()))
+    return isinstance(schema, list) and any(map(_mentions_path, schema))
+
+
+def command_lines(
+    launch: Launch, schema: Schema, folder: LauncherFolder, plugins: Sequence[str] = ()
+) -> list[CommandLine]:
+    """One `CommandLine` for each of `launch.count` processes. Raises `Refused`."""
+    recipe = _recipe(launch)
+    wanted = dict(launch.args)
+    chosen = _plugins(wanted.pop("plugin", None), plugins)
+    args = _checked(launch.role, schema, wanted)
+    base = str(args.pop("run", "")) or _run_name(launch, args)
+    found = []
+    for index in range(launch.count):
+        run = base if launch.count == 1 else f"{base}-{index + 1}"
+        if not RUN.fullmatch(run):
+            raise Refused("option 'run'", expected=f"{TEXT['run'][1]}, in all 128", got=run)
+        values = {"run": run, **args, **_seed(schema, args, index)}
+        words = [launch.role, *recipe]
+        for name, value in values.items():
+            words += _words(schema[name], name, value)
+        if chosen:
+            words += ["--plugin", *chosen]
+        if launch.role == "train":
+            words += [f"--output={folder.data / 'runs'}", f"--data.cache={folder.data / 'cache'}"]
+        else:
+            words.append(f"--outbox={folder.outboxes / run}")
+        found.append(CommandLine(run, words))
+    return found
+
+
+def slots(launch: Launch) -> int:
+    """How many of a launcher's slots each process of a launch takes."""
+    try:
+        return max(1, int(launch.args.get("processes", 1))) if launch.role == "train" else 1
+    except (TypeError, ValueError):
+        return 1  # no number: the trainer's own parser will say so
+
+
+def _plugins(wanted: Any, allowed: Sequence[str]) -> list[str]:
+    """The modules to load: all that the operator allows, or those of them that a launch names.
+
+    A module is code. Its name is compared with the operator's list, and goes nowhere else.
+    """
+    if wanted is None:
+        return list(allowed)
+    names = wanted.split() if isinstance(wanted, str) else [repr(wanted)]
+    for name in names:
+        if name not in allowed:
+            none = "none: this launcher has no --plugin"
+            raise Refused(
+                "option 'plugin': the launcher's operator chooses the code that runs, with "
+                "stepwell launcher --plugin my.module",
+                expected=f"of {', '.join(allowed)}" if allowed else none,
+                got=name[:200],
+            )
+    return names
+
+
+def _recipe(launch: Launch) -> list[str]:
+    if launch.role != "train":
+        if launch.recipe:
+            raise Refused(f"a launch to {launch.role} has no recipe", got=repr(launch.recipe))
+        return []
+    # The first word of a command line must never be an option.
+    if launch.recipe and not re.fullmatch(r"[a-z][a-z0-9_]*", launch.recipe):
+        raise Refused("unknown recipe", expected="its name", got=repr(launch.recipe))
+    return [launch.recipe or "default"]
+
+
+def _checked(role: str, schema: Schema, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with underscores in their names, each allowed and each once."""
+    values: dict[str, Any] = {}
+    for given, value in args.items():
+        name = given.replace("-", "_")
+        if given.startswith("-") or name not in schema or not may_set(name, schema[name]):
+            raise _not_allowed(role, schema, given)
+        if name in values:
+            raise Refused(f"option {given!r} is given twice")
+        if not isinstance(value, str | int | float):
+            raise Refused(f"option {given!r}", expected="text, a number, true or false", got=value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(f"option {given!r}", expected="a finite number", got=str(value))
+        if isinstance(value, str) and (len(value) > LONGEST_VALUE or "\0" in value):
+            raise Refused(f"option {given!r}", expected=f"at most {LONGEST_VALUE} characters")
+        values[name] = value
+    return values
+
+
+def _not_allowed(role: str, schema: Schema, given: str) -> Refused:
+    name = given.replace("-", "_")
+    reason = REASONS.get(name)
+    if reason is None and name in schema:
+        reason = "that is for the operator of the machine"
+    if reason is None:
+        near = difflib.get_close_matches(name, [n for n in schema if may_set(n, schema[n])], n=1)
+        reason = f"did you mean {near[0]!r}?" if near else f"see stepwell {role} --help-all"
+    return Refused(f"a launch to {role} cannot set the option {given!r}: {reason}")
+
+
+def _words(setting: Mapping[str, Any], name: str, value: Any) -> list[str]:
+    """One option as words of a command line."""
+    flag = "--" + name.replace("_", "-")
+    is_list = setting.get("type") == "array"
+    items = str(value).split() if is_list else [str(value)]
+    if isinstance(value, bool):
+        items = [str(value).lower()]
+    pattern, expected = TEXT.get(name, _WORD if is_list else (re.compile(r".*", re.S), ""))
+    for item in items:
+        if not pattern.fullmatch(item):
+            raise Refused(f"option {name!r}", expected=expected, got=repr(item)[:200])
+    return [flag, *items] if is_list else [f"{flag}={items[0]}"]
+
+
+def _seed(schema: Schema, args: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """What makes process `index` differ from its siblings. Seeds that are no numbers stay."""
+
+    def value(name: str) -> Any:
+        return args.get(name, schema[name].get("default"))
+
+    if index and "seeds" in schema:
+        episodes, first = value("episodes"), value("seeds")
+        return {"seeds": first + index * episodes} if _whole(episodes) and _whole(first) else {}
+    return {"seed": value("seed") + index} if index and _whole(value("seed")) else {}
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _run_name(launch: Launch, args: Mapping[str, Any]) -> str:
+    """A name for the run that says what it is; the same for the same launch."""
+    what = {
+        "train": launch.recipe or "default",
+        "collect": f"collect-{args.get('env', '')}",
+        "evaluate": f"eval-{args.get('policy', 'random')}",
+    }[launch.role]
+    text = re.sub(r"[^a-z0-9._]+", "-", what.lower()).strip("-._")[:80]
+    return f"{text or launch.role}-{launch.id[-6:]}"
