@@ -31,8 +31,7 @@ from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
 from trainer.config import TrainConfig
 from trainer.data.fields import spaces_of
-from trainer.distributed import make_accelerator
-from trainer.learner import Learner
+from trainer.learner import Learner, make_accelerator
 from trainer.recipes import RECIPES, recipe
 
 PAGE = ROOT / "docs" / "training.md"

@@ -1,4 +1,4 @@
-"""The processes of a run: the accelerator, and what they exchange besides gradients.
+"""The processes of a run, and what they exchange besides gradients.
 
 Values travel as JSON in tensors, never as pickles.
 """
@@ -12,41 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 
-from amago_model.config import CustomConfig
-from amago_model.runtime.host_memory import keep_freed_memory
 from stepwell.errors import StepwellError
-from trainer.config import TrainConfig
-from trainer.errors import ElsewhereError, TrainerError
-
-
-class WorldError(TrainerError):
-    """More or fewer processes run than were asked for."""
-
-
-def make_accelerator(config: TrainConfig) -> Accelerator:
-    """The accelerator for this process. Raises `WorldError` unless the world is as asked for."""
-    cpu = config.device == "cpu" or not torch.cuda.is_available()
-    if cpu:
-        keep_freed_memory()
-    # The agent's statistics are those of all ranks' batches together, so they are equal already:
-    # to broadcast them in every forward pass would cost time, and hide it if they were not.
-    ddp = DistributedDataParallelKwargs(
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-        # A custom agent may leave weights out of its loss.
-        find_unused_parameters=config.agent.custom != CustomConfig(),
-    )
-    accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[ddp])
-    world = accelerator.num_processes
-    if config.processes and world != config.processes:
-        raise WorldError(
-            f"--processes {config.processes} was asked for, but {world} run; start them with: "
-            f"stepwell train … --processes {config.processes} (some forms of `accelerate launch` "
-            "on CPU silently start one)"
-        )
-    return accelerator
+from trainer.errors import ElsewhereError
 
 
 class World:

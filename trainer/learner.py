@@ -17,22 +17,52 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from amago_model.agent import Agent
+from amago_model.config import CustomConfig
 from amago_model.data.batch import Batch
 from amago_model.running_statistics import still
 from amago_model.runtime.compiling import compiled, wants_compiling
+from amago_model.runtime.host_memory import keep_freed_memory
 from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
-from trainer.config import OptimizerConfig
+from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import TrainerError
 
 Metrics = dict[str, Tensor]
 
 
+class WorldError(TrainerError):
+    """More or fewer processes run than were asked for."""
+
+
 class TrainingDiverged(TrainerError):
     """Too many gradients were NaN or infinite, or the agent's statistics are."""
+
+
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    """The accelerator for this process. Raises `WorldError` unless the world is as asked for."""
+    cpu = config.device == "cpu" or not torch.cuda.is_available()
+    if cpu:
+        keep_freed_memory()
+    # The agent's statistics are those of all ranks' batches together, so they are equal already:
+    # to broadcast them in every forward pass would cost time, and hide it if they were not.
+    ddp = DistributedDataParallelKwargs(
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+        # A custom agent may leave weights out of its loss.
+        find_unused_parameters=config.agent.custom != CustomConfig(),
+    )
+    accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[ddp])
+    world = accelerator.num_processes
+    if config.processes and world != config.processes:
+        raise WorldError(
+            f"--processes {config.processes} was asked for, but {world} run; start them with: "
+            f"stepwell train … --processes {config.processes} (some forms of `accelerate launch` "
+            "on CPU silently start one)"
+        )
+    return accelerator
 
 
 class Update:

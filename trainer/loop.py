@@ -28,12 +28,12 @@ from trainer.config import TrainConfig
 from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded
 from trainer.data.snapshot import create_snapshot
-from trainer.distributed import World, make_accelerator
+from trainer.data.snapshot_views import SnapshotViews
+from trainer.distributed import World
 from trainer.errors import SettingError
-from trainer.learner import Learner, TrainingDiverged, Update, merge_ranks
+from trainer.learner import Learner, TrainingDiverged, Update, make_accelerator, merge_ranks
 from trainer.nan_diagnostics import explain_skip
 from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
-from trainer.snapshot_views import SnapshotViews
 
 log = logging.getLogger(__name__)
 

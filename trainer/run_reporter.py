@@ -24,11 +24,11 @@ from stepwell.failpoints import failpoint
 from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
 from trainer.config import TrainConfig
+from trainer.data.snapshot_views import SnapshotViews
 from trainer.distributed import World
 from trainer.errors import TrainerError
 from trainer.publish import copy_path, publish
 from trainer.run_log import RunLog
-from trainer.snapshot_views import SnapshotViews
 
 log = logging.getLogger(__name__)
 CONTINUE, PAUSE, STOP = 0, 1, 2

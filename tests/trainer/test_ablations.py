@@ -13,9 +13,8 @@ from amago_model import make_agent
 from benchmarks.recipes import made_up, spaces_for
 from stepwell._settings import flatten, options, override
 from trainer.config import TrainConfig
-from trainer.distributed import make_accelerator
 from trainer.errors import SettingError
-from trainer.learner import Learner
+from trainer.learner import Learner, make_accelerator
 from trainer.options import resolve
 from trainer.recipes import ABLATIONS, RECIPES, recipe
 

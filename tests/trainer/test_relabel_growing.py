@@ -22,9 +22,9 @@ from trainer.data.loader import Loaded, Loader, SnapshotView, open_view
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import Manifest, create_snapshot, load_manifest
+from trainer.data.snapshot_views import in_background
 from trainer.loop import RunInfo, train
 from trainer.recipes import recipe
-from trainer.snapshot_views import in_background
 
 FIRST, MORE = [[9, 4, 6], [5]], [7, 3]
 CONFIG = DataConfig(batch=16, window=20, padding="none", relabel=("test_census",))
@@ -125,7 +125,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
         return future
 
     # So that the step of the switch is known here.
-    monkeypatch.setattr("trainer.snapshot_views.in_background", at_once)
+    monkeypatch.setattr("trainer.data.snapshot_views.in_background", at_once)
     plain = recipe("bc")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     config = plain.replace(

@@ -26,9 +26,9 @@ from trainer.data.columns import MappedColumns
 from trainer.data.loader import Loader
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import LONGEST_CHAIN, DataError, Manifest, create_snapshot
+from trainer.data.snapshot_views import SnapshotViews
 from trainer.loop import RunInfo, train
 from trainer.recipes import recipe
-from trainer.snapshot_views import SnapshotViews
 
 CPU = torch.device("cpu")
 
@@ -138,7 +138,7 @@ def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
         return future
 
     service.create_snapshot = another
-    monkeypatch.setattr("trainer.snapshot_views.in_background", at_once)
+    monkeypatch.setattr("trainer.data.snapshot_views.in_background", at_once)
     monkeypatch.setattr("stepwell._files.os.fsync", lambda _: None)  # not what is tried here
     gc.collect()
     before = alive()

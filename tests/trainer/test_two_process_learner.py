@@ -16,7 +16,7 @@ import torch
 from amago_model import ActionSpace, Agent, Batch, CustomConfig, ExpFilterConfig, ObsSpace, Spaces
 from amago_model import make_agent, register
 from trainer.learner import Learner
-from trainer.distributed import make_accelerator
+from trainer.learner import make_accelerator
 from trainer.recipes import recipe
 
 
