@@ -79,10 +79,6 @@ class Resolved(Generic[S]):
     config: S
     origins: dict[str, str]
 
-    def describe(self) -> dict[str, Any]:
-        """As JSON for a run's row: every value, and where it came from."""
-        return {"config": self.config.to_dict(), "origins": self.origins}  # type: ignore[attr-defined]
-
     def lines(self) -> list[str]:
         """For people: what differs from the defaults, each with its origin."""
         values = flatten(self.config.to_dict())  # type: ignore[attr-defined]

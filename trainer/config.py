@@ -7,6 +7,7 @@ are recipes.py. The agent's own settings are amago_model/config/.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -156,9 +157,8 @@ class TrainConfig(RunSettings):
 
     recipe: str = "default"
     """The recipe that this config began as."""
-    run: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")
-    """Name of the run: its address everywhere. Letters, digits, '.', '_' and '-', beginning with a
-    letter or digit. Empty makes one up from recipe and time."""
+    run: str = ""
+    """Name of the run: its address everywhere. Empty makes one up from recipe and time."""
     dataset: str = ""
     """Dataset to learn from, with `where`; or use `sources`, or `snapshot`."""
     where: str = ""
@@ -199,7 +199,7 @@ class TrainConfig(RunSettings):
     """Once in a while."""
 
     @model_validator(mode="after")
-    def _one_source_of_data(self) -> Self:
+    def _consistent(self) -> Self:
         given = [name for name in ("dataset", "sources", "snapshot") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{given[0]}: it and {given[1]} both say what to learn from; give one")
@@ -211,6 +211,11 @@ class TrainConfig(RunSettings):
                     f"data.{name}: set, but snapshot {self.snapshot!r} is what it is, whatever "
                     "arrives later; leave out the one or the other"
                 )
+        if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.run):
+            raise ValueError(
+                "run: expected letters, digits, '.', '_' and '-', beginning with a letter or "
+                f"digit, got {self.run!r}"
+            )
         if self.processes > 1 and self.data.batch % self.processes:
             raise ValueError(
                 f"data.batch: {self.data.batch} windows cannot be shared by {self.processes} "

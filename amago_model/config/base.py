@@ -88,6 +88,9 @@ def _sentence(error: ErrorDetails, cls: type[Settings]) -> str:
             return f"{'.'.join(parents) or cls.__name__}: unknown setting {name!r}{hint}"
         case "missing":
             return f"{where}: expected a value, got none"
+        case "union_tag_not_found":
+            kinds = ", ".join(repr(kind) for m in members for kind in kinds_of_section(m))
+            return f"{where}.kind: expected one of {kinds}, got none"
         case "value_error":
             message = str(error["ctx"]["error"])
             of_section = not error["loc"] or isinstance(error["input"], dict | Settings)

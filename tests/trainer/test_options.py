@@ -244,7 +244,7 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
         ({"data": {"epochs": True, "draw": "steps"}}, "data.epochs.*data.draw"),
         ({"data": {"epochs": True, "refresh_every": 5}}, "data.epochs.*data.refresh_every"),
         ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate"),
-        ({"run": "../evil"}, "run: "),
+        ({"run": "../evil"}, "run: expected letters"),
         ({"dataset": "a", "snapshot": "b"}, "dataset: it and snapshot both"),
         ({"snapshot": "b", "where": "true"}, "where: a condition belongs to `dataset`"),
         ({"snapshot": "b", "data": {"refresh_every": 5}}, "data.refresh_every: set, but snapshot"),
