@@ -116,7 +116,7 @@ def test_switches_and_several_choices_are_played_recorded_and_remembered(space: 
 
 
 def test_a_new_policy_takes_over_only_where_an_episode_begins() -> None:
-    """One episode, one author: the label and the actions agree, row by row."""
+    """One episode, one policy: the label and the actions agree, row by row."""
     interface = fake_interface(FakeEnv((6, 3), actions=100))
     policies = [LoadedPolicy(f"run/{v}", Counting(offset=10 * v)) for v in range(1, 8)]
     now = itertools.count()

@@ -149,7 +149,7 @@ def test_what_was_played_reads_back_bit_by_bit(client: Client, name: str, tmp_pa
 def test_a_collect_run_leaves_everything_a_person_asks_for(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
-    """Episodes with author, run and worker; a finished run with config and metrics; a worker."""
+    """Episodes with policy, run and worker; a finished run with config and metrics; a worker."""
     learner = f"learner-{name}"
     client.create_run(learner, "train")
     client.publish_policy(learner, 3, policy_file(3), step=300)
@@ -202,7 +202,7 @@ def test_collectors_of_the_same_words_play_different_episodes(
 def test_a_new_policy_is_played_from_the_next_episode_on(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
-    """Published while collecting: later episodes are its, and every episode has one author."""
+    """Published while collecting: later episodes are its, and every episode has one policy."""
     learner = f"learner-{name}"
     config = settings(service, name, tmp_path, policy=learner, wait_for_policy=True)
     with collecting(config) as control:

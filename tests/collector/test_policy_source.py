@@ -65,7 +65,7 @@ def test_references() -> None:
 
 
 def test_a_policy_is_fetched_once_and_again_when_it_changed() -> None:
-    """The ETag saves the download; author and learner's step come with the file."""
+    """The ETag saves the download; policy id and learner's step come with the file."""
     shelf = Shelf()
     shelf.files.append(policy_file(step=100))
     source = PolicySource(shelf, "demo")  # type: ignore[arg-type]
