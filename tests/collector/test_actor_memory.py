@@ -196,16 +196,13 @@ def small_policy(interface: Interface, kind: str) -> ActingPolicy:
     config = AgentConfig.from_dict(
         {
             "timestep_encoder": {"d_hidden": 32, "d_output": 32},
-            "trajectory_encoder": {
-                "kind": kind,
-                kind: {"d_model": 32, "d_ff": 64},
-            },
+            "trajectory_encoder": {"kind": kind, "d_model": 32, "d_ff": 64},
         }
     )
     return ActingPolicy(config, agent_spaces(interface.spec)).eval()
 
 
-@pytest.mark.parametrize("kind", ["feedforward", "transformer"])
+@pytest.mark.parametrize("kind", ["feed_forward", "transformer"])
 def test_with_a_fixed_width_an_episode_does_not_depend_on_its_neighbours(kind: str) -> None:
     """Real networks, real physics: bit-equal trajectories for 1, 3 and 9 environments."""
     env = make("Pendulum-v1", {"max_episode_steps": 40})
