@@ -71,10 +71,10 @@ from amago_model.registry import register
 
 if TYPE_CHECKING:
     from amago_model.acting import ActingPolicy
-    from amago_model.agent import Agent, MultiTaskAgent, make_agent
+    from amago_model.agent import Agent, make_agent
     from amago_model.data.batch import Batch, decode_action, encode_action, previous_features
     from amago_model.losses.loss_inputs import LossInputs
-    from amago_model.losses.values import Values
+    from amago_model.losses.metrics import Values
     from amago_model.policy_file import load_policy, save_policy
 
 __all__ = [
@@ -111,7 +111,6 @@ __all__ = [
     "LossInputs",
     "MLPActorConfig",
     "MambaConfig",
-    "MultiTaskAgent",
     "ObsSpace",
     "PlainImageConfig",
     "PolicyFileError",
@@ -145,11 +144,11 @@ __all__ = [
 
 _WITH_TORCH = {
     "acting": ("ActingPolicy",),
-    "agent": ("Agent", "MultiTaskAgent", "make_agent"),
+    "agent": ("Agent", "make_agent"),
     "data.batch": ("Batch", "decode_action", "encode_action", "previous_features"),
     "losses.loss_inputs": ("LossInputs",),
     "policy_file": ("load_policy", "save_policy"),
-    "losses.values": ("Values",),
+    "losses.metrics": ("Values",),
 }
 _MODULE = {name: module for module, names in _WITH_TORCH.items() for name in names}
 

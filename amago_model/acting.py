@@ -1,4 +1,4 @@
-"""What is needed to act, and nothing else: encoders and actor. A policy file holds one of these."""
+"""The networks that act: encoders and actor. A policy file holds one of these."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import AgentConfig, Spaces
-from amago_model.data.batch import decode_action, previous_features
-from amago_model.data.packing import Packing, pack, takes_packing
-from amago_model.data.transitions import Shown
+from amago_model.data.batch import Batch, decode_action, previous_features
+from amago_model.data.packing import Packing, make_packing, supports_packing
 from amago_model.encoders.timestep import make_timestep_encoder
 from amago_model.encoders.trajectory import Hidden, make_trajectory_encoder
 from amago_model.heads.actor import Actor
-from amago_model.heads.observations import keys_for_actor
-from amago_model.registry import own_part
+from amago_model.heads.observations import actor_observation_keys
+from amago_model.registry import custom_module
 
 
 class ActingPolicy(nn.Module):
-    """Encoders and actor: from what is known on arrival at a row to an action.
+    """Encoders and actor: from a timestep's inputs to an action.
 
     The acting loop, for N environments side by side:
 
@@ -35,28 +34,27 @@ class ActingPolicy(nn.Module):
         super().__init__()
         self.config, self.spaces = config, spaces
         self.metadata: dict[str, Any] = {}
-        """What the policy file said beside config and spaces; see policy_file.py."""
-        custom = config.custom
+        """Of the policy file, beside config and spaces; see policy_file.py."""
+        custom, memory = config.custom, config.trajectory_encoder
         if custom.timestep_encoder:
-            make_rows = own_part(custom, "timestep_encoder", custom.timestep_encoder)
-            self.timestep_encoder = make_rows(config, spaces)
+            make_encoder = custom_module(custom, "timestep_encoder", custom.timestep_encoder)
+            self.timestep_encoder = make_encoder(config, spaces)
         else:
             self.timestep_encoder = make_timestep_encoder(config.timestep_encoder, spaces)
+        width = self.timestep_encoder.d_output
         if custom.trajectory_encoder:
-            make_memory = own_part(custom, "trajectory_encoder", custom.trajectory_encoder)
-            self.trajectory_encoder = make_memory(config, self.timestep_encoder.d_output)
+            make_memory = custom_module(custom, "trajectory_encoder", custom.trajectory_encoder)
+            self.trajectory_encoder = make_memory(config, width)
         else:
-            self.trajectory_encoder = make_trajectory_encoder(
-                config.trajectory_encoder, self.timestep_encoder.d_output
-            )
-        make_actor = own_part(custom, "actor", custom.actor) if custom.actor else Actor
+            self.trajectory_encoder = make_trajectory_encoder(memory, width)
+        make_actor = custom_module(custom, "actor", custom.actor) if custom.actor else Actor
         self.actor = make_actor(
             config.actor,
             spaces.action,
             d_state=self.d_state,
             n_gammas=len(config.losses.gammas),
         )
-        self.actor_keys = keys_for_actor(self.actor, spaces)
+        self.actor_keys = actor_observation_keys(self.actor, spaces)
         masks = spaces.keys("mask")
         self.legal_key = masks[0] if masks else None
 
@@ -65,14 +63,11 @@ class ActingPolicy(nn.Module):
         """D: width of the state vector."""
         return int(self.trajectory_encoder.d_output)
 
-    def _shown(self, obs: dict[str, Tensor]) -> Shown:
-        return {"obs": {key: obs[key] for key in self.actor_keys}} if self.actor_keys else {}
-
-    def legal(self, obs: dict[str, Tensor]) -> Tensor | None:
-        """[..., n] bool: the actions allowed, if the environment says so."""
+    def legal_actions(self, obs: dict[str, Tensor]) -> Tensor | None:
+        """[..., n] bool: the actions allowed, if there is such an observation."""
         return None if self.legal_key is None else obs[self.legal_key] > 0
 
-    def rows(
+    def encode_timesteps(
         self,
         obs: dict[str, Tensor],
         prev_action: Tensor,
@@ -83,9 +78,9 @@ class ActingPolicy(nn.Module):
         previous_known: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Row vectors [B, L, d] from rows [B, L, ...]: the one way in, for learning and acting.
+        """Timestep vectors [B, L, d] from inputs [B, L, ...], for learning and acting alike.
 
-        With a packing [1, M, d]: the rows that exist, for `states` with the same packing.
+        With a packing [1, M, d]: of the timesteps that exist.
         """
         previous = previous_features(
             self.spaces,
@@ -95,58 +90,64 @@ class ActingPolicy(nn.Module):
             known=previous_known,
             show_reset=self.config.timestep_encoder.show_reset,
         )
-        if packing is not None and takes_packing(self.timestep_encoder):
+        if packing is not None and supports_packing(self.timestep_encoder):
             out: Tensor = self.timestep_encoder(obs, previous, valid, packing=packing)
             return out
-        rows = self.timestep_encoder(obs, previous, valid)
-        return rows if packing is None else packing.rows(rows)
+        timesteps = self.timestep_encoder(obs, previous, valid)
+        return timesteps if packing is None else packing.pack(timesteps)
 
-    def states(self, rows: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:
-        """State vectors [B, L, D] of whole windows, from `rows` and time_idx [B, L].
+    def encode_trajectory(
+        self, timesteps: Tensor, time_idx: Tensor, packing: Packing | None = None
+    ) -> Tensor:
+        """State vectors [B, L, D] of whole windows, from timestep vectors and time_idx [B, L].
 
-        With a packing [1, M, D], those of rows that exist.
+        With a packing both are packed: [1, M, d] to [1, M, D].
         """
         memory = self.trajectory_encoder
         out: Tensor
         if packing is None:
-            out = memory(rows, time_idx)
-        elif takes_packing(memory):
-            out = memory(rows, packing.rows(time_idx), packing=packing)
+            out = memory(timesteps, time_idx)
+        elif supports_packing(memory):
+            out = memory(timesteps, packing.pack(time_idx), packing=packing)
         else:
-            out = packing.rows(memory(packing.windows(rows), time_idx))
+            out = packing.pack(memory(packing.unpack(timesteps), time_idx))
         return out
 
-    def packing(self, mask: Tensor) -> Packing | None:
-        """The rows to compute of windows whose transitions exist in mask [B, T]; None: all of them.
+    def encode_windows(self, batch: Batch) -> tuple[Tensor, Packing | None]:
+        """State vectors of a batch: [B, L, D], or packed [1, M, D], with the packing.
 
-        On a CPU those that exist, where an encoder can leave the others out (see
-        trajectory_encoders.py). On a GPU the processor must wait for their number, which is worth
-        it only where attention has a kernel for rows laid end to end. A compiler wants the same
-        number of rows every time: all of them.
+        A batch is packed on a CPU, where an encoder can leave padding out (encoders/trajectory.py).
+        On a GPU the processor must wait for the number of timesteps, which is worth it only where
+        attention has a kernel for packed windows. A compiler wants the same number every time: all.
         """
+        packing = self.choose_packing(batch.mask)
+        timesteps = self.encode_timesteps(**batch.encoder_inputs(), packing=packing)
+        return self.encode_trajectory(timesteps, batch.time_idx, packing), packing
+
+    def choose_packing(self, mask: Tensor) -> Packing | None:
         if torch.compiler.is_compiling():
             return None
-        gains = mask.device.type == "cpu" and (
-            takes_packing(self.timestep_encoder) or takes_packing(self.trajectory_encoder)
+        faster = mask.device.type == "cpu" and (
+            supports_packing(self.timestep_encoder) or supports_packing(self.trajectory_encoder)
         )
-        if mask.is_cuda and hasattr(self.trajectory_encoder, "gains_by_packing"):
-            gains = self.trajectory_encoder.gains_by_packing(mask.device)
-        return pack(mask) if gains else None
+        if mask.is_cuda and hasattr(self.trajectory_encoder, "prefers_packing"):
+            faster = self.trajectory_encoder.prefers_packing(mask.device)
+        return make_packing(mask) if faster else None
 
     def kernels(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, str]:
-        """By what the memory computes whole windows there, in this type: {"attention": "sdpa"}.
+        """The kernels with which the memory computes whole windows: {"attention": "sdpa"}.
 
-        Empty for memories that have no choice. Raises ConfigError where what is asked cannot run.
+        Empty for memories without a choice. Raises ConfigError if the configured one cannot run.
         """
         choose = getattr(self.trajectory_encoder, "kernels", None)
         return {} if choose is None else choose(torch.device(device), dtype)
 
     def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
-        """The memory of n episodes that are about to begin."""
+        """The hidden state of n episodes that are about to begin."""
         return self.trajectory_encoder.initial_hidden(n, device)
 
     def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
-        """Forget, in the rows where done [n] bool is True. Use only the hidden state it returns."""
+        """Start over where done [n] bool is True. Use only the hidden state it returns."""
         return self.trajectory_encoder.reset_hidden(hidden, done)
 
     @torch.no_grad()
@@ -174,20 +175,21 @@ class ActingPolicy(nn.Module):
         Returns:
             (action, hidden): action [N] int64 or [N, *shape] float32, in the environment's units.
         """
-        if self.training:  # dropout and moving statistics have no place in acting
+        if self.training:  # no dropout, no updates of statistics
             self.eval()
             try:
                 return self.act(obs, prev_action, prev_reward, time_idx, hidden, sample, generator)
             finally:
                 self.train()
         time = time_idx.unsqueeze(1)
-        rows = self.rows(
+        timestep = self.encode_timesteps(
             {key: value.unsqueeze(1) for key, value in obs.items()},
             prev_action.unsqueeze(1),
             prev_reward.unsqueeze(1),
             time,
         )
-        state, hidden = self.trajectory_encoder.step(rows, time, hidden)
-        policy = self.actor.acting(state.squeeze(1), self.legal(obs), **self._shown(obs))
+        state, hidden = self.trajectory_encoder.step(timestep, time, hidden)
+        given = {"obs": {key: obs[key] for key in self.actor_keys}} if self.actor_keys else {}
+        policy = self.actor.acting(state.squeeze(1), self.legal_actions(obs), **given)
         x = policy.sample(generator) if sample else policy.greedy()
         return decode_action(self.spaces.action, x), hidden

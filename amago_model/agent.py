@@ -1,51 +1,62 @@
 """The learner: one forward pass over a batch of windows gives the loss of every head.
 
-An agent is a sum of the free functions of losses/; another algorithm is another sum. It knows
-no optimiser, no files and no environments. Letters: B windows, T transitions, L = T + 1 rows,
-N = B * T, D state width, A action width, C critics, G discounts, K action samples.
+The networks are modules (encoders/, heads/), the terms of the loss free functions (losses/). The
+agent knows no optimiser, no files and no environments. Letters: B windows, T transitions, L = T + 1
+timesteps, N transitions that exist, D state width, A action width, C critics, G discounts, K action
+samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from itertools import repeat
-from typing import ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from amago_model.config import AgentConfig, Spaces
+from amago_model.acting import ActingPolicy
+from amago_model.config import AgentConfig, PopArtConfig, Spaces
 from amago_model.data.batch import Batch
-from amago_model.data.transitions import Transitions, loss_masks
+from amago_model.data.noise import UpdateNoise
+from amago_model.data.transitions import (
+    ObservationKeys,
+    Transitions,
+    flat_indices,
+    loss_masks,
+    make_transitions,
+    select,
+)
+from amago_model.encoders.privileged import PrivilegedEncoder
 from amago_model.errors import ConfigError
-from amago_model.heads.distributions import Distribution, data_log_prob
-from amago_model.judging import Judging
+from amago_model.heads.actor import Actor
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.distributions import Distribution, data_log_prob, with_sampled_actions
+from amago_model.heads.observations import critic_observation_keys
+from amago_model.heads.popart import PopArt
+from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
 from amago_model.losses.actor import bc_loss, dpg_loss
 from amago_model.losses.critic import classification_loss, critic_loss
+from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
 from amago_model.losses.filters import advantage_weight, normalized_advantage
 from amago_model.losses.loss_inputs import LossInputs
-from amago_model.losses.metrics import actor_metrics, critic_metrics
-from amago_model.losses.values import Values, over_critics
-from amago_model.registry import own_part
-from amago_model.running_statistics import (
-    collecting,
-    move_unshown,
-    refuse_statistics,
-    settle_in_turn,
-    still,
-)
+from amago_model.losses.metrics import Values, mean_and_std, update_metrics
+from amago_model.losses.td_targets import td_targets
+from amago_model.registry import custom_module
+from amago_model.running_statistics import BatchMoments
 
 
-class Agent(Judging):
+class Agent(nn.Module):
     """Off-policy actor-critic on windows of trajectories (AMAGO; Grigsby et al. 2024).
 
     One update, for all transitions t and discounts g in parallel:
 
-        s      = memory(row_encoder(observation, previous action and reward))      once, online
+        s      = memory(timestep_encoder(observation, previous action and reward)) once, online
         a'     ~ target_actor(s[t+1])                          K_c samples, or all probabilities
         q'     = min (mean, if dpg_weight is 0) over M of C target_critics(s[t+1], mean over a')
         y      = multiplied reward + g * (not terminated) * q'                     or n steps of it
-        popart takes in y, then y~ = (y - mean) / sigma
+        popart is updated with y, then y~ = (y - mean) / sigma
         L_critic  = mean over C (w critic(s[t], a[t]) + b - y~)^2                  trains s too
         a_pi   ~ actor(s[t])                                   K_a samples, or all probabilities
         v      = mean over a_pi of the critics                 they and their copy of s[t] constant
@@ -56,22 +67,81 @@ class Agent(Judging):
 
     and after the optimiser's step, `update_targets`: target += tau * (online - target).
 
-    Each loss is a mean over the transitions its mask leaves: DPG needs a real row, BC also a known
-    action, the critic also a termination or a recorded next observation; and the data may forbid
-    either learner any transition (Batch.actor_mask, critic_mask). Truncation bootstraps,
-    termination does not. With behavior_cloning and dpg_weight 0 this is behaviour cloning and there
-    is no critic at all. Settings that make formulas those that were published are in presets.py;
-    with lagged_critics v asks critics from before the last step, with dpg_detach_state the actor
-    behind a_pi takes s[t] as a constant, too.
+    Each loss is a mean over the transitions its mask leaves: DPG needs an observation, BC also a
+    known action, the critic also a termination or a recorded next observation; and the data may
+    exclude any transition (Batch.actor_mask, critic_mask). Truncation bootstraps, termination does
+    not. With behavior_cloning and dpg_weight 0 this is behaviour cloning, without critics. Settings
+    that restore the published formulas are in presets.py; with lagged_critics v is evaluated by the
+    critics from before the last step, with dpg_detach_state a_pi has no gradient to s.
+
+    With algorithm=multitask discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024):
+    critics take one-hots as an input, values of the policy are means over its samples, and
+    straight-through Gumbel-softmax carries the gradient of DPG. See presets.multitask.
     """
+
+    gammas: Tensor
+    privileged_encoder: PrivilegedEncoder
+    target_critic: CriticEnsemble
+    target_actor: Actor
+    popart: PopArt
+    advantage_moments: BatchMoments
+
+    def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
+        super().__init__()
+        self.config, self.spaces = config, spaces
+        losses, custom = config.losses, config.custom
+        self.sampled = config.algorithm == "multitask"
+        self.register_buffer("gammas", torch.tensor(losses.gammas))
+        self.policy = ActingPolicy(config, spaces)
+        self._custom_filter: Callable[..., Any] | None = (
+            custom_module(custom, "filter", custom.filter) if custom.filter else None
+        )
+        self._custom_losses = {name: custom_module(custom, "loss", name) for name in custom.losses}
+        every_action = spaces.action.kind == "discrete" and not self.sampled
+        noise_width = 0 if every_action else int(self.policy.actor.noise_width)
+        self._noise = UpdateNoise.of(config, width=noise_width)
+        self._keys = ObservationKeys(self.policy.legal_key, self.policy.actor_keys, ())
+        self.critic: CriticEnsemble | None = None
+        self.lagged_critic: CriticEnsemble | None = None
+        if not losses.trains_critic:
+            return
+        self.privileged_encoder = PrivilegedEncoder(config.timestep_encoder, spaces)
+        make_critic = (
+            custom_module(custom, "critic", custom.critic) if custom.critic else CriticEnsemble
+        )
+        self.critic = make_critic(
+            config.critic,
+            spaces.action,
+            losses.gammas,
+            d_state=self.policy.d_state + self.privileged_encoder.width,
+            sampled=self.sampled,
+        )
+        critic_keys = critic_observation_keys(self.critic, spaces)
+        self._keys = dataclasses.replace(self._keys, critic=critic_keys)
+        self.target_critic = frozen_copy(self.critic)
+        if losses.lagged_critics:
+            self.lagged_critic = frozen_copy(self.critic)
+        if losses.use_target_actor:
+            self.target_actor = frozen_copy(self.policy.actor)
+        popart = config.critic.popart or PopArtConfig()
+        self.popart = PopArt(
+            len(losses.gammas),
+            beta=popart.beta,
+            init_nu=popart.init_nu,
+            enabled=config.critic.popart is not None,
+            bins=self.critic.bins is not None,
+        )
+        self.advantage_moments = BatchMoments()
+
+    # ------------------------------------------------------------------------- from batch to loss
 
     def forward(
         self, batch: Batch, detailed: bool = True, counts: dict[str, float] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch, and what there is to say about it.
+        """The loss of a batch, and its metrics.
 
         Args:
-            batch: see data/batch.py. Statistics (inputs, PopArt) take it in if in training mode.
+            batch: see data/batch.py. In training mode it updates the statistics (inputs, PopArt).
             detailed: False leaves out all metrics but the losses, which saves time.
             counts: replaces the number of transitions that each loss is averaged over, by the
                 keys of `loss_counts`. To make m micro-batches equal one batch of their union, pass
@@ -85,133 +155,148 @@ class Agent(Judging):
             BatchError: a shape does not fit the spaces.
         """
         batch.check(self.spaces)
-        seen = self._look(batch, counts)
+        inputs = self.loss_inputs(batch, counts)
         weights = self.weights()
         loss, metrics = torch.zeros(()), {}
-        for name, term in self.terms(seen).items():
+        for name, term in self.terms(inputs).items():
             if name not in weights or not isinstance(term, Tensor) or term.ndim:
                 got = f"shape {list(term.shape)}" if isinstance(term, Tensor) else repr(term)
                 raise ConfigError(
                     f"{type(self).__name__}.terms: expected scalar tensors, named "
-                    f"{', '.join(weights)}, got {name!r}: {got}; weights() says what each counts"
+                    f"{', '.join(weights)}, got {name!r}: {got}; weights() gives the factor of each"
                 )
             loss = loss + weights[name] * term
             metrics[f"loss/{name}"] = term.detach()
         if detailed:
-            metrics |= self._metrics(seen)
+            popart = None if self.critic is None else self.popart
+            metrics |= update_metrics(inputs, popart, self.config.losses.reward_multiplier)
         return loss, metrics | {"loss/total": loss.detach()}
 
-    def terms(self, seen: LossInputs) -> dict[str, Tensor]:
-        """The named terms of the loss, a scalar each; `weights` says how much each counts.
+    def loss_inputs(self, batch: Batch, counts: dict[str, float] | None = None) -> LossInputs:
+        """The inputs of all terms; updates the statistics in training mode."""
+        c, tr, actor = self.config.losses, self.encode(batch), self.policy.actor
+        device = self.gammas.device
+        policy = dpg_policy = actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
+        if c.dpg_detach_state:
+            dpg_policy = actor(tr.state_t.detach(), tr.legal_t, **tr.actor_inputs_t)
+        given = {k: torch.as_tensor(v, device=device) for k, v in (counts or {}).items()}
+        inputs = LossInputs(tr, given, policy)
+        if self.critic is not None:
+            inputs.td_target = self.td_target(batch, tr)
+            if self.training:
+                self.popart.update(inputs.td_target, tr.critic_mask)
+            evaluation = self.evaluate(tr, dpg_policy)
+            inputs.critic_output, inputs.q_values = evaluation.output, evaluation.q
+            inputs.policy_values = self.popart.to_normalized(evaluation.dpg_q)
+            inputs.advantage = self.advantage(evaluation)
+        if c.bc_weight > 0:
+            soften = self.sampled and self.config.critic.soften_data_actions
+            imitated = with_sampled_actions(policy, soften)
+            action = tr.encoded_action if soften else tr.action
+            inputs.log_prob = data_log_prob(imitated, action)
+            inputs.filter_weight = self.filter_weight(inputs.advantage, tr.bc_mask)
+        return inputs
+
+    def terms(self, inputs: LossInputs) -> dict[str, Tensor]:
+        """The named terms of the loss, a scalar each; `weights` gives the factor of each.
 
         Here, and in the losses that CustomConfig names, is all that learns. A subclass that
         calls this can leave out terms, replace them, or add its own.
         """
-        c, tr, n = self.config.losses, seen.transitions, seen.counts
+        c, tr, n = self.config.losses, inputs.transitions, inputs.counts
         terms: dict[str, Tensor] = {}
         if self.critic is not None:
-            assert seen.answers is not None and seen.q is not None
-            assert seen.target is not None and seen.value is not None
+            assert inputs.critic_output is not None and inputs.q_values is not None
+            assert inputs.td_target is not None and inputs.policy_values is not None
             if self.critic.bins is None:
-                prediction = self.normalized(seen.q)
-                target = self.value_norm.normalize(seen.target)
+                prediction = self.popart.to_normalized(inputs.q_values)
+                target = self.popart.normalize(inputs.td_target)
                 terms["critic"] = critic_loss(prediction, target, tr.critic_mask, n.get("critic"))
             else:
-                label = self.critic.bins.label(seen.target)
+                label = self.critic.bins.label(inputs.td_target)
                 terms["critic"] = classification_loss(
-                    seen.answers, label, tr.critic_mask, n.get("critic")
+                    inputs.critic_output, label, tr.critic_mask, n.get("critic")
                 )
             if c.dpg_weight > 0:
-                terms["dpg"] = dpg_loss(seen.value, tr.dpg_mask, n.get("dpg"))
-        if seen.log_prob is not None:
-            terms["bc"] = bc_loss(seen.log_prob, seen.weight, tr.bc_mask, n.get("bc"))
-        for name, loss in self._own_losses.items():
-            terms[name] = loss(self, seen)
+                terms["dpg"] = dpg_loss(inputs.policy_values, tr.dpg_mask, n.get("dpg"))
+        if inputs.log_prob is not None:
+            terms["bc"] = bc_loss(inputs.log_prob, inputs.filter_weight, tr.bc_mask, n.get("bc"))
+        for name, loss in self._custom_losses.items():
+            terms[name] = loss(self, inputs)
         return terms
 
     def weights(self) -> dict[str, float]:
-        """By the name of a term, how much it counts. Terms that are not there may be here."""
-        c, own = self.config.losses, self.config.custom
+        """The factor of each term, by its name; also of terms that are not computed."""
+        c, custom = self.config.losses, self.config.custom
         built_in = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
-        return built_in | dict(zip(own.losses, own.loss_weights or repeat(1.0), strict=False))
+        return built_in | dict(zip(custom.losses, custom.loss_weights or repeat(1.0), strict=False))
 
-    def _look(self, batch: Batch, counts: dict[str, float] | None) -> LossInputs:
-        """What the terms of this batch are made of; statistics take it in."""
-        tr = self._encode(batch)
-        policy, dpg_policy = self._policies(tr)
-        seen = LossInputs(tr, self._counts(counts), policy)
-        if self.critic is not None:
-            seen.target = self._target(batch, tr)
-            if self.training:
-                self.value_norm.update(seen.target, tr.critic_mask)
-            seen.answers, v = self._values(tr, dpg_policy)
-            seen.value = self.normalized(self._dpg_value(tr, dpg_policy, v))
-            seen.q = self.critic.scalar(seen.answers)
-            seen.advantage = self._advantage(seen.q.detach(), v.detach())
-        if self.config.losses.bc_weight > 0:
-            if self.sampled and self.config.critic.soften_data_actions:
-                seen.log_prob = data_log_prob(self._choices(policy), tr.shown)
-            else:
-                seen.log_prob = data_log_prob(policy, tr.action)
-            seen.weight = self._filter(seen.advantage, tr.bc_mask)
-        return seen
+    # ----------------------------------------------------------------------------------- the parts
 
-    @torch.no_grad()
-    def _metrics(self, seen: LossInputs) -> dict[str, Tensor]:
-        tr = seen.transitions
-        found: dict[str, Tensor] = {}
-        if self.critic is not None:
-            assert seen.q is not None and seen.target is not None and seen.advantage is not None
-            q, scale = self._returns(seen.q), self.config.losses.reward_multiplier
-            found |= critic_metrics(tr, q, seen.target, seen.advantage, self.value_norm, scale)
-        if seen.log_prob is not None:
-            found |= actor_metrics(tr, seen.policy, seen.log_prob, seen.weight)
-        return found
+    def encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
+        """The transitions of a batch; `padded`: also those that do not exist, on any device."""
+        index = None if padded else flat_indices(batch.mask)
+        state, packing = self.policy.encode_windows(batch)
+        if packing is not None and index is None:
+            state, packing = packing.unpack(state), None
+        critic_state = state
+        if self.critic is not None and self.privileged_encoder.width:
+            privileged = self.privileged_encoder(batch.obs, batch.timestep_mask, packing)
+            critic_state = torch.cat((state, privileged), dim=-1)
+        noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
+        noise = select(index, noise.flatten(0, 1)).to(self.gammas.dtype)
+        named, keys = self._noise.split(noise), self._keys
+        config, spaces = self.config, self.spaces
+        return make_transitions(
+            batch, config, spaces, state, critic_state, named, keys, packing, index
+        )
 
     @torch.no_grad()
-    def observe(self, parts: Sequence[Batch]) -> None:
-        """Let every statistic take in a batch that comes in parts, as if it came whole.
+    def td_target(self, batch: Batch, tr: Transitions) -> Tensor:
+        """[N, G], in units of the multiplied reward."""
+        c = self.config
+        actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
+        policy = actor(tr.state_tp1, tr.legal_tp1, **tr.actor_inputs_tp1)
+        policy = with_sampled_actions(policy, self.sampled)
+        return td_targets(batch, tr, policy, self.target_critic, self.popart, self.gammas, c)
 
-        What `forward` does by itself for a whole batch. Afterwards, and while the statistics are
-        kept `still`, the losses and gradients of the parts sum to those of the whole: given the
-        whole's counts and noise, and but for dropout and image augmentation, which each part draws
-        anew.
+    def evaluate(self, tr: Transitions, policy: Distribution | None = None) -> CriticEvaluation:
+        """The critics on the data's and the policy's actions; `policy` is the actor's, if known."""
+        assert self.critic is not None
+        if policy is None:
+            policy = self.policy.actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
+        return evaluate_critics(
+            self.critic,
+            self.lagged_critic,
+            tr,
+            with_sampled_actions(policy, self.sampled),
+            soften=self.config.critic.soften_data_actions,
+            dpg=self.config.losses.dpg_weight > 0,
+        )
 
-            agent.observe(parts)
-            with still(agent):
-                for part in parts:
-                    agent(part, counts=counts)[0].backward()
+    def advantage(self, evaluation: CriticEvaluation) -> Tensor:
+        """[N, G]: the filter's input, in the unit of LossConfig.filter_advantage. No gradient."""
+        advantage = (evaluation.q - evaluation.v).detach().mean(0)
+        if self.config.losses.filter_advantage == "raw":
+            return advantage
+        return self.popart.normalized_difference(advantage)
 
-        Raises:
-            ConfigError: a head of your own has statistics, which would not move.
-        """
-        refuse_statistics("CustomConfig.actor", self.policy.actor)
-        if self.critic is not None:
-            refuse_statistics("CustomConfig.critic", self.critic)
-        move_unshown(self)
-        with still(self):
-            settle_in_turn(self.policy.timestep_encoder, lambda: _each(self._rows, parts))
-            settle_in_turn(self.policy.trajectory_encoder, lambda: _each(self._states, parts))
-            if self.critic is not None and self.privileged.width:
-                settle_in_turn(self.privileged, lambda: _each(self._privileged, parts))
-        if self.critic is None or not (self.value_norm.enabled or self._batch_norm):
-            return
-        advantages = []
-        with still(self), collecting(self.value_norm):
-            for part in parts:
-                tr = self._encode(part)
-                if self.training:
-                    self.value_norm.update(self._target(part, tr), tr.critic_mask)
-                if self._batch_norm:
-                    out, v = self._values(tr)
-                    advantages.append((self.critic.scalar(out), v, tr.bc_mask))
-        with collecting(self.advantage_moments):
-            for q_sa, v, mask in advantages:
-                self.advantage_moments.update(self._advantage(q_sa, v), mask)
+    def filter_weight(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
+        """[N, G] -> [N, G]: the weights of behaviour cloning; None without a filter."""
+        c = self.config.losses
+        if c.behavior_cloning or advantage is None:
+            return None
+        if c.filter_batch_norm:
+            advantage = normalized_advantage(advantage, *self.advantage_moments(advantage, mask))
+        if self._custom_filter is not None:
+            return self._custom_filter(advantage)  # type: ignore[no-any-return]
+        return advantage_weight(advantage, c.filter)
 
-    @property
-    def _batch_norm(self) -> bool:
-        return self.config.losses.filter_batch_norm
+    # -------------------------------------------------------------------------- around the update
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the optimiser steps and the gradient norm is clipped over."""
+        return [p for p in self.parameters() if p.requires_grad]
 
     @staticmethod
     def loss_counts(batch: Batch) -> dict[str, Tensor]:
@@ -220,98 +305,65 @@ class Agent(Judging):
         counted = {"dpg": masks.dpg_mask, "bc": masks.bc_mask, "critic": masks.critic_mask}
         return {name: mask.sum() for name, mask in counted.items()}
 
-    def _counts(self, given: dict[str, float] | None) -> dict[str, Tensor]:
-        """What losses are means over, where that is not the number of their own transitions."""
-        return {k: torch.as_tensor(v, device=self.gammas.device) for k, v in (given or {}).items()}
+    def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
+        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout)."""
+        return self._noise.draw(n_windows, n_transitions, self.gammas.device)
 
-    def _policies(self, tr: Transitions) -> tuple[Distribution, Distribution]:
-        """The actor's policy, and that whose actions DPG asks the critics about: the same, but for
-        `LossConfig.dpg_detach_state`."""
-        actor = self.policy.actor
-        policy = actor(tr.state_t, tr.legal_t, **tr.actor_t)
-        if not self.config.losses.dpg_detach_state:
-            return policy, policy
-        return policy, actor(tr.state_t.detach(), tr.legal_t, **tr.actor_t)
+    def update_targets(self, bad: Tensor | None = None) -> None:
+        """Move the target networks towards the learned weights. Call it after each optimiser step
+        (before it, if `LossConfig.targets_before_step`). `bad` is that of step_adamw."""
+        if self.critic is not None:
+            pairs: list[tuple[nn.Module, nn.Module]] = [(self.target_critic, self.critic)]
+            if self.config.losses.use_target_actor:
+                pairs.append((self.target_actor, self.policy.actor))
+            polyak_update(pairs, self.config.losses.tau, bad)
 
-    def _advantage(self, q_sa: Tensor, v: Tensor) -> Tensor:
-        """[C, N, G] each -> [N, G]: what the filter sees."""
-        assert self.critic is not None
-        advantage = (q_sa - v).mean(0)
-        if self.config.losses.filter_advantage == "raw":
-            return advantage
-        return self.value_norm.normalized_difference(advantage, raw=self.critic.bins is None)
-
-    def _filter(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
-        c = self.config.losses
-        if c.behavior_cloning or advantage is None:
-            return None
-        if self._batch_norm:
-            advantage = normalized_advantage(advantage, *self.advantage_moments(advantage, mask))
-        if self._own_filter is not None:
-            return self._own_filter(advantage)  # type: ignore[no-any-return]
-        return advantage_weight(advantage, c.filter)
-
-    # ------------------------------------------------------------------------------ looking, acting
+    def update_lagged_critics(self, bad: Tensor | None = None) -> None:
+        """With `LossConfig.lagged_critics`, copy the critics for the next update. Call it before
+        each optimiser step. `bad` is that of step_adamw."""
+        if self.critic is not None and self.lagged_critic is not None:
+            copy_weights(self.lagged_critic, self.critic, bad)
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> Values:
-        """What the agent thinks of the data's actions: for looking at data, not for learning.
+        """Values of the data's actions: for looking at data, not for learning.
 
-        In evaluation mode: no dropout, and no statistic moves. The policy's own samples, where it
-        has to draw some, come from torch's global generator.
+        In evaluation mode: no dropout, and no statistic changes. The policy's samples, if it has to
+        draw some, come from torch's global generator.
 
         Raises:
-            ConfigError: pure behaviour cloning has no critic to ask.
+            ConfigError: pure behaviour cloning has no critic.
             BatchError: a shape does not fit the spaces.
         """
         if self.critic is None:
             raise ConfigError(
-                "get_values: with behavior_cloning and dpg_weight=0 there is no critic to ask; "
-                "train with a critic to compare actions"
+                "get_values: with behavior_cloning and dpg_weight=0 there is no critic; train with "
+                "a critic to compare actions"
             )
         batch.check(self.spaces)
         was_training = self.training
         self.eval()
         try:
-            tr = self._encode(batch)
-            out, v_raw = self._values(tr)
-            q_raw = self.critic.scalar(out)
-            advantage = self._advantage(q_raw, v_raw)
-            weight = self._filter(advantage, tr.bc_mask)
-            scale = self.config.losses.reward_multiplier
-            q, v = self._returns(q_raw) / scale, self._returns(v_raw) / scale
+            tr = self.encode(batch)
+            evaluation = self.evaluate(tr)
+            advantage = self.advantage(evaluation)
+            weight = self.filter_weight(advantage, tr.bc_mask)
         finally:
             self.train(was_training)
+        scale = self.config.losses.reward_multiplier
+        q, v = (self.popart.to_return(x) / scale for x in (evaluation.q, evaluation.v))
         weight = torch.ones_like(advantage) if weight is None else weight
-        fields = (*over_critics(q), *over_critics(v), advantage, weight)
-        q, q_std, v, v_std, advantage, weight = (tr.windows(x) for x in fields)
-        mask = tr.windows(tr.known)
-        return Values(q, v, advantage, weight, q_std, v_std, mask)
-
-
-class MultiTaskAgent(Agent):
-    """The same update where discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024).
-
-    Critics take actions as an input, one-hot where discrete, and values of the policy are means
-    over its samples: straight-through Gumbel-softmax carries the gradient of DPG.
-    Its companions are critics that classify returns, which care little for their scale (one task's
-    rewards may be a thousand times another's), more samples and no DPG: presets.multitask.
-    """
-
-    sampled: ClassVar[bool] = True
+        fields = (*mean_and_std(q), *mean_and_std(v), advantage, weight)
+        q, q_std, v, v_std, advantage, weight = (tr.unflatten(x) for x in fields)
+        return Values(q, v, advantage, weight, q_std, v_std, tr.unflatten(tr.action_known))
 
 
 def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
-    """The agent that `config.algorithm`, or `config.custom.agent`, names.
+    """The agent of a config, or that which `config.custom.agent` names.
 
     Raises:
-        UnregisteredError: a part of your own has not been registered.
+        UnregisteredError: a custom module has not been registered.
     """
     if config.custom.agent:
-        return own_part(config.custom, "agent", config.custom.agent)(config, spaces)  # type: ignore[no-any-return]
-    return (MultiTaskAgent if config.algorithm == "multitask" else Agent)(config, spaces)
-
-
-def _each(show: Callable[[Batch], object], parts: Sequence[Batch]) -> None:
-    for part in parts:
-        show(part)
+        return custom_module(config.custom, "agent", config.custom.agent)(config, spaces)  # type: ignore[no-any-return]
+    return Agent(config, spaces)

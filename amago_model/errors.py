@@ -2,7 +2,7 @@
 
     AmagoError
     ├── ConfigError       a setting is unknown, of the wrong type, or contradicts another
-    │   └── UnregisteredError   it names a class of yours whose module was not imported
+    │   └── UnregisteredError   it names a custom class whose module was not imported
     ├── SpaceError        an observation or action space that the agent cannot take
     ├── BatchError        a batch whose tensors do not fit the spaces or each other
     └── PolicyFileError   bytes that are not a policy this version can load
@@ -26,7 +26,7 @@ class ConfigError(AmagoError, ValueError):
 
 
 class UnregisteredError(ConfigError):
-    """A setting names a custom class that nobody registered: see registry.py."""
+    """A setting names a custom class that is not registered: see registry.py."""
 
 
 class SpaceError(AmagoError, ValueError):

@@ -58,7 +58,7 @@ def make_activation(name: Activation) -> nn.Module:
 
 
 def leaky_slope(activation: nn.Module) -> float | None:
-    """Below zero, of a leaky ReLU or ReLU of torch's own; None of any other activation."""
+    """The slope below zero of torch's leaky ReLU or ReLU; None for any other activation."""
     if type(activation) is nn.LeakyReLU:
         return activation.negative_slope
     return 0.0 if type(activation) is nn.ReLU else None
@@ -118,7 +118,7 @@ def make_norm(name: Norm, width: int) -> nn.Module:
 
 
 class Linear(nn.Linear):
-    """nn.Linear with the bias added last, where a CPU computes rows [M, d_in].
+    """nn.Linear with the bias added last, for inputs [M, d_in] on a CPU.
 
     torch's own kernel first writes the bias into every row and then reads it all again, which for
     narrow layers takes a fifth of their time.
@@ -131,8 +131,7 @@ class Linear(nn.Linear):
 
 
 def on_plain_cpu(x: Tensor) -> bool:
-    """Whether each operation on x runs as it is written: elsewhere kernels are fused by a compiler,
-    or for a GPU, or numbers are rounded by autocast."""
+    """Whether x is on a CPU, without a compiler that fuses kernels or autocast that rounds."""
     return (
         x.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -140,8 +139,8 @@ def on_plain_cpu(x: Tensor) -> bool:
     )
 
 
-def by_rows(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What the module makes of x [..., D] as rows [M, D].
+def apply_flat(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """module(x) for x [..., D], computed as [M, D].
 
     A linear layer's output for more dimensions is a view, and the gradient of an activation that
     writes into a view in place is copied several times over.
@@ -152,11 +151,11 @@ def by_rows(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-class Rows(nn.Sequential):
-    """Layers that work on each row by itself."""
+class FlatSequential(nn.Sequential):
+    """Layers that work on each vector by itself, computed as [M, D]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_rows(super().forward, x)
+        return apply_flat(super().forward, x)
 
 
 def make_mlp(
@@ -168,7 +167,7 @@ def make_mlp(
     activation: Activation,
     norm: Norm = "none",
     dropout: float = 0.0,
-) -> Rows:
+) -> FlatSequential:
     """[..., d_input] to [..., d_output] through n_layers hidden layers and a linear one."""
     blocks: list[nn.Module] = []
     for width in (d_input, *[d_hidden] * (n_layers - 1)):
@@ -179,7 +178,7 @@ def make_mlp(
         if dropout > 0:
             blocks.append(nn.Dropout(dropout))
     blocks.append(Linear(d_hidden, d_output))
-    return Rows(*blocks)
+    return FlatSequential(*blocks)
 
 
 class ResidualBlock(nn.Module):

@@ -2,10 +2,10 @@
 
     header metadata   {"stepwell_policy": "1",                  the format number
                        "policy": {"config", "spaces", "step", "versions", "extra"} as JSON}
-    tensors           the state of an ActingPolicy: encoders, their statistics, actor
+    tensors           the state dict of an ActingPolicy: encoders, their statistics, actor
 
-Nothing is ever unpickled. The sizes a file claims are compared with the tensors it really has
-before any memory is set aside, so a foreign file cannot ask for a terabyte.
+Nothing is ever unpickled. The sizes in a file's header are compared with its tensors before
+any memory is allocated, so a foreign file cannot request a terabyte.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
 FORMAT = 3
-"""1 had other names for settings; 2 other names, and settings of all kinds side by side."""
+"""Formats 1 and 2 had other names of settings and tensors."""
 _FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
 _MAX_HEADER = 100_000_000  # as safetensors itself
 
@@ -49,14 +49,14 @@ def save_policy(
     """
     if isinstance(policy, Agent):
         policy = policy.policy
-    about = {
+    description = {
         "config": policy.config.to_dict(),
         "spaces": policy.spaces.to_dict(),
         "step": step,
         "versions": {"amago_model": amago_model.__version__, "torch": str(torch.__version__)},
         "extra": extra or {},
     }
-    metadata = {_FORMAT_KEY: str(FORMAT), _POLICY_KEY: json.dumps(about, sort_keys=True)}
+    metadata = {_FORMAT_KEY: str(FORMAT), _POLICY_KEY: json.dumps(description, sort_keys=True)}
     tensors = {k: v.detach().to("cpu").contiguous() for k, v in policy.state_dict().items()}
     data = _sorted_header(safetensors.save(tensors, metadata=metadata))
     if path is not None:
@@ -86,13 +86,14 @@ def load_policy(
         )
     if found != str(FORMAT):
         raise PolicyFileError(
-            f"policy format {found} is not the {FORMAT} that this version reads (settings have "
-            "other names now); load it with the version that wrote it, or publish it anew"
+            f"policy format {found} is not the {FORMAT} that this version reads (settings and "
+            "tensors have other names now); load it with the version that wrote it, or publish the "
+            "policy again"
         )
     try:
-        about = json.loads(metadata[_POLICY_KEY])
-        config = AgentConfig.from_dict(about["config"])
-        spaces = Spaces.from_dict(about["spaces"])
+        description = json.loads(metadata[_POLICY_KEY])
+        config = AgentConfig.from_dict(description["config"])
+        spaces = Spaces.from_dict(description["spaces"])
         tensors = safetensors.load(data)
         with torch.device("meta"):  # no memory, no random draws
             policy = ActingPolicy(config, spaces)
@@ -104,7 +105,9 @@ def load_policy(
         if isinstance(error, PolicyFileError):
             raise
         raise PolicyFileError(f"damaged policy file: {type(error).__name__}: {error}") from error
-    policy.metadata = {"format": FORMAT} | {k: about.get(k) for k in ("step", "versions", "extra")}
+    policy.metadata = {"format": FORMAT} | {
+        k: description.get(k) for k in ("step", "versions", "extra")
+    }
     return policy.to(device).eval().requires_grad_(False)
 
 

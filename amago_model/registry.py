@@ -1,4 +1,4 @@
-"""Your own encoders, heads, filters, losses and agents, by name: registered by a module of yours.
+"""Custom encoders, heads, filters, losses and agents, registered by name.
 
     from amago_model.registry import register
 
@@ -8,21 +8,19 @@
 
     stepwell train offline --plugin my_module --agent.custom.filter soft --dataset hopper
 
-What each kind is called with, and what it must offer, is that of the class it replaces:
+Each kind is called with the arguments, and has the interface, of the class that it replaces:
 
     timestep_encoder    f(config: AgentConfig, spaces)              TimestepEncoder
     trajectory_encoder  f(config: AgentConfig, d_input)             GRUTrajectoryEncoder
     actor               f(config: ActorConfig, action, *, d_state, n_gammas)          Actor
     critic              f(config: CriticConfig, action, gammas, *, d_state, sampled)  CriticEnsemble
     filter              f(advantage) -> weight
-    loss                f(agent: Agent, seen: LossInputs) -> scalar
+    loss                f(agent: Agent, inputs: LossInputs) -> scalar
     agent               f(config: AgentConfig, spaces)              a subclass of Agent
 
-Actors and critics that have an argument `obs` are shown their row's observations, too: see
-heads/observations.py.
+Actors and critics with an argument `obs` get the observations, too: see heads/observations.py.
 
-Parameters that can only be given by keyword and have a number, a string or a bool as default are
-settings of yours:
+Keyword-only parameters with a number, a string or a bool as default are settings:
 
     @register("filter", "soft")
     def soft(advantage, *, temperature: float = 1.0):
@@ -49,8 +47,8 @@ Kind = Literal[
     "timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "loss", "agent"
 ]
 F = TypeVar("F", bound=Callable[..., Any])
-_SETTING = {"loss": "losses"}  # where it does not bear the name of the kind
-_FROM_THE_AGENT = {"d_state", "n_gammas", "sampled"}  # keywords that are no settings
+_SETTING = {"loss": "losses"}  # where its name is not that of the kind
+_FROM_AGENT = {"d_state", "n_gammas", "sampled"}  # keywords that are no settings
 
 _registered: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in get_args(Kind)}
 
@@ -76,7 +74,7 @@ def register(kind: Kind, name: str) -> Callable[[F], F]:
 
 
 def registered(kind: Kind, name: str) -> Callable[..., Any]:
-    """What was registered. Raises `UnregisteredError` naming what there is."""
+    """The class or function. Raises `UnregisteredError` naming the nearest one."""
     known = _registered[kind]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
@@ -88,43 +86,43 @@ def registered(kind: Kind, name: str) -> Callable[..., Any]:
     return known[name]
 
 
-def own_part(custom: CustomConfig, kind: Kind, name: str) -> Callable[..., Any]:
-    """What was registered, with the settings that the config has for it.
+def custom_module(custom: CustomConfig, kind: Kind, name: str) -> Callable[..., Any]:
+    """A registered class or function, with its settings from the config bound.
 
     Raises:
-        UnregisteredError: nothing was, by that name.
+        UnregisteredError: there is none of that name.
         ConfigError: it has no such setting, or one of another type.
     """
     made = registered(kind, name)
     given = custom.settings_of(f"losses.{name}" if kind == "loss" else kind)
     if not given:
         return made
-    known, where = _own_settings(made), f"CustomConfig.settings: {kind} {name!r}"
+    known, where = _settings_of(made), f"CustomConfig.settings: {kind} {name!r}"
     for setting in given:
         if setting not in known:
             near = difflib.get_close_matches(setting, known, n=1, cutoff=0.0)
             hint = (
-                f"the nearest of its own is {near[0]!r}"
+                f"the nearest is {near[0]!r}"
                 if near
-                else "it has none, for it has no parameters by keyword alone with plain defaults"
+                else "it has none: no keyword-only parameter with a plain default"
             )
             raise ConfigError(f"{where} has no setting {setting!r}; {hint}")
     return partial(made, **{x: _value(text, known[x], where, x) for x, text in given.items()})
 
 
-def _own_settings(made: Callable[..., Any]) -> dict[str, bool | int | float | str]:
+def _settings_of(made: Callable[..., Any]) -> dict[str, bool | int | float | str]:
     """By name, the defaults of the parameters that are settings."""
     return {
         p.name: p.default
         for p in inspect.signature(made).parameters.values()
         if p.kind is p.KEYWORD_ONLY
         and type(p.default) in (bool, int, float, str)
-        and p.name not in _FROM_THE_AGENT
+        and p.name not in _FROM_AGENT
     }
 
 
 def _value(text: str, default: bool | int | float | str, where: str, name: str) -> Any:
-    """What was written, as a value of the default's type."""
+    """The text as a value of the default's type."""
     made, kind = type(default), type(default).__name__
     try:
         return {"true": True, "false": False}[text.lower()] if made is bool else made(text)

@@ -1,10 +1,9 @@
-"""Means over what a mask leaves, and the running statistics built on them. Never NaN.
+"""Masked means, and the running statistics built on them. Never NaN.
 
-An empty mask gives a mean of 0 and leaves running statistics untouched. Where several processes
+An empty mask gives a mean of 0 and leaves running statistics unchanged. Where several processes
 train together, statistics are those of the union of their batches, so all ranks keep the same ones.
-So they are where a batch comes in parts: `collecting` and `settle_in_turn` let every part be seen
-before a statistic moves, and `still` keeps it there while the parts are learned from (see
-`Agent.observe`).
+For gradient accumulation `accumulate_statistics` collects what several micro-batches show before a
+statistic changes, and `freeze_statistics` keeps it constant (runtime/micro_batches.py).
 """
 
 from __future__ import annotations
@@ -20,25 +19,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from amago_model.errors import ConfigError
-
 
 def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """Mean of x [*mask.shape, ...] over the True rows of the mask and all trailing dimensions.
+    """Mean of x [*mask.shape, ...] where the mask is True, and over all trailing dimensions.
 
-    `count`, if given, replaces the number of True rows (for sums normalised across micro-batches).
+    `count`, if given, replaces the number of True entries (for sums over several micro-batches).
     Masked values are not read, be they inf or NaN. An empty mask gives 0.
     """
     trailing = x.shape[mask.ndim :]
     # A given count may be a fraction: the union's, shared out over processes.
     rows = mask.sum().clamp(min=1) if count is None else count.clamp(min=1e-9)
-    if not (_at_once(x) and mask.all()):
+    if not (_on_cpu(x) and mask.all()):
         x = torch.where(mask.reshape(*mask.shape, *(1,) * len(trailing)), x, 0.0)
     return x.sum() / (rows * trailing.numel())
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor | int, Tensor, Tensor]:
-    """(count, mean [...], variance [...]) of x [*mask.shape, ...] over the mask's True rows.
+    """(count, mean [...], variance [...]) of x [*mask.shape, ...] where the mask is True.
 
     Over the batches of all processes, where several train together. Zeros where nothing is left.
     The count is a number where that is known at once, and else a scalar tensor.
@@ -46,7 +43,7 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor | int, Tensor, Tenso
     features = x.shape[mask.ndim :]
     rows = x.detach().reshape(-1, *features)
     keep = mask.reshape(-1)
-    if _at_once(rows) and not _shared():
+    if _on_cpu(rows) and not _distributed():
         if not keep.all():
             rows = rows[keep]
         n = max(len(rows), 1)
@@ -62,144 +59,132 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor | int, Tensor, Tenso
     return count, mean, square / count.clamp(min=1)
 
 
-def _at_once(x: Tensor) -> bool:
-    """Whether numbers can be looked at without waiting for a device or breaking a graph."""
+def _on_cpu(x: Tensor) -> bool:
+    """Whether values can be read without waiting for a device or breaking a graph."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _shared() -> bool:
+def _distributed() -> bool:
     """Whether several processes train together."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _sum_over_processes(x: Tensor) -> None:
-    if _shared():
+    if _distributed():
         dist.all_reduce(x)
 
 
-class Phased(nn.Module, ABC):
-    """What moves in training by itself, unless it is to wait (collecting) or to rest (still)."""
+class SelfUpdating(nn.Module, ABC):
+    """A module that changes its own buffers in training forward passes, as its mode allows."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.phase: Literal["moving", "collecting", "still"] = "moving"
+        self.mode: Literal["update", "accumulate", "frozen"] = "update"
 
     @abstractmethod
-    def settle(self) -> None:
-        """Make the move that was put off while collecting."""
+    def flush(self) -> None:
+        """Make the update that mode "accumulate" put off."""
 
 
-class Statistics(Phased):
-    """What moves by being shown batches, one or several as one. A subclass says how, in `take`."""
+class Statistics(SelfUpdating):
+    """Statistics of batches. A subclass implements `apply_batch`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._collected: list[tuple[Tensor, Tensor]] = []
-        self._first_shown = math.inf
+        self._accumulated: list[tuple[Tensor, Tensor]] = []
+        self._first_seen = math.inf
 
     @abstractmethod
-    def take(self, x: Tensor, mask: Tensor) -> None:
-        """Take in x [*mask.shape, ...] where the mask is True, as a whole batch."""
+    def apply_batch(self, x: Tensor, mask: Tensor) -> None:
+        """Update with x [*mask.shape, ...], where the mask is True, as one whole batch."""
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor) -> None:
-        """Take in x [*mask.shape, ...] where the mask is True, or what the phase makes of that."""
-        if self.phase == "moving":
-            self.take(x, mask)
-        elif self.phase == "collecting":
-            self._first_shown = min(self._first_shown, next(_clock))
-            self._collected.append((x.flatten(0, mask.ndim - 1), mask.flatten()))
+        """Update with x [*mask.shape, ...] where the mask is True; or keep it, or ignore it, as the
+        mode says."""
+        if self.mode == "update":
+            self.apply_batch(x, mask)
+        elif self.mode == "accumulate":
+            self._first_seen = min(self._first_seen, next(_clock))
+            self._accumulated.append((x.flatten(0, mask.ndim - 1), mask.flatten()))
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Take in what was collected, as one batch."""
-        xs, masks = zip(*self._collected, strict=True) if self._collected else ((), ())
-        self.forget()
+    def flush(self) -> None:
+        """Update with all that was accumulated, as one batch."""
+        xs, masks = zip(*self._accumulated, strict=True) if self._accumulated else ((), ())
+        self.discard()
         if xs:
-            self.take(torch.cat(xs), torch.cat(masks))
+            self.apply_batch(torch.cat(xs), torch.cat(masks))
 
-    def forget(self) -> None:
-        """Drop what was collected."""
-        self._collected, self._first_shown = [], math.inf
+    def discard(self) -> None:
+        """Drop what was accumulated."""
+        self._accumulated, self._first_seen = [], math.inf
 
 
 _clock = itertools.count()
 
 
 @contextmanager
-def still(*modules: nn.Module) -> Iterator[None]:
-    """Nothing inside these modules moves by itself."""
-    with _in_phase("still", _inside(modules)):
+def freeze_statistics(*modules: nn.Module) -> Iterator[None]:
+    """Nothing inside these modules updates itself."""
+    with _in_mode("frozen", _inside(*modules)):
         yield
 
 
 @contextmanager
-def collecting(*modules: nn.Module) -> Iterator[None]:
-    """What statistics inside these modules are shown is kept, and taken in as one at the end."""
-    found = list(_inside(modules))
-    with _in_phase("collecting", found):
+def accumulate_statistics(*modules: nn.Module) -> Iterator[None]:
+    """Statistics inside these modules accumulate, and update at the end with all as one batch."""
+    found = _inside(*modules)
+    with _in_mode("accumulate", found):
         yield
     for part in found:
-        part.settle()
+        part.flush()
 
 
-def move_unshown(module: nn.Module) -> None:
-    """Let everything inside the module move once that has to be shown nothing for it."""
-    for part in _inside((module,)):
-        if not isinstance(part, Statistics):
-            part.settle()
+def update_in_order(module: nn.Module, forward: Callable[[], object]) -> None:
+    """Update each statistic inside the module with all that `forward` shows it, as one batch.
 
-
-def settle_in_turn(module: nn.Module, show: Callable[[], None]) -> None:
-    """Let each statistic inside the module take in, as one, what `show` shows it in parts.
-
-    In the order in which they are shown something, calling `show` once for each: what one is shown
-    may depend on those before it.
+    In the order in which `forward` reaches them, calling it once for each: the input of one may
+    depend on those before it.
     """
     waiting = [part for part in module.modules() if isinstance(part, Statistics)]
     while waiting:
-        with _in_phase("collecting", waiting):
-            show()
-        first = min(waiting, key=lambda part: part._first_shown)
-        if first._first_shown == math.inf:
+        with _in_mode("accumulate", waiting):
+            forward()
+        first = min(waiting, key=lambda part: part._first_seen)
+        if first._first_seen == math.inf:
             return
-        first.settle()
+        first.flush()
         waiting.remove(first)
         for part in waiting:
-            part.forget()
+            part.discard()
 
 
-def refuse_statistics(setting: str, head: nn.Module) -> None:
-    """Heads see a batch too late for their statistics to wait for all of its parts.
-
-    Raises:
-        ConfigError: a head of one's own, of the setting named, has statistics.
-    """
-    for path, part in head.named_modules():
-        if isinstance(part, Statistics):
-            raise ConfigError(
-                f"{setting}: statistics {path!r} of {type(head).__name__} would not move while a "
-                "batch comes in parts; do without parts (optimizer.accumulate=1), or keep "
-                "statistics in an encoder"
-            )
+def update_without_data(module: nn.Module) -> None:
+    """One update of everything inside the module that needs no data, as power iterations."""
+    for part in _inside(module):
+        if not isinstance(part, Statistics):
+            part.flush()
 
 
-def _inside(modules: Iterable[nn.Module]) -> Iterator[Phased]:
+def _inside(*modules: nn.Module) -> list[SelfUpdating]:
     inside = (part for module in modules for part in module.modules())
-    return (part for part in inside if isinstance(part, Phased))
+    return [part for part in inside if isinstance(part, SelfUpdating)]
 
 
 @contextmanager
-def _in_phase(phase: Literal["collecting", "still"], parts: Iterable[Phased]) -> Iterator[None]:
-    with ExitStack() as back:
+def _in_mode(
+    mode: Literal["accumulate", "frozen"], parts: Iterable[SelfUpdating]
+) -> Iterator[None]:
+    with ExitStack() as stack:
         for part in parts:
-            back.callback(setattr, part, "phase", part.phase)
-            part.phase = phase
+            stack.callback(setattr, part, "mode", part.mode)
+            part.mode = mode
         yield
 
 
 class BatchMoments(Statistics):
-    """Mean and variance [*features] of the batch at hand, and of the whole of one in parts."""
+    """Mean and variance [*features] of the current batch; of the union of its micro-batches."""
 
     mean: Tensor
     variance: Tensor
@@ -209,7 +194,7 @@ class BatchMoments(Statistics):
         self.update(x, mask)
         return self.mean, self.variance
 
-    def take(self, x: Tensor, mask: Tensor) -> None:
+    def apply_batch(self, x: Tensor, mask: Tensor) -> None:
         _, self.mean, self.variance = masked_moments(x, mask)
 
 
@@ -233,7 +218,7 @@ class RunningMoments(Statistics):
     variance: Tensor
     updates: Tensor
 
-    def take(self, x: Tensor, mask: Tensor) -> None:
+    def apply_batch(self, x: Tensor, mask: Tensor) -> None:
         count, mean, variance = masked_moments(x.to(self.mean.dtype), mask)
         step = self._step(count)
         shift = mean - self.mean
@@ -241,12 +226,12 @@ class RunningMoments(Statistics):
         self.mean.lerp_(mean, step)
 
     def _step(self, count: Tensor | int) -> Tensor | float:
-        """How far to move towards a batch of so many rows; counts it, if it has any."""
+        """Step size for a batch with `count` entries; counts the batch, if it has any."""
         # 1 - (1 - beta)^k by expm1: in float32 the plain form is off in the fourth digit.
         if isinstance(count, int):
             self.updates += min(count, 1)
-            moved = -math.expm1(float(self.updates) * math.log1p(-self.beta))
-            return min(count, 1) * self.beta / moved
+            total = -math.expm1(float(self.updates) * math.log1p(-self.beta))
+            return min(count, 1) * self.beta / total
         any_row = (count > 0).to(self.updates.dtype)
         self.updates += any_row
         return any_row * self.beta / -torch.expm1(self.updates * math.log1p(-self.beta))

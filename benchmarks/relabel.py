@@ -167,13 +167,13 @@ def play(agent: Agent, episodes: int, task: Task) -> dict[str, float]:
         for _ in range(episodes)
     ]
     obs = [env.reset(seed=UNSEEN + i)[0] for i, env in enumerate(envs)]
-    hidden = agent.initial_hidden(episodes)
+    hidden = agent.policy.initial_hidden(episodes)
     action, reward = torch.zeros(episodes, dtype=torch.int64), torch.zeros(episodes)
     last: list[dict[str, float]] = [{} for _ in envs]
     for t in range(envs[0].time_limit):
         stacked = {k: torch.from_numpy(np.stack([o[k] for o in obs])) for k in obs[0]}
         now = torch.full((episodes,), t)
-        action, hidden = agent.act(stacked, action, reward, now, hidden, sample=False)
+        action, hidden = agent.policy.act(stacked, action, reward, now, hidden, sample=False)
         for i, env in enumerate(envs):
             if not last[i]:
                 obs[i], reward[i], _, _, last[i] = env.step(np.int64(action[i]))

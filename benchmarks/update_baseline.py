@@ -21,7 +21,7 @@ from amago_model.heads.popart import PopArt
 from amago_model.losses.actor import bc_loss, dpg_loss
 from amago_model.losses.critic import critic_loss
 from amago_model.losses.filters import advantage_weight
-from amago_model.losses.td_targets import critic_targets, ensemble_subset
+from amago_model.losses.td_targets import bootstrapped_returns, over_subset, subset_indices
 
 
 class PlainCritics(nn.Module):
@@ -73,7 +73,7 @@ class Baseline:
         self.critics = PlainCritics(agent.critic).to(device)
         self.frozen_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.targets = PlainCritics(agent.target_critic).to(device).requires_grad_(False)
-        self.norm: PopArt = self.agent.value_norm
+        self.norm: PopArt = self.agent.popart
         self.parameters = [*self.agent.policy.parameters(), *self.critics.parameters()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate)
 
@@ -93,11 +93,11 @@ class Baseline:
         nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._move_copies()
+        self._update_copies()
         return loss.detach()
 
     @torch.no_grad()
-    def _move_copies(self) -> None:
+    def _update_copies(self) -> None:
         pairs = [(self.targets, self.critics)]
         if self.config.losses.use_target_actor:
             pairs.append((self.agent.target_actor, self.agent.policy.actor))
@@ -109,22 +109,22 @@ class Baseline:
 
     def loss(self, batch: Batch) -> Tensor:
         c = self.config
-        tr = self.agent._encode(batch, padded=True)
+        tr = self.agent.encode(batch, padded=True)
         with torch.no_grad():
             actor = self.agent.target_actor if c.losses.use_target_actor else self._actor
             q = self._value(self.targets, tr.state_tp1, actor(tr.state_tp1), tr.target_noise)
-            q = ensemble_subset(
-                q,
+            subset = subset_indices(
+                c.critic.n_critics,
                 c.critic.n_critics_target,
-                minimum=c.losses.dpg_weight > 0,
-                noise=tr.subset_noise,
+                tr.ensemble_noise,
                 replacement=c.critic.subset_replacement,
             )
-            q_next = self.norm.value(q).unflatten(0, tr.shape)
-            target = critic_targets(batch, q_next, self.agent.gammas, c.losses).flatten(0, 1)
+            q = over_subset(q, subset, minimum=c.losses.dpg_weight > 0)
+            q_next = self.norm.to_return(q).unflatten(0, tr.shape)
+            target = bootstrapped_returns(batch, q_next, self.agent.gammas, c.losses).flatten(0, 1)
         self.norm.update(target, tr.critic_mask)
         q_sa = self._of_data(tr.state_t, tr.action)
-        prediction = self.norm.normalized_value(q_sa)
+        prediction = self.norm.to_normalized(q_sa)
         goal = self.norm.normalize(target)
         loss = c.losses.critic_weight * critic_loss(prediction, goal, tr.critic_mask, None)
         policy = own = self._actor(tr.state_t)
@@ -132,8 +132,8 @@ class Baseline:
             state = tr.state_t.detach()
             if c.losses.dpg_detach_state:
                 own = self._actor(state)
-            v = self._value(self.frozen_critics, state, own, tr.own_noise)
-            value = self.norm.normalized_value(v)
+            v = self._value(self.frozen_critics, state, own, tr.policy_noise)
+            value = self.norm.to_normalized(v)
         if c.losses.dpg_weight > 0:
             dpg = dpg_loss(value, tr.exists, None)
             loss = loss + c.losses.dpg_weight * dpg

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from amago_model.agent import Agent
 from amago_model.config import CustomConfig
 from amago_model.data.batch import Batch
-from amago_model.running_statistics import still
+from amago_model.running_statistics import freeze_statistics
 from amago_model.runtime.compiling import compiled, wants_compiling
 from amago_model.runtime.host_memory import keep_freed_memory
+from amago_model.runtime.micro_batches import update_statistics
 from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import TrainerError
@@ -149,9 +150,9 @@ class Learner:
             parts = _split(self._with_noise(batch), self.config.accumulate)
         if len(parts) > 1:
             with self.accelerator.autocast():
-                self.agent.observe(parts)
+                update_statistics(self.agent, parts)
         seen: list[Metrics] = []
-        with still(self.agent) if len(parts) > 1 else contextlib.nullcontext():
+        with freeze_statistics(self.agent) if len(parts) > 1 else contextlib.nullcontext():
             for index, part in enumerate(parts):
                 last = index == len(parts) - 1
                 if part.noise is not None:
@@ -168,7 +169,7 @@ class Learner:
             early = self.agent.config.losses.targets_before_step  # as published; see presets.py
             if early:
                 self.agent.update_targets(bad)
-            self.agent.keep_critics(bad)
+            self.agent.update_lagged_critics(bad)
             step_adamw(self.optimizer, bad)
             if not early:
                 self.agent.update_targets(bad)

@@ -48,7 +48,7 @@ def bad_number(loaded: Loaded) -> tuple[str, str] | None:
     batch = loaded.batch
     exists = torch.cat((batch.mask[:, :1], batch.mask), dim=1)  # [B, L]
     numbers: dict[str, tuple[Tensor, Tensor, int]] = {
-        f"observation {key!r}": (x, batch.row_mask, 0) for key, x in sorted(batch.obs.items())
+        f"observation {key!r}": (x, batch.timestep_mask, 0) for key, x in sorted(batch.obs.items())
     }
     # Of the step before the row.
     numbers["the reward"] = (batch.prev_reward, exists, -1)

@@ -1,11 +1,11 @@
-"""What one update learns from, and how actions and the previous-step input are encoded.
+"""The data of one update, and the encoding of actions and of the previous step.
 
-A window of T transitions has L = T + 1 rows. Everything in a row is known on arrival there:
+A window of T transitions has L = T + 1 timesteps. The fields of a timestep are known on arrival:
 
-    row t       | obs[t]   prev_action[t]  prev_reward[t]  time_idx[t]
+    timestep t  | obs[t]   prev_action[t]  prev_reward[t]  time_idx[t]
     transition t| action[t] = prev_action[t+1], reward[t] = prev_reward[t+1], then obs[t+1]
 
-    row         0        1        2        3 = T
+    timestep    0        1        2        3 = T
     obs         o0       o1       o2       o3
     prev_action -        a0       a1       a2        '-' = ignored where time_idx is 0, and
     prev_reward -        r0       r1       r2              otherwise from before the window
@@ -13,14 +13,14 @@ A window of T transitions has L = T + 1 rows. Everything in a row is known on ar
     transition      0        1        2
     mask            T        T        T              False: this transition is padding
     terminated      F        F        x              the task ended: no value beyond
-    truncated       F        F        y              somebody stopped watching: value goes on
+    truncated       F        F        y              recording stopped: the value goes on
     next_obs_valid  T        T        z              False: obs[t+1] was never recorded
 
-Padding is on the right and is told by `mask` alone: padded values are never read, whatever they
-are. The encoding lives here once; acting and learning both call it. What comes in is in the
-environment's units everywhere: discrete actions as it numbers them, continuous ones unscaled.
+Padding is on the right, where `mask` is False: padded values are never read. Actions and previous
+steps are encoded here alone, for acting and learning. All inputs are in the environment's units:
+discrete actions as it numbers them, continuous ones unscaled.
 
-Letters: B windows, T transitions, L = T + 1 rows, A width of an encoded action.
+Letters: B windows, T transitions, L = T + 1 timesteps, A width of an encoded action.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -60,38 +60,49 @@ class Batch:
     action_known: Tensor
     """[B, T] bool: the action of transition t was recorded."""
     noise: Tensor | None = None
-    """What the update draws, from `Agent.draw_noise`: [B, T, width]; None lets it draw by itself.
-    Parts of a batch that carry the whole's noise make the same update as the whole."""
+    """The update's random numbers, from `Agent.draw_noise`: [B, T, width]; None draws them in it.
+    Micro-batches with the noise of the whole make the same update as the whole."""
     actor_mask: Tensor | None = None
     """[B, T] bool: the actor may learn from transition t, by BC and by DPG; None: from
-    all. What the actor may not learn from, critics may, and later steps' returns and memory see."""
+    all. Critics, later returns and the memory use the others all the same."""
     critic_mask: Tensor | None = None
     """[B, T] bool: the same for critics and the statistics of returns."""
 
     @property
     def action(self) -> Tensor:
-        """[B, T, ...]: the action leaving row t."""
+        """[B, T, ...]: the action at timestep t."""
         return self.prev_action[:, 1:]
 
     @property
     def reward(self) -> Tensor:
-        """[B, T]: what that action earned."""
+        """[B, T]: the reward of that action."""
         return self.prev_reward[:, 1:]
 
     @property
-    def row_mask(self) -> Tensor:
-        """[B, L] bool: row t holds a real observation (row 0 does if any transition exists)."""
+    def timestep_mask(self) -> Tensor:
+        """[B, L] bool: timestep t has an observation (timestep 0 does if any transition exists)."""
         return torch.cat((self.mask[:, :1], self.mask & self.next_obs_valid), dim=1)
 
     @property
     def previous_known(self) -> Tensor:
-        """[B, L] bool: prev_action[t] was recorded. Row 0's, before the window, counts as known."""
+        """[B, L] bool: prev_action[t] was recorded. Timestep 0's, before the window, counts so."""
         return torch.cat((self.mask[:, :1], self.mask & self.action_known), dim=1)
+
+    def encoder_inputs(self) -> dict[str, Any]:
+        """The keyword arguments of ActingPolicy.encode_timesteps."""
+        return {
+            "obs": self.obs,
+            "prev_action": self.prev_action,
+            "prev_reward": self.prev_reward,
+            "time_idx": self.time_idx,
+            "valid": self.timestep_mask,
+            "previous_known": self.previous_known,
+        }
 
     def _map(self, f) -> Self:  # type: ignore[no-untyped-def]
         values = {name: getattr(self, name) for name in _TENSOR_FIELDS}
-        moved = {name: f(value) for name, value in values.items() if value is not None}
-        return type(self)(obs={key: f(value) for key, value in self.obs.items()}, **moved)
+        mapped = {name: f(value) for name, value in values.items() if value is not None}
+        return type(self)(obs={key: f(value) for key, value in self.obs.items()}, **mapped)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
         """The same batch on another device (copies only what is not there yet)."""
@@ -140,7 +151,7 @@ class Batch:
                 raise BatchError(f"Batch.{name}: expected bool, got {getattr(self, name).dtype}")
         for key, space in spaces.observations.items():
             if space.role not in ("policy", "mask", "critic"):
-                continue  # nobody reads it here, so the trainer need not load it
+                continue  # not used here, so the trainer need not load it
             if key not in self.obs:
                 raise BatchError(
                     f"Batch.obs: key {key!r} is missing; it has {sorted(self.obs)}. "
@@ -160,7 +171,7 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
-    """[B, L, *shape], or [N, *shape], with zeros in rows that are not valid, [B, L] or [N]."""
+    """[B, L, *shape], or [N, *shape], with zeros where not valid, [B, L] or [N]."""
     if valid is None:
         return x
     return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)), 0)
@@ -172,7 +183,7 @@ def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 @lru_cache(maxsize=64)
 def _bounds(space: ActionSpace, device: torch.device) -> tuple[Tensor, Tensor]:
     # Cached: a fresh tensor from Python numbers costs a host-to-device copy in every update. Made
-    # outside inference mode, for autograd refuses tensors that were born inside.
+    # outside inference mode, for autograd refuses tensors from inside.
     with torch.inference_mode(False):
         low = torch.tensor(space.low, dtype=torch.float32, device=device)
         high = torch.tensor(space.high, dtype=torch.float32, device=device)
@@ -203,7 +214,7 @@ def action_index(space: ActionSpace, action: Tensor) -> Tensor:
 
 
 def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
-    """Environment units to what networks see: [..., A] float32.
+    """Environment units to the networks' input: [..., A] float32.
 
     Discrete [...] becomes one-hot (all zeros for a number that is no action); multi_discrete
     [..., parts] one one-hot after another; multi_binary [..., n] ones and zeros; continuous
@@ -222,7 +233,7 @@ def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
 
 
 def decode_action(space: ActionSpace, x: Tensor) -> Tensor:
-    """What a policy gives to environment units.
+    """A policy's output to environment units.
 
     Discrete: indices 0..n-1 [...] to int64 [...]. Multi_binary: [..., n] ones and zeros to int64.
     Multi_discrete: one-hots [..., A] to int64 [..., parts]. Continuous: [..., A] in -1..1 to
@@ -248,7 +259,7 @@ def previous_features(
     known: Tensor | None = None,
     show_reset: bool = False,
 ) -> Tensor:
-    """The previous step as the agent sees it: [B, L, 1 + A] float32, [reward | encoded action].
+    """The previous step as an input of the agent: [B, L, 1 + A] float32, [reward | encoded action].
 
     All zeros where time_idx is 0 (an episode has no step before its first observation), whatever
     the other inputs hold there. Where `known` ([B, L] bool) is False the action part is zeros.
@@ -256,8 +267,8 @@ def previous_features(
     """
     exists = time_idx > 0
     reward = torch.where(exists, prev_reward.to(torch.float32), 0.0)
-    shown = exists if known is None else exists & known
-    action = torch.where(shown.unsqueeze(-1), encode_action(spaces.action, prev_action), 0.0)
+    visible = exists if known is None else exists & known
+    action = torch.where(visible.unsqueeze(-1), encode_action(spaces.action, prev_action), 0.0)
     parts = [reward.unsqueeze(-1), action]
     if show_reset:
         parts.append((~exists).to(torch.float32).unsqueeze(-1))

@@ -1,6 +1,6 @@
-"""What an update draws, all of it at once and as plain normal numbers.
+"""The random numbers of an update: all drawn at once, as standard normal noise.
 
-So padding, micro-batches, several processes and a second look at a batch change no draw.
+So padding, micro-batches, several processes and a second pass over a batch change no draw.
 Letters: B windows, T transitions, N of them, G discounts, C critics, K action samples, W noise of
 one sample.
 """
@@ -17,30 +17,30 @@ from amago_model.config import AgentConfig
 
 
 @dataclass(frozen=True)
-class Noise:
-    """How many numbers each transition needs, and for what."""
+class UpdateNoise:
+    """Shapes of the noise of one transition, by purpose."""
 
     target: tuple[int, int, int]
     """K_c, G, W: samples of its next action, for its target."""
-    own: tuple[int, int, int]
-    """K_a, G, W: samples of the policy's own action."""
-    critics: tuple[int, int]
+    policy: tuple[int, int, int]
+    """K_a, G, W: samples of the policy's action."""
+    ensemble: tuple[int, int]
     """C, G: the order of critics, which picks those of each target."""
 
     @classmethod
-    def of(cls, config: AgentConfig, *, width: int, learns_values: bool) -> Noise:
+    def of(cls, config: AgentConfig, *, width: int) -> UpdateNoise:
         """width: W, which is 0 where actions are not sampled."""
         g, c = len(config.losses.gammas), config.critic
-        everyone = c.n_critics_target == c.n_critics and not c.subset_replacement
+        all_critics = c.n_critics_target == c.n_critics and not c.subset_replacement
         return cls(
             (config.losses.n_actions_in_critic_loss, g, width),
             (config.losses.n_actions_in_actor_loss, g, width),
-            (0 if everyone or not learns_values else c.n_critics, g),
+            (0 if all_critics or not config.losses.trains_critic else c.n_critics, g),
         )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        return math.prod(self.target), math.prod(self.own), math.prod(self.critics)
+        return math.prod(self.target), math.prod(self.policy), math.prod(self.ensemble)
 
     def draw(self, n_windows: int, n_transitions: int, device: torch.device) -> Tensor:
         """[B, T, width], standard normal.
@@ -56,7 +56,11 @@ class Noise:
         return out
 
     def split(self, noise: Tensor) -> dict[str, Tensor]:
-        """[N, width] -> by what it is for: [K_c, N, G, W], [K_a, N, G, W] and [C, N, G]."""
-        shapes = {"target_noise": self.target, "own_noise": self.own, "subset_noise": self.critics}
+        """[N, width] -> by purpose: [K_c, N, G, W], [K_a, N, G, W] and [C, N, G]."""
+        shapes = {
+            "target_noise": self.target,
+            "policy_noise": self.policy,
+            "ensemble_noise": self.ensemble,
+        }
         parts = zip(shapes.items(), noise.split(self.sizes, dim=1), strict=True)
         return {name: part.unflatten(1, shape).transpose(0, 1) for (name, shape), part in parts}

@@ -1,6 +1,6 @@
 """Images to features: convolutional networks for pixels of any size, and random shifts.
 
-Frames are independent of each other, whatever window they are in. N frames, C channels.
+Each frame by itself. Letters: N frames, C channels.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ImageEncoder(nn.Module):
 
 
 def shifted(frames: Tensor, shift: Tensor) -> Tensor:
-    """Frames [N, height, width, C] moved by whole pixels; what comes in repeats the edge.
+    """Frames [N, height, width, C] shifted by whole pixels; the edge is repeated.
 
     shift [N, 2] int64: pixel (i, j) of a frame becomes the old pixel (i + shift 0, j + shift 1).
     """
@@ -98,7 +98,7 @@ def draw_shifts(
 ) -> Tensor:
     """[B, L, images, 2] int64 for `shifted`: -shift … shift, for about a share of the windows.
 
-    Each frame has a shift of its own (Yarats et al. 2021). Takes one number of torch's global
+    Each frame has its own shift (Yarats et al. 2021). Takes one number of torch's global
     generator, however many frames there are, and draws time first: padding on the right changes
     neither the frames before it nor what is drawn next, on any device.
     """

@@ -5,7 +5,7 @@
     out = norm(h)
 
     mixer:  u, gate = W_in x                                both of width expand * d_model
-            u = silu(causal convolution of each channel over the last d_conv rows)
+            u = silu(causal convolution of each channel over the last d_conv inputs)
             step, B, C = W u; delta = softplus(W step + b)  the recurrence depends on its input
             y = selective scan of u                         selective_scan.py
             W_out (y * silu(gate))
@@ -30,10 +30,10 @@ from amago_model.layers import make_norm
 
 @dataclass(slots=True)
 class MambaHidden:
-    """What a Mamba remembers of N unfinished episodes. `step` writes into it in place."""
+    """The hidden state of N unfinished episodes. `step` writes into it in place."""
 
     recent: Tensor
-    """[n_layers, N, D, d_conv - 1]: inputs of the convolution in the last rows."""
+    """[n_layers, N, D, d_conv - 1]: the last inputs of the convolution."""
     states: Tensor
     """[n_layers, N, S, D]"""
 
@@ -91,13 +91,13 @@ class MambaBlock(nn.Module):
 
 
 class Mamba(nn.Module):
-    """[B, L, D_in] to [B, L, d_model]; `step` does the same row by row."""
+    """[B, L, D_in] to [B, L, d_model]; `step` does the same one by one."""
 
     def __init__(self, config: MambaConfig, d_input: int) -> None:
         super().__init__()
         self.config = config
         self.scan_name: str = config.scan
-        """The scan in use, for logs: that of the last whole window, or what was asked for."""
+        """The scan in use, for logs: that of the last whole window; before one, the setting."""
         self.embed = nn.Linear(d_input, config.d_model)
         self.layers = nn.ModuleList(MambaBlock(config) for _ in range(config.n_layers))
         self.norm = make_norm(config.norm, config.d_model)
@@ -107,7 +107,7 @@ class Mamba(nn.Module):
         return self.config.d_model
 
     def kernels(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:  # noqa: ARG002
-        """What computes a whole window there; the scan is never in less than float32."""
+        """The scan of whole windows there; it is never in less than float32."""
         return {"scan": choose_scan(self.config.scan, device, self.embed.weight.dtype)}
 
     def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
@@ -138,6 +138,6 @@ class Mamba(nn.Module):
         return self.norm(h), hidden
 
     def reset_hidden(self, hidden: MambaHidden, done: Tensor) -> MambaHidden:
-        for kept in (hidden.recent, hidden.states):
-            kept.masked_fill_(done[:, None, None], 0.0)
+        for memory in (hidden.recent, hidden.states):
+            memory.masked_fill_(done[:, None, None], 0.0)
         return hidden

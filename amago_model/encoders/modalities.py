@@ -1,9 +1,9 @@
-"""Of what kind each observation is: told by its space, or by the keys that the config names.
+"""The modality of each observation: from its space, or from the keys that the config names.
 
 bytes, [height, width] or with a channel axis shorter than both, 5 pixels and more     image
 categories whose one-hots would take more than 128 numbers                             tokens
 anything else: numbers, few categories (as one-hots), switches                         vector
-named by the user only                                                                 goals
+named in goals.keys only                                                               goals
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layout:
 
 
 def image_layout(shape: tuple[int, ...], channels: Literal["auto", "first", "last"]) -> Layout:
-    """The layout of an image array. Raises `ConfigError` where it cannot be told, or is none."""
+    """The layout of an image array. Raises `ConfigError` where it is ambiguous, or no image."""
     if len(shape) == 2:
         return Layout(shape[0], shape[1], 1, "none")
     if len(shape) != 3:
@@ -63,7 +63,7 @@ def image_layout(shape: tuple[int, ...], channels: Literal["auto", "first", "las
     return Layout(shape[0], shape[1], shape[2], "last")
 
 
-def kinds_of(
+def modalities_of(
     config: TimestepEncoderConfig, spaces: Spaces, role: Literal["policy", "critic"] = "policy"
 ) -> dict[str, Kind]:
     """The kind of each observation that the agent (critic: that critics alone) uses, sorted by key.
@@ -80,7 +80,7 @@ def _recognised(config: TimestepEncoderConfig, spaces: Spaces) -> tuple[dict[str
     usable = spaces.keys("policy")
     _require_known("keys", config.keys, usable, "an observation with the role 'policy'")
     used = sorted(set(config.keys or usable))
-    seen = sorted({*used, *spaces.keys("critic")})
+    all_keys = sorted({*used, *spaces.keys("critic")})
     named: dict[str, Kind] = {}
     for name, keys, kind in (
         ("vector_keys", config.vector_keys, "vector"),
@@ -88,16 +88,16 @@ def _recognised(config: TimestepEncoderConfig, spaces: Spaces) -> tuple[dict[str
         ("tokens.keys", config.tokens.keys, "tokens"),
         ("goals.keys", config.goals.keys, "goals"),
     ):
-        _require_known(name, keys, seen, "an observation that the agent uses")
+        _require_known(name, keys, all_keys, "an observation that the agent uses")
         named |= dict.fromkeys(keys, kind)  # type: ignore[arg-type]
     _require_known("hide_keys", config.hide_keys, used, "an observation that the agent uses")
-    kinds = {key: named.get(key) or _kind(config, spaces.observations[key]) for key in seen}
+    kinds = {key: named.get(key) or _kind(config, spaces.observations[key]) for key in all_keys}
     return kinds, used
 
 
 def sees_one_image(config: TimestepEncoderConfig, spaces: Spaces) -> bool:
     """Whether the agent sees one image and nothing else."""
-    return list(kinds_of(config, spaces).values()) == ["image"]
+    return list(modalities_of(config, spaces).values()) == ["image"]
 
 
 def unused_settings(config: AgentConfig, spaces: Spaces) -> list[str]:
@@ -140,7 +140,7 @@ def _at(config: AgentConfig, path: str) -> object:
 
 
 def hint(space: ObsSpace, kind: Kind) -> str:
-    """What a person might want to set where a plain array looks like something else, or nothing."""
+    """A setting to consider where a plain array looks like something else; or nothing."""
     if kind != "vector" or space.n is not None:
         return ""
     if len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE:

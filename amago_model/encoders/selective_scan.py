@@ -3,13 +3,13 @@
     h_t = exp(delta_t A) h_{t-1} + B_t (delta_t u_t)        h_0 = 0, A < 0
     y_t = C_t h_t + skip u_t                                Gu & Dao 2023, "Mamba", algorithm 2
 
-In torch the rows are taken in turn, a few at a time: what does not depend on the state is computed
-for a chunk at once, and of the states only those at the chunks' borders are kept for the backward,
+In torch the timesteps are computed in turn, a few at a time: everything independent of the state
+for a chunk at once, and only the states at the chunks' borders are kept for the backward pass,
 which computes the others again. There is no division and no growing exponential, so nothing can
 overflow. (On a CPU a scan of logarithmic depth is about fifty times slower: it moves all states
 through memory once per level.)
 
-Letters: N sequences, L rows, D channels, S numbers of state for each channel.
+Letters: N sequences, L timesteps, D channels, S numbers of state for each channel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from amago_model.errors import ConfigError
 
 CHUNK = 8
-"""Rows computed at once: as many as stay in a core's cache at ordinary widths."""
+"""Timesteps computed at once: as many as stay in a core's cache at ordinary widths."""
 
 SCANS = ("torch", "mamba_ssm")
 
@@ -54,7 +54,7 @@ def selective_scan(
 def _states(
     start: Tensor, delta: Tensor, du: Tensor, a: Tensor, b: Tensor, decay: Tensor, h: Tensor
 ) -> None:
-    """Fill decay and h [chunk, N, S, D] for the rows of delta and du [chunk, N, D]."""
+    """Fill decay and h [chunk, N, S, D] for the timesteps of delta and du [chunk, N, D]."""
     torch.mul(delta[:, :, None], a, out=decay).exp_()
     torch.mul(b[..., None], du[:, :, None], out=h)
     last = start
@@ -72,11 +72,11 @@ class _Scan(torch.autograd.Function):
         decay, h = u.new_empty(2, min(CHUNK, length), n, *a.shape).unbind()
         starts = [u.new_zeros(n, *a.shape)]
         for t in range(0, length, CHUNK):
-            rows = slice(t, min(t + CHUNK, length))
-            k = rows.stop - t
-            _states(starts[-1], delta[rows], du[rows], a, b[rows], decay[:k], h[:k])
-            y[rows] = (c[rows, :, None] @ h[:k]).squeeze(2)
-            if rows.stop < length:
+            chunk = slice(t, min(t + CHUNK, length))
+            k = chunk.stop - t
+            _states(starts[-1], delta[chunk], du[chunk], a, b[chunk], decay[:k], h[:k])
+            y[chunk] = (c[chunk, :, None] @ h[:k]).squeeze(2)
+            if chunk.stop < length:
                 starts.append(h[k - 1].clone())
         ctx.save_for_backward(u, delta, a, b, c, *starts)
         return y
@@ -96,27 +96,27 @@ def _backward(
     du, grad_a = delta * u, torch.zeros_like(a)
     grad_du, grad_delta, grad_b, grad_c = (torch.empty_like(x) for x in (u, u, b, c))
     decay, h, g = u.new_empty(3, min(CHUNK, length), n, *a.shape).unbind()
-    later: Tensor | None = None  # what the rows after this chunk want of its last state
+    later: Tensor | None = None  # gradient of this chunk's last state from later ones
     for t in reversed(range(0, length, CHUNK)):
-        rows, start = slice(t, min(t + CHUNK, length)), starts[t // CHUNK]
-        k = rows.stop - t
-        _states(start, delta[rows], du[rows], a, b[rows], decay[:k], h[:k])
-        grad_c[rows] = (h[:k] @ grad_y[rows, ..., None]).squeeze(-1)
+        chunk, start = slice(t, min(t + CHUNK, length)), starts[t // CHUNK]
+        k = chunk.stop - t
+        _states(start, delta[chunk], du[chunk], a, b[chunk], decay[:k], h[:k])
+        grad_c[chunk] = (h[:k] @ grad_y[chunk, ..., None]).squeeze(-1)
         # g: the gradient of each state, from its own output and from the state after it.
-        torch.mul(c[rows, ..., None], grad_y[rows, :, None], out=g[:k])
+        torch.mul(c[chunk, ..., None], grad_y[chunk, :, None], out=g[:k])
         if later is not None:
             g[k - 1].add_(later)
         for i in reversed(range(1, k)):
             g[i - 1].addcmul_(g[i], decay[i])
-        grad_b[rows] = (g[:k] @ du[rows, ..., None]).squeeze(-1)
-        grad_du[rows] = (b[rows, :, None] @ g[:k]).squeeze(2)
+        grad_b[chunk] = (g[:k] @ du[chunk, ..., None]).squeeze(-1)
+        grad_du[chunk] = (b[chunk, :, None] @ g[:k]).squeeze(2)
         g[:k].mul_(decay[:k])
         later = g[0].clone()
         g[1:k].mul_(h[: k - 1])
         g[0].mul_(start)
         # g: now the gradient of the exponent delta_t A. The decays have served.
-        grad_a += torch.mul(g[:k], delta[rows, :, None], out=decay[:k]).sum((0, 1))
-        grad_delta[rows] = g[:k].mul_(a).sum(2)
+        grad_a += torch.mul(g[:k], delta[chunk, :, None], out=decay[:k]).sum((0, 1))
+        grad_delta[chunk] = g[:k].mul_(a).sum(2)
     return grad_du * delta, grad_delta + grad_du * u, grad_a, grad_b, grad_c
 
 
@@ -142,7 +142,7 @@ def find_mamba_ssm() -> Callable[..., Any] | None:
 def _scan_by_package(
     function: Callable[..., Any] | None, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor
 ) -> Tensor:
-    """The package wants u, delta [N, D, L], A [D, S], B and C [N, S, L], all contiguous.
+    """The package takes u, delta [N, D, L], A [D, S], B and C [N, S, L], all contiguous.
 
     Not measured: no machine with the package was at hand. Tested against a stand-in with the
     published signature.
@@ -190,7 +190,7 @@ def choose_scan(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
     """The scan to use: the one wanted, or the fastest that can if that is 'auto'.
 
     Raises:
-        ConfigError: the one wanted cannot; it says why.
+        ConfigError: the one wanted cannot, with the reason.
     """
     if wanted == "auto":
         return "torch" if scan_obstacle("mamba_ssm", device, dtype) else "mamba_ssm"

@@ -1,21 +1,21 @@
-"""A sequence of row vectors to a sequence of state vectors: the agent's memory, or its absence.
+"""A sequence of timestep vectors to a sequence of state vectors: the memory, or its absence.
 
 Every encoder is causal and offers the same four calls:
 
     forward(x [B, L, D_in], time_idx [B, L]) -> [B, L, d_output]           whole windows
     initial_hidden(n, device) -> hidden                                    n episodes about to begin
     step(x [N, 1, D_in], time_idx [N, 1], hidden) -> ([N, 1, d_output], hidden)
-    reset_hidden(hidden, done [N] bool) -> hidden                          those rows start over
+    reset_hidden(hidden, done [N] bool) -> hidden                          start over where done
 
 `step` may write into the hidden state it is given: use only the one it returns. Stepping through an
 episode gives what forward gives on the whole of it.
 
-An encoder that can leave padding out says so by a further argument of forward, `packing` (see
-data/packing.py): where windows differ in length, x is then [1, M, D_in] and time_idx [1, M], the
-rows that exist laid end to end, and so are its states. Without that argument it gets windows padded
-to one length, with zeros where no row is. GRU and Mamba do: a recurrence walks through all windows
-at once, and torch's GRU is no faster on packed sequences (on a CPU, forward and backward: 55
-against 57 ms for 32 windows of up to 32 rows, 186 against 99 ms for 8 of up to 128).
+An encoder whose forward has a further argument `packing` can leave padding out (data/packing.py):
+where windows differ in length, x is then [1, M, D_in] and time_idx [1, M], the timesteps that exist
+laid end to end, and so are its states. Without that argument it gets windows padded to one length,
+with zeros in the padding. GRU and Mamba have none: a recurrence advances all windows at once, and
+torch's GRU is no faster on packed sequences (on a CPU, forward and backward: 55 against 57 ms for
+32 windows of up to 32 timesteps, 186 against 99 ms for 8 of up to 128).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from amago_model.config import FeedForwardConfig, GRUConfig, TrajectoryEncoderCo
 from amago_model.data.packing import Packing
 from amago_model.encoders.mamba import Mamba
 from amago_model.encoders.transformer import Transformer
-from amago_model.layers import Linear, ResidualBlock, Rows, make_activation, make_norm
+from amago_model.layers import FlatSequential, Linear, ResidualBlock, make_activation, make_norm
 
 Hidden = Any
-"""None, a tensor, a MambaHidden or a TransformerHidden: opaque to all but the encoder it is of."""
+"""None, a tensor, a MambaHidden or a TransformerHidden: opaque to all but its encoder."""
 
 
 class _NoMemory(nn.Module):
@@ -49,7 +49,7 @@ class _NoMemory(nn.Module):
 
 
 class IdentityTrajectoryEncoder(_NoMemory):
-    """The state is the row vector: no memory, no parameters."""
+    """The state is the timestep vector: no memory, no parameters."""
 
     def __init__(self, d_input: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class IdentityTrajectoryEncoder(_NoMemory):
 
 
 class FeedForwardTrajectoryEncoder(_NoMemory):
-    """Residual feed-forward blocks on each row by itself."""
+    """Residual feed-forward blocks on each timestep by itself."""
 
     def __init__(self, config: FeedForwardConfig, d_input: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class FeedForwardTrajectoryEncoder(_NoMemory):
             "dropout": config.dropout,
         }
         d_ff = config.d_ff or 4 * d
-        self.net = Rows(
+        self.net = FlatSequential(
             Linear(d_input, d),
             make_activation(config.activation),
             nn.Dropout(config.dropout),

@@ -1,27 +1,27 @@
-"""The Transformer memory, and the ring buffer with which it acts one row at a time.
+"""The Transformer memory, and the ring buffer with which it acts one timestep at a time.
 
-    h = dropout(W x + position(time_idx))                   episode time, not place in the window
+    h = dropout(W x + position(time_idx))                   episode time, not position in the window
     h = h + norm2(attention(norm1(h)))                      norm2, norm4: NormFormer
     h = h + dropout(W2 norm4(act(W1 norm3(h))))             all W but the first are sigma-scaled
     out = norm(h)                                           after the last layer
 
-Meaning of `context`: in every layer a row attends to the last `context` rows, itself included.
-Full sequences use a band mask, acting keeps the last `context` keys and values of each layer, so
-both are the same function at any length. As in every windowed Transformer with n layers, what lies
-up to n * (context - 1) rows back can still reach a row, through the rows between. Training windows
-shorter than that never exercise that reach; a context as long as the episode removes the question.
+Meaning of `context`: in every layer a timestep attends to the last `context` timesteps, itself
+included. Full sequences use a band mask, acting keeps the last `context` keys and values of each
+layer, so both are the same function at any length. As in every windowed Transformer with n layers,
+a timestep up to n * (context - 1) earlier can still have an influence, through those between.
+Training windows shorter than that never exercise that reach; a context as long as the episode
+removes the question.
 
-    ring, context = 4, after 6 rows:   slot   0  1  2  3
-                                       row    4  5  2  3     next write: slot 6 mod 4 = 2
-    with one sink, after 7 rows:       slot   0  1  2  3  4
-                                       row    0  5  6  3  4  the first stays, the others turn
+    ring, context = 4, after 6 timesteps:   slot   0  1  2  3
+                                            time   4  5  2  3     next write: slot 6 mod 4 = 2
+    with one sink, after 7 timesteps:       slot   0  1  2  3  4
+                                            time   0  5  6  3  4  the first stays, the others turn
 
-Sinks are the first rows of whatever the memory is given: of the episode in acting, of the window
-in training. The order of the slots does not matter, for positions enter with the input, or turn
-keys and queries before they are kept (rotary). Rows of `steps` count separately, so each
-environment starts over by itself: reset sets its count to 0 and old slots are unseen until
-overwritten. Letters: N rows of environments, H heads, E width of a head, W slots (n_sinks +
-context).
+Sinks are the first timesteps of the input: of the episode in acting, of the window in training. The
+order of the slots does not matter, for positions enter with the input, or rotate keys and queries
+before they are kept (rotary). `steps` counts separately for each environment, so each starts over
+by itself: reset sets its count to 0, and old slots are invisible until overwritten. Letters: N
+environments, H heads, E width of a head, W slots (n_sinks + context).
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from torch.nn import functional as F
 from amago_model.attention.causal_attention import Attention
 from amago_model.config import TransformerConfig
 from amago_model.data.packing import Packing
-from amago_model.layers import by_rows, make_activation, make_norm
-from amago_model.running_statistics import Phased
+from amago_model.layers import apply_flat, make_activation, make_norm
+from amago_model.running_statistics import SelfUpdating
 
 
 @dataclass(slots=True)
 class TransformerHidden:
-    """What a Transformer remembers of N unfinished episodes. `step` writes into it in place."""
+    """The hidden state of N unfinished episodes. `step` writes into it in place."""
 
     keys: Tensor
     """[n_layers, N, H, W, E]"""
     values: Tensor
     """[n_layers, N, H, W, E]"""
     steps: Tensor
-    """[N] int64: rows seen since the episode began."""
+    """[N] int64: timesteps since the episode began."""
 
 
-class SigmaLinear(Phased):
+class SigmaLinear(SelfUpdating):
     """A linear layer whose matrix has the learned spectral norm gamma (sigma-reparametrisation).
 
     W is used as gamma / sigma * W, sigma = u' W v its largest singular value, tracked by one power
@@ -70,45 +70,45 @@ class SigmaLinear(Phased):
         self.gamma = nn.Parameter(torch.ones(1))
         self.register_buffer("u", u[:, 0].clone())
         self.register_buffer("v", vh[0].clone())
-        self._kept: tuple[object, Tensor] | None = None
+        self._cache: tuple[object, Tensor] | None = None
 
     u: Tensor
     v: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         u, v = self.u, self.v
-        if self.training and self.phase == "moving":
+        if self.training and self.mode == "update":
             u, v = self._iterate()
         acting = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-        matrix = self._kept_matrix() if acting else self._matrix(u, v)
+        matrix = self._cached_matrix() if acting else self._matrix(u, v)
         return F.linear(x, matrix, self.bias)
 
     def _matrix(self, u: Tensor, v: Tensor) -> Tensor:
-        with _in_full(self.weight):
+        with _no_autocast(self.weight):
             return self.weight * (self.gamma / torch.dot(u, self.weight @ v))
 
-    def _kept_matrix(self) -> Tensor:
-        """The matrix, which in acting is as dear as its product with a few rows: made anew only
-        when what it is made of has changed since, or the mode was set."""
-        made_of = (self.weight, self.gamma, self.u, self.v)
-        if any(x.is_inference() for x in made_of):
+    def _cached_matrix(self) -> Tensor:
+        """The matrix, which in acting costs as much as its product with a few vectors: recomputed
+        only after its weights have changed or the mode was set."""
+        sources = (self.weight, self.gamma, self.u, self.v)
+        if any(x.is_inference() for x in sources):
             return self._matrix(self.u, self.v)
-        state = [(x.data_ptr(), x._version) for x in made_of]
-        if self._kept is None or self._kept[0] != state:
-            self._kept = (state, self._matrix(self.u, self.v))
-        return self._kept[1]
+        state = [(x.data_ptr(), x._version) for x in sources]
+        if self._cache is None or self._cache[0] != state:
+            self._cache = (state, self._matrix(self.u, self.v))
+        return self._cache[1]
 
     def train(self, mode: bool = True) -> SigmaLinear:
-        self._kept = None  # a fused optimiser leaves no trace in `_version`
+        self._cache = None  # a fused optimiser leaves no trace in `_version`
         return super().train(mode)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self.training:
             self._iterate()
 
     @torch.no_grad()
     def _iterate(self) -> tuple[Tensor, Tensor]:
-        with _in_full(self.weight):
+        with _no_autocast(self.weight):
             u = F.normalize(self.weight @ self.v, dim=0)
             v = F.normalize(self.weight.T @ u, dim=0)
         # Fresh tensors go into sigma; the buffers may change again before the backward.
@@ -117,8 +117,8 @@ class SigmaLinear(Phased):
         return u, v
 
 
-def _in_full(weight: Tensor) -> torch.autocast:
-    """Products of vectors, which cost nothing: autocast would round sigma to three digits."""
+def _no_autocast(weight: Tensor) -> torch.autocast:
+    """For products of vectors, which are cheap: autocast would round sigma to three digits."""
     return torch.autocast(weight.device.type, enabled=False)
 
 
@@ -145,16 +145,16 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, [N, 1, L, E / 2] each."""
 
 
-def rotation(time_idx: Tensor, width: int) -> Rotation:
-    """The turn of each row for queries and keys of this width, from time_idx [N, L]."""
+def rotation_of(time_idx: Tensor, width: int) -> Rotation:
+    """The rotation of queries and keys of this width, from time_idx [N, L]."""
     angle = time_idx[:, None, :, None] * _frequencies(width, time_idx.device)
     return angle.cos(), angle.sin()
 
 
-def rotate(x: Tensor, turn: Rotation) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """x [N, H, L, E], channel i paired with i + E / 2 (Su et al. 2021): scores between rotated
     queries and keys depend on the difference of their times alone."""
-    cos, sin = turn
+    cos, sin = rotation
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -174,55 +174,57 @@ class TransformerLayer(nn.Module):
         self.ff1, self.ff2 = _linear(config, d, config.d_ff), _linear(config, config.d_ff, d)
         self.activation = make_activation(config.activation)
 
-    def split(self, x: Tensor, turn: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """[N, L, D] -> queries, keys, values, each [N, H, L, E]."""
         c = self.config
         qkv = F.dropout(self.qkv(self.norm1(x)), c.dropout_qkv, self.training)
         q, k, v = qkv.unflatten(-1, (3, c.n_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = self.q_norm(q), self.k_norm(k)
-        if turn is not None:
-            q, k = rotate(q, turn), rotate(k, turn)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
-    def join(self, x: Tensor, attended: Tensor) -> Tensor:
+    def combine(self, x: Tensor, attended: Tensor) -> Tensor:
         """Everything in a layer after the attention kernel: x [N, L, D], attended [N, H, L, E]."""
         if self.head_scale is not None:
             attended = attended * self.head_scale
         x = x + self.norm2(self.out(attended.transpose(1, 2).flatten(2)))
-        added = by_rows(self._feed_forward, x)
+        added = apply_flat(self._feed_forward, x)
         return x + F.dropout(added, self.config.dropout_ff, self.training)
 
     def _feed_forward(self, rows: Tensor) -> Tensor:
         return self.ff2(self.norm4(self.activation(self.ff1(self.norm3(rows)))))  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, turn: Rotation | None, packing: Packing | None) -> Tensor:
-        q, k, v = self.split(x, turn)
+    def forward(self, x: Tensor, rotation: Rotation | None, packing: Packing | None) -> Tensor:
+        q, k, v = self.project(x, rotation)
         dropout = self.config.dropout_attn if self.training else 0.0
         if packing is None:
-            return self.join(x, self.attention.windows(q, k, v, dropout))
-        return self.join(x, self.attention.packed(q, k, v, packing, dropout))
+            return self.combine(x, self.attention.attend(q, k, v, dropout))
+        return self.combine(x, self.attention.attend_packed(q, k, v, packing, dropout))
 
     def step(
         self,
         x: Tensor,
-        turn: Rotation | None,
+        rotation: Rotation | None,
         keys: Tensor,
         values: Tensor,
-        row: Tensor,
+        env: Tensor,
         slot: Tensor,
-        seen: Tensor,
+        visible: Tensor,
     ) -> Tensor:
-        """x [N, 1, D]; write this row's key and value into [N, H, W, E] at `slot`, then attend."""
-        q, k, v = self.split(x, turn)
-        keys[row, :, slot] = k[:, :, 0].to(keys.dtype)
-        values[row, :, slot] = v[:, :, 0].to(values.dtype)
-        return self.join(x, self.attention.cached(q, keys.to(q.dtype), values.to(q.dtype), seen))
+        """x [N, 1, D]; write its key and value into [N, H, W, E] at `slot`, then attend."""
+        q, k, v = self.project(x, rotation)
+        keys[env, :, slot] = k[:, :, 0].to(keys.dtype)
+        values[env, :, slot] = v[:, :, 0].to(values.dtype)
+        return self.combine(
+            x, self.attention.attend_cached(q, keys.to(q.dtype), values.to(q.dtype), visible)
+        )
 
 
 class Transformer(nn.Module):
-    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same row by row.
+    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same one by one.
 
-    With a packing B is 1, and L the rows of all windows; only attention need know.
+    With a packing B is 1, and L the timesteps of all windows; only attention uses it.
     """
 
     def __init__(self, config: TransformerConfig, d_input: int) -> None:
@@ -249,31 +251,31 @@ class Transformer(nn.Module):
         return self.attention.name
 
     def kernels(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """What computes whole windows there, in this type; ConfigError if what is asked cannot."""
+        """The kernel of whole windows there; ConfigError if the configured one cannot."""
         c = self.config
         return {"attention": self.attention.plan(device, dtype, c.n_heads, c.d_model // c.n_heads)}
 
     def _embed(self, x: Tensor, time_idx: Tensor) -> tuple[Tensor, Rotation | None]:
-        c, h, turn = self.config, self.embed(x), None
+        c, h, rotation = self.config, self.embed(x), None
         if c.position.kind == "sinusoidal":
             h = h + sinusoid(time_idx, c.d_model).to(h.dtype)
         elif self.position is not None:
             h = h + self.position(time_idx.clamp(0, self.position.num_embeddings - 1)).to(h.dtype)
         elif c.position.kind == "rotary":
-            turn = rotation(time_idx, c.d_model // c.n_heads)
-        return F.dropout(h, c.dropout_emb, self.training), turn
+            rotation = rotation_of(time_idx, c.d_model // c.n_heads)
+        return F.dropout(h, c.dropout_emb, self.training), rotation
 
-    def gains_by_packing(self, device: torch.device) -> bool:
-        """Whether attention has a kernel there for windows laid end to end."""
+    def prefers_packing(self, device: torch.device) -> bool:
+        """Whether attention has a kernel there for packed windows."""
         c, dtype = self.config, self.embed.weight.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
-        return self.attention.packs(device, dtype, c.n_heads, c.d_model // c.n_heads)
+        return self.attention.has_packed_kernel(device, dtype, c.n_heads, c.d_model // c.n_heads)
 
     def forward(self, x: Tensor, time_idx: Tensor, packing: Packing | None = None) -> Tensor:
-        h, turn = self._embed(x, time_idx)
+        h, rotation = self._embed(x, time_idx)
         for layer in self.layers:
-            h = layer(h, turn, packing)
+            h = layer(h, rotation, packing)
         out: Tensor = self.norm(h)
         return out
 
@@ -292,13 +294,13 @@ class Transformer(nn.Module):
         sinks, context, device = self.config.n_sinks, self.config.context, x.device
         steps = hidden.steps
         slot = torch.where(steps < sinks, steps, sinks + (steps - sinks) % context)
-        row = torch.arange(x.shape[0], device=device)
+        env = torch.arange(x.shape[0], device=device)
         # Slots fill in order, so before the ring is full the unwritten ones are those to come.
         written = torch.arange(sinks + context, device=device) <= steps.unsqueeze(1)
-        seen = written[:, None, None, :]
-        h, turn = self._embed(x, time_idx)
+        visible = written[:, None, None, :]
+        h, rotation = self._embed(x, time_idx)
         for i, layer in enumerate(self.layers):
-            h = layer.step(h, turn, hidden.keys[i], hidden.values[i], row, slot, seen)  # type: ignore[operator]
+            h = layer.step(h, rotation, hidden.keys[i], hidden.values[i], env, slot, visible)  # type: ignore[operator]
         hidden.steps += 1
         return self.norm(h), hidden
 

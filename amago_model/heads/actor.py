@@ -43,7 +43,8 @@ class Actor(nn.Module):
 
     def forward(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """state [..., D], legal [..., n] bool -> a distribution of batch shape [..., G]."""
-        return self.distribution(self.parameters_of(state), legal)
+        every = None if legal is None else legal.unsqueeze(-2)
+        return make_distribution(self.config, self.action, self.parameters_of(state), every)
 
     def acting(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
         """As forward, but only the last discount, which acts: batch shape [...]."""
@@ -51,13 +52,8 @@ class Actor(nn.Module):
         return make_distribution(self.config, self.action, x, legal)
 
     def parameters_of(self, state: Tensor) -> Tensor:
-        """state [..., D] -> what makes its distributions, [..., G, n_parameters]."""
+        """state [..., D] -> parameters of its distributions, [..., G, n_parameters]."""
         return self.mlp(state).unflatten(-1, (self.n_gammas, -1))  # type: ignore[no-any-return]
-
-    def distribution(self, x: Tensor, legal: Tensor | None = None) -> Distribution:
-        """What parameters_of says, and legal [..., n] bool -> a distribution of shape [..., G]."""
-        every = None if legal is None else legal.unsqueeze(-2)
-        return make_distribution(self.config, self.action, x, every)
 
 
 class _Block(nn.Module):
@@ -91,7 +87,7 @@ def _residual_mlp(config: ResidualActorConfig, d_state: int, d_output: int) -> n
 
 
 def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
-    """How many numbers make one distribution."""
+    """Parameters of one distribution."""
     if action.kind != "continuous":
         return action.width
     if config.continuous.kind == "gmm":
@@ -100,7 +96,7 @@ def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
 
 
 def noise_width(config: ActorConfig, action: ActionSpace) -> int:
-    """How many normal numbers its rsample takes."""
+    """Width of the noise of one sample."""
     if action.kind == "continuous" and config.continuous.kind == "gmm":
         return 1 + action.width
     if action.kind == "continuous" and config.continuous.kind == "beta":

@@ -1,16 +1,22 @@
-"""Distributions of numbers in [-1, 1]: see distributions.py, of which this is a part."""
+"""Distributions of continuous actions in [-1, 1]; those of discrete ones are in distributions.py.
+
+Their parameters are bounded by softplus and tanh, which are flat far outside and have no gradient
+there: a policy that a few bad updates push far enough would stay a uniform distribution or a spike
+for good. With `bound_gradient` the gradient far outside is that of the nearest point where the
+function still rises if a descent leads back inside, and zero if it leads further out. For losses
+that share one forward pass of the actor their sum decides.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from amago_model.heads.bounds import bounded_exp, bounded_softplus
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _TRIES = 4
@@ -231,3 +237,82 @@ def _gamma(concentration: Tensor, noise: Tensor) -> Tensor:
         return sample
     slope = torch._standard_gamma_grad(concentration.detach().expand_as(sample), sample)
     return sample + slope * (concentration - concentration.detach())
+
+
+# ------------------------------------------------------------------------------ bounded parameters
+
+SOFTPLUS_EDGE = -4.0
+"""Below it softplus and its slope, which is at most 1, are less than 0.02."""
+TANH_EDGE = 3.0
+"""Beyond it tanh has less than a hundredth of its slope."""
+
+
+def bounded_softplus(x: Tensor, low: float, high: float | None, *, gradient: bool) -> Tensor:
+    """softplus(x) + low, and at most high, shaped like x; `gradient`: also where this is flat."""
+
+    def rising(x: Tensor) -> Tensor:
+        return F.softplus(x) + low
+
+    if not gradient:
+        return rising(x).clamp(min=low, max=high)
+    top = math.inf if high is None else _inverse_softplus(high - low)
+    return _clamped(rising, x, min(SOFTPLUS_EDGE, top), top, reach=top)
+
+
+def bounded_exp(x: Tensor, low: float, high: float, *, gradient: bool) -> Tensor:
+    """From low at minus infinity to high at infinity, by tanh on a log scale, shaped like x;
+    `gradient`: also where this is flat."""
+    middle, half = 0.5 * math.log(low * high), 0.5 * math.log(high / low)
+
+    def rising(x: Tensor) -> Tensor:
+        return (middle + half * x.tanh()).exp()
+
+    return _clamped(rising, x, -TANH_EDGE, TANH_EDGE) if gradient else rising(x)
+
+
+class _InwardClamp(torch.autograd.Function):
+    """Clamp, whose gradient is that of the bound, unless descending it would lead further out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.bounds = low, high
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (x,), (low, high), (gradient,) = ctx.saved_tensors, ctx.bounds, gradients
+        outward = ((x < low) & (gradient > 0.0)) | ((x > high) & (gradient < 0.0))
+        return gradient.masked_fill(outward, 0.0), None, None
+
+
+def _clamped(
+    rising: Callable[[Tensor], Tensor],
+    x: Tensor,
+    low: float,
+    high: float,
+    *,
+    reach: float = math.inf,
+) -> Tensor:
+    """rising(x), constant from `reach` on, with the gradient of the nearest point within."""
+    if _within(x, low, high):
+        return rising(x)
+    with torch.no_grad():
+        value = rising(x.clamp(max=reach))
+    if not torch.is_grad_enabled():
+        return value
+    inside = rising(_InwardClamp.apply(x, low, high))  # type: ignore[no-untyped-call]
+    return value + (inside - inside.detach())
+
+
+def _within(x: Tensor, low: float, high: float) -> bool:
+    """Whether all of x is known to be within, as it mostly is. A CPU knows it at once, a GPU only
+    later, and a compiler never."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+        return False
+    least, most = x.detach().aminmax()
+    return bool(least >= low and most <= high)
+
+
+def _inverse_softplus(y: float) -> float:
+    return y + math.log(-math.expm1(-y))

@@ -3,14 +3,14 @@
 Every weight is [C, d_in, d_out]. A table (scalar values of discrete actions): the input is the
 state, the output one value for each discount and action. Otherwise: the input is [state | discount
 feature | action], the output one value, or the logits of one over bins. There the first layer,
-which is linear, is split: the part of the state, by far the widest, is computed once per row
-(`state_part`) and shared by every action and discount asked about (but where a narrow state is
-asked about one action for one discount: then one product is less work than two). What follows has a
-row for each critic, action sample, state and discount; a CPU does it block by block, each of them
+which is linear, is split: the product with the state, by far the widest input, is computed once per
+state (`project_state`) and shared by all of its actions and discounts (except for a narrow state
+with one action and one discount: then one product is less work than two). What follows has a row
+for each critic, action sample, state and discount; a CPU computes it block by block, each of them
 small enough to stay in the cache from the first layer to the last.
 
-Letters: C critics, N rows, K action samples, G discounts, A action width, D state, H hidden width.
-A state is [the agent's | what only critics may see]; the agent puts the two together.
+Letters: C critics, N states, K action samples, G discounts, A action width, D state, H hidden
+width. The state is [the policy's | privileged features].
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from torch.nn import functional as F
 
 from amago_model.config import ActionSpace, CriticConfig
 from amago_model.heads.bins import Bins
-from amago_model.heads.critic_layers import Layers, StatePart, affine, constant_answers, first_layer
-from amago_model.heads.distributions import Categorical, Distribution
+from amago_model.heads.critic_layers import (
+    Layers,
+    StateProjection,
+    affine,
+    first_layer,
+    forward_frozen,
+)
 from amago_model.layers import (
     AdaptiveActivation,
     leaky_slope,
@@ -35,19 +40,19 @@ from amago_model.layers import (
 
 
 def gamma_feature(gamma: float) -> float:
-    """How a continuous critic is told its discount: ln(1 + 1 / (1 - gamma))."""
+    """The discount as an input of the critics: ln(1 + 1 / (1 - gamma))."""
     return math.log1p(1.0 / min(max(1.0 - gamma, 1e-6), 1.0))
 
 
 NARROW = 128
-"""States up to so wide are multiplied anew where each is asked about once."""
+"""States up to this width are multiplied together with a single action, not before."""
 
 BLOCK = 1 << 18
 """Numbers of one layer's output that each thread works on at once: 1 MiB in float32."""
 
 
 class CriticEnsemble(nn.Module):
-    """C independent MLPs. With `frozen=True` weights are constants: gradients reach only inputs."""
+    """C independent MLPs. With `frozen=True` weights are constants: only inputs get gradients."""
 
     def __init__(
         self,
@@ -106,10 +111,10 @@ class CriticEnsemble(nn.Module):
             x = self.activation(x)
         return F.dropout(x, self.config.dropout, self.training)
 
-    def state_part(self, state: Tensor) -> StatePart:
-        """state [N, D] -> what critics are to be asked about, to be shared by all that is asked."""
+    def project_state(self, state: Tensor) -> StateProjection:
+        """state [N, D] -> its product with the first layer, shared by all actions and discounts."""
         weight, _ = self._layers()[0]
-        return StatePart(state, weight[:, : self.d_state])
+        return StateProjection(state, weight[:, : self.d_state])
 
     def _upper_layers(self, layers: Layers, x: Tensor) -> Tensor:
         """[C, M, H] after the first activation -> [C, M, output]."""
@@ -126,112 +131,88 @@ class CriticEnsemble(nn.Module):
         result: Tensor = out.unflatten(-1, (self.n_gammas, self.action.n))
         return result
 
-    def values(self, state_part: StatePart, action: Tensor, *, frozen: bool = False) -> Tensor:
+    def values(
+        self, projection: StateProjection, action: Tensor, *, frozen: bool = False
+    ) -> Tensor:
         """N states and encoded actions [K, N, G, A] -> [C, K, N, G]."""
-        return self.scalar(self.outputs(state_part, action, frozen=frozen))
+        return self.scalar(self.outputs(projection, action, frozen=frozen))
 
     def scalar(self, outputs: Tensor) -> Tensor:
-        """[..., 1] or [..., bins] -> [...]: what an output says in one number."""
+        """Outputs [..., 1] or [..., bins] -> values [...]."""
         return outputs.squeeze(-1) if self.bins is None else self.bins.expected(outputs)
 
-    def outputs(self, state_part: StatePart, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """As `values`, but before that is one number: [C, K, N, G, 1 or bins]."""
-        layers, told = self._layers(frozen), self._told(action)
+    def outputs(
+        self, projection: StateProjection, action: Tensor, *, frozen: bool = False
+    ) -> Tensor:
+        """As `values`, before bins become one number: [C, K, N, G, 1 or bins]."""
+        layers, inputs = self._layers(frozen), self._inputs(action)
         weight, bias = layers[0]
-        if told.shape[0] * told.shape[2] == 1 and self.d_state <= NARROW:
+        if inputs.shape[0] * inputs.shape[2] == 1 and self.d_state <= NARROW:
             first = torch.cat((weight, bias), dim=1)
-            return self._answers(first, layers, state_part.state.unsqueeze(0), told)
-        return self._answers(self._first_of_told(layers), layers, state_part.part, told)
+            return self._forward(first, layers, projection.state.unsqueeze(0), inputs)
+        return self._forward(self._input_weight(layers), layers, projection.product, inputs)
 
-    def chosen_values(self, state_part: StatePart, action: Tensor, chosen: Tensor) -> Tensor:
-        """As `values`, without gradients, where only the critics `chosen` [M, N, G] are asked about
-        each state and discount; the answers of the others are zeros."""
-        part, (k, n, g, a) = state_part.part, action.shape
+    def subset_values(self, projection: StateProjection, action: Tensor, subset: Tensor) -> Tensor:
+        """As `values`, without gradients and only of the critics `subset` [M, N, G] for each state
+        and discount; the values of the others are zeros."""
+        part, (k, n, g, a) = projection.product, action.shape
         c = len(part)
         wanted = torch.zeros(c, n * g, dtype=torch.bool, device=action.device)
-        wanted.scatter_(0, chosen.flatten(1), True)
-        told = self._told(action).reshape(k, n * g, 1, 2 + a)
-        values = told.new_zeros(c, k, n * g)  # under autocast answers may be halves
+        wanted.scatter_(0, subset.flatten(1), True)
+        inputs = self._inputs(action).reshape(k, n * g, 1, 2 + a)
+        values = inputs.new_zeros(c, k, n * g)  # under autocast outputs may be halves
         with torch.no_grad():
             for i in range(c):
                 entry = wanted[i].nonzero().squeeze(1)
                 layers = [(weight[i : i + 1], bias[i : i + 1]) for weight, bias in self._layers()]
-                first = self._first_of_told(layers)
-                out = self._answers(first, layers, part[i : i + 1, entry // g], told[:, entry])
+                first = self._input_weight(layers)
+                out = self._forward(first, layers, part[i : i + 1, entry // g], inputs[:, entry])
                 values[i, :, entry] = self.scalar(out)[0, ..., 0].to(values.dtype)
         result: Tensor = values.unflatten(-1, (n, g))
         return result
 
-    def _first_of_told(self, layers: Layers) -> Tensor:
-        """The first layer's weight and bias for what critics are told: [C, 2 + A, H]."""
+    def _input_weight(self, layers: Layers) -> Tensor:
+        """The first layer's weight and bias for all inputs but the state: [C, 2 + A, H]."""
         weight, bias = layers[0]
         return torch.cat((weight[:, self.d_state :], bias), dim=1)
 
-    def _told(self, action: Tensor) -> Tensor:
-        """What the first layer sees beside the state: [K, N, G, A] -> [K, N, G, 2 + A], with a one
-        for its bias, which so costs no pass of its own."""
+    def _inputs(self, action: Tensor) -> Tensor:
+        """The first layer's inputs beside the state: [K, N, G, A] -> [K, N, G, 2 + A], with a one
+        for its bias, which needs no pass of its own then."""
         if self.action.kind == "continuous":
-            # Nothing to be gained beyond. Ones and zeros are let through: a clamp has no gradient.
+            # No gradient at the bounds. Ones and zeros pass: a clamp would stop theirs.
             action = action.clamp(-0.999, 0.999)
         gammas, one = (x.expand(*action.shape[:-1], 1) for x in (self.gamma_features, self.one))
         return torch.cat((gammas, action, one), dim=-1)
 
-    def _answers(self, first: Tensor, layers: Layers, state: Tensor, told: Tensor) -> Tensor:
-        """told [K, N, G, 2 + A] and a state, see `first_layer` -> [C, K, N, G, output]."""
+    def _forward(self, first: Tensor, layers: Layers, state: Tensor, inputs: Tensor) -> Tensor:
+        """inputs [K, N, G, 2 + A] and states, see `first_layer` -> [C, K, N, G, output]."""
         c, _, h = first.shape
-        k, n, g, _ = told.shape
-        if told.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._block(first, layers, state, told)
+        k, n, g, _ = inputs.shape
+        if inputs.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._block(first, layers, state, inputs)
         at_once = BLOCK * torch.get_num_threads()
         states = max(1, at_once // (c * h * k * g))
         if states >= n:
-            return self._block(first, layers, state, told)
-        blocks = zip(state.split(states, 1), told.split(states, 1), strict=True)
+            return self._block(first, layers, state, inputs)
+        blocks = zip(state.split(states, 1), inputs.split(states, 1), strict=True)
         return torch.cat([self._block(first, layers, *block) for block in blocks], dim=2)
 
-    def _block(self, first: Tensor, layers: Layers, state: Tensor, told: Tensor) -> Tensor:
-        if (slope := self._constant_slope(layers, told)) is not None:
-            out = constant_answers(told, state, first, layers[1:], slope)
+    def _block(self, first: Tensor, layers: Layers, state: Tensor, inputs: Tensor) -> Tensor:
+        if (slope := self._frozen_slope(layers, inputs)) is not None:
+            out = forward_frozen(inputs, state, first, layers[1:], slope)
         else:
-            x = self._hidden(layers, first_layer(told, first, state)).flatten(1, -2)
+            x = self._hidden(layers, first_layer(inputs, first, state)).flatten(1, -2)
             out = self._upper_layers(layers, x)
-        return out.view(len(first), *told.shape[:3], out.shape[-1])
+        return out.view(len(first), *inputs.shape[:3], out.shape[-1])
 
-    def _constant_slope(self, layers: Layers, told: Tensor) -> float | None:
-        """Of the activation, if these layers are constants that `constant_answers` can serve."""
-        constant = torch.is_grad_enabled() and told.requires_grad and not layers[0][0].requires_grad
+    def _frozen_slope(self, layers: Layers, inputs: Tensor) -> float | None:
+        """Slope of the activation, if `forward_frozen` can compute these layers."""
+        constant = (
+            torch.is_grad_enabled() and inputs.requires_grad and not layers[0][0].requires_grad
+        )
         dropout = self.training and self.config.dropout > 0
-        # A critic of somebody's own may do anything between its layers.
-        if type(self) is not CriticEnsemble or not constant or dropout or not on_plain_cpu(told):
+        # A custom critic may do anything between its layers.
+        if type(self) is not CriticEnsemble or not constant or dropout or not on_plain_cpu(inputs):
             return None
         return leaky_slope(self.activation)
-
-
-def policy_value(
-    critic: CriticEnsemble,
-    part: StatePart,
-    policy: Distribution,
-    noise: Tensor,
-    *,
-    frozen: bool = False,
-    chosen: Tensor | None = None,
-) -> Tensor:
-    """[C, N, G]: the mean over the policy's samples, or over all its actions with their odds.
-
-    `chosen` [M, N, G]: other critics than these need not answer, and there are no gradients.
-    """
-    odds: Tensor | None = None
-    if isinstance(policy, Categorical):
-        n = policy.probs.shape[-1]
-        action = torch.eye(n, device=policy.probs.device)[:, None, None, :]
-        action = action.expand(n, *policy.probs.shape)
-        odds = policy.probs.movedim(-1, 0)
-    else:
-        action = policy.rsample(noise)
-    if chosen is None:
-        values = critic.values(part, action, frozen=frozen)
-    else:
-        values = critic.chosen_values(part, action, chosen)
-    if odds is not None:
-        return (values * odds).sum(1)
-    return values.mean(1) if len(action) > 1 else values.squeeze(1)

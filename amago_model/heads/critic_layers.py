@@ -1,11 +1,11 @@
-"""The arithmetic of a critic ensemble's layers, and critics as constants for DPG.
+"""The arithmetic of a critic ensemble's layers, and critics with constant weights for DPG.
 
-DPG follows the lowest critic of each state and discount, so all the others get a gradient of
-zero there. Going back, each critic is asked about those rows alone in which it got another: with C
-critics a C-th of the work. For a CPU, which knows at once how many these are.
+DPG follows the lowest critic of each state and discount, so all others get a gradient of zero
+there. The backward pass computes each critic for those rows alone in which its gradient is another:
+with C critics a C-th of the work. For a CPU, which knows at once how many these are.
 
-Letters: C critics, N states, K action samples, G discounts, W width of what critics are told beside
-the state, H hidden width, M = K * N * G.
+Letters: C critics, N states, K action samples, G discounts, W width of the inputs beside the state,
+H hidden width, M = K * N * G.
 """
 
 from __future__ import annotations
@@ -27,101 +27,100 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.bmm(x, weight).add_(bias)
 
 
-class StatePart:
-    """States that critics are asked about, and what the first layer makes of them without the rest
-    of its input: computed when it is first needed, and once."""
+class StateProjection:
+    """States, and their product with the first layer's weight: computed on first use, once."""
 
     def __init__(self, state: Tensor, weight: Tensor) -> None:
         """state [N, D], weight [C, D, H]."""
         self.state, self.weight = state, weight
-        self._part: Tensor | None = None
+        self._product: Tensor | None = None
         self._grad = torch.is_grad_enabled()
 
     @property
-    def part(self) -> Tensor:
+    def product(self) -> Tensor:
         """[C, N, H]"""
-        if self._part is None:
+        if self._product is None:
             with torch.set_grad_enabled(self._grad):
                 rows = self.state.expand(len(self.weight), -1, -1)
-                self._part = torch.bmm(rows, self.weight)
-        return self._part
+                self._product = torch.bmm(rows, self.weight)
+        return self._product
 
-    def detach(self) -> StatePart:
+    def detach(self) -> StateProjection:
         """The same as constants."""
-        constant = StatePart(self.state.detach(), self.weight.detach())
-        constant._part = None if self._part is None else self._part.detach()
+        constant = StateProjection(self.state.detach(), self.weight.detach())
+        constant._product = None if self._product is None else self._product.detach()
         return constant
 
 
-def first_layer(told: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Before its activation, [C, N, H] or [C, K, N, G, H]: no view where a gradient passes, since
-    the activation will write into it.
+def first_layer(inputs: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+    """The first layer before its activation, [C, N, H] or [C, K, N, G, H]: no view where a gradient
+    passes, since the activation will write into it.
 
     Args:
-        told: [K, N, G, W]
+        inputs: [K, N, G, W]
         weight: [C, W, H], or [C, D + W, H] to make it of states, too.
-        state: [C, N, H], what the layer made of the states; or they themselves, [1, N, D].
+        state: [C, N, H], the product of states and weight; or states, [1, N, D].
     """
-    k, n, g, width = told.shape
+    k, n, g, width = inputs.shape
     c, d_in, _ = weight.shape
     if d_in != width:
-        rows = torch.cat((state, told.view(1, n, width)), dim=-1)
+        rows = torch.cat((state, inputs.view(1, n, width)), dim=-1)
         return torch.bmm(rows.expand(c, -1, -1), weight)
-    rows = told.reshape(1, -1, width).expand(c, -1, -1)
+    rows = inputs.reshape(1, -1, width).expand(c, -1, -1)
     x = torch.bmm(rows, weight).view(c, k, n, g, weight.shape[-1])
     shared = state[:, None, :, None]
     # Not in place where a gradient passes: x is a view.
     return x + shared if torch.is_grad_enabled() else x.add_(shared)
 
 
-def constant_answers(
-    told: Tensor, state: Tensor, first: Tensor, upper: Layers, slope: float
+def forward_frozen(
+    inputs: Tensor, state: Tensor, first: Tensor, upper: Layers, slope: float
 ) -> Tensor:
-    """What critics with leaky ReLUs of one slope answer, with a gradient to `told` alone.
+    """Outputs of critics with leaky ReLUs of one slope, with a gradient to `inputs` alone.
 
     Args:
-        told, state: see `first_layer`, whose weight is `first`.
+        inputs, state: see `first_layer`, whose weight is `first`.
         upper: the layers above it.
 
     Returns:
         [C, M, d_out]
     """
     flat = [tensor.detach() for layer in upper for tensor in layer]
-    return _Constant.apply(  # type: ignore[no-any-return, no-untyped-call]
-        told, state.detach(), first.detach(), slope, *flat
+    return _Frozen.apply(  # type: ignore[no-any-return, no-untyped-call]
+        inputs, state.detach(), first.detach(), slope, *flat
     )
 
 
-class _Constant(torch.autograd.Function):
+class _Frozen(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, told: Tensor, state: Tensor, first: Tensor, slope: float, *upper: Tensor
+        ctx: Any, inputs: Tensor, state: Tensor, first: Tensor, slope: float, *upper: Tensor
     ) -> Tensor:
-        x = first_layer(told, first, state)
-        weights, kept = upper[::2], []
+        x = first_layer(inputs, first, state)
+        weights, activations = upper[::2], []
         for weight, bias in zip(weights, upper[1::2], strict=True):
-            kept.append(F.leaky_relu_(x, slope).flatten(1, -2))
-            x = affine(kept[-1], weight, bias)
-        ctx.slope, ctx.shape = slope, told.shape
-        ctx.save_for_backward(first[:, -told.shape[-1] :], *weights, *kept)
+            activations.append(F.leaky_relu_(x, slope).flatten(1, -2))
+            x = affine(activations[-1], weight, bias)
+        ctx.slope, ctx.shape = slope, inputs.shape
+        ctx.save_for_backward(first[:, -inputs.shape[-1] :], *weights, *activations)
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         first, *rest = ctx.saved_tensors
-        weights, kept = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        of_told = grad.new_zeros(grad.shape[1], first.shape[1])
-        for critic, asked in enumerate((grad != 0).any(-1)):
-            rows = asked.nonzero().squeeze(1)
+        weights, activations = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        grad_inputs = grad.new_zeros(grad.shape[1], first.shape[1])
+        for critic, nonzero in enumerate((grad != 0).any(-1)):
+            rows = nonzero.nonzero().squeeze(1)
             g = grad[critic].index_select(0, rows)
-            for weight, out in zip(reversed(weights), reversed(kept), strict=True):
+            for weight, out in zip(reversed(weights), reversed(activations), strict=True):
                 g = torch.mm(g, weight[critic].t())
                 _through_activation(g, out[critic].index_select(0, rows), ctx.slope)
-            of_told.index_add_(0, rows, torch.mm(g, first[critic].t()))
-        return of_told.view(ctx.shape), None, None, None, *[None] * (2 * len(weights))
+            grad_inputs.index_add_(0, rows, torch.mm(g, first[critic].t()))
+        return grad_inputs.view(ctx.shape), None, None, None, *[None] * (2 * len(weights))
 
 
 def _through_activation(grad: Tensor, out: Tensor, slope: float) -> None:
-    """In place: what of the gradient passes a leaky ReLU that gave `out`."""
+    """In place: the gradient of the input of a leaky ReLU with output `out`."""
     torch.ops.aten.leaky_relu_backward.grad_input(grad, out, slope, True, grad_input=grad)

@@ -1,9 +1,9 @@
 """Action distributions: sample, greedy, log_prob, entropy; rsample where gradients can pass.
 
-Bare tensors instead of torch.distributions, whose argument checks cost more than small networks do.
-Actions are in the networks' terms (indices 0..n-1, ones and zeros, or -1..1); batch.decode_action
-makes them the environment's. All that is drawn in an update is a function of standard normal noise,
-handed in: so padding, or a second look at the same batch, changes no draw.
+Plain tensors instead of torch.distributions, whose argument checks cost more than small networks.
+Actions are in the networks' units (indices 0..n-1, ones and zeros, or -1..1); batch.decode_action
+converts them to the environment's. All samples in an update are functions of standard normal noise,
+which is an argument: so padding, or a second pass over a batch, changes no sample.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "OneHots",
     "TanhGaussian",
     "data_log_prob",
+    "with_sampled_actions",
 ]
 
 
@@ -48,9 +49,9 @@ class Categorical:
     ) -> Categorical:
         """Softmax, clipped to [low, high] and renormalised; illegal actions get exactly 0.
 
-        logits [..., n]; legal, broadcastable bool (a row without any legal action counts as all
-        legal: it is padding). Gradients pass through the lower clip (with `low_gradient`), or an
-        action that data shows but the policy thinks impossible could never be learned; the upper
+        logits [..., n]; legal, broadcastable bool (without any legal action all count as legal:
+        this is padding). Gradients pass through the lower clip (with `low_gradient`), or an
+        action of the data with probability 0 could never be learned; the upper
         clip stops them, and so does the renormalising sum.
         """
         if legal is not None:
@@ -193,6 +194,13 @@ class OneHots:
 
 
 Distribution = Categorical | TanhGaussian | Beta | GaussianMixture | MultiBinary | OneHots
+
+
+def with_sampled_actions(policy: Distribution, sampled: bool) -> Distribution:
+    """The policy with discrete actions as differentiable samples, if `sampled`; else unchanged."""
+    if sampled and isinstance(policy, Categorical):
+        return OneHots(policy.probs, (policy.probs.shape[-1],))
+    return policy
 
 
 def data_log_prob(policy: Distribution, action: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""PopArt: critics learn normalised returns, and stay unmoved when the normalisation moves.
+"""PopArt: critics learn normalised returns, and keep their values when the normalisation changes.
 
 With raw network output x, the normalised value is w x + b and the value sigma (w x + b) + mean. An
 update of (mean, sigma) changes w and b so that the value of every x is what it was (van Hasselt et
-al. 2016). w and b are statistics, not weights: one set serves the critics and their copies.
+al. 2016). w and b are statistics, not weights: one set serves the critics and their targets.
+Critics over bins output returns: they use mean and sigma alone.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from amago_model.running_statistics import RunningMoments, Statistics
 class PopArt(Statistics):
     """Statistics of G returns, one for each discount; the last dimension of every input is G."""
 
-    def __init__(self, n_gammas: int, *, beta: float, init_nu: float, enabled: bool) -> None:
+    def __init__(
+        self, n_gammas: int, *, beta: float, init_nu: float, enabled: bool, bins: bool = False
+    ) -> None:
+        """`bins`: critics output returns, by bins, and not normalised values."""
         super().__init__()
-        self.enabled = enabled
+        self.enabled, self.bins = enabled, bins
         self.moments = RunningMoments((n_gammas,), beta=beta, init_nu=init_nu)
         self.register_buffer("w", torch.ones(n_gammas))
         self.register_buffer("b", torch.zeros(n_gammas))
@@ -36,32 +40,34 @@ class PopArt(Statistics):
         """[G], kept within 0.01 .. 10^4."""
         return self.moments.variance.clamp(1e-4, 1e8).sqrt()
 
-    def take(self, x: Tensor, mask: Tensor) -> None:
-        """Take in returns x [*mask.shape, G] where the mask is True."""
+    def apply_batch(self, x: Tensor, mask: Tensor) -> None:
+        """Update with returns x [*mask.shape, G] where the mask is True."""
         if not self.enabled:
             return
         old_mean, old_sigma = self.mean.clone(), self.sigma
-        self.moments.take(x, mask)
+        self.moments.apply_batch(x, mask)
         sigma = self.sigma
         self.w.mul_(old_sigma / sigma)
         self.b.mul_(old_sigma).add_(old_mean - self.mean).div_(sigma)
 
     def normalize(self, returns: Tensor) -> Tensor:
-        """A return, in deviations from the mean."""
+        """A return -> deviations from the mean return."""
         return (returns - self.mean) / self.sigma if self.enabled else returns
 
-    def normalized_value(self, x: Tensor) -> Tensor:
-        """Raw critic output -> normalised value."""
-        return torch.addcmul(self.b, self.w, x) if self.enabled else x
+    def to_normalized(self, x: Tensor) -> Tensor:
+        """Critic output as one number -> deviations from the mean return."""
+        if not self.enabled or self.bins:
+            return self.normalize(x)
+        return torch.addcmul(self.b, self.w, x)
 
-    def normalized_difference(self, x: Tensor, *, raw: bool) -> Tensor:
-        """A difference of raw critic outputs, or else of returns -> of normalised values."""
+    def to_return(self, x: Tensor) -> Tensor:
+        """Critic output as one number -> return, in units of the multiplied reward."""
+        if not self.enabled or self.bins:
+            return x
+        return torch.addcmul(self.mean, self.sigma, self.to_normalized(x))
+
+    def normalized_difference(self, x: Tensor) -> Tensor:
+        """A difference of two critic outputs -> of normalised values."""
         if not self.enabled:
             return x
-        return self.w * x if raw else x / self.sigma
-
-    def value(self, x: Tensor) -> Tensor:
-        """Raw critic output -> value, in units of the (multiplied) reward."""
-        if not self.enabled:
-            return x
-        return torch.addcmul(self.mean, self.sigma, self.normalized_value(x))
+        return x / self.sigma if self.bins else self.w * x

@@ -12,7 +12,7 @@ from amago_model.running_statistics import masked_mean
 
 
 def dpg_loss(value: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
-    """-min over critics of the value of the policy's own actions, [C, N, G] (DPG)."""
+    """-min over critics of the value of the policy's actions, [C, N, G] (DPG)."""
     return -masked_mean(value.amin(0), mask, count)
 
 

@@ -1,4 +1,4 @@
-"""What one forward pass found out: all that the terms of a loss are made of.
+"""The inputs of every loss term, from one forward pass.
 
 Letters: N transitions, A action width, C critics, G discounts.
 """
@@ -17,39 +17,38 @@ from amago_model.running_statistics import masked_mean
 
 @dataclass(slots=True)
 class LossInputs:
-    """Of all transitions of a batch, in parallel. What has a gradient says to what.
+    """For all transitions of a batch. Fields with a gradient name where it leads.
 
-    Where there is no critic (behaviour cloning), what critics say is None.
+    Without a critic (behaviour cloning) the fields of critics are None.
     """
 
     transitions: Transitions
-    """States before and after, actions, masks: see transitions.py."""
+    """States before and after, actions, masks: see data/transitions.py."""
     counts: dict[str, Tensor]
-    """By loss, what `mean` divides by instead of this batch's own number of transitions."""
+    """By loss, the divisor of `mean`, where it is not this batch's number of transitions."""
     policy: Distribution
     """The actor before each transition, [N, G, …]. Gradient to the actor and the states."""
     log_prob: Tensor | None = None
     """[N, G] of the data's actions under `policy`; None with bc_weight=0."""
-    answers: Tensor | None = None
-    """[C, N, G, 1 or bins]: the critics' raw output on the data's actions. Gradient to critics and
-    states."""
-    q: Tensor | None = None
-    """[C, N, G]: the same as one number each: the return that the bins expect; of a scalar critic
-    what PopArt makes a return of (`agent.value_norm.value`)."""
-    target: Tensor | None = None
+    critic_output: Tensor | None = None
+    """[C, N, G, 1 or bins]: the critics on the data's actions. Gradient to critics and states."""
+    q_values: Tensor | None = None
+    """[C, N, G]: the same as one number each: the return that the bins expect, or the output of a
+    scalar critic. `agent.popart.to_normalized` and `to_return` give it a unit."""
+    td_target: Tensor | None = None
     """[N, G], in units of the multiplied reward."""
-    value: Tensor | None = None
-    """[C, N, G]: what the critics (with lagged_critics: as they were a step ago), as constants, say
-    of the policy's own actions, in deviations from the mean return. Gradient, through these, to the
-    actor and the states (if dpg_weight is above 0; with dpg_detach_state to the actor)."""
+    policy_values: Tensor | None = None
+    """[C, N, G]: values of the policy's actions, in deviations from the mean return, by constant
+    critics (with lagged_critics: those of the last step). Gradient to the actor and the states (if
+    dpg_weight is above 0; with dpg_detach_state to the actor alone)."""
     advantage: Tensor | None = None
-    """[N, G] of the data's actions, as the filter sees it."""
-    weight: Tensor | None = None
-    """[N, G]: what the filter makes of it; None where nothing is filtered."""
+    """[N, G] of the data's actions: the filter's input."""
+    filter_weight: Tensor | None = None
+    """[N, G]: the filter's output; None without a filter."""
 
     def mean(self, x: Tensor, over: Literal["critic", "dpg", "bc"]) -> Tensor:
         """The mean of x [N, …] over the transitions that a built-in term is a mean of: scalar.
 
-        Also where the batch is one part of many: then the parts' means add up to the whole's.
+        Where the batch is one of several micro-batches, their means add up to the whole's.
         """
-        return masked_mean(x, self.transitions.mask_of(over), self.counts.get(over))
+        return masked_mean(x, self.transitions.loss_mask(over), self.counts.get(over))

@@ -1,9 +1,12 @@
-"""What there is to say about an update beside its losses. All of the acting discount, detached.
+"""Metrics of an update beside its losses, and values for people who look at data. All detached.
 
-Computed where an update is logged, so it may cost something; it draws no random numbers.
+Metrics are those of the acting discount. They are computed for logged updates alone and draw no
+random numbers.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,17 +14,57 @@ from torch import Tensor
 from amago_model.data.transitions import Transitions
 from amago_model.heads.distributions import Distribution
 from amago_model.heads.popart import PopArt
-from amago_model.losses.values import over_critics
+from amago_model.losses.loss_inputs import LossInputs
 from amago_model.running_statistics import masked_mean
 
 
+@dataclass(slots=True)
+class Values:
+    """Values of the data's and the policy's actions, [B, T, G], in units of the environment's
+    return."""
+
+    q: Tensor
+    """Value of the data's action, mean over critics."""
+    v: Tensor
+    """Value of the policy's actions, mean over critics."""
+    advantage: Tensor
+    """The filter's input: see LossConfig.filter_advantage for its unit."""
+    weight: Tensor
+    """The filter's output."""
+    q_std: Tensor
+    """Deviation of q over critics."""
+    v_std: Tensor
+    """Deviation of v over critics."""
+    mask: Tensor
+    """[B, T] bool: False where there is no transition, or its action is not known."""
+
+
+def mean_and_std(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[C, ...] -> mean [...] and deviation [...]."""
+    mean = x.mean(0)
+    return mean, (x - mean).square().mean(0).sqrt()
+
+
 @torch.no_grad()
-def critic_metrics(
+def update_metrics(inputs: LossInputs, popart: PopArt | None, scale: float) -> dict[str, Tensor]:
+    """All metrics; `scale` is the reward multiplier, popart None without a critic."""
+    tr, found = inputs.transitions, dict[str, Tensor]()
+    if popart is not None:
+        assert inputs.q_values is not None and inputs.td_target is not None
+        assert inputs.advantage is not None
+        q = popart.to_return(inputs.q_values)
+        found |= _critic_metrics(tr, q, inputs.td_target, inputs.advantage, popart, scale)
+    if inputs.log_prob is not None:
+        found |= _actor_metrics(tr, inputs.policy, inputs.log_prob, inputs.filter_weight)
+    return found
+
+
+def _critic_metrics(
     tr: Transitions, q: Tensor, target: Tensor, advantage: Tensor, norm: PopArt, scale: float
 ) -> dict[str, Tensor]:
     """Values of the data's actions q [C, N, G] and targets [N, G], both in multiplied reward, which
     is `scale` times the environment's; advantage [N, G]. The metrics are in the environment's."""
-    mean, deviation = over_critics(q[..., -1] / scale)
+    mean, deviation = mean_and_std(q[..., -1] / scale)
     y = target[:, -1] / scale
     return {
         "value/q_mean": masked_mean(mean, tr.critic_mask),
@@ -38,12 +81,11 @@ def critic_metrics(
     }
 
 
-@torch.no_grad()
-def actor_metrics(
+def _actor_metrics(
     tr: Transitions, policy: Distribution, log_prob: Tensor, weight: Tensor | None
 ) -> dict[str, Tensor]:
     """The policy before each transition; log_prob and the filter's weight [N, G]."""
-    entropy = policy.entropy(tr.own_noise)[:, -1]
+    entropy = policy.entropy(tr.policy_noise)[:, -1]
     metrics = {
         "policy/log_prob": masked_mean(log_prob[:, -1], tr.bc_mask),
         "policy/entropy": masked_mean(entropy, tr.exists),

@@ -1,13 +1,14 @@
-"""What a critic should have said: n-step returns that know endings, gaps and padding.
+"""TD targets: n-step and lambda returns that know endings, gaps and padding.
 
     transition   0     1     2           y[t] = r[t] + g r[t+1] + ... + g^m q[t+m-1]
     reward       r0    r1    r2
-    next value   q0    q1    q2          q[t] is the value of row t+1, where transition t arrives
+    next value   q0    q1    q2          q[t] is the value of timestep t+1, after transition t
     terminated   F     F     x           x: nothing comes after r2
     usable       T     T     z           False: padding, or neither an ending nor a next observation
 
 The sum stops after n rewards, at a termination, or before the first transition that is not usable,
 whichever comes first, and bootstraps from the value there unless it stopped at a termination.
+Letters: B windows, T transitions, N of them, C critics, G discounts.
 """
 
 from __future__ import annotations
@@ -15,11 +16,53 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago_model.config import LossConfig
+from amago_model.config import AgentConfig, LossConfig
 from amago_model.data.batch import Batch
+from amago_model.data.transitions import Transitions
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.distributions import Categorical, Distribution
+from amago_model.heads.popart import PopArt
+from amago_model.losses.critic_evaluation import policy_values
 
 
-def critic_targets(batch: Batch, next_value: Tensor, gammas: Tensor, config: LossConfig) -> Tensor:
+@torch.no_grad()
+def td_targets(
+    batch: Batch,
+    tr: Transitions,
+    next_policy: Distribution,
+    target_critic: CriticEnsemble,
+    popart: PopArt,
+    gammas: Tensor,
+    config: AgentConfig,
+) -> Tensor:
+    """[N, G] in units of the multiplied reward: each bootstraps from the minimum (mean, without
+    DPG) over a random subset of the target critics, on the actions of `next_policy` [N, G, ...]."""
+    c = config.critic
+    subset = subset_indices(
+        c.n_critics, c.n_critics_target, tr.ensemble_noise, replacement=c.subset_replacement
+    )
+    state_tp1 = tr.critic_state_tp1
+    if isinstance(next_policy, Categorical) and target_critic.table:
+        q = target_critic.action_values(state_tp1, **tr.critic_inputs_tp1)
+        q = (q * next_policy.probs).sum(-1)
+    else:
+        # How many values each critic has to compute is known to a CPU at once, to a GPU only later.
+        sparse = state_tp1.device.type == "cpu" and not torch.compiler.is_compiling()
+        sparse = sparse and type(target_critic) is CriticEnsemble
+        q = policy_values(
+            target_critic,
+            target_critic.project_state(state_tp1, **tr.critic_inputs_tp1),
+            next_policy,
+            tr.target_noise,
+            subset=subset if sparse else None,
+        )
+    value = popart.to_return(over_subset(q, subset, minimum=config.losses.dpg_weight > 0))
+    return tr.flatten(bootstrapped_returns(batch, tr.unflatten(value), gammas, config.losses))
+
+
+def bootstrapped_returns(
+    batch: Batch, next_value: Tensor, gammas: Tensor, config: LossConfig
+) -> Tensor:
     """next_value [B, T, G], gammas [G] -> [B, T, G], all in units of the multiplied reward."""
     usable = batch.mask & (batch.terminated | batch.next_obs_valid)
     reward = torch.where(batch.mask, batch.reward * config.reward_multiplier, 0.0)
@@ -102,17 +145,6 @@ def subset_indices(
         out: Tensor = (uniform * n_critics).long().clamp(max=n_critics - 1)
         return out
     return noise.topk(size, dim=0).indices if size < n_critics else None
-
-
-def ensemble_subset(
-    q: Tensor, size: int, *, minimum: bool, noise: Tensor, replacement: bool = False
-) -> Tensor:
-    """[C, ...] -> [...]: the minimum (or mean) over `size` critics, drawn anew for each entry.
-
-    `noise`, shaped like q, is not read where size is C and all are drawn: see `subset_indices`.
-    """
-    indices = subset_indices(len(q), size, noise, replacement=replacement)
-    return over_subset(q, indices, minimum=minimum)
 
 
 def over_subset(q: Tensor, indices: Tensor | None, *, minimum: bool) -> Tensor:

@@ -1,9 +1,9 @@
-"""torch.compile for an agent's update: where it can run, and how it is told.
+"""torch.compile for an agent's update.
 
 Forward and backward become a few generated kernels. A new shape compiles anew, for minutes, so the
 windows of a batch are padded to one of a few lengths (`bucket`). Where a part cannot be compiled,
-torch logs a warning and that part runs as it is. What a CPU gains by sizes that depend on the data
-(padding left out, critics asked only where they were drawn) a compiled update forgoes.
+torch logs a warning and that part runs uncompiled. A compiled update has no sizes that depend on
+the data, by which a CPU is faster (no padding, critics of a subset alone).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amago_model.errors import ConfigError
 
 @lru_cache(maxsize=8)
 def compile_obstacle(device_type: str) -> str | None:
-    """Why torch.compile cannot be used on this device: what a trial said; None if it can."""
+    """Why torch.compile cannot be used on this device: the error of a trial; None if it can."""
     try:
         x = torch.ones(8, device=device_type)
         torch.compile(_trial, dynamic=False)(x)
@@ -39,8 +39,8 @@ def _trial(x: Tensor) -> Tensor:
 
 
 def wants_compiling(setting: str, device: torch.device | str) -> bool:
-    """Whether off, auto, on or graphs means to compile on this device. On a CPU auto does not: its
-    update lives on sizes that a compiled one cannot have."""
+    """Whether off, auto, on or graphs means to compile on this device. On a CPU auto does not: an
+    update with sizes that depend on the data is faster."""
     if setting == "auto":
         kind = torch.device(device).type
         return kind == "cuda" and compile_obstacle(kind) is None
@@ -61,15 +61,15 @@ def compiled(
     graphs: bool = False,
     longest: int | None = None,
 ) -> Callable[..., Any]:
-    """The agent's forward pass, compiled; call it as the agent.
+    """The agent's forward pass, compiled, with the arguments of Agent.forward.
 
     Args:
         graphs: record the kernels of an update once for each shape and replay them (CUDA graphs),
             which saves the time of launching them.
-        longest: transitions of the longest window that will come, if that is known.
+        longest: transitions of the longest possible window, if known.
 
     Raises:
-        ConfigError: this machine cannot; it says why.
+        ConfigError: this machine cannot compile, with the reason.
     """
     kind = torch.device(device).type
     if why := compile_obstacle(kind):

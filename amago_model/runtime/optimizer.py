@@ -1,7 +1,7 @@
-"""Clipping gradients and stepping weights with no more than the arithmetic.
+"""Gradient clipping and AdamW without the overhead of torch's own functions.
 
-torch's own functions sort parameters by device and type, look for options and write profiles: on a
-CPU that costs a small agent more time than the arithmetic. The numbers are the same.
+Those sort parameters by device and type, read options and write profiles: on a CPU that takes a
+small agent longer than the arithmetic. The results are the same.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
 
 @torch.no_grad()
 def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
-    """What `optimizer.step()` does, of an AdamW made with fused=True and else default options.
+    """optimizer.step() for an AdamW with fused=True and otherwise default options.
 
-    bad [] float32: where it is 1 and not 0, nothing is changed; who does not know which it is need
-    not wait for the device.
+    bad [] float32: 1 leaves everything unchanged, 0 steps; the processor need not wait for its
+    value.
     """
     groups = [[p for p in g["params"] if p.grad is not None] for g in optimizer.param_groups]
     if not all(p in optimizer.state for learned in groups for p in learned):
-        # Which makes the state of what it steps for the first time, and knows `bad` by this name.
+        # torch's own step makes the state of new parameters; `found_inf` is its name for `bad`.
         optimizer.found_inf = bad  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.found_inf = None  # type: ignore[attr-defined]

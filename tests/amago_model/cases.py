@@ -75,11 +75,11 @@ def agent_of(
         for p in agent.parameters():
             p.add_(0.1 * torch.randn(p.shape))
         if agent.critic is not None:
-            agent.value_norm.moments.mean.copy_(torch.tensor([2.0, -1.0]))
-            agent.value_norm.moments.variance.copy_(torch.tensor([9.0, 40.0]))
-            agent.value_norm.moments.updates.fill_(7.0)
-            agent.value_norm.w.copy_(torch.tensor([0.7, 1.3]))
-            agent.value_norm.b.copy_(torch.tensor([-0.2, 0.4]))
+            agent.popart.moments.mean.copy_(torch.tensor([2.0, -1.0]))
+            agent.popart.moments.variance.copy_(torch.tensor([9.0, 40.0]))
+            agent.popart.moments.updates.fill_(7.0)
+            agent.popart.w.copy_(torch.tensor([0.7, 1.3]))
+            agent.popart.b.copy_(torch.tensor([-0.2, 0.4]))
     return agent
 
 

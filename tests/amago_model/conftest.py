@@ -124,6 +124,8 @@ def memory_comes_back(make_spaces, make_config, make_batch) -> Callable[[object]
         assert policy.config == agent.config
         x, time_idx = torch.randn(1, 9, 12), torch.arange(9)[None]
         agent.eval()
-        torch.testing.assert_close(policy.states(x, time_idx), agent.policy.states(x, time_idx))
+        torch.testing.assert_close(
+            policy.encode_trajectory(x, time_idx), agent.policy.encode_trajectory(x, time_idx)
+        )
 
     return check

@@ -65,7 +65,7 @@ def slow_update(agent: Agent, batch: Batch, noise: Tensor) -> tuple[SlowUpdate, 
     agent = copy.deepcopy(agent)
     for part in agent.modules():
         if isinstance(part, SigmaLinear):  # its power iteration, once
-            part.settle()
+            part.flush()
     agent.eval()
     slow = _Loops(agent, batch, noise)
     inputs = slow.move_inputs() if moving else {}
@@ -81,7 +81,7 @@ class _Loops:
         self._split(noise)
         self.scalar = agent.critic is None or agent.config.critic.kind == "scalar"
         self.exact = self.space.kind == "discrete" and not agent.sampled
-        norm = getattr(agent, "value_norm", None)
+        norm = getattr(agent, "popart", None)
         self.popart = [
             SlowPopArt(
                 *(plain(x[g]) for x in (norm.moments.mean, norm.moments.variance)),
@@ -100,9 +100,9 @@ class _Loops:
         k_c, k_a = c.n_actions_in_critic_loss * g * width, c.n_actions_in_actor_loss * g * width
         self.next_noise = noise[..., :k_c].unflatten(-1, (c.n_actions_in_critic_loss, g, width))
         own = noise[..., k_c : k_c + k_a]
-        self.own_noise = own.unflatten(-1, (c.n_actions_in_actor_loss, g, width))
+        self.policy_noise = own.unflatten(-1, (c.n_actions_in_actor_loss, g, width))
         rest = noise[..., k_c + k_a :]
-        self.subset_noise = rest.unflatten(-1, (critics.n_critics, g)) if rest.numel() else None
+        self.ensemble_noise = rest.unflatten(-1, (critics.n_critics, g)) if rest.numel() else None
 
     # ---------------------------------------------------------------------- what is there
 
@@ -162,7 +162,7 @@ class _Loops:
                     taken["privileged"].append(batch.obs["truth"][i, r].double().tolist())
         norms = {"inputs": self.agent.policy.timestep_encoder.input_norm.moments}
         if "truth" in batch.obs and self.agent.critic is not None:
-            norms["privileged"] = self.agent.privileged.norm.moments
+            norms["privileged"] = self.agent.privileged_encoder.norm.moments
         for name, moments in norms.items():
             updates = plain(moments.updates)
             for f in range(len(moments.mean)):
@@ -180,18 +180,18 @@ class _Loops:
         """Window i by itself: what the actor sees [rows, D] and what critics see [rows, D + P]."""
         n = int(self.batch.mask[i].sum())
         one = self.batch._map(lambda x: x[i : i + 1])
-        rows = self.agent.policy.rows(
+        rows = self.agent.policy.encode_timesteps(
             {key: x[:, : n + 1] for key, x in one.obs.items()},
             one.prev_action[:, : n + 1],
             one.prev_reward[:, : n + 1],
             one.time_idx[:, : n + 1],
-            valid=one.row_mask[:, : n + 1],
+            valid=one.timestep_mask[:, : n + 1],
             previous_known=one.previous_known[:, : n + 1],
         )
-        state = seen = self.agent.policy.states(rows, one.time_idx[:, : n + 1])[0]
-        if self.agent.critic is not None and self.agent.privileged.width:
-            more = self.agent.privileged(
-                {key: x[:, : n + 1] for key, x in one.obs.items()}, one.row_mask[:, : n + 1]
+        state = seen = self.agent.policy.encode_trajectory(rows, one.time_idx[:, : n + 1])[0]
+        if self.agent.critic is not None and self.agent.privileged_encoder.width:
+            more = self.agent.privileged_encoder(
+                {key: x[:, : n + 1] for key, x in one.obs.items()}, one.timestep_mask[:, : n + 1]
             )[0]
             seen = torch.cat((state, more), -1)
         return state, seen
@@ -259,13 +259,15 @@ class _Loops:
         ]
         m = critics.n_critics_target
         if critics.subset_replacement:
-            ranges = [normal_cdf(plain(self.subset_noise[i, k, j, g])) for j in range(m)]
+            ranges = [normal_cdf(plain(self.ensemble_noise[i, k, j, g])) for j in range(m)]
             values = [values[min(int(u * len(values)), len(values) - 1)] for u in ranges]
         elif m < len(values):
-            order = sorted(range(len(values)), key=lambda c: -plain(self.subset_noise[i, k, c, g]))
+            order = sorted(
+                range(len(values)), key=lambda c: -plain(self.ensemble_noise[i, k, c, g])
+            )
             values = [values[c] for c in order[:m]]
         value = min(values) if self.c.dpg_weight > 0 else sum(values) / len(values)
-        return self.popart[g].value(value) if self.scalar else value
+        return self.popart[g].to_return(value) if self.scalar else value
 
     def target(self, i: int, k: int, g: int, q: list[float]) -> float:
         batch, c, n = self.batch, self.c, int(self.batch.mask[i].sum())
@@ -284,7 +286,7 @@ class _Loops:
         return y
 
     def normalized(self, x: Tensor, g: int) -> Tensor:
-        return self.popart[g].normalized_value(x) if self.scalar else self.popart[g].normalize(x)
+        return self.popart[g].to_normalized(x) if self.scalar else self.popart[g].normalize(x)
 
     def run(self, moving: bool, inputs: dict[str, Tensor]) -> SlowUpdate:
         agent, c = self.agent, self.c
@@ -316,9 +318,10 @@ class _Loops:
                 # The critics' copy of the state is a constant; the actor's only if it is told so.
                 acts_on = state[k].detach() if c.dpg_detach_state else state[k]
                 policy = self.policy(own, acts_on, i, k, g)
+                noise = self.policy_noise[i, k]
                 v = [
                     self.value_of(
-                        judge, j, seen[k].detach(), g, policy, self.own_noise[i, k], constant=True
+                        judge, j, seen[k].detach(), g, policy, noise, constant=True
                     )
                     for j in n_critics
                 ]  # fmt: skip
@@ -328,7 +331,7 @@ class _Loops:
                         self.normalized(
                             self.value_of(
                                 agent.lagged_critic, j, seen[k].detach(), g, policy,
-                                self.own_noise[i, k], constant=True,
+                                self.policy_noise[i, k], constant=True,
                             ),
                             g,
                         )
@@ -350,7 +353,7 @@ class _Loops:
                     gain = [self.normalized(a, g) - b for a, b in zip(q_sa, norm_v, strict=True)]
                 if self.bc_mask(i, k):
                     advantages[i, k, g] = plain(sum(gain)) / len(gain)
-                units = self.popart[g].value if self.scalar else (lambda x: x)
+                units = self.popart[g].to_return if self.scalar else (lambda x: x)
                 result.values[i, k, g] = [plain(units(x)) for x in q_sa]
                 if self.critic_mask(i, k):
                     terms["critic"].append(self._critic_error(out, result.targets[i, k, g], g))
@@ -381,7 +384,7 @@ class _Loops:
     def _critic_error(self, out: list[Tensor], y: float, g: int) -> Tensor:
         if self.scalar:
             goal = self.popart[g].normalize(y)
-            each = [(self.popart[g].normalized_value(x) - goal) ** 2 for x in out]
+            each = [(self.popart[g].to_normalized(x) - goal) ** 2 for x in out]
         else:
             label = slow_label(self.agent, y)
             each = [

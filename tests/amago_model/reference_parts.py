@@ -67,10 +67,10 @@ class SlowPopArt:
     def normalize(self, y):  # type: ignore[no-untyped-def]
         return (y - self.mean) / self.sigma if self.enabled else y
 
-    def normalized_value(self, x: Tensor) -> Tensor:
+    def to_normalized(self, x: Tensor) -> Tensor:
         return self.w * x + self.b if self.enabled else x
 
-    def value(self, x: Tensor) -> Tensor:
+    def to_return(self, x: Tensor) -> Tensor:
         return self.sigma * (self.w * x + self.b) + self.mean if self.enabled else x
 
 

@@ -26,7 +26,13 @@ from amago_model.encoders.timestep import InputNorm
 from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
 from amago_model.encoders.transformer import SigmaLinear
 from amago_model.heads.actor import Actor
-from amago_model.running_statistics import RunningMoments, Statistics, collecting, still
+from amago_model.running_statistics import (
+    RunningMoments,
+    Statistics,
+    accumulate_statistics,
+    freeze_statistics,
+)
+from amago_model.runtime.micro_batches import update_statistics
 
 NARROW = {"n_bins": 9, "min_return": -30.0, "max_return": 40.0}
 TRANSFORMER = TransformerConfig(
@@ -65,9 +71,9 @@ def _learn(agent: Agent, batch: Batch, m: int) -> dict[str, torch.Tensor]:
             loss.backward()
         else:
             parts = _parts(batch, m)
-            agent.observe(parts)
+            update_statistics(agent, parts)
             loss = torch.zeros(())
-            with still(agent):
+            with freeze_statistics(agent):
                 for part in parts:
                     one = agent(part, counts=counts)[0]
                     one.backward()
@@ -111,7 +117,7 @@ def test_parts_equal_the_whole_with_every_statistic_moving(
     assert any(n.endswith("timestep_encoder.input_norm.moments.mean") for n in moved)
     assert any(n.endswith(".u") for n in moved)  # power iterations too are statistics
     if agent.critic is not None:
-        assert {"value_norm.w", "privileged.norm.moments.mean"} <= moved
+        assert {"popart.w", "privileged_encoder.norm.moments.mean"} <= moved
 
 
 def test_a_batch_carries_the_noise_that_the_agent_would_draw(
@@ -131,11 +137,11 @@ def test_what_is_collected_is_taken_in_as_one_batch_and_nothing_moves_while_stil
     one, other = (RunningMoments((2,), beta=0.1, init_nu=1.0) for _ in range(2))
     x, mask = torch.randn(5, 3, 2), torch.rand(5, 3) > 0.3
     one.update(x, mask)
-    with collecting(other):
+    with accumulate_statistics(other):
         other.update(x[:2], mask[:2])
         assert float(other.updates) == 1.0
         other.update(x[2:], mask[2:])
-    with still(other):
+    with freeze_statistics(other):
         other.update(100 * x, mask)
     assert all(
         torch.equal(a, b)
@@ -149,7 +155,7 @@ def test_a_statistic_must_say_how_it_moves() -> None:
     class Silent(Statistics):
         pass
 
-    with pytest.raises(TypeError, match="take"):
+    with pytest.raises(TypeError, match="apply_batch"):
         Silent()  # type: ignore[abstract]
     assert not isinstance(SigmaLinear(2, 2), Statistics)  # shown nothing, so it has nothing to take
 
@@ -174,15 +180,15 @@ class WhitenedActor(Actor):
 
 
 @pytest.fixture
-def own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def custom_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry._registered})
     register("trajectory_encoder", "whitened")(lambda _, d_input: TwiceWhitened(d_input))
     register("actor", "whitened")(WhitenedActor)
 
 
-@pytest.mark.usefixtures("own_parts")
+@pytest.mark.usefixtures("custom_modules")
 @pytest.mark.parametrize("m", [2, 5])
-def test_statistics_of_a_memory_of_one_s_own_move_as_with_the_whole(
+def test_statistics_of_a_custom_memory_move_as_with_the_whole(
     make_spaces, make_config, make_batch, m: int
 ) -> None:
     config = make_config(critic={"popart": {"beta": 0.1}})
@@ -198,11 +204,11 @@ def test_statistics_of_a_memory_of_one_s_own_move_as_with_the_whole(
     assert not torch.equal(parts[moments], agent.get_buffer(moments))
 
 
-@pytest.mark.usefixtures("own_parts")
-def test_statistics_of_a_head_of_one_s_own_are_refused_in_parts(
+@pytest.mark.usefixtures("custom_modules")
+def test_statistics_of_a_custom_head_are_refused_in_parts(
     make_spaces, make_config, make_batch
 ) -> None:
     config = make_config().replace(custom=CustomConfig(actor="whitened"))
     agent = make_agent(config, make_spaces("continuous"))
     with pytest.raises(ConfigError, match=r"CustomConfig\.actor.*'whiten\.moments'.*accumulate=1"):
-        agent.observe(_parts(make_batch(agent.spaces), 2))
+        update_statistics(agent, _parts(make_batch(agent.spaces), 2))

@@ -109,7 +109,7 @@ def make(monkeypatch):  # type: ignore[no-untyped-def]
 
         def do(name: str) -> nn.Module:
             if ", flash" in name:
-                install("2.3", full_width=True)
+                install(full_width=True)
             return _excited(MEMORIES[name])
 
         yield do
@@ -227,6 +227,6 @@ def test_the_policys_distribution_is_the_same_step_by_step_and_over_whole_window
         row = (batch.prev_action[:, t], batch.prev_reward[:, t], batch.time_idx[:, t])
         _, hidden = policy.act(obs, *row, hidden)
     hook.remove()
-    rows = policy.rows(batch.obs, batch.prev_action, batch.prev_reward, batch.time_idx)
-    whole = policy.actor.mlp(policy.states(rows, batch.time_idx))[:, :14]
+    rows = policy.encode_timesteps(batch.obs, batch.prev_action, batch.prev_reward, batch.time_idx)
+    whole = policy.actor.mlp(policy.encode_trajectory(rows, batch.time_idx))[:, :14]
     torch.testing.assert_close(torch.stack(seen, 1), whole, rtol=1e-4, atol=1e-5)

@@ -290,7 +290,7 @@ def test_cloning_recovers_one_action(
         optimizer.step()
     obs = {"observation": batch.obs["observation"][0]}
     n = len(obs["observation"])
-    action, _ = agent.act(
+    action, _ = agent.policy.act(
         obs, batch.prev_action[0], torch.zeros(n), torch.ones(n).long(), None, sample=False
     )
     torch.testing.assert_close(action, wanted.expand_as(action), atol=0.15, rtol=0)

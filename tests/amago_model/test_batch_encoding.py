@@ -73,7 +73,7 @@ def test_action_and_reward_are_the_previous_columns_one_row_later(make_spaces, m
 def test_rows_are_valid_where_an_observation_was_recorded(make_spaces, make_batch) -> None:
     batch = make_batch(make_spaces(), lengths=(2, 2, 1, 0), size=2)
     # A whole window; one whose last observation is missing; one that ended; one of padding only.
-    assert batch.row_mask.tolist() == [
+    assert batch.timestep_mask.tolist() == [
         [True, True, True],
         [True, True, False],
         [True, False, False],

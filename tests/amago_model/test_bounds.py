@@ -11,7 +11,7 @@ from torch import Tensor
 from amago_model import ActorConfig, MLPActorConfig
 from amago_model.config import ActionSpace, BetaConfig, GMMConfig
 from amago_model.heads.actor import make_distribution
-from amago_model.heads.bounds import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
+from amago_model.heads.continuous import SOFTPLUS_EDGE, TANH_EDGE, bounded_exp, bounded_softplus
 from tests.amago_model.cases import make
 
 NUMBERS = st.lists(st.floats(-60, 60), min_size=1, max_size=6)

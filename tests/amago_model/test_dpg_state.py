@@ -38,7 +38,7 @@ def with_losses(case: dict[str, Any], **losses: Any) -> dict[str, Any]:
 
 def of_dpg(agent: Agent, batch: Any) -> dict[str, Tensor]:
     """Gradient of the DPG term alone, of each parameter that it reaches."""
-    loss = agent.terms(agent._look(batch, None))["dpg"]
+    loss = agent.terms(agent.loss_inputs(batch))["dpg"]
     named = dict(agent.named_parameters())
     learned = {n: p for n, p in named.items() if p.requires_grad}
     found = torch.autograd.grad(loss, [*learned.values()], allow_unused=True)

@@ -10,7 +10,8 @@ import torch
 
 from amago_model import Agent
 from amago_model.encoders.transformer import SigmaLinear
-from amago_model.running_statistics import still
+from amago_model.running_statistics import freeze_statistics
+from amago_model.runtime.micro_batches import update_statistics
 from tests.amago_model.cases import CASES, MEMORIES, make
 
 
@@ -31,11 +32,11 @@ def both(name: str, memory: str) -> tuple[Agent, Agent, list]:
 @pytest.mark.parametrize("name", ["continuous", "beta", "mixture"])
 def test_every_memory_acts(name: str, memory: str) -> None:
     agent, _, (part, _) = both(name, memory)
-    obs, hidden = {k: x[:, 0] for k, x in part.obs.items()}, agent.initial_hidden(2)
+    obs, hidden = {k: x[:, 0] for k, x in part.obs.items()}, agent.policy.initial_hidden(2)
     with half():
         for t in range(3):
             rows = (part.prev_action[:, t], part.prev_reward[:, t], part.time_idx[:, t])
-            action, hidden = agent.act(obs, *rows, hidden)
+            action, hidden = agent.policy.act(obs, *rows, hidden)
             assert bool(action.isfinite().all())
 
 
@@ -44,10 +45,10 @@ def test_every_agent_learns_from_parts_and_looks_at_data(name: str) -> None:
     agent, _, parts = both(name, "transformer")
     counts = {k: 2.0 * float(v) for k, v in Agent.loss_counts(parts[0]).items()}
     with half():
-        agent.observe(parts)
+        update_statistics(agent, parts)
         if agent.critic is not None:
             agent.get_values(parts[0])
-    with still(agent):
+    with freeze_statistics(agent):
         for part in parts:
             with half():
                 loss, _ = agent(part, counts=counts)
@@ -59,9 +60,9 @@ def test_every_agent_learns_from_parts_and_looks_at_data(name: str) -> None:
 @pytest.mark.parametrize("name", ["continuous, two-hot", "continuous, raw two-hot", "beta"])
 def test_targets_of_critics_that_were_drawn_are_near(name: str) -> None:
     agent, twin, (part, _) = both(name, "identity")
-    target = agent._target(part, agent._encode(part))
+    target = agent.td_target(part, agent.encode(part))
     with half():
-        rounded = twin._target(part, twin._encode(part))
+        rounded = twin.td_target(part, twin.encode(part))
     assert rounded.dtype == target.dtype and not torch.equal(rounded, target)
     torch.testing.assert_close(rounded, target, rtol=0.1, atol=0.5)
 

@@ -101,7 +101,7 @@ def test_adaptive_critics_learn_their_activation_but_not_when_frozen(n_layers: i
     critic = CriticEnsemble(config, action, (0.9, 0.5), d_state=4)
     state, actions = torch.randn(5, 4), torch.randn(2, 5, 2, 2, requires_grad=True)
     for frozen in (False, True):
-        part = critic.state_part(state).detach()
+        part = critic.project_state(state).detach()
         loss = critic.values(part, actions, frozen=frozen).square().sum()
         wanted = (actions, critic.activation.numerator, critic.activation.denominator)
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)

@@ -72,9 +72,11 @@ def _train(agent: Agent, make, updates: int, lr: float = 3e-3) -> None:  # type:
 def _act(agent: Agent, obs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     n = obs.shape[0]
     zeros = torch.zeros(n)
-    hidden = agent.initial_hidden(n)
+    hidden = agent.policy.initial_hidden(n)
     previous = torch.zeros((n, *like.shape[2:]), dtype=like.dtype)
-    return agent.act({"observation": obs}, previous, zeros, zeros.long(), hidden, sample=False)[0]
+    return agent.policy.act(
+        {"observation": obs}, previous, zeros, zeros.long(), hidden, sample=False
+    )[0]
 
 
 def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
@@ -207,10 +209,10 @@ def test_recall_is_solved_with_memory_and_not_without(kind: str) -> None:
 
     _train(agent, make, 300)
     cue = torch.arange(64) % 2
-    obs, hidden = observe(cue), agent.initial_hidden(64)
+    obs, hidden = observe(cue), agent.policy.initial_hidden(64)
     action, reward = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
     for t in range(horizon):
-        action, hidden = agent.act(
+        action, hidden = agent.policy.act(
             {"observation": obs[:, t]}, action, reward, torch.full((64,), t), hidden, sample=False
         )
     assert low <= float((action == cue).float().mean()) <= high

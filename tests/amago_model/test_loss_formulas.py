@@ -31,9 +31,8 @@ from amago_model.losses.filters import (
     normalized_advantage,
 )
 from amago_model.losses.td_targets import (
+    bootstrapped_returns,
     clipped_target,
-    critic_targets,
-    ensemble_subset,
     lambda_returns,
     n_step_returns,
     over_subset,
@@ -95,11 +94,13 @@ def test_a_subset_has_its_minimum_or_mean() -> None:
 
 def test_an_ensemble_s_subset_is_drawn_and_then_reduced() -> None:
     q, noise = t([1.0, 20.0], [5.0, 10.0], [3.0, 60.0]), t([0.1, 3.0], [0.3, -1.0], [0.2, 2.0])
-    exactly(ensemble_subset(q, 2, minimum=True, noise=noise), 3.0, 20.0)
-    exactly(ensemble_subset(q, 2, minimum=False, noise=noise), 4.0, 40.0)
-    exactly(ensemble_subset(q, 3, minimum=True, noise=noise), 1.0, 10.0)
+    two = subset_indices(3, 2, noise)
+    exactly(over_subset(q, two, minimum=True), 3.0, 20.0)
+    exactly(over_subset(q, two, minimum=False), 4.0, 40.0)
+    exactly(over_subset(q, subset_indices(3, 3, noise), minimum=True), 1.0, 10.0)
     low = t([-40.0, 40.0], [-40.0, 40.0], [-40.0, 40.0])
-    exactly(ensemble_subset(q, 2, minimum=True, noise=low, replacement=True), 1.0, 60.0)
+    drawn = subset_indices(3, 2, low, replacement=True)
+    exactly(over_subset(q, drawn, minimum=True), 1.0, 60.0)
 
 
 # ---------------------------------------------------------------------------------- critics' losses
@@ -335,7 +336,7 @@ def window(**changes: Any) -> Batch:
 
 def targets(batch: Batch, **losses: Any) -> Tensor:
     config = LossConfig(**{"reward_multiplier": 10.0, "n_step": 4} | losses)
-    return critic_targets(batch, 10.0 * Q, HALF, config)[0, :, 0]
+    return bootstrapped_returns(batch, 10.0 * Q, HALF, config)[0, :, 0]
 
 
 def test_targets_are_in_units_of_the_multiplied_reward() -> None:
@@ -392,7 +393,7 @@ def test_a_fresh_normaliser_has_its_settings_and_changes_no_output() -> None:
         "b",
     }
     x = t([1.0, -2.0, 3.0])
-    exactly(norm.normalized_value(x), *x.tolist())
+    exactly(norm.to_normalized(x), *x.tolist())
     norm.update(t([1.0, 1.0, 1.0]), torch.ones(1).bool())
     exactly(norm.mean, *[0.25 / (1 - 0.75**2)] * 3)
 
@@ -414,14 +415,15 @@ def test_sigma_stays_within_its_floor_and_its_ceiling(variance: float, sigma: fl
     norm = popart(5.0, variance)
     exactly(norm.sigma, sigma)
     exactly(norm.normalize(t(5.0 + 3 * sigma)), 3.0)
-    exactly(norm.value(t(3.0)), 5.0 + 3 * sigma)
-    exactly(norm.normalized_difference(t(2 * sigma), raw=False), 2.0)
+    exactly(norm.to_return(t(3.0)), 5.0 + 3 * sigma)
+    norm.bins = True
+    exactly(norm.normalized_difference(t(2 * sigma)), 2.0)
 
 
 def test_returns_that_never_vary_meet_the_floor_and_no_value_moves() -> None:
     """Their variance goes to 0. Without a floor, w would grow without end."""
     norm, x = PopArt(1, beta=0.3, init_nu=1.0, enabled=True).double(), t([-1.0], [0.0], [2.0])
-    before = norm.value(x)
+    before = norm.to_return(x)
     for _ in range(200):
         norm.update(torch.full((4, 1), 7.0).double(), torch.ones(4).bool())
     assert float(norm.moments.variance) < 1e-20
@@ -429,7 +431,7 @@ def test_returns_that_never_vary_meet_the_floor_and_no_value_moves() -> None:
     exactly(norm.mean, 7.0)
     exactly(norm.w, 100.0)  # sigma began at 1
     exactly(norm.b, -700.0)
-    torch.testing.assert_close(norm.value(x), before, rtol=0, atol=1e-9)
+    torch.testing.assert_close(norm.to_return(x), before, rtol=0, atol=1e-9)
     exactly(norm.normalize(t([7.0], [7.01])), [0.0], [1.0])
 
 
@@ -438,7 +440,7 @@ def test_an_update_by_hand() -> None:
     norm = popart(1.0, 4.0)
     norm.w.fill_(3.0)
     norm.b.fill_(0.5)
-    before = norm.value(t(0.0, 1.0))
+    before = norm.to_return(t(0.0, 1.0))
     norm.update(t([7.0], [NAN], [11.0]), MASK)
     step = 0.5 / (1 - 0.5**2)
     mean = 1 + step * 8
@@ -448,7 +450,7 @@ def test_an_update_by_hand() -> None:
     exactly(norm.sigma, sigma)
     exactly(norm.w, 3.0 * 2.0 / sigma)
     exactly(norm.b, (2.0 * 0.5 + 1.0 - mean) / sigma)
-    torch.testing.assert_close(norm.value(t(0.0, 1.0)), before)
+    torch.testing.assert_close(norm.to_return(t(0.0, 1.0)), before)
 
 
 def test_what_it_makes_of_returns_outputs_and_differences() -> None:
@@ -456,10 +458,13 @@ def test_what_it_makes_of_returns_outputs_and_differences() -> None:
     norm.w.fill_(3.0)
     norm.b.fill_(0.5)
     exactly(norm.normalize(t(16.0)), 3.0)
-    exactly(norm.normalized_value(t(2.0)), 6.5)
-    exactly(norm.value(t(2.0)), 23.0)
-    exactly(norm.normalized_difference(t(2.0), raw=True), 6.0)
-    exactly(norm.normalized_difference(t(2.0), raw=False), 1.0)
+    exactly(norm.to_normalized(t(2.0)), 6.5)
+    exactly(norm.to_return(t(2.0)), 23.0)
+    exactly(norm.normalized_difference(t(2.0)), 6.0)
+    norm.bins = True  # outputs are returns
+    exactly(norm.to_normalized(t(16.0)), 3.0)
+    exactly(norm.to_return(t(16.0)), 16.0)
+    exactly(norm.normalized_difference(t(2.0)), 1.0)
 
 
 def test_switched_off_it_changes_nothing_and_takes_nothing_in() -> None:
@@ -468,7 +473,6 @@ def test_switched_off_it_changes_nothing_and_takes_nothing_in() -> None:
     norm.update(t([7.0]), torch.ones(1).bool())
     exactly(norm.mean, 10.0)
     exactly(norm.w, 3.0)
-    for made in (norm.normalize, norm.normalized_value, norm.value):
+    for made in (norm.normalize, norm.to_normalized, norm.to_return):
         assert made(x) is x
-    for raw in (True, False):
-        assert norm.normalized_difference(x, raw=raw) is x
+    assert norm.normalized_difference(x) is x

@@ -26,14 +26,11 @@ from amago_model import (
     registry,
 )
 from amago_model.attention import causal_attention as attention
-from amago_model.attention.causal_attention import (
-    Attention,
-    Pattern,
-    attend_flex,
-    attend_math,
-    band_mask,
-)
-from amago_model.data.packing import Packing, pack, takes_packing
+from amago_model.attention.causal_attention import Attention
+from amago_model.attention.flex import attend_flex
+from amago_model.attention.pattern import Pattern, band_mask
+from amago_model.attention.sdpa import attend_math
+from amago_model.data.packing import Packing, make_packing, supports_packing
 from amago_model.encoders.timestep import TimestepEncoder
 from amago_model.encoders.trajectory import (
     IdentityTrajectoryEncoder,
@@ -90,21 +87,21 @@ def install(monkeypatch):  # type: ignore[no-untyped-def]
 
 def test_rows_reach_to_the_one_after_the_last_transition() -> None:
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)
-    packing = pack(mask)
+    packing = make_packing(mask)
     assert packing is not None
     assert packing.lengths == (4, 2, 0, 4) and packing.longest == 4
     assert packing.starts.tolist() == [0, 4, 6, 6, 10]
     assert packing.window.tolist() == [0] * 4 + [1] * 2 + [3] * 4
     assert packing.position.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 2, 3]
     x = torch.arange(1, 17).reshape(4, 4)
-    assert packing.rows(x).tolist() == [[1, 2, 3, 4, 5, 6, 13, 14, 15, 16]]
-    back = packing.windows(packing.rows(x), 5)
+    assert packing.pack(x).tolist() == [[1, 2, 3, 4, 5, 6, 13, 14, 15, 16]]
+    back = packing.unpack(packing.pack(x), 5)
     assert back.tolist() == [[1, 2, 3, 4, 0], [5, 6, 0, 0, 0], [0] * 5, [13, 14, 15, 16, 0]]
 
 
 @pytest.mark.parametrize("transitions", [[9, 9], [0, 0]])
 def test_nothing_is_packed_where_nothing_is_or_nothing_lacks(transitions: list[int]) -> None:
-    assert pack(_mask(transitions)) is None
+    assert make_packing(_mask(transitions)) is None
 
 
 # ----------------------------------------------------------------------------------------- memories
@@ -113,9 +110,9 @@ def test_nothing_is_packed_where_nothing_is_or_nothing_lacks(transitions: list[i
 def _both_ways(memory: nn.Module, transitions: list[int], dtype: torch.dtype) -> list[list[Tensor]]:
     """States of the rows that exist and the gradients they cause, padded and packed."""
     mask = _mask(transitions)
-    packing = pack(mask)
+    packing = make_packing(mask)
     assert packing is not None
-    rows = packing.windows(torch.ones(1, len(packing.place)), 10)
+    rows = packing.unpack(torch.ones(1, len(packing.index)), 10)
     x, weight = torch.randn(len(mask), 10, 6, dtype=dtype), torch.randn(len(mask), 10, 1)
     time_idx = torch.randint(0, 5, (len(mask), 1)) + torch.arange(10)
     results = []
@@ -123,9 +120,9 @@ def _both_ways(memory: nn.Module, transitions: list[int], dtype: torch.dtype) ->
         leaf = x.clone().requires_grad_()
         memory.zero_grad()
         if packed:
-            out = memory(packing.rows(leaf), packing.rows(time_idx), packing=packing)
+            out = memory(packing.pack(leaf), packing.pack(time_idx), packing=packing)
             assert out.shape[:2] == (1, sum(packing.lengths))
-            out = packing.windows(out, 10)
+            out = packing.unpack(out, 10)
         else:
             out = memory(leaf, time_idx) * rows.unsqueeze(-1).to(dtype)
         out_of = [leaf, *memory.parameters()]
@@ -165,8 +162,8 @@ def test_a_packed_transformer_is_the_padded_one_forward_and_backward(
     """Window by window and padded again; flash-attn by its own function, and without one."""
     changes = PATTERNS[pattern]
     if backend == "flash":
-        install("2.3", full_width=True, packed=few_rows == 0)
-    monkeypatch.setattr(attention, "FEW_ROWS", few_rows)
+        install(full_width=True)
+    monkeypatch.setattr(attention, "MIN_WINDOW", few_rows)
     for position, more in POSITIONS.items():
         config = _transformer(attention=backend, **changes, **more)
         exact = 1e-6 if position == "rotary" else 1e-9  # turns are computed in float32
@@ -213,51 +210,45 @@ def test_flex_masks_windows_from_each_other(pattern: str) -> None:
     at = Attention(_transformer(attention="flex", **PATTERNS[pattern]))
     p = at.pattern
     for transitions in TRANSITIONS[:2]:
-        packing = pack(_mask(transitions))
+        packing = make_packing(_mask(transitions))
         assert packing is not None
-        q, k, v = (torch.randn(1, 2, len(packing.place), 8, dtype=torch.float64) for _ in "qkv")
+        q, k, v = (torch.randn(1, 2, len(packing.index), 8, dtype=torch.float64) for _ in "qkv")
         expected = _by_window(q, k, v, p, packing)
-        for out in (attend_flex(q, k, v, p, packing), at.packed(q, k, v, packing, 0.0)):
+        for out in (attend_flex(q, k, v, p, packing), at.attend_packed(q, k, v, packing, 0.0)):
             torch.testing.assert_close(out, expected, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention has no backward on a CPU")
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_flex_on_packed_rows_equals_math_forward_and_backward_on_a_gpu(pattern: str) -> None:
-    packing, results = pack(_mask([5, 1, 0, 8, 3]).cuda()), []
+    packing, results = make_packing(_mask([5, 1, 0, 8, 3]).cuda()), []
     assert packing is not None
-    inputs = [torch.randn(1, len(packing.place), 2, 16, device="cuda") for _ in "qkv"]
+    inputs = [torch.randn(1, len(packing.index), 2, 16, device="cuda") for _ in "qkv"]
     for backend in ("math", "flex"):
         at = Attention(_transformer(attention=backend, **PATTERNS[pattern]))
-        assert at.packs(torch.device("cuda"), torch.float32, 2, 16) == (backend == "flex")
+        assert at.has_packed_kernel(torch.device("cuda"), torch.float32, 2, 16) == (
+            backend == "flex"
+        )
         leaves = [x.clone().requires_grad_() for x in inputs]
-        out = at.packed(*(x.transpose(1, 2) for x in leaves), packing, 0.0)
+        out = at.attend_packed(*(x.transpose(1, 2) for x in leaves), packing, 0.0)
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("version", "context"),
-    [*itertools.product(("2.3", "3", "4", "4, first"), (4, 64)), ("2.0", 64)],
-)
-def test_every_flash_attn_takes_packed_rows_or_is_not_asked(
-    install,  # type: ignore[no-untyped-def]
-    version: str,
-    context: int,
-) -> None:
-    """The first releases of version 4 have no gradient of them: their trial says so."""
-    install(version, full_width=True)
-    packing = pack(_mask([5, 1, 0, 8, 3]))
+@pytest.mark.parametrize("context", [4, 64])
+def test_flash_attn_takes_packed_windows(install, context: int) -> None:  # type: ignore[no-untyped-def]
+    install(full_width=True)
+    packing = make_packing(_mask([5, 1, 0, 8, 3]))
     assert packing is not None
     at = Attention(_transformer(attention="flash", context=context))
-    assert at.packs(CPU, torch.float64, 2, 8) == (version != "4, first")
+    assert at.has_packed_kernel(CPU, torch.float64, 2, 8)
     results = []
-    inputs = [torch.randn(1, 2, len(packing.place), 8, dtype=torch.float64) for _ in "qkv"]
+    inputs = [torch.randn(1, 2, len(packing.index), 8, dtype=torch.float64) for _ in "qkv"]
     for packed in (True, False):
         leaves = [x.clone().requires_grad_() for x in inputs]
         if packed:
-            out = at.packed(*leaves, packing, 0.0)
+            out = at.attend_packed(*leaves, packing, 0.0)
         else:
             out = _by_window(*leaves, at.pattern, packing)
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
@@ -266,12 +257,12 @@ def test_every_flash_attn_takes_packed_rows_or_is_not_asked(
 
 
 def test_sixteen_bits_go_to_flash_attn_packed_and_back(install) -> None:  # type: ignore[no-untyped-def]
-    install("2.3")
-    packing = pack(_mask([5, 1, 8]))
+    install()
+    packing = make_packing(_mask([5, 1, 8]))
     assert packing is not None
     at = Attention(_transformer(attention="flash", context=4))
-    q, k, v = (torch.randn(1, 2, len(packing.place), 8) for _ in "qkv")
-    out = at.packed(q, k, v, packing, 0.0)
+    q, k, v = (torch.randn(1, 2, len(packing.index), 8) for _ in "qkv")
+    out = at.attend_packed(q, k, v, packing, 0.0)
     assert out.dtype == torch.float32
     expected = _by_window(q, k, v, at.pattern, packing)
     torch.testing.assert_close(out, expected, rtol=0.05, atol=0.05)
@@ -282,22 +273,17 @@ def test_packing_is_worth_a_wait_only_for_a_kernel_that_takes_it(
     make_spaces,  # type: ignore[no-untyped-def]
 ) -> None:
     plain = Transformer(_transformer(attention="auto"), 6)
-    assert not plain.gains_by_packing(CPU)
-    install("2.3")
-    assert not plain.gains_by_packing(CPU)  # in 32 bits 'auto' is not flash-attn
-    assert plain.bfloat16().gains_by_packing(CPU)
+    assert not plain.prefers_packing(CPU)
+    install()
+    assert not plain.prefers_packing(CPU)  # in 32 bits 'auto' is not flash-attn
+    assert plain.bfloat16().prefers_packing(CPU)
     with torch.autocast("cpu", torch.bfloat16):
-        assert plain.float().gains_by_packing(CPU)
-    install("3")
-    assert plain.bfloat16().gains_by_packing(CPU)
-    dropping = _transformer(attention="flash", dropout_attn=0.1)
-    with pytest.raises(Exception, match="no dropout"):
-        Transformer(dropping, 6).gains_by_packing(CPU)
+        assert plain.float().prefers_packing(CPU)
     # A device whose values nobody can read: had it been asked for them, it would fail.
     elsewhere = torch.ones(2, 3, dtype=torch.bool, device="meta")
     for memory in ("identity", "transformer"):
         policy = ActingPolicy(AgentConfig(trajectory_encoder=MEMORIES[memory]), make_spaces())
-        assert policy.packing(elsewhere) is None
+        assert policy.choose_packing(elsewhere) is None
 
 
 # ------------------------------------------------------------------------------------ whole updates
@@ -320,9 +306,9 @@ def _update(agent: Agent, batch) -> dict[str, Tensor]:  # type: ignore[no-untype
 
 def _packed_and_padded(agent: Agent, batch, monkeypatch) -> tuple[dict, dict]:  # type: ignore[no-untyped-def,type-arg]
     """What an update leaves either way; the same numbers are drawn, dropout apart."""
-    assert agent.policy.packing(batch.mask) is not None
+    assert agent.policy.choose_packing(batch.mask) is not None
     packed = _update(copy.deepcopy(agent), batch)
-    monkeypatch.setattr(ActingPolicy, "packing", lambda self, mask: None)
+    monkeypatch.setattr(ActingPolicy, "choose_packing", lambda self, mask: None)
     return packed, _update(copy.deepcopy(agent), batch)
 
 
@@ -368,7 +354,7 @@ def test_dropout_does_not_depend_on_how_much_padding_there_is(
     where: str,
     few_rows: int,
 ) -> None:
-    monkeypatch.setattr(attention, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(attention, "MIN_WINDOW", few_rows)
     memory = FeedForwardConfig(d_model=8, dropout=0.3)
     if where != "feed_forward":
         memory = _transformer(**{where: 0.3})
@@ -384,9 +370,9 @@ def test_dropout_does_not_depend_on_how_much_padding_there_is(
 
 def test_a_compiler_gets_every_row(monkeypatch, make_spaces, make_config) -> None:  # type: ignore[no-untyped-def]
     policy = ActingPolicy(make_config(), make_spaces())
-    assert policy.packing(_mask([3, 1])) is not None
+    assert policy.choose_packing(_mask([3, 1])) is not None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert policy.packing(_mask([3, 1])) is None
+    assert policy.choose_packing(_mask([3, 1])) is None
 
 
 # --------------------------------------------------------------------------------------- your own
@@ -447,9 +433,9 @@ def test_encoders_that_know_nothing_of_it_get_padded_windows(
     agent = Agent(config, make_spaces())
     batch = make_batch(agent.spaces, lengths=(4, 1, 3), size=6)
     if rows and memory:
-        assert agent.policy.packing(batch.mask) is None  # there is nobody to gain by it
+        assert agent.policy.choose_packing(batch.mask) is None  # there is nobody to gain by it
         return
-    assert not takes_packing(
+    assert not supports_packing(
         agent.policy.trajectory_encoder if memory else agent.policy.timestep_encoder
     )
     packed, padded = _packed_and_padded(agent, batch, monkeypatch)

@@ -17,7 +17,7 @@ from tests.amago_model.cases import CASES, MEMORIES, make
 def garbage(batch: Batch) -> Batch:
     """The same batch with the worst imaginable values wherever nothing was recorded."""
     dirty = copy.deepcopy(batch)
-    rows = batch.row_mask
+    rows = batch.timestep_mask
     for x in dirty.obs.values():
         x[~rows] = torch.nan if x.dtype.is_floating_point else 1
     later = torch.cat((torch.ones_like(rows[:, :1]), batch.mask), dim=1)
@@ -86,10 +86,10 @@ def test_padding_enters_no_whitening_whatever_is_hidden(hidden: dict[str, bool])
     agent = make_agent(agent.config.replace(timestep_encoder=rows), agent.spaces).double()
     batch = windows([4, 1, 0, 3], 4)
     for x in batch.obs.values():
-        x[~batch.row_mask] = 4.0
+        x[~batch.timestep_mask] = 4.0
     moments = agent.policy.timestep_encoder.input_norm.moments
     step = moments.beta / (1 - (1 - moments.beta) ** 2)
-    seen = batch.obs["observation"][batch.row_mask].double()
+    seen = batch.obs["observation"][batch.timestep_mask].double()
     agent(longer(batch, 3))
     torch.testing.assert_close(moments.mean[:2], step * seen.mean(0))
     if hidden:

@@ -51,15 +51,15 @@ def test_one_trajectory_gives_the_same_policy_in_learning_and_in_acting(
     batch = make_batch(spaces, lengths=(12, 12), size=12, first=0)  # past the context of 5
     batch.next_obs_valid[:] = True
 
-    rows = agent.policy.rows(
+    rows = agent.policy.encode_timesteps(
         batch.obs,
         batch.prev_action,
         batch.prev_reward,
         batch.time_idx,
-        valid=batch.row_mask,
+        valid=batch.timestep_mask,
         previous_known=batch.previous_known,
     )
-    learned = agent.policy.actor.acting(agent.policy.states(rows, batch.time_idx))
+    learned = agent.policy.actor.acting(agent.policy.encode_trajectory(rows, batch.time_idx))
 
     seen = []
     real_acting = policy.actor.acting

@@ -24,10 +24,11 @@ from amago_model import (
     load_policy,
     save_policy,
 )
-from amago_model.data.packing import pack
-from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
+from amago_model.data.packing import make_packing
 from amago_model.encoders.images import ImageEncoder
-from amago_model.running_statistics import still
+from amago_model.encoders.tokens_and_goals import GoalEncoder, TokenEncoder
+from amago_model.running_statistics import freeze_statistics
+from amago_model.runtime.micro_batches import update_statistics
 
 SEEN = {"observation": ObsSpace(shape=(3,), dtype="float32")}
 HIDDEN = {
@@ -62,8 +63,8 @@ def with_hidden(batch: Batch, garbage: float = 0.0) -> Batch:
     generator = torch.Generator().manual_seed(1)
     obs = dict(batch.obs)
     for key, space in HIDDEN.items():
-        shape = (*batch.row_mask.shape, *space.shape)
-        valid = batch.row_mask.reshape(*batch.row_mask.shape, *[1] * len(space.shape))
+        shape = (*batch.timestep_mask.shape, *space.shape)
+        valid = batch.timestep_mask.reshape(*batch.timestep_mask.shape, *[1] * len(space.shape))
         if space.dtype == "float32":
             x = torch.randn(shape, generator=generator)
             obs[key] = torch.where(valid, x, garbage)
@@ -74,12 +75,12 @@ def with_hidden(batch: Batch, garbage: float = 0.0) -> Batch:
 
 
 def test_each_kind_has_its_network_and_plain_numbers_are_whitened(agent) -> None:
-    kinds = {part.key: type(part) for part in agent.privileged.embedders}
+    kinds = {part.key: type(part) for part in agent.privileged_encoder.observations.encoders}
     images = dict.fromkeys(("camera", "map"), ImageEncoder)
-    assert kinds == images | {"goals": GoalEmbedder, "word": TokenEmbedder}
-    assert agent.privileged.width == 2 + 4 + 4 + 3 + 5
-    assert agent.privileged.norm.moments.mean.shape == (2,)
-    assert not list(agent.policy.timestep_encoder.images)
+    assert kinds == images | {"goals": GoalEncoder, "word": TokenEncoder}
+    assert agent.privileged_encoder.width == 2 + 4 + 4 + 3 + 5
+    assert agent.privileged_encoder.norm.moments.mean.shape == (2,)
+    assert not agent.policy.timestep_encoder.observations.n_images
 
 
 @pytest.mark.parametrize("key", HIDDEN)
@@ -90,12 +91,12 @@ def test_critics_see_it_learn_from_it_and_acting_needs_none_of_it(
     other = dataclasses.replace(batch, obs=batch.obs | {key: with_hidden(batch).obs[key]})
     loss, _ = agent(batch)
     loss.backward()
-    for part in agent.privileged.embedders:
+    for part in agent.privileged_encoder.observations.encoders:
         assert all(bool((p.grad != 0).any()) for p in part.parameters() if p.ndim > 1), part.key
     agent.eval()
     before, after = agent.get_values(batch), agent.get_values(other)
     assert not torch.allclose(before.q[batch.mask], after.q[batch.mask])
-    torch.testing.assert_close(agent._encode(batch).state_t, agent._encode(other).state_t)
+    torch.testing.assert_close(agent.encode(batch).state_t, agent.encode(other).state_t)
     policy, n = load_policy(save_policy(agent)), 3
     nothing = torch.zeros(n, 2), torch.zeros(n), torch.zeros(n, dtype=torch.int64)
     policy.act({"observation": torch.randn(n, 3)}, *nothing, policy.initial_hidden(n))
@@ -109,20 +110,20 @@ def test_rows_that_were_not_recorded_are_not_read(agent, make_batch) -> None:
         twin = copy.deepcopy(agent)
         loss, _ = twin(with_hidden(make_batch(SPACES, lengths=(3, 2, 0)), garbage))
         loss.backward()
-        results.append([loss, *(p.grad for p in twin.privileged.parameters())])
+        results.append([loss, *(p.grad for p in twin.privileged_encoder.parameters())])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def test_rows_of_padding_are_not_computed(agent, make_batch) -> None:
     batch = with_hidden(make_batch(SPACES, lengths=(3, 2, 0)))
-    packing = pack(batch.mask)
+    packing = make_packing(batch.mask)
     assert packing is not None
-    whole = agent.eval().privileged(batch.obs, batch.row_mask)
+    whole = agent.eval().privileged_encoder(batch.obs, batch.timestep_mask)
     rows: list[int] = []
-    for embedder in agent.privileged.embedders:
+    for embedder in agent.privileged_encoder.observations.encoders:
         embedder.register_forward_pre_hook(lambda _, x: rows.append(x[0].shape[:2].numel()))
-    packed = agent.privileged(batch.obs, batch.row_mask, packing)
-    torch.testing.assert_close(packed, packing.rows(whole))
+    packed = agent.privileged_encoder(batch.obs, batch.timestep_mask, packing)
+    torch.testing.assert_close(packed, packing.pack(whole))
     rows.clear()
     agent(batch)
     assert rows == [7, 7, 7, 7]
@@ -135,8 +136,8 @@ def test_parts_make_the_update_of_the_whole(agent, make_batch) -> None:
     twin = copy.deepcopy(agent)
     agent(batch)[0].backward()
     parts = [batch.windows(0, 1), batch.windows(1, 4)]
-    twin.observe(parts)
-    with still(twin):
+    update_statistics(twin, parts)
+    with freeze_statistics(twin):
         for part in parts:
             twin(part, counts=counts)[0].backward()
     for (name, one), other in zip(agent.named_parameters(), twin.parameters(), strict=True):
@@ -154,15 +155,15 @@ def test_images_are_shifted_in_training_alone(agent, make_batch) -> None:
     features = []
     for mode in (True, True, False, False):
         shifted.train(mode)
-        with still(shifted):
-            features.append(shifted.privileged(batch.obs, batch.row_mask))
+        with freeze_statistics(shifted):
+            features.append(shifted.privileged_encoder(batch.obs, batch.timestep_mask))
     assert not torch.equal(features[0], features[1]) and torch.equal(features[2], features[3])
 
 
 def test_settings_name_privileged_observations_or_are_refused() -> None:
     config = AgentConfig(timestep_encoder=ENCODER.replace(vector_keys=("camera",)))
-    kinds = [part.key for part in Agent(config, SPACES).privileged.embedders]
-    assert kinds == ["goals", "map", "word"]
+    kinds = [part.key for part in Agent(config, SPACES).privileged_encoder.observations.encoders]
+    assert sorted(kinds) == ["goals", "map", "word"]
     for wrong, says in (
         ({"hide_keys": ("truth",)}, "hide_keys: 'truth'"),
         ({"keys": ("truth",)}, "keys: 'truth'"),

@@ -34,11 +34,11 @@ from amago_model import (
     published_v3,
     unused_settings,
 )
-from amago_model.encoders.privileged import PrivilegedFeatures
+from amago_model.encoders.privileged import PrivilegedEncoder
 from amago_model.encoders.timestep import ImageTimestepEncoder, TimestepEncoder
 from amago_model.heads.actor import make_distribution
 from amago_model.heads.bins import Bins
-from amago_model.losses.td_targets import ensemble_subset
+from amago_model.losses.td_targets import over_subset, subset_indices
 from amago_model.presets import DEVIATIONS
 from tests.amago_model.cases import CASES, MEMORIES, batch_of, make
 from tests.amago_model.reference import slow_update
@@ -52,7 +52,7 @@ def both(kind: str = "discrete", **losses: object) -> tuple[Agent, Agent]:
     ours, _ = make({"kind": kind, "losses": losses})
     theirs = Agent(published_v3(ours.config), ours.spaces).double()
     theirs.load_state_dict(ours.state_dict(), strict=False)
-    theirs.keep_critics()
+    theirs.update_lagged_critics()
     return ours.eval(), theirs.eval()
 
 
@@ -116,8 +116,8 @@ def test_the_filter_sees_raw_outputs_or_deviations_of_the_return() -> None:
         torch.manual_seed(1)
         seen.append(agent.get_values(batch))
     mine, published = seen
-    torch.testing.assert_close(mine.advantage, ours.value_norm.w * published.advantage)
-    scale = ours.config.losses.reward_multiplier / ours.value_norm.sigma
+    torch.testing.assert_close(mine.advantage, ours.popart.w * published.advantage)
+    scale = ours.config.losses.reward_multiplier / ours.popart.sigma
     torch.testing.assert_close(mine.advantage, (mine.q - mine.v) * scale)
     for seen_by in (mine, published):
         weight = (0.5 * seen_by.advantage).exp().clamp(max=20.0)
@@ -147,7 +147,7 @@ def test_policies_are_judged_by_critics_as_they_are_or_as_they_were(kind: str) -
     if kind == "continuous":  # else critics of `theirs` see softened actions
         torch.testing.assert_close(now.q, mine.q)
     assert not torch.allclose(mine.v, before.v)
-    theirs.keep_critics()
+    theirs.update_lagged_critics()
     torch.testing.assert_close(ask(theirs).v, mine.v)
 
 
@@ -174,7 +174,7 @@ def test_critics_see_the_action_taken_or_a_softened_one() -> None:
     batch = batch_of(ours.spaces, [4], 4)
     n = next(k for k in range(4) if batch.action_known[0, k])
     taken = int(batch.action[0, n]) - ours.spaces.action.start
-    mine, published = ours._encode(batch).shown[n], theirs._encode(batch).shown[n]
+    mine, published = ours.encode(batch).encoded_action[n], theirs.encode(batch).encoded_action[n]
     assert mine.tolist() == [float(a == taken) for a in range(3)]
     soft = torch.tensor([0.99 if a == taken else 0.001 for a in range(3)]).double()
     torch.testing.assert_close(published, soft / soft.sum(), rtol=1e-6, atol=0)
@@ -187,7 +187,8 @@ def test_critics_of_a_target_are_drawn_with_replacement_or_without() -> None:
     shares = {True: [7 / 16, 5 / 16, 3 / 16, 1 / 16], False: [3 / 6, 2 / 6, 1 / 6, 0.0]}
     for replacement, share in shares.items():
         noise = torch.randn(4, n)
-        got = ensemble_subset(q, 2, minimum=True, noise=noise, replacement=replacement)
+        indices = subset_indices(4, 2, noise, replacement=replacement)
+        got = over_subset(q, indices, minimum=True)
         frequency = torch.bincount(got.long(), minlength=4) / n
         torch.testing.assert_close(frequency, torch.tensor(share), atol=0.01, rtol=0)
     ours, theirs = both()
@@ -258,11 +259,11 @@ def test_categories_and_bytes_are_numbers_or_one_hots_and_shares() -> None:
     previous, valid = torch.zeros(1, 1, 4), torch.ones(1, 1, dtype=torch.bool)
     x = theirs.plain(obs, previous, valid)
     assert x[0, 0, :5].tolist() == [3.0, 1.0, 255.0, 51.0, 400.0]
-    assert not len(theirs.tokens) and theirs.input_norm.width == 5 + 4
+    assert not len(theirs.observations.encoders) and theirs.input_norm.width == 5 + 4
     assert theirs.describe() == ["a: 2 numbers", "b: 2 numbers", "c: 1 number"]
     x = ours.plain(obs, previous, valid)
     assert x[0, 0, :10].tolist() == [0, 0, 0, 1, 0, 1, 0, 0, 1.0, pytest.approx(0.2)]
-    assert [part.key for part in ours.tokens] == ["c"]
+    assert [part.key for part in ours.observations.encoders] == ["c"]
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -275,7 +276,7 @@ def test_so_are_those_that_only_critics_see(raw: bool) -> None:
         action=ActionSpace(kind="discrete", n=3),
     )
     config = TimestepEncoderConfig(raw_numbers=raw)
-    seen = PrivilegedFeatures(config, spaces).eval()
+    seen = PrivilegedEncoder(config, spaces).eval()
     assert seen.width == (1 if raw else 4)
     x = seen({"a": torch.tensor([[2]])}, torch.ones(1, 1, dtype=torch.bool))[0, 0]
     expected = [2.0] if raw else [0.0, 0.0, 1.0, 0.0]
@@ -308,10 +309,12 @@ def test_its_rows_are_the_published_formula() -> None:
     pixels = torch.randint(0, 256, (2, 3, 84, 84, 4), dtype=torch.uint8)
     previous = torch.randn(2, 3, 7) * 5
     x = (pixels.float() / 128 - 1).flatten(0, 1).permute(0, 3, 1, 2)
-    convolutions = [m for m in rows.images[0].convolutions if isinstance(m, torch.nn.Conv2d)]
+    convolutions = [
+        m for m in rows.observations.encoders[0].convolutions if isinstance(m, torch.nn.Conv2d)
+    ]
     for convolution, stride in zip(convolutions, (4, 2, 1), strict=True):
         x = F.leaky_relu(F.conv2d(x, convolution.weight, convolution.bias, stride))
-    seen = linear(rows.images[0].linear, x.flatten(1))
+    seen = linear(rows.observations.encoders[0].linear, x.flatten(1))
     before = previous.flatten(0, 1)
     done = linear(rows.previous[0], before.sign() * (1 + before.abs()).log())
     joined = F.leaky_relu(torch.cat((done, seen), dim=-1))
@@ -350,17 +353,21 @@ def test_its_rows_one_by_one_and_packed_are_those_of_the_window() -> None:
     for name, p in agent.policy.timestep_encoder.named_parameters():
         assert p.grad is not None and p.grad.any(), name
     policy = agent.eval().policy
-    packing = policy.packing(mask)
+    packing = policy.choose_packing(mask)
     assert packing is not None
     inputs = (batch.prev_action, batch.prev_reward, batch.time_idx)
     with torch.no_grad():
-        whole = policy.rows(batch.obs, *inputs, valid=batch.row_mask)
-        packed = policy.rows(batch.obs, *inputs, valid=batch.row_mask, packing=packing)
-        exists = batch.row_mask
-        unpacked = packing.windows(packed)[exists]
+        whole = policy.encode_timesteps(batch.obs, *inputs, valid=batch.timestep_mask)
+        packed = policy.encode_timesteps(
+            batch.obs, *inputs, valid=batch.timestep_mask, packing=packing
+        )
+        exists = batch.timestep_mask
+        unpacked = packing.unpack(packed)[exists]
         torch.testing.assert_close(unpacked, whole[exists], rtol=1e-4, atol=1e-5)
         for now in (slice(0, 1), slice(2, 3)):
-            row = policy.rows({"eye": batch.obs["eye"][:, now]}, *(x[:, now] for x in inputs))
+            row = policy.encode_timesteps(
+                {"eye": batch.obs["eye"][:, now]}, *(x[:, now] for x in inputs)
+            )
             torch.testing.assert_close(row[:1], whole[:1, now], rtol=1e-4, atol=1e-5)
 
 

@@ -187,14 +187,14 @@ ELSEWHERE = {
     "actor.continuous.bound_gradient": "tests/amago_model/test_bounds.py",
     "losses.targets_before_step": "tests/trainer/test_learner.py",
     "trajectory_encoder.scan": "tests/amago_model/test_mamba.py",
-    "custom.timestep_encoder": "tests/amago_model/test_custom_parts.py",
-    "custom.trajectory_encoder": "tests/amago_model/test_custom_parts.py",
-    "custom.actor": "tests/amago_model/test_custom_parts.py",
-    "custom.critic": "tests/amago_model/test_custom_parts.py",
-    "custom.filter": "tests/amago_model/test_custom_parts.py",
-    "custom.losses": "tests/amago_model/test_custom_parts.py",
-    "custom.loss_weights": "tests/amago_model/test_custom_parts.py",
-    "custom.agent": "tests/amago_model/test_custom_parts.py",
+    "custom.timestep_encoder": "tests/amago_model/test_custom_modules.py",
+    "custom.trajectory_encoder": "tests/amago_model/test_custom_modules.py",
+    "custom.actor": "tests/amago_model/test_custom_modules.py",
+    "custom.critic": "tests/amago_model/test_custom_modules.py",
+    "custom.filter": "tests/amago_model/test_custom_modules.py",
+    "custom.losses": "tests/amago_model/test_custom_modules.py",
+    "custom.loss_weights": "tests/amago_model/test_custom_modules.py",
+    "custom.agent": "tests/amago_model/test_custom_modules.py",
     "custom.settings": "tests/amago_model/test_custom_settings.py",
 }
 
@@ -252,13 +252,13 @@ def _life(config: AgentConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
         agent.update_targets()
         seen |= {f"{turn} {name}": value for name, value in metrics.items()}
     seen |= agent.state_dict()
-    hidden = agent.initial_hidden(3)
+    hidden = agent.policy.initial_hidden(3)
     for sample in (True, False):
         torch.manual_seed(3)
         now = {key: x[:, 0] for key, x in batch.obs.items()}
         time = torch.zeros(3, dtype=torch.int64)
         first = batch.prev_action[:, 0], batch.prev_reward[:, 0]
-        seen[f"act {sample}"], hidden = agent.act(now, *first, time, hidden, sample)
+        seen[f"act {sample}"], hidden = agent.policy.act(now, *first, time, hidden, sample)
     return {name: value.detach().clone() for name, value in seen.items()}
 
 

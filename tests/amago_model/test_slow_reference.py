@@ -70,7 +70,7 @@ def assert_equal_to_the_slow_loops(agent: Agent, batch: Batch) -> None:
         torch.testing.assert_close(got, want, msg=lambda m, n=name: f"{n}: {m}", **close)
     if agent.critic is not None:
         for g, slow in enumerate(expected.popart):
-            norm = agent.value_norm
+            norm = agent.popart
             got = torch.stack((norm.mean[g], norm.sigma[g], norm.w[g], norm.b[g]))
             want = torch.tensor([slow.mean, slow.sigma, slow.w, slow.b], dtype=torch.float64)
             torch.testing.assert_close(got, want, **close)

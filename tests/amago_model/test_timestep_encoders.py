@@ -30,9 +30,10 @@ from amago_model import (
     save_policy,
     unused_settings,
 )
-from amago_model.encoders.embedders import GoalEmbedder, TokenEmbedder
-from amago_model.encoders.modalities import kinds_of
-from amago_model.encoders.timestep import TimestepEncoder, observation_features
+from amago_model.encoders.modalities import modalities_of
+from amago_model.encoders.observation_features import vector_features
+from amago_model.encoders.timestep import TimestepEncoder
+from amago_model.encoders.tokens_and_goals import GoalEncoder, TokenEncoder
 from tests.amago_model.settings import configured
 
 FOUR = ActionSpace(kind="discrete", n=4)
@@ -112,13 +113,13 @@ def batch_of(make_batch):
     ],
 )
 def test_what_a_space_is_taken_for(space: ObsSpace, kind: str) -> None:
-    assert kinds_of(TimestepEncoderConfig(), spaces_of(x=space)) == {"x": kind}
+    assert modalities_of(TimestepEncoderConfig(), spaces_of(x=space)) == {"x": kind}
 
 
 def test_names_go_before_looks(spaces: Spaces) -> None:
     """Each kind can be given to a key, and the description says what came of it."""
     config = SMALL.replace(vector_keys=("items", "mission"))
-    kinds = kinds_of(config, spaces)
+    kinds = modalities_of(config, spaces)
     assert kinds["items"] == kinds["mission"] == "vector"
     assert (kinds["float_image"], kinds["words"], kinds["goals"]) == ("image", "tokens", "goals")
     said = TimestepEncoder(config, spaces).describe()
@@ -193,11 +194,11 @@ def test_categories_are_one_hot_bytes_are_shares_and_numbers_are_themselves() ->
     """A category declared as a number is one."""
     x = torch.tensor([[2, 0]])
     category, byte = ObsSpace(shape=(), dtype="int64", n=3), ObsSpace(shape=(), dtype="uint8")
-    assert observation_features(category, x).tolist() == [[[0, 0, 1], [1, 0, 0]]]
-    shares = observation_features(byte, x.to(torch.uint8) * 51)
+    assert vector_features(category, x).tolist() == [[[0, 0, 1], [1, 0, 0]]]
+    shares = vector_features(byte, x.to(torch.uint8) * 51)
     torch.testing.assert_close(shares, torch.tensor([[[0.4], [0.0]]]))
     number = ObsSpace(shape=(), dtype="float32")
-    assert observation_features(number, x.float()).tolist() == [[[2], [0]]]
+    assert vector_features(number, x.float()).tolist() == [[[2], [0]]]
 
 
 def test_the_order_of_the_dict_does_not_matter(spaces: Spaces) -> None:
@@ -219,7 +220,7 @@ def test_any_number_of_images(images: int, batch_of, make_config) -> None:
     agent = Agent(make_config(encoder=TimestepEncoderConfig(d_hidden=16, d_output=12)), spaces)
     agent(batch_of(spaces))[0].backward()
     rows = agent.policy.timestep_encoder
-    assert len(rows.images) == images
+    assert rows.observations.n_images == images
     for parameter in rows.parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0
 
@@ -253,12 +254,12 @@ def test_row_by_row_is_what_the_window_gives(spaces, batch_of, make_config, kind
         agent(batch)  # statistics move
         agent.eval()
         inputs = batch.prev_action, batch.prev_reward, batch.time_idx
-        rows = policy.rows(batch.obs, *inputs, valid=batch.row_mask)
-        whole = policy.states(rows, batch.time_idx)
+        rows = policy.encode_timesteps(batch.obs, *inputs, valid=batch.timestep_mask)
+        whole = policy.encode_trajectory(rows, batch.time_idx)
         hidden = policy.initial_hidden(2)
         for t in range(6):  # row 6 of the second window was never recorded
             now = slice(t, t + 1)
-            row = policy.rows(
+            row = policy.encode_timesteps(
                 {key: x[:, now] for key, x in batch.obs.items()}, *(x[:, now] for x in inputs)
             )
             state, hidden = policy.trajectory_encoder.step(row, batch.time_idx[:, now], hidden)
@@ -277,7 +278,7 @@ def test_padding_changes_nothing(spaces, batch_of, make_config) -> None:
         keep = rows.reshape(*rows.shape, *[1] * (x.ndim - 2))
         return torch.cat((torch.where(keep, x, junk(x)), junk(x[:, :2])), dim=1)
 
-    obs = {key: padded(x, batch.row_mask) for key, x in batch.obs.items()}
+    obs = {key: padded(x, batch.timestep_mask) for key, x in batch.obs.items()}
     more = {
         f.name: F.pad(
             getattr(batch, f.name), [0] * (2 * (getattr(batch, f.name).ndim - 2)) + [0, 2]
@@ -309,7 +310,7 @@ def test_shifts_happen_in_training_only(spaces, batch_of, make_config) -> None:
         torch.manual_seed(7)
         encoder = agent.train(training).policy.timestep_encoder
         previous = torch.zeros(*batch.time_idx.shape, 5)
-        return encoder(batch.obs, previous, batch.row_mask).detach()
+        return encoder(batch.obs, previous, batch.timestep_mask).detach()
 
     assert torch.equal(rows(plain, False), rows(shifted, False))
     assert not torch.allclose(rows(plain, True), rows(shifted, True))
@@ -342,7 +343,7 @@ def test_hidden_observations_leave_nothing_but_their_parameters(
     )
     agent.train()(batch_of(spaces))[0].backward()
     assert all(p.grad is not None for p in rows.parameters())
-    assert next(rows.goals.parameters()).grad.abs().sum() == 0
+    assert next(rows.observations.encoders[-1].parameters()).grad.abs().sum() == 0
 
 
 def test_what_was_done_and_earned_can_be_hidden(spaces) -> None:
@@ -381,7 +382,7 @@ def test_a_width_that_auto_scale_makes_and_a_norm_cannot_take_is_refused_by_name
     spaces = spaces_of(x=ObsSpace(shape=(40,), dtype="float32"))  # 45 with the previous step
     config = TimestepEncoderConfig(d_hidden=64, d_output=64, auto_scale=True, **{norm: "simnorm"})
     narrow = config.replace(**{name: 16})
-    says = rf"TimestepEncoderConfig\.{norm}: 'simnorm'.*{name}=16 to the 45 .*set {name} to 48"
+    says = rf"TimestepEncoderConfig\.{norm}: 'simnorm'.*{name}=16 to 45.*set {name} to 48"
     with pytest.raises(ConfigError, match=says):
         TimestepEncoder(narrow, spaces)
     for fits in (config, narrow.replace(**{name: 48}), narrow.replace(auto_scale=False)):
@@ -434,7 +435,7 @@ def test_an_image_of_another_shape_is_refused(spaces, batch_of, make_config) -> 
 def tokens(shape: tuple[int, ...], **settings):
     space = ObsSpace(shape=shape, dtype="int64")
     config = TokenConfig(vocabulary=10, padding=0, **settings)
-    embed = TokenEmbedder(config, "words", space)
+    embed = TokenEncoder(config, "words", space)
     return lambda *rows: embed(torch.tensor([rows])).squeeze(0)
 
 
@@ -451,7 +452,7 @@ def test_a_sentence_is_what_is_present_of_it() -> None:
 
 
 def test_a_sentence_is_read_as_the_recurrence_says() -> None:
-    embed = TokenEmbedder(TokenConfig(), "words", ObsSpace(shape=(3,), dtype="int64", n=9))
+    embed = TokenEncoder(TokenConfig(), "words", ObsSpace(shape=(3,), dtype="int64", n=9))
     rnn, state = embed.recurrent, torch.zeros(64)
     for number in (4, 8, 4):
         x = embed.embedding.weight[number]
@@ -486,7 +487,7 @@ def test_lowest_counts_from_below_zero() -> None:
 
 
 def test_goals_are_embedded_by_two_linear_layers_and_a_norm() -> None:
-    embed = GoalEmbedder(GoalConfig(), "goals", EVERYTHING["goals"])
+    embed = GoalEncoder(GoalConfig(), "goals", EVERYTHING["goals"])
     assert sum(p.numel() for p in embed.parameters()) == 6 * 4 + 4 + 4 * 32 + 32 + 2 * 32
     x = torch.randn(1, 1, 3, 2)
     hidden = F.leaky_relu(embed.net[0](x.flatten()), 0.01)
@@ -551,6 +552,6 @@ def test_the_image_and_the_sentence_are_used_together(make_config, hidden, least
     asked = quiz(400)
     obs = {key: x[:, 0] for key, x in asked.obs.items()}
     nothing = torch.zeros(400, dtype=torch.int64)
-    answers, _ = agent.eval().act(obs, nothing, nothing.float(), nothing, None, sample=False)
+    answers, _ = agent.eval().policy.act(obs, nothing, nothing.float(), nothing, None, sample=False)
     right = (answers == asked.action[:, 0]) == (asked.reward[:, 0] == 1)
     assert least <= right.float().mean() <= most

@@ -16,7 +16,8 @@ from amago_model import (
     TrajectoryEncoderConfig,
     TransformerConfig,
 )
-from amago_model.attention.causal_attention import attend_math, attend_sdpa, band_mask
+from amago_model.attention.pattern import band_mask
+from amago_model.attention.sdpa import attend_math, attend_sdpa
 from amago_model.encoders.trajectory import make_trajectory_encoder
 from amago_model.encoders.transformer import SigmaLinear, sinusoid
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from amago_model import ConfigError, TransformerConfig
-from amago_model.attention.causal_attention import BACKENDS, Attention, Pattern, choose
-from amago_model.encoders.transformer import Transformer, rotate, rotation
-from tests.amago_model.flash_stand_ins import VERSIONS, installer
+from amago_model.attention.causal_attention import BACKENDS, Attention, choose
+from amago_model.attention.pattern import Pattern
+from amago_model.encoders.transformer import Transformer, rotate, rotation_of
+from tests.amago_model.flash_stand_ins import installer
 
 CPU = torch.device("cpu")
 
@@ -80,10 +81,10 @@ def test_every_back_end_equals_the_definition_forward_and_each_other_backward(pa
         attention = Attention(_config(attention=backend, **PATTERNS[pattern]))
         expected = _slow_attention(*inputs, attention.pattern)
         if backend == "flex":  # on a CPU it has no backward
-            torch.testing.assert_close(attention.windows(*inputs, 0.0), expected)
+            torch.testing.assert_close(attention.attend(*inputs, 0.0), expected)
             continue
         leaves = [x.clone().requires_grad_() for x in inputs]
-        out = attention.windows(*leaves, 0.0)
+        out = attention.attend(*leaves, 0.0)
         torch.testing.assert_close(out, expected)
         gradients.append(torch.autograd.grad(out.square().sum(), leaves))
     for other in gradients[1:]:
@@ -95,7 +96,7 @@ def test_rotary_scores_depend_on_time_differences_alone() -> None:
     q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
     def score(t_q: int, t_k: int) -> torch.Tensor:
-        turned = (rotate(x, rotation(torch.tensor([[t]]), 8)) for x, t in ((q, t_q), (k, t_k)))
+        turned = (rotate(x, rotation_of(torch.tensor([[t]]), 8)) for x, t in ((q, t_q), (k, t_k)))
         return torch.linalg.vecdot(*turned)
 
     torch.testing.assert_close(score(9, 4), score(105, 100), rtol=1e-4, atol=1e-5)
@@ -134,7 +135,7 @@ def test_flex_equals_math_forward_and_backward_on_a_gpu(pattern: str) -> None:
     inputs, results = [torch.randn(2, 2, 40, 16, device="cuda") for _ in "qkv"], []
     for backend in ("math", "flex"):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        out = Attention(_config(attention=backend, **PATTERNS[pattern])).windows(*leaves, 0.0)
+        out = Attention(_config(attention=backend, **PATTERNS[pattern])).attend(*leaves, 0.0)
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
@@ -172,33 +173,28 @@ def install(monkeypatch):  # type: ignore[no-untyped-def]
         yield do
 
 
-@pytest.mark.parametrize("version", ["2.3", "3", "4"])
 @pytest.mark.parametrize("context", [4, 64])
-def test_flash_attn_equals_math_forward_and_backward(install, version: str, context: int) -> None:  # type: ignore[no-untyped-def]
-    install(version)
+def test_flash_attn_equals_math_forward_and_backward(install, context: int) -> None:  # type: ignore[no-untyped-def]
+    install()
     inputs, results = [torch.randn(2, 2, 9, 8) for _ in "qkv"], []
     for backend in ("flash", "math"):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        out = Attention(_config(attention=backend, context=context)).windows(*leaves, 0.0)
+        out = Attention(_config(attention=backend, context=context)).attend(*leaves, 0.0)
         assert out.dtype == torch.float32
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
 
 
-def test_flash_attn_is_chosen_only_for_half_precision_and_dropout_only_where_it_has_it(
+def test_flash_attn_is_chosen_only_for_half_precision(
     install,  # type: ignore[no-untyped-def]
 ) -> None:
     q, plain = torch.randn(1, 2, 5, 8), Pattern(context=5)
-    install("2.3")
+    install()
     assert choose("auto", q, plain, 0.0) == "sdpa"
     assert choose("auto", q.bfloat16(), plain, 0.1) == "flash"
     assert choose("auto", q.bfloat16(), Pattern(context=5, n_sinks=1), 0.0) == "sdpa"
     assert choose("auto", q[..., :7].bfloat16(), plain, 0.0) == "sdpa"
-    install("3")
-    assert choose("auto", q.bfloat16(), plain, 0.1) == "sdpa"
-    with pytest.raises(ConfigError, match="no dropout"):
-        choose("flash", q, plain, 0.1)
 
 
 def test_asking_for_an_absent_back_end_says_why_and_what_else_there_is() -> None:
@@ -208,24 +204,13 @@ def test_asking_for_an_absent_back_end_says_why_and_what_else_there_is() -> None
     assert [n for n in BACKENDS if n != "flash"] == ["sdpa", "math", "flex"]
 
 
-def test_a_version_without_windows_serves_what_fits_its_context(install) -> None:  # type: ignore[no-untyped-def]
-    install("2.0")
-    q = torch.randn(1, 2, 5, 8).bfloat16()
-    assert choose("auto", q, Pattern(context=5), 0.0) == "flash"
-    assert choose("auto", q, Pattern(context=4), 0.0) == "sdpa"
-    with pytest.raises(ConfigError, match=r"'flash' cannot.*no sliding window; 2\.3"):
-        choose("flash", q, Pattern(context=4), 0.0)
-
-
 def test_kernels_that_fail_their_trial_are_not_chosen_and_the_reason_is_told(
     install,  # type: ignore[no-untyped-def]
-    monkeypatch,  # type: ignore[no-untyped-def]
 ) -> None:
     def broken(q, k, v, dropout_p=0.0, causal=False, window_size=(-1, -1)):  # type: ignore[no-untyped-def]
         raise RuntimeError(f"no kernel image for {len((q, k, v, dropout_p, causal, window_size))}")
 
-    monkeypatch.setitem(VERSIONS, "2.3", ("flash_attn", broken))
-    install("2.3")
+    install(broken)
     q = torch.randn(1, 2, 5, 8).bfloat16()
     assert choose("auto", q, Pattern(context=5), 0.0) == "sdpa"
     with pytest.raises(ConfigError, match=r"'flash' cannot.*trial failed.*no kernel image"):
@@ -238,7 +223,7 @@ def test_auto_always_finds_one_that_runs(pattern: str, dtype: torch.dtype) -> No
     attention = Attention(_config(attention="auto", **PATTERNS[pattern]))
     for gradient, dropout in itertools.product((True, False), (0.0, 0.2)):
         q = torch.randn(1, 2, 7, 8, dtype=dtype).requires_grad_(gradient)
-        attention.windows(q, q, q, dropout)
+        attention.attend(q, q, q, dropout)
         assert attention.name in ("sdpa", "math")
 
 
@@ -247,7 +232,7 @@ def test_the_plan_is_what_the_first_window_uses_and_refuses_what_it_would(instal
     assert memory.kernels(CPU, torch.bfloat16) == {"attention": "sdpa"}
     with pytest.raises(ConfigError, match=r"'flex'.*no gradients"):
         Transformer(_config(attention="flex"), 6).kernels(CPU, torch.float32)
-    install("2.3")
+    install()
     assert memory.kernels(CPU, torch.bfloat16) == {"attention": "flash"}
     memory.bfloat16()(torch.randn(1, 3, 6).bfloat16(), torch.arange(3)[None])
     assert memory.attention_name == "flash"

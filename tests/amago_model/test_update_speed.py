@@ -116,7 +116,7 @@ def test_three_updates_leave_the_weights_that_plain_ones_leave(
         expected = {n: p.detach() - begin[f"{part}.{n}"] for n, p in other.named_parameters()}
         # Adam makes a step of a gradient of nothing but rounding, too.
         assert _relative(moved, expected) < 0.01, part
-    torch.testing.assert_close(agent.value_norm.mean, plain.norm.mean)
+    torch.testing.assert_close(agent.popart.mean, plain.norm.mean)
 
 
 @pytest.mark.parametrize("bins", ["scalar", "twohot"])
@@ -133,14 +133,14 @@ def test_critics_answer_as_in_one_block_and_only_when_asked(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     chosen = torch.rand(4, 9, 2).topk(2, dim=0).indices
     asked = torch.zeros(4, 9, 2, dtype=torch.bool).scatter_(0, chosen, True).unsqueeze(1)
-    some = agent.critic.chosen_values(agent.critic.state_part(state), action, chosen)
+    some = agent.critic.subset_values(agent.critic.project_state(state), action, chosen)
     torch.testing.assert_close(some, torch.where(asked, whole, 0.0))
     assert 0 < int((some == 0).sum()) < some.numel()
 
 
 def _values_and_gradients(agent, state, action):  # type: ignore[no-untyped-def]
     state, action = state.clone().requires_grad_(), action.clone().requires_grad_()
-    values = agent.critic.values(agent.critic.state_part(state), action)
+    values = agent.critic.values(agent.critic.project_state(state), action)
     inputs = [state, action, *agent.critic.parameters()]
     return values.detach(), torch.autograd.grad((values * values.cos()).sum(), inputs)
 
@@ -157,8 +157,8 @@ def test_critics_in_dpg_answer_as_others_do(
     make_spaces, make_config, monkeypatch, kind: str
 ) -> None:
     served = []
-    plain = critic.constant_answers
-    monkeypatch.setattr(critic, "constant_answers", lambda *args: served.append(1) or plain(*args))
+    plain = critic.forward_frozen
+    monkeypatch.setattr(critic, "forward_frozen", lambda *args: served.append(1) or plain(*args))
     changes = {"with dropout": {"dropout": 0.5}, "other activation": {"activation": "gelu"}}
     config = make_config(critic={"n_critics": 4, **changes.get(kind, {})})
     agent = Agent(config, make_spaces("continuous")).train()
@@ -168,7 +168,7 @@ def test_critics_in_dpg_answer_as_others_do(
     results = []
     for frozen in (True, False):
         torch.manual_seed(3)
-        part = agent.critic.state_part(state)
+        part = agent.critic.project_state(state)
         values = agent.critic.values(part.detach() if frozen else part, action, frozen=frozen)
         lowest = values.mean(1).amin(0)
         results.append((values, *torch.autograd.grad(lowest.sum(), action)))
@@ -189,10 +189,10 @@ def test_a_critic_that_nobody_draws_is_not_asked(
 
 def test_what_a_layer_made_of_states_keeps_its_gradient(make_spaces, make_config) -> None:
     agent = Agent(make_config(), make_spaces("continuous"))
-    seen = agent.critic.state_part(torch.randn(4, 12, requires_grad=True))
+    seen = agent.critic.project_state(torch.randn(4, 12, requires_grad=True))
     with torch.no_grad():
-        part = seen.part
-    assert part.requires_grad and not seen.detach().part.requires_grad
+        part = seen.product
+    assert part.requires_grad and not seen.detach().product.requires_grad
 
 
 def test_target_networks_follow_weights_that_were_put_in_their_place(
@@ -220,8 +220,8 @@ def test_padding_left_out_is_an_update_with_padding(
     loss, metrics = agent(batch)
     loss.backward()
     values = agent.get_values(batch)
-    assert agent._encode(batch).exists.shape == (sum(LENGTHS),)
-    monkeypatch.setattr("amago_model.networks.places", lambda exists: None)  # noqa: ARG005
+    assert agent.encode(batch).exists.shape == (sum(LENGTHS),)
+    monkeypatch.setattr("amago_model.agent.flat_indices", lambda exists: None)  # noqa: ARG005
     other, other_metrics = twin(batch)
     other.backward()
     torch.testing.assert_close(loss, other, rtol=1e-5, atol=1e-6)

@@ -99,15 +99,15 @@ def _popart(g: int = 2) -> PopArt:
 def test_an_update_of_popart_moves_no_value() -> None:
     popart, x = _popart(), torch.randn(3, 5, 2)
     for scale in (1.0, 30.0, 400.0, 2.0):
-        before = popart.value(x)
+        before = popart.to_return(x)
         popart.update(scale * torch.randn(20, 2) + scale, torch.ones(20, dtype=torch.bool))
-        torch.testing.assert_close(popart.value(x), before, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(popart.to_return(x), before, rtol=1e-4, atol=1e-3)
 
 
 def test_popart_values_and_returns_are_normalised_alike() -> None:
     popart, x = _popart(), torch.randn(5, 2)
     popart.update(torch.randn(20, 2) * 9 + 4, torch.ones(20, dtype=torch.bool))
-    torch.testing.assert_close(popart.normalize(popart.value(x)), popart.normalized_value(x))
+    torch.testing.assert_close(popart.normalize(popart.to_return(x)), popart.to_normalized(x))
 
 
 def test_popart_ignores_masked_returns_and_survives_an_empty_mask() -> None:
@@ -187,7 +187,7 @@ def test_the_split_batched_ensemble_equals_one_plain_mlp_at_a_time() -> None:
     ).double()
     state = torch.randn(7, 5, dtype=torch.float64)
     action = torch.rand(2, 7, 3, 2, dtype=torch.float64) * 2 - 1
-    out = critic.values(critic.state_part(state), action)
+    out = critic.values(critic.project_state(state), action)
     assert out.shape == (3, 2, 7, 3)
     for c in range(3):
         for k in range(2):
@@ -217,7 +217,7 @@ def test_a_discrete_ensemble_gives_every_action_of_every_discount_from_one_mlp_e
 
 def test_a_frozen_pass_gives_the_same_values_and_gradients_to_the_action_alone() -> None:
     critic = CriticEnsemble(ScalarCriticConfig(n_critics=2, d_hidden=8), BOX, (0.9,), d_state=5)
-    part = critic.state_part(torch.randn(7, 5)).detach()
+    part = critic.project_state(torch.randn(7, 5)).detach()
     action = torch.zeros(1, 7, 1, 2, requires_grad=True)
     frozen = critic.values(part, action, frozen=True)
     torch.testing.assert_close(frozen, critic.values(part, action))

@@ -15,7 +15,6 @@ from amago_model import (
     ConfigError,
     ExpFilterConfig,
     HLGaussCriticConfig,
-    MultiTaskAgent,
     ObsSpace,
     ScalarCriticConfig,
     Spaces,
@@ -96,7 +95,7 @@ def test_fresh_critics_answer_the_value_they_are_told_to(make_spaces) -> None:
     critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9,), d_state=4)
     with torch.no_grad():
         critic.weights[-1].zero_()
-        value = critic.values(critic.state_part(torch.randn(5, 4)), torch.zeros(1, 5, 1, 2))
+        value = critic.values(critic.project_state(torch.randn(5, 4)), torch.zeros(1, 5, 1, 2))
     torch.testing.assert_close(value, torch.full((2, 1, 5, 1), 20.0), rtol=0.15, atol=0)
 
 
@@ -104,7 +103,7 @@ def test_a_classifying_ensemble_equals_one_plain_mlp_at_a_time(make_spaces) -> N
     config = HLGaussCriticConfig(n_critics=3, d_hidden=16, **NARROW)
     critic = CriticEnsemble(config, make_spaces("continuous").action, (0.9, 0.5), d_state=4)
     state, action = torch.randn(5, 4), torch.rand(2, 5, 2, 2) - 0.5
-    out = critic.outputs(critic.state_part(state), action)
+    out = critic.outputs(critic.project_state(state), action)
     assert out.shape == (3, 2, 5, 2, 21)
     for c, k, n, g in ((0, 1, 4, 0), (2, 0, 3, 1)):
         x = torch.cat((state[n], critic.gamma_features[g], action[k, n, g]))
@@ -120,7 +119,7 @@ def test_the_ones_of_an_action_have_a_gradient_too(make_spaces, kind: str) -> No
         ScalarCriticConfig(n_critics=2, d_hidden=16), make_spaces(kind).action, (0.9,), d_state=4
     )
     action = torch.ones(1, 5, 1, critic.action.width, requires_grad=True)
-    critic.values(critic.state_part(torch.randn(5, 4)), action, frozen=True).sum().backward()
+    critic.values(critic.project_state(torch.randn(5, 4)), action, frozen=True).sum().backward()
     assert bool((action.grad != 0).all())
 
 
@@ -159,7 +158,7 @@ def test_every_sum_of_losses_trains_what_it_should(
     config = _multitask(make_config, dpg_weight=online)
     config, spaces = config.replace(algorithm=algorithm), make_spaces(kind)
     agent = make_agent(config, spaces)
-    assert type(agent) is (MultiTaskAgent if algorithm == "multitask" else Agent)
+    assert agent.sampled == (algorithm == "multitask")
     loss, metrics = agent(make_batch(agent.spaces))
     loss.backward()
     assert all(bool(v.isfinite()) for v in metrics.values())
@@ -190,15 +189,8 @@ def test_straight_through_actions_find_a_known_value_by_dpg(
         optimizer.zero_grad()
         agent(batch, detailed=False)[0].backward()
         optimizer.step()
-    state = agent._encode(batch).state_t
+    state = agent.encode(batch).state_t
     assert float(agent.policy.actor(state).probs[:, -1, 2].detach().mean()) > 0.8
-
-
-def test_an_agent_of_the_other_algorithm_is_refused(make_spaces, make_config) -> None:
-    with pytest.raises(ConfigError, match="algorithm"):
-        Agent(multitask(make_config()), make_spaces())
-    with pytest.raises(ConfigError, match="algorithm"):
-        MultiTaskAgent(make_config(), make_spaces())
 
 
 # -------------------------------------------------------------------------------------- privileged
@@ -226,7 +218,7 @@ def test_only_critics_see_what_is_privileged(make_config, make_batch, kind: str)
     other = dataclasses.replace(batch, obs={**batch.obs, "truth": batch.obs["truth"] + 1.0})
     after = agent.get_values(other)
     assert not torch.allclose(before.q[batch.mask], after.q[batch.mask])
-    states = [agent._encode(x).state_t for x in (batch, other)]
+    states = [agent.encode(x).state_t for x in (batch, other)]
     torch.testing.assert_close(*states)
     policy = load_policy(save_policy(agent))
     n = 3
@@ -247,10 +239,10 @@ def test_privileged_rows_that_were_not_recorded_are_not_read(make_config, make_b
     for garbage in (0.0, torch.nan):
         torch.manual_seed(1)
         twin = Agent(make_config(), agent.spaces)
-        truth = torch.where(batch.row_mask[..., None], batch.obs["truth"], garbage)
+        truth = torch.where(batch.timestep_mask[..., None], batch.obs["truth"], garbage)
         torch.manual_seed(2)
         loss, _ = twin(dataclasses.replace(batch, obs={**batch.obs, "truth": truth}))
-        results.append((loss, twin.privileged.norm.moments.mean.clone()))
+        results.append((loss, twin.privileged_encoder.norm.moments.mean.clone()))
     torch.testing.assert_close(results[0], results[1])
     assert bool((results[0][1] != 0).all())
 
@@ -273,7 +265,7 @@ def test_get_values_are_those_of_the_update_and_change_nothing(
     b, t = batch.mask.shape
     assert all(getattr(values, f).shape == (b, t, 2) for f in ("q", "v", "advantage", "weight"))
     torch.testing.assert_close(values.weight, (values.advantage > 0).float())
-    sigma = agent.value_norm.sigma / agent.config.losses.reward_multiplier
+    sigma = agent.popart.sigma / agent.config.losses.reward_multiplier
     torch.testing.assert_close(values.q - values.v, values.advantage * sigma, rtol=1e-3, atol=1e-5)
     torch.manual_seed(4)
     _, metrics = agent.eval()(batch)

@@ -140,7 +140,7 @@ def test_whole_numbers_are_never_to_blame(dtype: str) -> None:
     batch = SimpleNamespace(
         mask=torch.ones(1, 2, dtype=torch.bool),
         obs={"lamp": seen},
-        row_mask=torch.ones(1, 3, dtype=torch.bool),
+        timestep_mask=torch.ones(1, 3, dtype=torch.bool),
         prev_reward=torch.zeros(1, 3),
         prev_action=torch.zeros(1, 3, dtype=torch.int64),
         previous_known=torch.ones(1, 3, dtype=torch.bool),

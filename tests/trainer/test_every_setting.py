@@ -153,7 +153,7 @@ def test_settings_come_from_flags_and_files_and_back_from_json(index: int, tmp_p
 @pytest.mark.parametrize("index", range(len(BASES)))
 def test_settings_come_back_from_a_policy_file(index: int) -> None:
     agent = configs()[index][0].agent
-    # Names of one's own parts have their test in tests/amago_model/test_custom_parts.py.
+    # Names of one's own parts have their test in tests/amago_model/test_custom_modules.py.
     agent = agent.replace(custom=CustomConfig())
     encoder = agent.timestep_encoder.replace(auto_scale=False)
     try:

@@ -65,7 +65,7 @@ def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path, filtering)
         seen = learner.update(0, batch, detailed=True).metrics
         assert len(gradients) == parts * len(learner.parameters)
         after = {k: v.clone() for k, v in learner.agent.state_dict().items()}
-        assert not torch.equal(before["value_norm.w"], after["value_norm.w"])
+        assert not torch.equal(before["popart.w"], after["popart.w"])
         summed = {i: g.clone() for i, g in enumerate(gradients[-len(learner.parameters) :])}
         results.append((seen, summed, after))
     for got in results[1:]:
@@ -359,13 +359,13 @@ def score(agent: Agent, episodes: int = 64) -> float:
     agent.eval()
     envs = [Recall(SYMBOLS, DELAY) for _ in range(episodes)]
     obs = np.stack([env.reset(seed=10**6 + i)[0] for i, env in enumerate(envs)])
-    hidden = agent.initial_hidden(episodes, "cpu")
+    hidden = agent.policy.initial_hidden(episodes, "cpu")
     action, reward = torch.zeros(episodes, dtype=torch.int64), torch.zeros(episodes)
     total, done = np.zeros(episodes), False
     time_idx = torch.zeros(episodes, dtype=torch.int64)
     while not done:
         seen = {"observation": torch.from_numpy(obs)}
-        action, hidden = agent.act(seen, action, reward, time_idx, hidden, sample=False)
+        action, hidden = agent.policy.act(seen, action, reward, time_idx, hidden, sample=False)
         steps = [env.step(int(a)) for env, a in zip(envs, action, strict=True)]
         obs = np.stack([s[0] for s in steps])
         reward = torch.tensor([float(s[1]) for s in steps])

@@ -1,4 +1,4 @@
-"""Tokens and lists of goals to features. Rows are independent of each other."""
+"""Tokens and lists of goals to features, each timestep by itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from amago_model.config import GoalConfig, ObsSpace, TokenConfig
 from amago_model.errors import ConfigError
 
 
-class TokenEmbedder(nn.Module):
+class TokenEncoder(nn.Module):
     """Token numbers [B, L, *shape] to [B, L, d_output].
 
-    A sequence is what is present of it, in its order, wherever its padding lies; a recurrent
-    network reads it, and its last state counts (zeros where nothing is present). A number beyond
+    A recurrent network reads the tokens present, in their order, wherever padding lies; the
+    features are made of its last state (zeros where no token is present). A number beyond
     the vocabulary is the token "unknown"; one below it is read as nothing, like padding.
     """
 
@@ -68,10 +68,10 @@ class TokenEmbedder(nn.Module):
         return result
 
 
-class GoalEmbedder(nn.Module):
+class GoalEncoder(nn.Module):
     """Lists of goals [B, L, goals, d] to [B, L, d_output], by two linear layers and a layer norm.
 
-    Numbers are taken as they are: what stands for "no goal" or "done" is the environment's choice.
+    Numbers are taken as they are: the environment chooses what "no goal" and "done" are.
     """
 
     def __init__(self, config: GoalConfig, key: str, space: ObsSpace) -> None:

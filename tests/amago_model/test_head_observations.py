@@ -25,7 +25,7 @@ from amago_model import (
 from amago_model.heads.actor import Actor, make_distribution
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Distribution
-from amago_model.running_statistics import still
+from amago_model.running_statistics import freeze_statistics
 from tests.amago_model.cases import agent_of, batch_of, spaces_of
 from tests.amago_model.test_padding import everything, garbage, longer
 
@@ -67,8 +67,8 @@ class Informed(CriticEnsemble):
         heard.append(("critic", state, obs))
         return torch.cat((state, *(obs[key].to(state.dtype) for key in CRITIC_KEYS[1:])), dim=-1)
 
-    def state_part(self, state: Tensor, *, obs: Any) -> Any:
-        return super().state_part(self._with(state, obs))
+    def project_state(self, state: Tensor, *, obs: Any) -> Any:
+        return super().project_state(self._with(state, obs))
 
     def action_values(self, state: Tensor, *, obs: Any) -> Tensor:
         return super().action_values(self._with(state, obs))
@@ -117,10 +117,13 @@ def test_heads_see_the_rows_before_and_after_each_transition(kind: str, memory: 
     """Compared with a loop over the batch; a row that was not recorded is zeros."""
     agent = looking(kind, memory).eval()
     batch = windows(agent)
-    tr = agent._encode(batch)
-    states = {"actor": (tr.state_t, tr.state_tp1), "critic": (tr.seen_t, tr.seen_tp1)}
+    tr = agent.encode(batch)
+    states = {
+        "actor": (tr.state_t, tr.state_tp1),
+        "critic": (tr.critic_state_t, tr.critic_state_tp1),
+    }
     agent(batch)
-    rows = batch.row_mask
+    rows = batch.timestep_mask
     places = [(b, t) for b in range(4) for t in range(LENGTHS[b])]
     keys = {"actor": sorted({"observation", *agent.spaces.keys("mask")})}
     keys["critic"] = sorted({*keys["actor"], "truth"})
@@ -152,7 +155,7 @@ def test_padding_and_what_was_not_recorded_change_nothing(
     clean = everything(agent, batch)
     assert bool(agent.policy.actor.path.weight.grad.any())
     others = [everything(packed, garbage(longer(batch, 2)))]
-    monkeypatch.setattr("amago_model.networks.places", lambda exists: None)  # noqa: ARG005
+    monkeypatch.setattr("amago_model.agent.flat_indices", lambda exists: None)  # noqa: ARG005
     others.append(everything(padded, garbage(batch)))
     for other in others:
         for key, value in clean.items():
@@ -167,12 +170,12 @@ def test_acting_sees_what_learning_saw(kind: str) -> None:
     torch.manual_seed(2)
     batch = batch_of(agent.spaces, [4, 4], 4)
     batch = dataclasses.replace(batch, time_idx=torch.arange(5).expand(2, 5).clone())
-    state = policy.states(
-        policy.rows(batch.obs, batch.prev_action, batch.prev_reward, batch.time_idx),
+    state = policy.encode_trajectory(
+        policy.encode_timesteps(batch.obs, batch.prev_action, batch.prev_reward, batch.time_idx),
         batch.time_idx,
     )
     obs = {key: batch.obs[key] for key in policy.actor_keys}
-    legal = policy.legal(batch.obs)
+    legal = policy.legal_actions(batch.obs)
     with torch.no_grad():
         whole = (
             policy.actor(state, legal, obs=obs).greedy()[..., -1]
@@ -201,7 +204,7 @@ def test_values_of_data_are_asked_with_observations_too() -> None:
     agent = looking("continuous")
     batch = windows(agent)
     moved = dataclasses.replace(batch, obs=batch.obs | {"truth": batch.obs["truth"] + 5.0})
-    with still(agent):
+    with freeze_statistics(agent):
         torch.manual_seed(3)
         one = agent.get_values(batch)
         torch.manual_seed(3)
@@ -213,7 +216,7 @@ def test_values_of_data_are_asked_with_observations_too() -> None:
     ("custom", "says"),
     [
         ({"actor": "forgetful"}, "Forgetful.acting: forward takes `obs` and acting does not"),
-        ({"critic": "halved"}, "Halved.action_values: state_part takes `obs`"),
+        ({"critic": "halved"}, "Halved.action_values: project_state takes `obs`"),
     ],
 )
 def test_a_head_that_would_look_only_sometimes_is_refused(custom: dict, says: str) -> None:

@@ -1,4 +1,4 @@
-"""Encoders, heads, filters, losses and agents of your own: registered, saved by name, asked for."""
+"""Encoders, heads, filters, losses and agents: registered, saved by name, asked for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from amago_model.encoders.trajectory import IdentityTrajectoryEncoder
 from amago_model.heads.actor import Actor
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.losses.loss_inputs import LossInputs
-from amago_model.running_statistics import still
+from amago_model.running_statistics import freeze_statistics
 from tests.amago_model.cases import CASES, make
 
 
@@ -66,7 +66,7 @@ class Absolute(Agent):
     """A critic's error counts by its size, not its square; twice as much as it says."""
 
     def terms(self, seen: LossInputs) -> dict[str, torch.Tensor]:
-        error = self.normalized(seen.q) - self.value_norm.normalize(seen.target)
+        error = self.popart.to_normalized(seen.q_values) - self.popart.normalize(seen.td_target)
         return super().terms(seen) | {"critic": seen.mean(error.abs().mean(0), "critic")}
 
     def weights(self) -> dict[str, float]:
@@ -83,8 +83,8 @@ def predictable(agent: Agent, seen: LossInputs) -> torch.Tensor:
 def small(agent: Agent, seen: LossInputs) -> torch.Tensor:
     """Small answers of the critics, and small states."""
     del agent
-    assert seen.answers is not None
-    answers = seen.mean(seen.answers.square().mean((0, 3)), "critic")
+    assert seen.critic_output is not None
+    answers = seen.mean(seen.critic_output.square().mean((0, 3)), "critic")
     return answers + seen.mean(seen.transitions.state_t.square(), "dpg")
 
 
@@ -193,7 +193,7 @@ def _gradients(agent: Agent, batch: Batch, name: str = "total") -> dict[str, tor
     if name == "total":
         loss = agent(batch)[0]
     else:
-        loss = agent.terms(agent._look(batch, None))[name]
+        loss = agent.terms(agent.loss_inputs(batch))[name]
     named = {n: p for n, p in agent.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(loss, [*named.values()], materialize_grads=True)
     return dict(zip(named, found, strict=True))
@@ -250,11 +250,11 @@ def test_a_term_replaced_and_weighed_anew_is_that_of_a_slow_loop() -> None:
     own = _with(agent, agent="absolute")
     loss, metrics = own(batch)
     with torch.no_grad():
-        seen = agent._look(batch, None)
+        seen = agent.loss_inputs(batch)
     errors = [
-        abs(float(seen.q[c, i, g]) - float(seen.target[i, g]))
+        abs(float(seen.q_values[c, i, g]) - float(seen.td_target[i, g]))
         for c in range(3)
-        for i in range(len(seen.target))
+        for i in range(len(seen.td_target))
         for g in range(2)
         if seen.transitions.critic_mask[i]
     ]
@@ -272,7 +272,7 @@ def test_losses_of_one_s_own_in_parts_are_those_of_the_whole() -> None:
     batch = windows([3, 1, 0, 4, 2, 4], 4)
     batch.noise = own.draw_noise(*batch.mask.shape)
     whole, counts = own(batch)[1], {k: float(v) for k, v in own.loss_counts(batch).items()}
-    with still(own):
+    with freeze_statistics(own):
         parts = [own(batch.windows(*edges), counts=counts)[1] for edges in ((0, 1), (1, 6))]
     for name in ("loss/predictable", "loss/small", "loss/total"):
         torch.testing.assert_close(sum(part[name] for part in parts), whole[name])

@@ -106,8 +106,8 @@ def test_acting_shows_the_resets_that_windows_show(make_config) -> None:  # type
         for part in (slice(0, lengths[0]), slice(lengths[0], 7)):
             window = (x[env : env + 1, part] for x in (obs, action, reward, times))
             observed, *rest = window
-            rows = policy.rows({"observation": observed}, *rest)
-            learned = policy.actor.mlp(policy.states(rows, rest[-1]))[0]
+            rows = policy.encode_timesteps({"observation": observed}, *rest)
+            learned = policy.actor.mlp(policy.encode_trajectory(rows, rest[-1]))[0]
             torch.testing.assert_close(acted[env, part], learned, rtol=1e-4, atol=1e-5)
 
 
@@ -136,11 +136,11 @@ def test_the_statistics_start_and_move_as_told(make_config) -> None:  # type: ig
     for beta, nu in ((1e-4, 1.0), (0.3, 9.0)):
         encoder = SMALL.replace(input_norm=InputNormConfig(beta=beta, init_nu=nu))
         agent = Agent(make_config(encoder=encoder), SPACES).train()
-        for norm in (agent.policy.timestep_encoder.input_norm, agent.privileged.norm):
+        for norm in (agent.policy.timestep_encoder.input_norm, agent.privileged_encoder.norm):
             assert norm.moments.variance.eq(nu).all()
             for _ in range(200):
                 x = torch.full((1, norm.width), 2.0)
-                norm.moments.take(x, torch.ones(1, dtype=torch.bool))
+                norm.moments.apply_batch(x, torch.ones(1, dtype=torch.bool))
             mean = float(norm.moments.mean[0])
             assert mean == pytest.approx(2.0 if beta == 0.3 else 2.0 * 200 / 201, rel=1e-3)
 

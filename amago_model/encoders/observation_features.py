@@ -1,0 +1,138 @@
+"""Observations to features: plain numbers as they are, images, tokens and goals by networks.
+
+Shared by the timestep encoder and, with networks of its own, by the privileged encoder.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from amago_model.config import ObsSpace, Spaces, TimestepEncoderConfig
+from amago_model.data.batch import one_hot, only_valid
+from amago_model.data.packing import Packing
+from amago_model.encoders.images import ImageEncoder, draw_shifts
+from amago_model.encoders.modalities import hint, modalities_of
+from amago_model.encoders.tokens_and_goals import GoalEncoder, TokenEncoder
+from amago_model.running_statistics import RunningMoments
+
+
+class InputNorm(nn.Module):
+    """Whiten each feature by its running mean and deviation, learned from valid timesteps only.
+
+    A feature that has hardly varied (deviation up to 0.01) is centred and not scaled.
+    """
+
+    def __init__(self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0) -> None:
+        super().__init__()
+        self.width = width
+        self.moments = RunningMoments((width,), beta=beta, init_nu=init_nu)
+
+    def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """x [B, L, F], valid [B, L] -> [B, L, F]. In training the statistics are updated first."""
+        if self.training and valid is not None:
+            self.moments.update(x, valid)
+        std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 1e-5)
+        scale = torch.where(std > 0.01, std, 1.0)
+        return ((x - self.moments.mean) / scale).clamp(-1e4, 1e4)
+
+
+def vector_width(space: ObsSpace, *, raw: bool) -> int:
+    """How many numbers `vector_features` makes."""
+    return math.prod(space.shape) if raw else space.features
+
+
+def vector_features(space: ObsSpace, x: Tensor, *, raw: bool = False) -> Tensor:
+    """[B, L, *shape] in storage dtype -> [B, L, features] float32.
+
+    Categories become one-hot; bytes are divided by 255; anything else, or with `raw` everything, is
+    taken as it is.
+    """
+    flat = x.reshape(*x.shape[:2], -1)
+    if space.n is not None and not raw:
+        return one_hot(flat, space.n).flatten(2)
+    flat = flat.to(torch.float32)
+    return flat / 255.0 if space.dtype == "uint8" and not raw else flat
+
+
+class ObservationFeatures(nn.Module):
+    """The observations of a role: a network for each image, token array and list of goals."""
+
+    def __init__(
+        self, config: TimestepEncoderConfig, spaces: Spaces, role: Literal["policy", "critic"]
+    ) -> None:
+        super().__init__()
+        self.config = config
+        kinds = modalities_of(config, spaces, role)
+        self.spaces = {key: spaces.observations[key] for key in kinds}
+        self.vector_keys = [key for key, kind in kinds.items() if kind == "vector"]
+        images, tokens, goals = (
+            [(key, self.spaces[key]) for key in kinds if kinds[key] == wanted]
+            for wanted in ("image", "tokens", "goals")
+        )
+        self.n_images = len(images)
+        self.encoders = nn.ModuleList(
+            [
+                *(ImageEncoder(config.images, *item) for item in images),
+                *(TokenEncoder(config.tokens, *item) for item in tokens),
+                *(GoalEncoder(config.goals, *item) for item in goals),
+            ]
+        )
+        raw = config.raw_numbers
+        self.d_vectors = sum(vector_width(self.spaces[key], raw=raw) for key in self.vector_keys)
+        self.d_encoded = sum(int(part.d_output) for part in self.encoders)  # type: ignore[arg-type, misc]
+
+    def describe(self) -> list[str]:
+        """The kind and size of each observation, sorted by key."""
+        found = {str(part.key): part.describe() for part in self.encoders}  # type: ignore[operator]
+        for key in self.vector_keys:
+            space = self.spaces[key]
+            if space.n is not None and not self.config.raw_numbers:
+                form = f"{space.features // space.n} x {space.n} categories"
+            else:
+                width = vector_width(space, raw=self.config.raw_numbers)
+                form = f"{width} number" + "s" * (width > 1)
+            # Whoever named it a vector needs no hint that it looks like something else.
+            advice = "" if key in self.config.vector_keys else hint(space, "vector")
+            found[key] = ", ".join(filter(None, (form, advice)))
+        return [f"{key}: {found[key]}" for key in sorted(found)]
+
+    def draw_shifts(self, valid: Tensor | None) -> Tensor | None:
+        """[B, L, images, 2] for windows valid [B, L], in training and if configured."""
+        augment = self.config.images.augment
+        if augment is None or not (self.training and self.n_images) or valid is None:
+            return None
+        out: Tensor = draw_shifts(*valid.shape, self.n_images, config=augment, device=valid.device)
+        return out
+
+    def pack(self, obs: dict[str, Tensor], packing: Packing) -> dict[str, Tensor]:
+        """The observations used, by key: [B, L, *shape] -> [1, M, *shape]."""
+        return {key: packing.pack(obs[key]) for key in self.spaces}
+
+    def vectors(self, obs: dict[str, Tensor]) -> list[Tensor]:
+        """Plain numbers by key, [B, L, features] each; zeros for hidden keys."""
+        raw, found = self.config.raw_numbers, []
+        for key in self.vector_keys:
+            part = vector_features(self.spaces[key], obs[key], raw=raw)
+            found.append(torch.zeros_like(part) if key in self.config.hide_keys else part)
+        return found
+
+    def encoded(
+        self, obs: dict[str, Tensor], valid: Tensor | None, shifts: Tensor | None
+    ) -> list[Tensor]:
+        """Features of images, tokens and goals, [B, L, d] each; inputs not valid are zeros."""
+        found = []
+        for index, encoder in enumerate(self.encoders):
+            key = str(encoder.key)
+            x = only_valid(obs[key], valid)
+            if isinstance(encoder, ImageEncoder):  # images come first
+                part = encoder(x, None if shifts is None else shifts[:, :, index])
+            else:
+                part = encoder(x)
+            # Times zero: its parameters still get a gradient, of zero, as processes that average
+            # gradients expect.
+            found.append(part * 0.0 if key in self.config.hide_keys else part)
+        return found

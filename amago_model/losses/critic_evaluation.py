@@ -1,0 +1,108 @@
+"""Critics on the data's actions and on the policy's actions.
+
+Letters: N transitions, A action width, C critics, G discounts, K action samples, M critics of a
+subset.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from amago_model.data.transitions import Transitions
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.critic_layers import StateProjection
+from amago_model.heads.distributions import Categorical, Distribution
+
+
+class CriticEvaluation(NamedTuple):
+    """Outputs of the critics before each transition. See popart.py for the unit of a value."""
+
+    output: Tensor
+    """[C, N, G, 1 or bins]: on the data's actions. Gradient to critics and states."""
+    q: Tensor
+    """[C, N, G]: the same as one value each."""
+    v: Tensor
+    """[C, N, G]: mean value of the policy's actions, the baseline of advantages."""
+    dpg_q: Tensor
+    """[C, N, G]: the same, which DPG maximises. Critics and states are constants: the gradient goes
+    through the actions alone, to the policy."""
+
+
+def evaluate_critics(
+    critic: CriticEnsemble,
+    lagged_critic: CriticEnsemble | None,
+    tr: Transitions,
+    policy: Distribution,
+    *,
+    soften: bool,
+    dpg: bool,
+) -> CriticEvaluation:
+    """Critics on all transitions.
+
+    Args:
+        lagged_critic: evaluates the policy's actions instead; of critics over bins for DPG alone.
+        policy: before each transition, [N, G, ...].
+        soften: the data's actions are `tr.encoded_action`, not one-hots (CriticConfig).
+        dpg: keep the gradient of the policy's actions.
+    """
+    with_dpg = dpg and torch.is_grad_enabled()
+    if isinstance(policy, Categorical) and critic.table:
+        every = critic.action_values(tr.critic_state_t, **tr.critic_inputs_t)  # [C, N, G, A]
+        constant = every.detach()
+        if lagged_critic is not None:
+            constant = lagged_critic.action_values(tr.critic_state_t.detach(), **tr.critic_inputs_t)
+        v = (constant * policy.probs).sum(-1)
+        if soften:
+            output = (every * tr.encoded_action.unsqueeze(1)).sum(-1, keepdim=True)
+        else:
+            index = tr.action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
+            output = every.gather(-1, index)
+        return CriticEvaluation(output, critic.scalar(output), v, v)
+    state = critic.project_state(tr.critic_state_t, **tr.critic_inputs_t)
+    action = tr.encoded_action[None, :, None, :].expand(1, -1, tr.policy_noise.shape[2], -1)
+    output = critic.outputs(state, action).squeeze(1)
+    q = critic.scalar(output)
+    with torch.set_grad_enabled(with_dpg):
+        if lagged_critic is None:
+            v = policy_values(critic, state.detach(), policy, tr.policy_noise, frozen=True)
+            return CriticEvaluation(output, q, v, v)
+        past = lagged_critic.project_state(tr.critic_state_t.detach(), **tr.critic_inputs_t)
+        dpg_q = policy_values(lagged_critic, past, policy, tr.policy_noise, frozen=True)
+        if critic.bins is None:
+            return CriticEvaluation(output, q, dpg_q, dpg_q)
+        v = policy_values(critic, state.detach(), policy, tr.policy_noise, frozen=True)
+        return CriticEvaluation(output, q, v, dpg_q)
+
+
+def policy_values(
+    critic: CriticEnsemble,
+    state: StateProjection,
+    policy: Distribution,
+    noise: Tensor,
+    *,
+    frozen: bool = False,
+    subset: Tensor | None = None,
+) -> Tensor:
+    """[C, N, G]: the expectation over a policy of discrete actions, or the mean over its samples.
+
+    `frozen`: the critics' weights are constants. With `subset` [M, N, G] only the values of these
+    critics are computed, the others are zeros, and there are no gradients.
+    """
+    probs: Tensor | None = None
+    if isinstance(policy, Categorical):
+        n = policy.probs.shape[-1]
+        action = torch.eye(n, device=policy.probs.device)[:, None, None, :]
+        action = action.expand(n, *policy.probs.shape)
+        probs = policy.probs.movedim(-1, 0)
+    else:
+        action = policy.rsample(noise)
+    if subset is None:
+        values = critic.values(state, action, frozen=frozen)
+    else:
+        values = critic.subset_values(state, action, subset)
+    if probs is not None:
+        return (values * probs).sum(1)
+    return values.mean(1) if len(action) > 1 else values.squeeze(1)
