@@ -6,7 +6,6 @@ With --processes N the first process only starts the N that train.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shlex
 import signal
@@ -15,7 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+
+import psutil
 
 from amago_model.errors import AmagoError
 from stepwell._failure import fail
@@ -119,64 +119,40 @@ def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = 
 
 
 def launch(config: TrainConfig, words: Sequence[str]) -> int:
-    """Start config.processes processes on this machine and wait for them; the exit status of the
-    first that failed, 128 + N where signal N killed it.
+    """Start config.processes processes on this machine by `accelerate launch` and wait for them.
 
-    These variables are all that torch and accelerate read. `accelerate launch --cpu
-    --num_processes 2` silently starts one process (seen with 1.15).
+    `accelerate launch --cpu --num_processes 2` silently starts one process (seen with 1.15), so on
+    a CPU the form is --multi_gpu with ACCELERATE_USE_CPU; loop.py checks the world in any case.
     """
-    size = str(config.processes)
-    env = {**os.environ, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    command = [
+        *(sys.executable, "-m", "trainer.accelerate_launch", "--multi_gpu"),
+        *("--num_machines", "1", "--num_processes", str(config.processes)),
+        *("--mixed_precision", config.precision, "--dynamo_backend", "no"),
+        *("--main_process_port", str(_free_port()), "-m", "trainer.main", *words),
+    ]
+    env = dict(os.environ)
     env.setdefault("OMP_NUM_THREADS", str(config.threads))
     if config.device == "cpu":
-        env["ACCELERATE_USE_CPU"] = "true"
-    # Sessions of their own: Ctrl-C in a terminal reaches them through `forward` alone.
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer.main", *words],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            start_new_session=True,
-        )
-        for rank in range(config.processes)
-    ]
+        env["ACCELERATE_USE_CPU"] = "1"
+    # A session of its own: Ctrl-C in a terminal would reach launcher and workers at once.
+    process = subprocess.Popen(command, env=env, start_new_session=True)
 
     def forward(number: int, frame: object) -> None:
+        """To the workers, which save and stop cleanly; the launcher itself would only kill them."""
         del frame
-        for worker in workers:
-            worker.send_signal(number)
+        try:
+            workers = psutil.Process(process.pid).children() or [process]
+            for worker in workers:
+                worker.send_signal(number)
+        except psutil.NoSuchProcess:
+            pass  # it ended meanwhile
 
     old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return wait_for(workers)
+        return process.wait()
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def wait_for(workers: Sequence[subprocess.Popen[bytes]], grace: float = 60.0) -> int:
-    """Wait until all have ended; `grace` seconds after one has failed the others are killed."""
-    status, deadline = 0, math.inf
-    running = dict(enumerate(workers))
-    while running:
-        for rank, worker in list(running.items()):
-            with suppress(subprocess.TimeoutExpired):
-                code = worker.wait(timeout=0.1)
-                del running[rank]
-                if code and not status:
-                    status, deadline = code if code > 0 else 128 - code, time.monotonic() + grace
-                    if code < 0:  # any other failure has said itself what it was
-                        print(
-                            f"stepwell train: process {rank} was killed by "
-                            f"{signal.Signals(-code).name}; if nobody did that, the system did, "
-                            "for want of memory",
-                            file=sys.stderr,
-                            flush=True,
-                        )
-        if time.monotonic() > deadline:
-            for worker in running.values():
-                worker.kill()
-    return status
 
 
 def _free_port() -> int:
