@@ -112,7 +112,7 @@ def _walk(
     """The path without pydantic's tags of unions, the section that it ends in, and the models that
     this section can be."""
     path: list[str] = []
-    members, section = [cls], cls
+    members, section, chosen = [cls], cls, True
     for part in loc:
         if isinstance(part, int):
             path[-1] += f"[{part}]"
@@ -120,9 +120,10 @@ def _walk(
             path.append(part)
             inside = models_in(section.model_fields[part].annotation)
             if inside:
-                members, section = inside, inside[0]
-        elif chosen := [m for m in members if part in kinds_of_section(m)]:
-            section = chosen[0]
+                members, section, chosen = inside, inside[0], len(inside) == 1
+        elif not chosen and any(part in kinds_of_section(m) for m in members):
+            section = next(m for m in members if part in kinds_of_section(m))
+            chosen = True
         else:
             path.append(part)
     return path, section, members

@@ -159,6 +159,11 @@ def test_all_problems_are_told_at_once_each_with_its_path() -> None:
     ]
 
 
+def test_a_key_named_as_its_kind_is_told_with_its_path() -> None:
+    with pytest.raises(ConfigError, match="trajectory_encoder: unknown setting 'gru'"):
+        AgentConfig.from_dict({"trajectory_encoder": {"kind": "gru", "gru": {}}})
+
+
 def _all_configs(cls: type[Settings]) -> list[type[Settings]]:
     found = [m for f in cls.model_fields.values() for m in models_in(f.annotation)]
     return [cls, *[deeper for c in found for deeper in _all_configs(c)]]
