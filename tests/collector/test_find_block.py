@@ -76,10 +76,10 @@ def test_all_chance_comes_from_the_seed() -> None:
 def test_an_agent_sees_an_image_tokens_and_a_number() -> None:
     """The spaces say so by themselves: nothing has to be set."""
     from amago_model import TimestepEncoderConfig
-    from amago_model.encoders.modalities import kinds_of
+    from amago_model.encoders.modalities import modalities_of
 
     spaces = agent_spaces(interface_of(make(FIND_BLOCK_ID), FIND_BLOCK_ID).spec)
-    kinds = kinds_of(TimestepEncoderConfig(), spaces)
+    kinds = modalities_of(TimestepEncoderConfig(), spaces)
     assert kinds == {"image": "image", "left": "vector", "mission": "tokens"}
 
 
