@@ -154,6 +154,13 @@ class Interface:
             found[key] = array
         return found
 
+    def encode_reward(self, reward: Any) -> float:
+        """The reward as a number. Raises `BrokenEnv` unless it is a finite float32."""
+        number = float(reward)
+        if not abs(number) <= np.finfo(np.float32).max:
+            raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
+        return number
+
     def decode_action(self, arrays: Mapping[str, Array]) -> Any:
         """Named arrays, each one action, as the environment's `step` wants it."""
         if not isinstance(self.action_space, gym_spaces.Dict):
@@ -266,30 +273,32 @@ class Interface:
 
 
 def interface_of(
-    env: Env,
+    env: Env | gymnasium.vector.VectorEnv[Any, Any, Any],
     env_id: str,
     *,
     roles: Mapping[str, str] | None = None,
     infos: Sequence[str] = (),
     keep_float64: bool = False,
 ) -> Interface:
-    """The interface of `env`. Raises `InvalidSpace` for a space that has no place in a spec.
+    """The interface of `env`, or of one of a vector environment's sub-environments. Raises
+    `InvalidSpace` for a space that has no place in a spec.
 
     `roles` go before those that the environment declares itself, in metadata["roles"]. `infos` are
     the single numbers of its infos that are kept.
     """
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        observation_space, action_space = env.single_observation_space, env.single_action_space
+    else:
+        observation_space, action_space = env.observation_space, env.action_space
     spec = EnvSpec.of(
-        _named_spaces(env.observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
-        _named_spaces(env.action_space, DEFAULT_ACTION, keep_float64, env_id),
+        _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
+        _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
         env=env_id,
         infos={key: Box(()) for key in infos},
         roles={**(env.metadata or {}).get("roles", {}), **(roles or {})},
     )
     return Interface(
-        env_id=env_id,
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-        spec=spec,
+        env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
     )
 
 

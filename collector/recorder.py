@@ -118,19 +118,24 @@ class Recorder:
         self,
         actions: Mapping[str, Array],
         reward: float,
-        obs: Mapping[str, Array],
+        obs: Mapping[str, Array] | None,
         terminated: bool,
         truncated: bool,
         info: Mapping[str, Any] | None = None,
     ) -> EpisodeSummary | None:
-        """One transition and the observation after it; the summary if that ended the episode."""
+        """One transition and the observation after it; the summary if that ended the episode.
+
+        `obs` may be None, for unknown, in an episode's last transition only.
+        """
         rows = self._rows
         assert rows is not None, "no episode has begun"
         if len(rows.rewards) == self._max_steps:
             rows = self._next_piece(rows)
         rows.actions.append(actions)
         rows.rewards.append(np.float32(reward))
-        rows.obs.append(obs)
+        assert obs is not None or terminated or truncated, "only a final observation may be unknown"
+        rows.obs.append(rows.obs[-1] if obs is None else obs)
+        self._final_obs_valid = obs is not None
         rows.infos.append(info_row(self._spec, info or {}))
         self._total += float(rows.rewards[-1])
         if info:
@@ -209,6 +214,7 @@ class Recorder:
             infos={k: np.stack([i[k] for i in rows.infos]) for k in self._spec.infos},
             terminated=terminated,
             truncated=truncated,
+            final_obs_valid=not last or self._final_obs_valid,
             metadata=metadata,
         )
         self._sink(trajectory, self._index)

@@ -1,22 +1,24 @@
-"""N environments and one actor: episodes out. The environments are stepped one by one.
+"""N environments and one actor: episodes out.
 
     reset(seed) → o0    step(a0) → r0, o1    …    step → terminated or truncated: the episode ends
 
-Every episode has its own seed. An environment that fails harms no other: its episode is truncated
-before the failure and tagged "broken", and the environment is made anew.
+Environments in a list are stepped one by one: every episode has its own seed, and one that fails
+harms no other. Its episode is truncated before the failure and tagged "broken", and the environment
+is made anew. A gymnasium vector environment is stepped as a whole, by vector_env.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from gymnasium.vector import VectorEnv
 
 from collector.actor import Actor, ActorInputs
 from collector.envs import Arrays, BrokenEnv, Env, Interface
 from collector.exploration import Exploration
 from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeSummary, Recorder, Sink
+from collector.vector_env import Reset, VectorEnvAdapter
 from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
 
@@ -31,37 +33,47 @@ class Rollout:
     environments fall idle as their episodes end, and `done` is true when all have. The actor is
     asked for its newest policy only where an episode begins. `make_env` replaces a broken
     environment, in the list `envs` itself, so that its owner can close them all.
+
+    `envs` may be a gymnasium `VectorEnv` in any autoreset mode. A failure in it, or in a list
+    without `make_env`, raises `BrokenEnv`. Where it resets by itself only the first episode of each
+    sub-environment has a seed; each further one takes an entry of `seeds` without using it.
     """
 
     def __init__(
         self,
-        envs: list[Env],
+        envs: list[Env] | VectorEnv[Any, Any, Any],
         actor: Actor,
         interface: Interface,
         *,
-        make_env: Callable[[], Env],
+        make_env: Callable[[], Env] | None = None,
         seeds: Iterator[int | None],
         sink: Sink,
         metadata: TrajectoryMetadata | None = None,
         exploration: Exploration | None = None,
         max_steps: int = MAX_STEPS,
     ):
-        self._envs, self._actor, self._interface = envs, actor, interface
+        self._vector: VectorEnvAdapter | None = None
+        self._envs: list[Env] = []
+        if isinstance(envs, VectorEnv):
+            self._vector, n = VectorEnvAdapter(envs, interface), envs.num_envs
+        else:
+            self._envs, n = envs, len(envs)
+        self._actor, self._interface = actor, interface
         self._make_env, self._seeds, self._exploration = make_env, seeds, exploration
         metadata = metadata or TrajectoryMetadata(env=interface.env_id)
         self._recorders = [
             Recorder(interface.spec, metadata, sink, max_steps=max_steps, env_index=i)
-            for i in range(len(envs))
+            for i in range(n)
         ]
-        self.inputs = ActorInputs.zeros(interface.spec, len(envs))
+        self.inputs = ActorInputs.zeros(interface.spec, n)
         self.steps = 0
         """Transitions played, all environments together."""
         self.broken = 0
         """How often an environment failed."""
         self.last_error = ""
         """How it failed last."""
-        self._idle = set(range(len(envs)))
-        self._failures = [0] * len(envs)
+        self._idle = set(range(n))
+        self._failures = [0] * n
         self._started = 0
         self._exhausted = False
 
@@ -73,15 +85,19 @@ class Rollout:
     def step(self) -> list[EpisodeSummary]:
         """One action everywhere; the episodes that ended, in order of environments."""
         self._start_episodes()
-        playing = [i for i, recorder in enumerate(self._recorders) if recorder.running]
-        if not playing:
+        playing = [recorder.running for recorder in self._recorders]
+        # An idle vector environment resets itself in its next step.
+        if not any(playing) and not (self._vector and self._idle):
             return []
-        self.inputs.playing[:] = [recorder.running for recorder in self._recorders]
+        self.inputs.playing[:] = playing
         actions = self._actor.act(self.inputs)
         if self._exploration is not None:
             actions = self._exploration.apply(actions, self.inputs)
         actions = self._interface.clip_actions(actions)
-        ended = [self._step_env(i, {k: a[i].copy() for k, a in actions.items()}) for i in playing]
+        if self._vector is not None:
+            ended = self._step_vector(self._vector, actions, playing)
+        else:
+            ended = [self._step_env(i, _row(actions, i)) for i in range(len(playing)) if playing[i]]
         return [episode for episode in ended if episode is not None]
 
     def finish(self) -> None:
@@ -96,13 +112,15 @@ class Rollout:
 
     def _start_episodes(self) -> None:
         """Reset every idle environment, each with the next seed."""
-        for env_index in sorted(self._idle):
-            try:
-                seed = next(self._seeds)
-            except StopIteration:
-                self.finish()
-                return
-            self._idle.discard(env_index)
+        if self._vector is not None and self._vector.resets_itself:
+            return
+        seeds = self._draw_seeds(sorted(self._idle))
+        if self._vector is not None:
+            resets = self._vector.reset(seeds) if seeds else {}
+            for env_index, reset in resets.items():
+                self._on_reset(env_index, seeds[env_index], reset.obs, _mapping(reset.info))
+            return
+        for env_index, seed in seeds.items():
             try:
                 raw, info = self._envs[env_index].reset(seed=seed)
                 obs = self._interface.encode_observation(raw)
@@ -111,13 +129,34 @@ class Rollout:
             else:
                 self._on_reset(env_index, seed, obs, _mapping(info))
 
+    def _draw_seeds(self, env_indices: Sequence[int]) -> dict[int, int | None]:
+        """The next seed for each; none for those that come after the last seed."""
+        seeds = dict(zip(env_indices, self._seeds, strict=False))
+        self._idle.difference_update(seeds)
+        if len(seeds) < len(env_indices):
+            self.finish()
+        return seeds
+
+    def _step_vector(
+        self, vector: VectorEnvAdapter, actions: Arrays, playing: Sequence[bool]
+    ) -> list[EpisodeSummary | None]:
+        ended: list[EpisodeSummary | None] = []
+        for i, event in vector.step(actions, playing):
+            info = _mapping(event.info)
+            if isinstance(event, Reset):
+                if not self._exhausted and self._draw_seeds([i]):
+                    self._on_reset(i, None, event.obs, info)  # it reset itself: no seed was used
+            elif playing[i]:
+                over = event.terminated, event.truncated
+                episode = self._on_step(i, _row(actions, i), event.reward, event.obs, *over, info)
+                ended.append(episode)
+        return ended
+
     def _step_env(self, env_index: int, action: Arrays) -> EpisodeSummary | None:
         try:
             given = self._interface.decode_action(action)
             raw, reward, terminated, truncated, info = self._envs[env_index].step(given)
-            number = float(reward)
-            if not abs(number) <= np.finfo(np.float32).max:
-                raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
+            number = self._interface.encode_reward(reward)
             obs = self._interface.encode_observation(raw)
             over = bool(terminated), bool(truncated)
         except Exception as error:  # an environment may raise anything
@@ -142,14 +181,15 @@ class Rollout:
         env_index: int,
         action: Arrays,
         reward: float,
-        obs: Arrays,
+        obs: Arrays | None,
         terminated: bool,
         truncated: bool,
         info: Mapping[str, Any],
     ) -> EpisodeSummary | None:
         self._failures[env_index] = 0
         self.steps += 1
-        self.inputs.step(env_index, action, reward, obs)
+        if obs is not None:
+            self.inputs.step(env_index, action, reward, obs)
         recorder = self._recorders[env_index]
         episode = recorder.add_step(action, reward, obs, terminated, truncated, info)
         if episode is not None and not self._exhausted:
@@ -165,6 +205,8 @@ class Rollout:
                 f"{self._interface.env_id} failed {MAX_FAILURES} times in a row without one step; "
                 f"last: {error}"
             )
+        if self._make_env is None:
+            raise BrokenEnv(f"{self._interface.env_id}: {error}")
         try:
             self._envs[env_index].close()
         except Exception:  # noqa: S110 - it is broken already
@@ -173,6 +215,10 @@ class Rollout:
         if not self._exhausted:
             self._idle.add(env_index)
         return episode
+
+
+def _row(actions: Arrays, env_index: int) -> Arrays:
+    return {key: array[env_index].copy() for key, array in actions.items()}
 
 
 def _mapping(info: Any) -> Mapping[str, Any]:

@@ -24,8 +24,8 @@ class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Plays `lengths` in turn, again and again; see the table above.
 
     It hands out one buffer for all observations, as fast environments do, so a missing copy
-    shows. `broken_at` = (episode, t) raises in that step;
-    `nan_at` answers NaN there.
+    shows; with `copies` every observation is an array of its own. `broken_at` = (episode, t) raises
+    in that step; `nan_at` answers NaN there.
     """
 
     metadata = {"render_modes": []}
@@ -35,11 +35,12 @@ class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         lengths: Sequence[int] = (3, 1, 4),
         *,
         actions: int = 5,
+        copies: bool = False,
         broken_at: tuple[int, int] | None = None,
         nan_at: tuple[int, int] | None = None,
         broken_resets: Sequence[int] = (),
     ):
-        self.lengths = tuple(lengths)
+        self.lengths, self.copies = tuple(lengths), copies
         self.broken_at, self.nan_at = broken_at, nan_at
         self.broken_resets = frozenset(broken_resets)
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -95,4 +96,4 @@ class FakeEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _observe(self) -> NDArray[np.float32]:
         self._buffer[:] = self.episode, self.t, self.length
-        return self._buffer
+        return self._buffer.copy() if self.copies else self._buffer

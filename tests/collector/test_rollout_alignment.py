@@ -1,11 +1,13 @@
-"""Every row lands where it belongs: exact strips for any number of environments."""
+"""Every row lands where it belongs: exact strips for each autoreset mode and number of envs."""
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from collector.actor import ScriptedActor
 from collector.envs import BrokenEnv, interface_of
@@ -16,10 +18,18 @@ from stepwell.spaces import Box, EnvSpec
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 LENGTHS = (3, 1, 4, 2)
+MODES = ["plain", AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+
+
+def make_envs(mode: object, n: int, make: Callable[[], FakeEnv]) -> list[FakeEnv] | SyncVectorEnv:
+    if mode == "plain":
+        return [make() for _ in range(n)]
+    assert isinstance(mode, AutoresetMode)
+    return SyncVectorEnv([make] * n, autoreset_mode=mode)
 
 
 def play(
-    envs: list[FakeEnv],
+    envs: list[FakeEnv] | VectorEnv,  # type: ignore[type-arg]
     episodes: int,
     *,
     make_env: Callable[[], FakeEnv] = FakeEnv,
@@ -28,7 +38,7 @@ def play(
 ) -> tuple[list[tuple[int, Trajectory]], list[EpisodeSummary]]:
     """All episodes: the action at time t of an episode is its first observation's number + t."""
     kept: list[tuple[int, Trajectory]] = []
-    interface = interface_of(envs[0], "Fake-v0")
+    interface = interface_of(envs[0] if isinstance(envs, list) else envs, "Fake-v0")
     actor = ScriptedActor(
         interface, "script", lambda obs, t: np.int64((obs["observation"][0] + t) % 5)
     )
@@ -67,9 +77,12 @@ def assert_strip(trajectory: Trajectory, number: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_strips_are_exact(n: int) -> None:
-    """Final observations, ends and metrics are the episode's own."""
-    kept, ended = play([FakeEnv(LENGTHS) for _ in range(n)], 9)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_strips_are_exact(mode: object, n: int) -> None:
+    """Final observations, ends and metrics are the episode's own, in every autoreset mode."""
+    # SAME_STEP loses the final observation of an environment with one buffer: see below.
+    kind = partial(FakeEnv, LENGTHS, copies=mode is AutoresetMode.SAME_STEP)
+    kept, ended = play(make_envs(mode, n, kind), 9)
     assert len(kept) == len(ended) == 9
     assert sorted(index for index, _ in kept) == list(range(9))
     # Each environment counts its own episodes: all come in order, none left out.
@@ -92,6 +105,104 @@ def test_each_episode_has_its_own_seed() -> None:
     assert {index: t.metadata.seed for index, t in kept} == {i: 100 + i for i in range(7)}
     assert sorted(s for env in envs for s in env.seeds if s is not None) == list(range(100, 107))
     assert {e.index: e.seed for e in ended} == {i: 100 + i for i in range(7)}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=str)
+def test_a_seed_that_was_not_used_is_not_recorded(mode: AutoresetMode) -> None:
+    """Environments that reset themselves: only the first episode of each has a known seed."""
+    kept, _ = play(make_envs(mode, 2, lambda: FakeEnv(LENGTHS)), 6)
+    seeds = [t.metadata.seed for _, t in sorted(kept, key=lambda pair: pair[0])]
+    assert seeds == [100, 101, None, None, None, None]
+
+
+def test_a_vector_environment_without_autoreset_is_reset_with_our_seeds() -> None:
+    """DISABLED: every episode has its own seed, and the environment was reset with it."""
+    vector = make_envs(AutoresetMode.DISABLED, 3, lambda: FakeEnv(LENGTHS))
+    kept, _ = play(vector, 7)
+    assert {index: t.metadata.seed for index, t in kept} == {i: 100 + i for i in range(7)}
+    used = [s for env in vector.envs for s in env.seeds if s is not None]  # type: ignore[union-attr]
+    assert sorted(used) == list(range(100, 107))
+
+
+@pytest.mark.parametrize("mode", MODES[1:], ids=str)
+def test_idle_sub_environments_get_legal_actions(mode: AutoresetMode) -> None:
+    """A vector environment steps all; what has no episode left is stepped, and not recorded."""
+
+    class FromTwo(FakeEnv):
+        def __init__(self) -> None:
+            super().__init__((1, 6), copies=True)
+            self.action_space = gymnasium.spaces.Discrete(5, start=2)
+
+    vector = SyncVectorEnv([FromTwo] * 3, autoreset_mode=mode)
+    kept: list[Trajectory] = []
+    interface = interface_of(vector, "Fake-v0")
+    rollout = Rollout(
+        vector,
+        ScriptedActor(interface, "s", lambda obs, t: np.int64(2)),
+        interface,
+        seeds=iter(range(4)),
+        sink=lambda t, i: kept.append(t),
+    )
+    while not rollout.done:
+        rollout.step()
+    assert [len(t) for t in kept] == [1, 1, 1, 6]
+    assert rollout.steps == 9
+
+
+def test_ignored_actions_of_next_step_are_not_recorded() -> None:
+    """NEXT_STEP ignores one action per episode; the executed ones are recorded."""
+    env = FakeEnv(LENGTHS)
+    kept, _ = play(make_envs(AutoresetMode.NEXT_STEP, 1, lambda: env), 4)
+    recorded = np.concatenate([t.actions["action"] for _, t in kept]).tolist()
+    assert recorded == env.actions
+
+
+def test_processes_of_an_async_vector_environment_give_the_same_strips() -> None:
+    """AsyncVectorEnv resets in its workers and ships infos by another way: same result."""
+    vector = AsyncVectorEnv(
+        [lambda: FakeEnv(LENGTHS, copies=True)] * 2,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        context="fork",
+    )
+    try:
+        kept, ended = play(vector, 6)
+    finally:
+        vector.close()
+    numbers: dict[int, int] = {}
+    for episode, (_, trajectory) in zip(ended, kept, strict=True):
+        number = numbers.get(episode.env_index, 0)
+        assert_strip(trajectory, number, LENGTHS[number % 4])
+        numbers[episode.env_index] = number + 1
+    assert len(kept) == 6
+
+
+def test_a_final_observation_that_same_step_overwrote_is_marked_unknown() -> None:
+    """Gymnasium hands out a reference that the reset has written over: never stored as the end."""
+    kept, _ = play(make_envs(AutoresetMode.SAME_STEP, 1, lambda: FakeEnv(LENGTHS)), 3)
+    for number, (_, trajectory) in enumerate(kept):
+        length = LENGTHS[number]
+        assert not trajectory.final_obs_valid
+        times = [*range(length), length - 1]
+        np.testing.assert_array_equal(trajectory.obs["observation"][:, 1], times)
+        np.testing.assert_array_equal(trajectory.obs["observation"][:, 0], number)
+
+
+def test_a_vector_environment_that_hides_its_mode_is_refused() -> None:
+    """Where an episode ends must not be guessed."""
+    vector = SyncVectorEnv([FakeEnv])
+    del vector.metadata["autoreset_mode"]
+    with pytest.raises(BrokenEnv, match="autoreset_mode"):
+        play(vector, 1)
+
+
+@pytest.mark.parametrize("mode", MODES[1:], ids=str)
+@pytest.mark.parametrize("what", ["broken_at", "nan_at", "broken_resets"])
+def test_a_vector_environment_that_fails_says_so(mode: AutoresetMode, what: str) -> None:
+    """Which of its sub-environments failed is unknown, so none can be replaced."""
+    at = (0,) if what == "broken_resets" else (0, 1)
+    vector = make_envs(mode, 2, lambda: FakeEnv(LENGTHS, **{what: at}))  # type: ignore[arg-type]
+    with pytest.raises(BrokenEnv, match="NaN" if what == "nan_at" else "Fake-v0: .*asked to fail"):
+        play(vector, 2)
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -61,27 +60,24 @@ class Shifted(FakeEnv):
 
 def play(client, name: str, folder, kind: str) -> None:
     """EPISODES episodes, in pieces of at most PIECE steps, by the collector's own parts."""
-    interface = interface_of(Shifted(), "Fake-v0", infos=("good",))
+    envs: Any = [Shifted(), Shifted()]
+    if kind != "envs":
+        mode = gymnasium.vector.AutoresetMode[kind]
+        envs = gymnasium.vector.SyncVectorEnv([Shifted, Shifted], autoreset_mode=mode)
+    interface = interface_of(envs[0] if kind == "envs" else envs, "Fake-v0", infos=("good",))
     client.create_dataset(name, interface.spec)
     outbox = Outbox(folder / "outbox", client, name, interface.spec)
     actor = ScriptedActor(
         interface, "script", lambda obs, t: np.int64(chosen(int(obs["observation"][0]), t))
     )
 
-    def put(trajectory, _):
-        if kind == "lost" and (trajectory.terminated or trajectory.truncated):
-            obs = trajectory.obs["observation"]
-            obs[-1] = obs[-2]  # as D4RL's files are stored
-            trajectory = replace(trajectory, final_obs_valid=False)
-        outbox.put(trajectory)
-
     rollout = Rollout(
-        [Shifted(), Shifted()],
+        envs,
         actor,
         interface,
         make_env=Shifted,
         seeds=iter(range(EPISODES)),
-        sink=put,
+        sink=lambda trajectory, _: outbox.put(trajectory),
         max_steps=PIECE,
     )
     while not rollout.done:
@@ -114,7 +110,7 @@ def check(batch, kind: str) -> Counter:
             ends = first + step + 1 == length
             assert bool(batch.terminated[i, step]) == (ends and episode % 2 == 0)
             assert bool(batch.truncated[i, step]) == (ends and episode % 2 == 1)
-            assert bool(batch.next_obs_valid[i, step]) or (ends and kind == "lost")
+            assert bool(batch.next_obs_valid[i, step]) or (ends and kind == "SAME_STEP")
             assert bool(batch.action_known[i, step])
             assert bool(batch.actor_mask[i, step]) == good(episode, first + step)
             seen["not good"] += not good(episode, first + step)
@@ -126,10 +122,10 @@ def check(batch, kind: str) -> Counter:
     return seen
 
 
-@pytest.mark.parametrize("kind", ["known", "lost"])
+@pytest.mark.parametrize("kind", ["envs", "DISABLED", "NEXT_STEP", "SAME_STEP"])
 def test_every_cell_is_where_the_environment_put_it(client, name, tmp_path, kind):
-    """The final observation known or lost, each padded mode, a mixture: obs, previous step,
-    endings, time, and which steps to learn from."""
+    """Each way of resetting, each padded mode, a mixture: obs, previous step, endings, time,
+    and which steps to learn from."""
     play(client, name, tmp_path, kind)
     sources = tuple(
         SourceConfig(
