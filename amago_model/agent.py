@@ -1,4 +1,4 @@
-"""The learner: one forward pass over a batch of windows gives the loss of every head.
+"""The trainable agent: one forward pass over a batch of windows gives the loss of every head.
 
 The networks are modules (encoders/, heads/), the terms of the loss free functions (losses/). The
 agent knows no optimiser, no files and no environments. Letters: B windows, T transitions, L = T + 1
@@ -36,9 +36,9 @@ from amago_model.heads.distributions import Distribution, data_log_prob, with_sa
 from amago_model.heads.observations import critic_observation_keys
 from amago_model.heads.popart import PopArt
 from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
-from amago_model.losses.actor import bc_loss, dpg_loss
-from amago_model.losses.critic import classification_loss, critic_loss
+from amago_model.losses.actor_losses import bc_loss, dpg_loss
 from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
+from amago_model.losses.critic_losses import classification_loss, critic_loss
 from amago_model.losses.filters import advantage_weight, normalized_advantage
 from amago_model.losses.loss_inputs import LossInputs
 from amago_model.losses.metrics import Values, mean_and_std, update_metrics

@@ -83,8 +83,8 @@ GROUPS = {
     "checkpoint": Group(("trainer/checkpoint.py",), ("tests/trainer/test_checkpoint.py",)),
     "losses": Group(
         (
-            "amago_model/losses/actor.py",
-            "amago_model/losses/critic.py",
+            "amago_model/losses/actor_losses.py",
+            "amago_model/losses/critic_losses.py",
             "amago_model/losses/filters.py",
             "amago_model/losses/td_targets.py",
             "amago_model/heads/popart.py",

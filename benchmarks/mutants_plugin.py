@@ -25,7 +25,7 @@ _IN_CONFINED = (
     "server.sandbox",
     "server.sql.checked_files",
     "server.sql.guard",
-    "server.sql.selection",
+    "server.sql.selected_rows",
 )
 _plain = subprocess.Popen.__init__
 

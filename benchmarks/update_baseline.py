@@ -18,8 +18,8 @@ from amago_model import Agent, Batch
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Categorical, Distribution, data_log_prob
 from amago_model.heads.popart import PopArt
-from amago_model.losses.actor import bc_loss, dpg_loss
-from amago_model.losses.critic import critic_loss
+from amago_model.losses.actor_losses import bc_loss, dpg_loss
+from amago_model.losses.critic_losses import critic_loss
 from amago_model.losses.filters import advantage_weight
 from amago_model.losses.td_targets import bootstrapped_returns, over_subset, subset_indices
 

@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from collector.actor import Actor, ActorError, PolicyActor, RandomActor
 from collector.config import CollectConfig
 from collector.control import Control, signals
 from collector.envs import Env, Interface, open_envs
 from collector.exploration import Exploration
+from collector.policy_actor import Actor, ActorError, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
 from collector.progress import show_progress
-from collector.rollout import Rollout
-from collector.run import (
+from collector.registered_run import (
     Run,
     configured_env,
     configured_interface,
@@ -39,6 +38,7 @@ from collector.run import (
     slug,
     unique_name,
 )
+from collector.rollout import Rollout
 from collector.stats import CollectorStatistics, load_clock, save_clock
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered

@@ -13,8 +13,8 @@ from typing import ClassVar, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from amago_model.config.base import Settings
+from collector.episode_recorder import MAX_STEPS
 from collector.exploration import EpsilonConfig, NoExplorationConfig
-from collector.recorder import MAX_STEPS
 from stepwell import _settings
 from stepwell.errors import StepwellError
 

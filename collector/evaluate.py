@@ -19,7 +19,6 @@ from rich.table import Table
 
 from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
-from collector.actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.config import EvaluateConfig, UsageError
 from collector.envs import (
     BrokenEnv,
@@ -30,11 +29,11 @@ from collector.envs import (
     open_envs,
     parse_pairs,
 )
+from collector.episode_recorder import EpisodeSummary
+from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
-from collector.recorder import EpisodeSummary
 from collector.reference_scores import normalised_score
-from collector.rollout import Rollout
-from collector.run import (
+from collector.registered_run import (
     Run,
     configured_env,
     configured_interface,
@@ -44,14 +43,15 @@ from collector.run import (
     slug,
     unique_name,
 )
+from collector.rollout import Rollout
 from stepwell.client import Client
+from stepwell.confidence_intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.errors import StepwellError
-from stepwell.intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.messages import Capacity
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 WIDTH = 8
-"""Rows of a chunk (collector/actor.py says why it is fixed)."""
+"""Rows of a chunk (collector/policy_actor.py says why it is fixed)."""
 
 Player = ActingPolicy | Callable[[Interface, int], Actor]
 """A policy, or a function (interface, number of environments) → actor."""

@@ -22,8 +22,8 @@ from stepwell.errors import InvalidSpace
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
 
 if TYPE_CHECKING:  # importing them would load torch, which a command's help does without
-    from collector.actor import ActorInputs
     from collector.envs import Arrays
+    from collector.policy_actor import ActorInputs
 
 
 Level = Annotated[float, Field(ge=0.0, le=1.0)]

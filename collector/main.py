@@ -10,7 +10,7 @@ from rich.console import Console
 
 from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EvaluateConfig, parse
-from stepwell._failure import fail
+from stepwell._exit_message import fail
 from stepwell.errors import StepwellError, Undelivered
 
 

@@ -5,6 +5,7 @@
 
 Acting never waits for the network: it reads `current`. After any error (service down, damaged
 bytes, a policy for another environment) the last policy stays, and `last_error` says why.
+policy_actor.py decides when to use a newer policy: as an episode starts.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Callable
 from amago_model.acting import ActingPolicy
 from amago_model.errors import AmagoError
 from amago_model.policy_file import load_policy
-from collector.actor import ActorError, LoadedPolicy
 from collector.config import parse_reference
+from collector.policy_actor import ActorError, LoadedPolicy
 from stepwell._background import BackgroundLoop
 from stepwell.client import Client
 from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError

@@ -18,9 +18,9 @@ from typing import Any, SupportsFloat
 import gymnasium
 
 from collector.envs import Arrays, Env, Interface, interface_of
+from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
 from collector.outbox_slots import open_outbox
-from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
-from collector.run import open_dataset
+from collector.registered_run import open_dataset
 from stepwell._plugins import describe_error
 from stepwell.client import Client
 from stepwell.errors import Undelivered

@@ -14,10 +14,17 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from collector.actor import Actor, ActorInputs
 from collector.envs import Arrays, BrokenEnv, Env, Interface
+from collector.episode_recorder import (
+    BROKEN,
+    INTERRUPTED,
+    MAX_STEPS,
+    EpisodeSummary,
+    Recorder,
+    Sink,
+)
 from collector.exploration import Exploration
-from collector.recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeSummary, Recorder, Sink
+from collector.policy_actor import Actor, ActorInputs
 from collector.vector_env import Reset, VectorEnvAdapter
 from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata

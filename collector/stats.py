@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.recorder import EpisodeSummary
+from collector.episode_recorder import EpisodeSummary
 from stepwell._files import whole_file
 from stepwell.failpoints import failpoint
 

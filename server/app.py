@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.auth import AuthMiddleware
 from server.body_memory import BodyMemoryMiddleware, send_problem
-from server.deps import Service, refuse_unknown_parameters
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
@@ -41,6 +40,7 @@ from server.routes import (
     trajectories,
     workers,
 )
+from server.service import Service, refuse_unknown_parameters
 from server.settings import Settings
 from stepwell import __version__
 from stepwell.errors import InvalidData

@@ -20,7 +20,7 @@ from server.index.db import IndexUnusable, revision, upgrade
 from server.index.tables import REVISION
 from server.settings import Settings
 from server.storage.store import DirectoryInUse, DirectoryLock
-from stepwell._failure import fail
+from stepwell._exit_message import fail
 from stepwell.commands import common
 
 SERVE = """\
@@ -81,8 +81,8 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     import uvicorn
 
     from server.app import create_app
-    from server.deps import Service
     from server.http_protocol import HttpProtocol
+    from server.service import Service
 
     try:
         service = Service(settings)

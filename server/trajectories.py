@@ -16,8 +16,8 @@ from server.checksums import Source
 from server.index.db import Database, first_rows, next_change_id, write_audit
 from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import add_totals, bucket_of
-from server.ingest.spool import SegmentDamaged, read_spooled
+from server.ingest.index_rows import add_totals, bucket_of
+from server.ingest.segments import SegmentDamaged, read_spooled
 from server.integrity import IntegrityChecker, damaged_shard
 from server.problems import ProblemError, not_found
 from server.storage.shards import ShardDamaged, read_trajectory

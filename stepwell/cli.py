@@ -13,8 +13,8 @@ import os
 import sys
 from dataclasses import dataclass
 
-from stepwell._failure import DEBUG
-from stepwell._failure import fail as fail_as
+from stepwell._exit_message import DEBUG
+from stepwell._exit_message import fail as fail_as
 from stepwell.errors import StepwellError
 
 

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from stepwell.client import Client
 from stepwell.commands import common
+from stepwell.confidence_intervals import Interval, bootstrap_mean
 from stepwell.errors import StepwellError
-from stepwell.intervals import Interval, bootstrap_mean
 
 FIRST_EVALUATION_SEED, EVALUATION_SEEDS = 900_000, 30
 """Fixed, and far from the seeds of any training data."""

@@ -54,7 +54,7 @@ ON_DAMAGE: tuple[str, ...] = (
 """Of the service, reached only where a file is damaged (integrity.py, policies.py)."""
 
 SERVICE: tuple[str, ...] = (
-    # the write path, in order (ingest/spool.py, ingest/commit.py)
+    # the write path, in order (ingest/segments.py, ingest/commit.py)
     "segment.after_create",
     "append.before_write",
     "append.after_write",

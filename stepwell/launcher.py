@@ -2,7 +2,7 @@
 
 It claims launches, starts their processes, reports how they ended, and is itself a worker that can
 be paused, drained and stopped. It runs nothing but `stepwell train|collect|evaluate`, with options
-that stepwell/_launcher/launch_policy.py allows. docs/workers.md is for its operators.
+that stepwell/_launcher/launch_permissions.py allows. docs/workers.md is for its operators.
 
     DATA/launcher.json   its name     launches/   what it has started     logs/   of each process
     DATA/runs/  cache/  outbox/       what trainers and collectors write
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell._failure import fail
+from stepwell._exit_message import fail
 from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.commands import common
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         import fcntl  # noqa: F401 - how processes are known after a restart
     except ImportError:
         raise StepwellError("stepwell launcher needs Linux or macOS: it locks files") from None
-    from stepwell._launcher.launch_policy import LauncherFolder
+    from stepwell._launcher.launch_permissions import LauncherFolder
     from stepwell._launcher.loop import Launcher, Options
 
     logging.basicConfig(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import psutil
 
 from amago_model.errors import AmagoError
-from stepwell._failure import fail
+from stepwell._exit_message import fail
 from stepwell._git import git_commit
 from stepwell._settings import Resolved
 from stepwell.client import Client

@@ -16,7 +16,7 @@ from collector.builtin.generate import Summary
 from collector.builtin.generate_lunarlander import lunarlander_noisy
 from collector.builtin.generate_pendulum import pendulum_stitch
 from collector.builtin.generate_tmaze import tmaze_passive
-from stepwell._failure import fail
+from stepwell._exit_message import fail
 from stepwell.errors import StepwellError
 
 _DESCRIPTION = """\

@@ -1,1 +1,1 @@
-"""server.fsck.main"""
+"""`stepwell fsck`: the index compared with the files."""

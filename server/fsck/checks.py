@@ -26,8 +26,8 @@ from server.index.tables import (
     tombstones,
     trajectories,
 )
-from server.ingest.rows import bucket_of
-from server.ingest.spool import MAGIC, SegmentDamaged, SegmentFile
+from server.ingest.index_rows import bucket_of
+from server.ingest.segments import MAGIC, SegmentDamaged, SegmentFile
 from server.maintenance.orphans import orphans
 from server.snapshots import manifests
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer

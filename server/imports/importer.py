@@ -1,7 +1,7 @@
 """Imports of offline datasets: an uploaded file, a job, and everything or nothing of it stored.
 
     POST … /imports → uploads/<upload> (streamed, counted, hashed, fsynced) → 202 and a job
-      → child parses (child.py, confined) → checked like any POST → shards not yet in the index
+      → child parses (parser.py, confined) → checked like any POST → shards not yet in the index
       → one transaction makes all of it visible (ingest/bulk_insert.py) → the upload is deleted
 
 A file is recognised by its content: uploading it again stores nothing twice.

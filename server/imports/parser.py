@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any, BinaryIO
 
-from server.frames import read_frame, write_frame
+from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 
 GROUP_BYTES = 4 << 20

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 import structlog
 
-from server.frames import FrameReader, frame_head, memory_of
+from server.pipe_frames import FrameReader, frame_head, memory_of
 from server.problems import ProblemError
 from server.sandbox import environment
 

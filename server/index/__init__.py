@@ -1,1 +1,1 @@
-"""server.index"""
+"""The SQL index: tables, connections, and the mirror that SQL workers read."""

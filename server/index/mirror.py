@@ -2,7 +2,8 @@
 
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
                    newer `change_id` than at the last refresh (tables.py), so a query pays for what
-                   changed; beside each piece lies what a manifest says of its rows (locations.py)
+                   changed; beside each piece lie the columns of a manifest for its rows
+                   (manifest_columns.py)
     metrics        in pieces of a few runs each; checked when one of them had a heartbeat, rewritten
                    when a piece's counts and sums changed
     all others     small; rewritten when their rows changed
@@ -31,7 +32,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.checksums import Source, checksums_of
-from server.index.locations import CHANGED, changed_rows, locations_of, locations_of_rows
+from server.index.manifest_columns import CHANGED, changed_rows, locations_of, locations_of_rows
 from server.index.sql_tables import (
     EXCLUDED,
     METRIC_SUMS,

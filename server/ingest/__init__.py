@@ -1,1 +1,1 @@
-"""server.ingest"""
+"""The write path: validate, segments, commit, seal, evict."""

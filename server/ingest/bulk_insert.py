@@ -21,7 +21,7 @@ from server.index.db import Database, next_change_id
 from server.index.tables import datasets, shards
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import find_known, insert_rows, reserve_seqs, row_of
+from server.ingest.index_rows import find_known, insert_rows, reserve_seqs, row_of
 from server.ingest.seal import NewShard, insert_shard_row, new_shard
 from server.ingest.validate import ValidTrajectory, entry_of
 from server.problems import ProblemError

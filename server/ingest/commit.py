@@ -25,7 +25,7 @@ from server.index.db import Database, next_change_id
 from server.index.tables import datasets
 from server.ingest.dataset_registry import RegisteredDataset
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import (
+from server.ingest.index_rows import (
     KnownTrajectory,
     find_known,
     insert_rows,
@@ -33,7 +33,7 @@ from server.ingest.rows import (
     reserve_seqs,
     row_of,
 )
-from server.ingest.spool import Encoded, Segment, Spool
+from server.ingest.segments import Encoded, Segment, Spool
 from server.problems import ProblemError, disk_problem, not_found, title_of
 from server.settings import Settings
 from server.storage.shards import Entry

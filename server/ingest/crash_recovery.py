@@ -17,8 +17,8 @@ from sqlalchemy.engine import Connection
 from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, trajectories
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
-from server.ingest.spool import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
+from server.ingest.index_rows import find_known, insert_rows, insert_segment, reserve_seqs, row_of
+from server.ingest.segments import MAGIC, Record, Segment, SegmentDamaged, SegmentFile
 from server.storage.store import Store
 
 log = structlog.get_logger("stepwell.crash_recovery")

@@ -1,8 +1,9 @@
-"""Logical eviction: the oldest trajectories of fifo go when a capacity is exceeded.
+"""FIFO eviction: the trajectories with the lowest seq go when a capacity is exceeded.
 
-Exact: in the very transaction that added too much, by lowest seq. Training and evaluation have the
-capacity each for itself, so that neither displaces the other. Invisible at once; the bytes go
-later, when no lease holds their shard (maintenance/retention.py). Never protected.
+Exact: in the very transaction that added too much. index_rows.py:reserve_seqs assigns seq.
+Training and evaluation have the capacity each for itself, so that neither displaces the other.
+Invisible at once; the bytes go later, when no lease holds their shard
+(maintenance/shard_deletion.py). Never protected.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.index.tables import datasets, partition_stats, trajectories
-from server.ingest.rows import add_totals, bucket_of, chunks
+from server.ingest.index_rows import add_totals, bucket_of, chunks
 
 # In words, not with parameters: or SQLite cannot see that its partial indexes apply.
 OLDEST = {

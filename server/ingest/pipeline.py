@@ -13,7 +13,7 @@ from server.ingest.commit import Committer, Submission
 from server.ingest.crash_recovery import recover_segments
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
 from server.ingest.seal import Sealer
-from server.ingest.spool import Encoded, Spool, encode_entry
+from server.ingest.segments import Encoded, Spool, encode_entry
 from server.ingest.validate import RefusedTrajectory, ValidTrajectory, entry_of, read_body
 from server.problems import ProblemError
 from server.settings import Settings

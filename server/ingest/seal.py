@@ -24,8 +24,8 @@ from server.index.db import Database, next_change_id
 from server.index.tables import datasets, segments, shards, trajectories
 from server.ingest.commit import Committer
 from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
-from server.ingest.rows import chunks, make_tombstones
-from server.ingest.spool import Segment, SegmentDamaged, SegmentFile
+from server.ingest.index_rows import chunks, make_tombstones
+from server.ingest.segments import Segment, SegmentDamaged, SegmentFile
 from server.problems import ProblemError, disk_problem
 from server.storage.shards import Entry, write_shard
 from server.storage.store import Store, Stored, new_name

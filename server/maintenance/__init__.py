@@ -1,1 +1,1 @@
-"""server.maintenance"""
+"""What runs by itself: compaction, deletion of dead shards, orphans, scrub, rebuild."""

@@ -2,7 +2,7 @@
 
 Rewritten: a shard at least half of whose rows are dead; a run of small shards, adjacent by seq.
 The new file is whole and durable before one transaction swaps the locations; the old ones are
-retired, and kept while a lease or a reader without one may need them (retention.py).
+retired, and kept while a lease or a reader without one may need them (shard_deletion.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from server.ingest.pipeline import Ingest
 from server.integrity import IntegrityChecker
 from server.maintenance.compaction import compact
 from server.maintenance.orphans import OrphanSweeper
-from server.maintenance.retention import apply_retention, delete_marked, has_deadlines
+from server.maintenance.shard_deletion import apply_retention, delete_marked, has_deadlines
 from server.problems import ProblemError, disk_problem
 from server.settings import Settings
 from server.storage.store import Store

@@ -17,7 +17,7 @@ from server.checksums import Source
 from server.index.db import Database
 from server.index.tables import policies, shards, snapshots
 from server.ingest.bulk_insert import FOLDER, SUFFIX
-from server.ingest.rows import find_known
+from server.ingest.index_rows import find_known
 from server.storage.shards import ShardDamaged, read_footer
 from server.storage.store import Store
 

@@ -23,10 +23,10 @@ from server.index.db import Database, next_change_id, next_dataset_pk, next_epoc
 from server.index.tables import datasets, shards
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.evict import evict_over_capacity
-from server.ingest.rows import chunks, insert_rows, insert_segment, row_of
+from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
 from server.ingest.seal import NewShard, insert_shard_row
-from server.ingest.spool import MAGIC, Record, SegmentDamaged, SegmentFile
-from server.maintenance.recovery import Recovered, from_old_index, from_policy_files
+from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
+from server.maintenance.index_recovery import Recovered, from_old_index, from_policy_files
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store, Stored
 from stepwell.errors import InvalidData

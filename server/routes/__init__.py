@@ -1,1 +1,1 @@
-"""server.routes"""
+"""HTTP: one thin file per resource."""

@@ -1,11 +1,15 @@
-"""Datasets over HTTP; the work is in server/datasets.py."""
+"""Datasets over HTTP; the work is in server/datasets.py.
+
+A new route also needs its scope in auth.py:RULES, a message, a client method and a row in
+docs/http.md.
+"""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
 from server import datasets
-from server.deps import Limit, ServiceDep, may, who
+from server.service import Limit, ServiceDep, may, who
 from stepwell.messages import CreateDataset, Dataset, DatasetPage, FlushResult, PatchDataset
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])

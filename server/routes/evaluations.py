@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from server import evaluations
-from server.deps import Cursor, Limit, ServiceDep
+from server.service import Cursor, Limit, ServiceDep
 from stepwell.messages import CreateEvaluation, Evaluation, EvaluationPage
 
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"])

@@ -7,8 +7,8 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from server.deps import ServiceDep
 from server.index.tables import REVISION
+from server.service import ServiceDep
 from stepwell import __version__
 from stepwell.messages import Health
 

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from server.deps import ServiceDep, raw_body
 from server.imports.raw_file import ImportOptions
 from server.problems import ProblemError
+from server.service import ServiceDep, raw_body
 from stepwell.messages import NAME, JobAccepted, Partition
 
 router = APIRouter(prefix="/v1/datasets", tags=["imports"])

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from server.body_memory import read_whole_body
-from server.deps import ServiceDep, raw_body
 from server.problems import ProblemError
+from server.service import ServiceDep, raw_body
 from stepwell.messages import ARROW, IngestResult, Partition
 
 router = APIRouter(prefix="/v1/datasets", tags=["ingest"])

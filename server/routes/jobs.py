@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.deps import Cursor, Limit, ServiceDep
+from server.service import Cursor, Limit, ServiceDep
 from stepwell.messages import Job, JobPage, JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

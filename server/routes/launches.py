@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from server import launches
-from server.deps import Cursor, Limit, ServiceDep
+from server.service import Cursor, Limit, ServiceDep
 from stepwell.messages import (
     Claimed,
     ClaimLaunch,

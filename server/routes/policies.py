@@ -10,9 +10,9 @@ from starlette.concurrency import run_in_threadpool
 
 from server import policies
 from server.body_memory import STREAM_CHUNK
-from server.deps import Cursor, Limit, ServiceDep, raw_body
 from server.problems import ProblemError
 from server.routes.files import StoredFile
+from server.service import Cursor, Limit, ServiceDep, raw_body
 from stepwell.messages import Alias, Policy, PolicyPage, PutAlias
 
 router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])

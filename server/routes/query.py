@@ -11,7 +11,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
-from server.deps import ServiceDep
+from server.service import ServiceDep
 from server.sql.catalog import describe
 from server.sql.pool import Result
 from stepwell.messages import ARROW, Query, QueryResult, QuerySchema

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from server import policies, runs
-from server.deps import Cursor, Limit, ServiceDep
+from server.service import Cursor, Limit, ServiceDep
 from stepwell.messages import (
     CreateRun,
     MetricsAccepted,

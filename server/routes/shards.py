@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
-from server.deps import ServiceDep
 from server.index.tables import shards
 from server.integrity import damaged_shard, gone
 from server.problems import ProblemError, not_found
 from server.routes.files import StoredFile
+from server.service import ServiceDep
 
 router = APIRouter(prefix="/v1/shards", tags=["shards"])
 PARQUET = "application/vnd.apache.parquet"

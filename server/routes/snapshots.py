@@ -1,4 +1,4 @@
-"""Snapshots over HTTP; the work is in server/snapshots/service.py."""
+"""Snapshots over HTTP; the work is in server/snapshots/snapshots.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from server.deps import Limit, ServiceDep
+from server.service import Limit, ServiceDep
 from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW, CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
 

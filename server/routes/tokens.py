@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from server.deps import ServiceDep
+from server.service import ServiceDep
 from stepwell.messages import CreateToken, Token, TokenPage
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])

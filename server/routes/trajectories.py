@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from server import trajectories
-from server.deps import Limit, ServiceDep, who
+from server.service import Limit, ServiceDep, who
 from stepwell.codec import encode
 from stepwell.messages import ARROW, Partition, PatchTrajectory, TrajectoryInfo, TrajectoryPage
 from stepwell.trajectory import Trajectory

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from server import workers
-from server.deps import Limit, ServiceDep
+from server.service import Limit, ServiceDep
 from stepwell.messages import PostCommand, PutWorker, Worker, WorkerPage, WorkerRole
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])

@@ -1,1 +1,1 @@
-"""server.snapshots.service"""
+"""Frozen selections of trajectories, and their manifests."""

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 
 from server.checksums import Source
 from server.index.tables import shards, snapshots, trajectories
-from server.ingest.rows import chunks
+from server.ingest.index_rows import chunks
 from server.integrity import checked
 from server.snapshots.selection import Block, Blocks
 from server.storage.store import Store, Stored

@@ -1,1 +1,1 @@
-"""server.sql"""
+"""Callers' SQL: guard, pool, and the confined worker processes."""

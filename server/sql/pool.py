@@ -7,7 +7,7 @@
                to date. The answer leaves GRACE after it at the latest.
     memory     one bound for everything: each worker has its share, which the kernel holds it to
                (worker.py), and so have the answers in this process until they are delivered
-    CPU        workers are niced, and niced more when a query goes on (child.py)
+    CPU        workers are niced, and niced more when a query goes on (worker_process.py)
 
 The service's own queries (snapshots) have a worker to themselves, started when first needed.
 Nothing of a query runs in this process; what comes back is a frame of bytes. Workers are started

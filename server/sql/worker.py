@@ -1,12 +1,13 @@
 """The process that runs clients' SQL: `python -m server.sql.worker DATA`, started by pool.py.
 
 Standard library, DuckDB and pyarrow only. It drops its rights first (sandbox.py), then answers
-requests over stdin and stdout (frames.py), each in a fresh in-memory DuckDB that can read the files
-it was given and nothing else, and that is closed after one query.
+requests over stdin and stdout (pipe_frames.py), each in a fresh in-memory DuckDB that can read the
+files it was given and nothing else, and that is closed after one query. It interrupts itself at the
+deadline; worker_process.py kills it if that does not help.
 
     request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?,
               checksums?}
-              form rows: a snapshot's selection (selection.py); of the payload's rows, if any
+              form rows: a snapshot's selection (selected_rows.py); of the payload's rows, if any
     answer    {ok: true, columns, rows, truncated, elapsed_ms, excluded} + JSON rows, or an Arrow
               stream
               {ok: false, code, detail, expected, got}
@@ -31,7 +32,7 @@ import threading
 import time
 from typing import Any, TypeAlias
 
-from server.frames import read_frame, write_frame
+from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 
 ADDRESS_SPACE = 3 << 30
@@ -345,14 +346,16 @@ def _select(
     connection: Any,
     began: float,
 ) -> tuple[dict[str, Any], Payload]:
-    """A snapshot's selection; see selection.py."""
-    from server.sql import selection
+    """A snapshot's selection; see selected_rows.py."""
+    from server.sql import selected_rows
 
-    columns = selection.columns_of(allowed.text, parser, frozenset(request["known"]))
+    columns = selected_rows.columns_of(allowed.text, parser, frozenset(request["known"]))
     if not rows:
         _make_tables(connection, allowed.tables, catalog, request)
     limit, most = int(request["limit"]), int(request["max_bytes"])
-    relation = selection.relation_of(request, rows, allowed.wrapped(limit + 1), columns, connection)
+    relation = selected_rows.relation_of(
+        request, rows, allowed.wrapped(limit + 1), columns, connection
+    )
     payload, count, cut = _arrow(relation, limit, most, [], began, at_once=65_536)
     reads = None if columns is None else sorted(columns)
     return {"ok": True, "rows": count, "truncated": cut, "reads": reads}, payload

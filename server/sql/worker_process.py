@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from server.frames import FrameReader, frame_head, memory_of
+from server.pipe_frames import FrameReader, frame_head, memory_of
 from server.sandbox import environment
 
 START_SECONDS = 60.0

@@ -1,1 +1,1 @@
-"""server.storage"""
+"""Files of the data folder: written once, whole or not at all; the Parquet layout."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._files import whole_file
-from stepwell._launcher.launch_policy import CommandLine, LauncherFolder
+from stepwell._launcher.launch_permissions import CommandLine, LauncherFolder
 from stepwell._launcher.process import LaunchedProcess
 from stepwell.client import Client
 from stepwell.errors import NotFound

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stepwell._launcher import launch_policy
+from stepwell._launcher import launch_permissions
 from stepwell._launcher.claimed_launch import ClaimedLaunch, load
-from stepwell._launcher.launch_policy import LauncherFolder, Refused
+from stepwell._launcher.launch_permissions import LauncherFolder, Refused
 from stepwell._outbox_folder import entries, find_outboxes
 from stepwell.client import Client
 from stepwell.errors import (
@@ -40,7 +40,7 @@ TICK = 0.1
 HEARTBEAT_EVERY = 5.0
 RECOVER_EVERY = 30.0
 LAST_REPORT_SECONDS = 10.0
-STEPWELL = launch_policy.STEPWELL
+STEPWELL = launch_permissions.STEPWELL
 _LAUNCH_ID = re.compile(r"la_[0-9a-f-]{8,64}")
 
 State = Literal["starting", "running", "paused", "draining", "stopped"]
@@ -280,10 +280,12 @@ class Launcher:
         if not _LAUNCH_ID.fullmatch(launch.id):  # it becomes the name of files here
             raise LauncherError(f"{self.client.url} gave a launch with a bad id: {launch.id!r}")
         self._counts["claimed"] += 1
-        options, slots = self.options, launch_policy.slots(launch)
+        options, slots = self.options, launch_permissions.slots(launch)
         try:
-            schema = launch_policy.schema_of(launch.role)
-            lines = launch_policy.command_lines(launch, schema, options.folder, options.plugins)
+            schema = launch_permissions.schema_of(launch.role)
+            lines = launch_permissions.command_lines(
+                launch, schema, options.folder, options.plugins
+            )
             if slots > options.capacity:
                 expected = f"at most {options.capacity}"
                 raise Refused("option 'processes'", expected=expected, got=str(slots))

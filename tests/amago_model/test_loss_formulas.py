@@ -21,8 +21,8 @@ from amago_model import (
     LossConfig,
 )
 from amago_model.heads.popart import PopArt
-from amago_model.losses.actor import bc_loss, dpg_loss
-from amago_model.losses.critic import classification_loss, critic_loss
+from amago_model.losses.actor_losses import bc_loss, dpg_loss
+from amago_model.losses.critic_losses import classification_loss, critic_loss
 from amago_model.losses.filters import (
     advantage_weight,
     binary_filter,

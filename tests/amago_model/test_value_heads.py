@@ -27,7 +27,7 @@ from amago_model import (
 from amago_model.heads.bins import Bins
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.layers import symlog
-from amago_model.losses.critic import classification_loss
+from amago_model.losses.critic_losses import classification_loss
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
 NARROW = {"n_bins": 21, "min_return": -50.0, "max_return": 50.0}

@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
-from collector.actor import ActorError, ActorInputs, LoadedPolicy, PolicyActor, RandomActor
 from collector.envs import Interface, agent_spaces, interface_of, make
-from collector.recorder import EpisodeSummary
+from collector.episode_recorder import EpisodeSummary
+from collector.policy_actor import ActorError, ActorInputs, LoadedPolicy, PolicyActor, RandomActor
 from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.trajectory import Trajectory

@@ -13,7 +13,7 @@ from collector.collect import FIRST_SEED, LAST_SEED, episode_seeds
 from collector.config import CollectConfig, EvaluateConfig, UsageError, parse
 from collector.control import Control
 from collector.main import evaluate, main
-from collector.run import resolved, slug
+from collector.registered_run import resolved, slug
 from stepwell._settings import options
 
 BASE = ["--env", "E-v0", "--dataset", "d"]

@@ -13,7 +13,7 @@ from collector.collect import collect
 from collector.config import CollectConfig
 from collector.envs import interface_of
 from collector.record import record
-from collector.run import open_dataset
+from collector.registered_run import open_dataset
 from collector.testing import FakeEnv
 from stepwell import Client
 from stepwell.errors import InvalidSpace

@@ -24,16 +24,16 @@ from rich.console import Console
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
 from amago_model.policy_file import save_policy
-from collector.actor import RandomActor
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
 from collector.control import Control
 from collector.envs import agent_spaces, interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
 from collector.main import evaluate, main
+from collector.policy_actor import RandomActor
 from collector.record import record
+from collector.registered_run import open_dataset
 from collector.rollout import Rollout
-from collector.run import open_dataset
 from collector.testing import FakeEnv
 from stepwell import Client
 from stepwell.errors import InvalidSpace

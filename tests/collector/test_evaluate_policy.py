@@ -10,12 +10,12 @@ import torch
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
-from collector.actor import RandomActor, ScriptedActor
 from collector.builtin import RECALL_ID
 from collector.envs import BrokenEnv, Interface, agent_spaces, interface_of, make
+from collector.episode_recorder import EpisodeSummary
 from collector.evaluate import EvaluationResult, evaluate_policy, summarise
 from collector.main import evaluate as main
-from collector.recorder import EpisodeSummary
+from collector.policy_actor import RandomActor, ScriptedActor
 from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from collector.actor import ActorInputs, ScriptedActor
 from collector.envs import interface_of
 from collector.exploration import BilevelConfig, Exploration, GreedyConfig
+from collector.policy_actor import ActorInputs, ScriptedActor
 from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace

@@ -13,7 +13,7 @@ import pytest
 from collector.config import CollectConfig
 from collector.envs import EnvError
 from collector.outbox_slots import open_outbox
-from collector.run import configured_env, prepare
+from collector.registered_run import configured_env, prepare
 from stepwell._outbox_folder import entries
 from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
@@ -187,7 +187,7 @@ def test_a_plugin_registers_what_it_brings(tmp_path: Path, monkeypatch: pytest.M
     )
     code = (
         "from collector.config import CollectConfig\n"
-        "from collector.run import configured_env, prepare\n"
+        "from collector.registered_run import configured_env, prepare\n"
         "c = CollectConfig(env='FromPlugin-v0', dataset='d', random=True, plugin=('my_plugin',),\n"
         "                  env_args=('lengths=[7]',))\n"
         "prepare(c); print(configured_env(c).unwrapped.lengths)\n"

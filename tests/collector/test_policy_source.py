@@ -10,9 +10,9 @@ from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig
 from amago_model.errors import AmagoError
 from amago_model.policy_file import save_policy
-from collector.actor import ActorError
 from collector.config import UsageError
 from collector.envs import agent_spaces, interface_of, make
+from collector.policy_actor import ActorError
 from collector.policy_source import PolicySource, parse_reference
 from stepwell.client import DownloadedPolicy
 from stepwell.errors import InvalidSpace, NotFound, ServiceUnreachable

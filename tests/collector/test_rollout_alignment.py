@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collector.actor import ScriptedActor
 from collector.envs import BrokenEnv, interface_of
-from collector.recorder import EpisodeSummary
+from collector.episode_recorder import EpisodeSummary
+from collector.policy_actor import ScriptedActor
 from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.spaces import Box, EnvSpec

@@ -27,7 +27,7 @@ import uvicorn
 
 from server import http_protocol
 from server.app import create_app
-from server.deps import Service
+from server.service import Service
 from server.settings import Settings
 from stepwell import Client
 from stepwell.errors import Gone

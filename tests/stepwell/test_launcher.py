@@ -19,8 +19,8 @@ import pytest
 
 from collector.config import CollectConfig, EvaluateConfig, parse
 from stepwell import Client
-from stepwell._launcher import launch_policy, loop
-from stepwell._launcher.launch_policy import LauncherFolder, Refused, schema_of
+from stepwell._launcher import launch_permissions, loop
+from stepwell._launcher.launch_permissions import LauncherFolder, Refused, schema_of
 from stepwell._launcher.loop import Launcher, LauncherError, Options
 from stepwell._outbox_folder import entries
 from stepwell._settings import flatten
@@ -44,7 +44,7 @@ def launch(role="train", recipe="", args=None, count=1):
 def words(*args, plugins=(), **kwargs):
     made = launch(*args, **kwargs)
     schema = schema_of(made.role)
-    lines = launch_policy.command_lines(made, schema, FOLDER, plugins)
+    lines = launch_permissions.command_lines(made, schema, FOLDER, plugins)
     return [line.words for line in lines]
 
 
@@ -64,7 +64,7 @@ WITHHELD = {
 def test_what_a_launch_may_set_is_decided_for_every_setting_of_the_command(role):
     """From the command's own schema: what is not listed here, a launch may set."""
     schema = schema_of(role)
-    allowed = {name for name in schema if launch_policy.may_set(name, schema[name])}
+    allowed = {name for name in schema if launch_permissions.may_set(name, schema[name])}
     assert schema.keys() - allowed == set(WITHHELD[role].split())
     assert not any("path" in json.dumps(schema[name]).split('"') for name in allowed)
 
@@ -88,10 +88,10 @@ def test_what_a_launch_may_set_is_decided_for_every_setting_of_the_command(role)
     ids=json.dumps,
 )
 def test_a_new_setting_that_could_name_something_is_refused_until_somebody_decides(setting):
-    assert not launch_policy.may_set("new", setting)
+    assert not launch_permissions.may_set("new", setting)
     schema = {"new": setting}
     with pytest.raises(Refused, match="cannot set the option 'new': .*operator"):
-        launch_policy.command_lines(launch("collect", args={"new": "x"}), schema, FOLDER)
+        launch_permissions.command_lines(launch("collect", args={"new": "x"}), schema, FOLDER)
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,19 @@ def test_a_new_setting_that_could_name_something_is_refused_until_somebody_decid
     ids=json.dumps,
 )
 def test_a_new_setting_of_numbers_switches_or_listed_words_is_allowed(setting):
-    assert launch_policy.may_set("new", setting)
-    assert not launch_policy.may_set("outbox_bytes", setting)
+    assert launch_permissions.may_set("new", setting)
+    assert not launch_permissions.may_set("outbox_bytes", setting)
 
 
 def test_a_path_is_refused_even_where_text_of_that_name_is_allowed():
-    assert launch_policy.may_set("tags", {"type": "array", "items": {"type": "string"}})
+    assert launch_permissions.may_set("tags", {"type": "array", "items": {"type": "string"}})
     path = {"type": "array", "items": {"type": "string", "format": "path"}}
-    assert not launch_policy.may_set("tags", path)
+    assert not launch_permissions.may_set("tags", path)
 
 
 def test_the_policy_names_only_settings_that_exist():
     every = {name for role in WITHHELD for name in schema_of(role)}
-    named = launch_policy.TEXT.keys() | launch_policy.WITHHELD
+    named = launch_permissions.TEXT.keys() | launch_permissions.WITHHELD
     assert named <= every
 
 
@@ -131,7 +131,7 @@ def test_the_policy_names_only_settings_that_exist():
     ],
 )
 def test_a_command_that_cannot_say_its_settings_is_not_started(monkeypatch, program, says):
-    monkeypatch.setattr(launch_policy, "STEPWELL", program)
+    monkeypatch.setattr(launch_permissions, "STEPWELL", program)
     with pytest.raises(Refused, match=says):
         schema_of.__wrapped__("train")
 
@@ -465,7 +465,7 @@ class Running:
     def __init__(self, url, data, name, **options):
         self.folder = LauncherFolder(data)
         self.folder.make()
-        chosen = {"roles": launch_policy.ROLES, "capacity": 1, "plugins": (), "poll": 0.05}
+        chosen = {"roles": launch_permissions.ROLES, "capacity": 1, "plugins": (), "poll": 0.05}
         self.launcher = Launcher(
             Options(name=name, folder=self.folder, **{**chosen, "grace": 20.0, **options}),
             Client(url, timeout=2.0, retry_for=0.0),
@@ -646,7 +646,7 @@ def test_what_ended_while_no_launcher_was_there_is_asked_of_its_run(api, own, tm
     for run, status in ((f"{name}-a", "finished"), (f"{name}-b", "failed")):
         made = ask(api, "sleep 1", run=run)
         claimed = api.claim_launch(name)
-        lines = launch_policy.command_lines(claimed, schema_of("train"), folder)
+        lines = launch_permissions.command_lines(claimed, schema_of("train"), folder)
         kept = loop.ClaimedLaunch.create(claimed, 1, lines, folder)
         kept.processes[0].state, kept.processes[0].pid = "running", 2**22 + 1
         kept.processes[0].log.write_text("the last words\n")
@@ -717,9 +717,9 @@ def test_the_page_for_operators_lists_what_is_decided_by_name():
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     text_row, withheld_row = rows["text, each by its pattern"], rows["nothing"]
     named = set(re.findall(r"`([a-z0-9_.]+)`", text_row.partition("|")[2].partition("|")[2]))
-    assert named == set(launch_policy.TEXT)
+    assert named == set(launch_permissions.TEXT)
     named = set(re.findall(r"`([a-z0-9_.]+)`", withheld_row))
-    assert launch_policy.WITHHELD <= named
+    assert launch_permissions.WITHHELD <= named
 
 
 def test_one_directory_has_one_launcher_and_one_name(own, launcher_process, api, tmp_path):

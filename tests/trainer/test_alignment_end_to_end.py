@@ -15,8 +15,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector.actor import ScriptedActor
 from collector.envs import interface_of
+from collector.policy_actor import ScriptedActor
 from collector.rollout import Rollout
 from collector.testing import FakeEnv
 from stepwell.outbox import Outbox

@@ -2,7 +2,8 @@
 
 A trajectory of T transitions is stored as T + 1 rows (stepwell/trajectory.py). A step's action and
 reward stand in the row of the observation they leave; a batch shows them in the row of the
-observation they lead to, as the previous action and reward (amago_model/data/batch.py).
+observation they lead to, as the previous action and reward (amago_model/data/batch.py). While
+acting, collector/policy_actor.py:ActorInputs does the same step by step.
 
     stored row                  s-1      s        s+1      s+2
       observation               o(s-1)   o(s)     o(s+1)   o(s+2)

@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.app import create_app
-from server.deps import Service
 from server.main import configure_logging
+from server.service import Service
 from server.settings import Settings
 from stepwell.codec import decode, encode
 from stepwell.messages import ARROW

@@ -107,7 +107,7 @@ def test_one_poisonous_post_does_not_take_its_neighbours_with_it(
     ingest = live.service.ingest
     dataset = ingest.registry.get("d")
     from server.ingest.commit import Submission
-    from server.ingest.spool import encode_entry
+    from server.ingest.segments import encode_entry
     from server.ingest.validate import ValidTrajectory, entry_of
     from stepwell.codec import to_batch
 

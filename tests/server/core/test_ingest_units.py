@@ -21,11 +21,19 @@ import pytest
 import sqlalchemy as sa
 
 from server.index.tables import partition_stats, segments, tombstones, trajectories
-from server.ingest import commit, pipeline, seal, spool, validate
+from server.ingest import commit, pipeline, seal, validate
+from server.ingest import segments as segment_files
 from server.ingest.commit import Submission, answer_known, conflict, exceeds_capacity
 from server.ingest.crash_recovery import recover_segments
-from server.ingest.rows import KnownTrajectory, bucket_of, chunks, find_known, reserve_seqs, row_of
-from server.ingest.spool import (
+from server.ingest.index_rows import (
+    KnownTrajectory,
+    bucket_of,
+    chunks,
+    find_known,
+    reserve_seqs,
+    row_of,
+)
+from server.ingest.segments import (
     MAGIC,
     Encoded,
     SegmentDamaged,
@@ -393,7 +401,7 @@ def test_times_of_a_segment_count_from_its_first_and_latest_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(spool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(segment_files, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     writer = Spool(Store(tmp_path))
     one = encode_record({"entry": 0})
     for clock[0] in (100.0, 103.0, 107.0):
@@ -412,7 +420,7 @@ def test_everybody_passes_the_places_where_it_can_die_in_this_order(
     live = start()
     live.create()
     passed: list[str] = []
-    for module in (commit, spool, seal, storage):
+    for module in (commit, segment_files, seal, storage):
         monkeypatch.setattr(module, "failpoint", lambda name: passed.append(name))
     live.post(make(1))
     assert passed == [
@@ -678,7 +686,7 @@ def test_what_was_never_acknowledged_is_removed_and_not_believed(live: Any) -> N
     store, sealer = live.service.store, live.service.ingest.sealer
     before = change_id_of(live)
     store.append_to("segments", "sg_x.seg").close()
-    assert sealer._seal(spool.Segment("sg_x.seg")) == {}
+    assert sealer._seal(segment_files.Segment("sg_x.seg")) == {}
     assert store.names("segments") == [] and change_id_of(live) == before + 1
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from server.ingest.spool import SegmentFile, encode_record, read_spooled
+from server.ingest.segments import SegmentFile, encode_record, read_spooled
 from server.ingest.validate import ValidTrajectory, read_body
 from server.storage.store import Appender
 from stepwell.codec import HEADER_KEY, encode, from_batch, to_batch

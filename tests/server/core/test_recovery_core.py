@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server.deps import Service
 from server.fsck import main as fsck
 from server.index.db import IndexUnusable
 from server.index.tables import segments, trajectories
 from server.maintenance.rebuild import rebuild
+from server.service import Service
 from server.storage.store import DirectoryInUse
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory
 from stepwell.trajectory import Trajectory

@@ -15,13 +15,13 @@ import sqlalchemy as sa
 
 from benchmarks.snapshots import add, fill
 from server.checksums import Source
-from server.deps import Service
 from server.index.tables import shards
 from server.index.tables import snapshots as table
 from server.maintenance.compaction import compact
-from server.maintenance.retention import apply_retention
+from server.maintenance.shard_deletion import apply_retention
+from server.service import Service
 from server.settings import Settings
-from server.snapshots import incremental, manifests, selection
+from server.snapshots import manifests, selection, snapshot_cache
 from stepwell import manifest
 from stepwell.messages import CreateSnapshot
 from stepwell.testing import make_spec, make_trajectory, wait_until
@@ -79,15 +79,15 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
     live.create("e")
     rng, seed = random.Random(5), 0
     asked = 0
-    every = incremental.SelectionRunner.all
+    every = snapshot_cache.SelectionRunner.all
 
     def counted(*args: Any) -> Any:
         nonlocal asked
         asked += 1
         return every(*args)
 
-    monkeypatch.setattr(incremental.SelectionRunner, "all", counted)
-    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 1)
+    monkeypatch.setattr(snapshot_cache.SelectionRunner, "all", counted)
+    monkeypatch.setattr(snapshot_cache, "CATCH_UP_BEHIND", 1)
     select = "SELECT id, length AS weight FROM trajectories WHERE not list_contains(tags, 'no')"
     body = {
         "from": [{"select": select}, {"select": "SELECT id FROM trajectories WHERE length > 4"}]
@@ -121,7 +121,7 @@ def test_random_histories(start: Callable[..., Any], monkeypatch: pytest.MonkeyP
         latest_like = create(live, **body)
         assert asked == 0, "the refresh looked at everything"
         with monkeypatch.context() as patch:
-            patch.setattr(incremental.SnapshotCache, "latest_like", lambda *_: None)
+            patch.setattr(snapshot_cache.SnapshotCache, "latest_like", lambda *_: None)
             whole = create(live, **body)
         assert asked == len(body["from"]) - 1, "the whole was not looked at"
         assert who(rows(live, now)) == who(rows(live, whole)) == who(rows(live, latest_like)), step
@@ -157,19 +157,19 @@ def test_a_whole_dataset_needs_no_question(live: Any, monkeypatch: pytest.Monkey
 def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What changed is read ahead of the next look, as soon as it is much; an error shows, and is
     no end."""
-    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 3)
+    monkeypatch.setattr(snapshot_cache, "CATCH_UP_BEHIND", 3)
     live.create("d")
     live.post(make(5, 0), "d")
     body = {"dataset": "d", "where": "length > 0"}
     first = create(live, **body)
     cache, looks = live.service.snapshots.cache, []
-    really = incremental.SelectionRunner.changed
+    really = snapshot_cache.SelectionRunner.changed
 
     def seen(*args: Any) -> Any:
         looks.append(args)
         return really(*args)
 
-    monkeypatch.setattr(incremental.SelectionRunner, "changed", seen)
+    monkeypatch.setattr(snapshot_cache.SelectionRunner, "changed", seen)
     live.post(make(2, 10), "d")
     live.service.ingest.flush()
     cache.catch_up()
@@ -180,9 +180,9 @@ def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPat
 
     live.post(make(1, 20), "d")
     live.service.ingest.flush()
-    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 1)
+    monkeypatch.setattr(snapshot_cache, "CATCH_UP_BEHIND", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(incremental.SelectionRunner, "behind", broken)
+        patch.setattr(snapshot_cache.SelectionRunner, "behind", broken)
         wait_until(lambda: "unexpected" in cache.trouble, what="the error is shown")
         assert "unexpected" in live.http.get("/readyz").text
     finder = live.service.snapshots._finder
@@ -201,7 +201,7 @@ def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPat
     second = create(live, **body, since=first.id)
     assert (second.added, counts) == (3, [0])
 
-    monkeypatch.setattr(incremental, "CATCH_UP_FOR", -1.0)
+    monkeypatch.setattr(snapshot_cache, "CATCH_UP_FOR", -1.0)
     cache.close()
     looks.clear()
     live.post(make(4, 30), "d")
@@ -216,8 +216,8 @@ def test_who_is_left_far_behind_is_not_followed(live: Any, monkeypatch: pytest.M
     live.post(make(5, 0), "d")
     body = {"dataset": "d", "where": "length > 0"}
     first = create(live, **body)
-    monkeypatch.setattr(incremental, "CATCH_UP_BEHIND", 1)
-    monkeypatch.setattr(incremental, "MOST_CHANGES", 2)
+    monkeypatch.setattr(snapshot_cache, "CATCH_UP_BEHIND", 1)
+    monkeypatch.setattr(snapshot_cache, "MOST_CHANGES", 2)
     cache = live.service.snapshots.cache
     live.post(make(3, 10), "d")
     live.service.ingest.flush()

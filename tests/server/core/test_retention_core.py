@@ -14,7 +14,7 @@ from server.fsck.checks import check_totals
 from server.index.tables import audit, shards, tombstones, trajectories
 from server.ingest.evict import OLDEST
 from server.maintenance.compaction import compact
-from server.maintenance.retention import apply_retention
+from server.maintenance.shard_deletion import apply_retention
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 

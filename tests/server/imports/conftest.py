@@ -14,10 +14,10 @@ import numpy as np
 import orjson
 import pytest
 
-from server.deps import Service
 from server.imports import hdf5
 from server.imports.episodes import Plan, plan, trajectories
 from server.imports.raw_file import ImportOptions
+from server.service import Service
 from server.settings import Settings
 from stepwell.messages import Job
 from stepwell.testing import wait_until

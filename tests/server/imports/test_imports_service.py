@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from server.app import create_app
 from server.checksums import Source
-from server.deps import Service
 from server.index.tables import shards, trajectories
 from server.ingest import bulk_insert
+from server.service import Service
 from server.settings import Settings
 from server.storage.shards import read_footer
 from stepwell.codec import decode

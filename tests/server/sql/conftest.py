@@ -13,7 +13,7 @@ import pytest
 
 from server import datasets
 from server.body_memory import Reservation
-from server.deps import Service
+from server.service import Service
 from server.settings import Settings
 from server.sql import worker
 from stepwell.codec import encode

@@ -25,10 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from server import frames
+from server import pipe_frames
 from server.checksums import BLOCK, Corrupt, checksums_of
-from server.frames import read_frame, write_frame
-from server.sql import catalog, guard, selection, worker
+from server.pipe_frames import read_frame, write_frame
+from server.sql import catalog, guard, selected_rows, worker
 from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream
@@ -286,10 +286,10 @@ def test_an_end_inside_a_frame_is_no_end() -> None:
 
 def test_exactly_so_many_bytes() -> None:
     source = io.BytesIO(b"abcdef")
-    assert frames._exactly(source, 0) == b""
-    assert frames._exactly(source, 4) == b"abcd"
+    assert pipe_frames._exactly(source, 0) == b""
+    assert pipe_frames._exactly(source, 4) == b"abcd"
     with pytest.raises(EOFError):
-        frames._exactly(source, 3)
+        pipe_frames._exactly(source, 3)
 
 
 def test_a_stream_of_arrow_knows_its_length() -> None:
@@ -1591,7 +1591,7 @@ COLUMNS = frozenset(
     ],
 )
 def test_what_a_selection_reads(parser: Any, sql: str, columns: str) -> None:
-    assert selection.columns_of(sql, parser, COLUMNS) == frozenset(columns.split())
+    assert selected_rows.columns_of(sql, parser, COLUMNS) == frozenset(columns.split())
 
 
 @pytest.mark.parametrize(
@@ -1670,31 +1670,33 @@ def test_what_a_selection_reads(parser: Any, sql: str, columns: str) -> None:
     ],
 )
 def test_a_selection_that_looks_at_more_than_one_row(parser: Any, sql: str) -> None:
-    assert selection.columns_of(sql, parser, COLUMNS) is None
+    assert selected_rows.columns_of(sql, parser, COLUMNS) is None
 
 
 def test_what_may_be_read_is_told_by_the_caller(parser: Any) -> None:
     sql = "select id from trajectories where length > 1 and env = 'a'"
-    assert selection.columns_of(sql, parser, frozenset({"length", "env"})) == {"length", "env"}
-    assert selection.columns_of(sql, parser, frozenset({"length"})) is None
-    assert selection.columns_of(sql, parser, frozenset()) is None
+    assert selected_rows.columns_of(sql, parser, frozenset({"length", "env"})) == {"length", "env"}
+    assert selected_rows.columns_of(sql, parser, frozenset({"length"})) is None
+    assert selected_rows.columns_of(sql, parser, frozenset()) is None
     own = "select id from trajectories t where env.length = 1"
-    assert selection.columns_of(own, parser, frozenset({"length"})) == {"length"}
+    assert selected_rows.columns_of(own, parser, frozenset({"length"})) == {"length"}
 
 
 def test_the_order_of_a_selection_does_not_matter(parser: Any) -> None:
     sql = "select id from trajectories order by seq desc, env, id"
-    assert selection.columns_of(sql, parser, COLUMNS) == {"seq", "env"}
-    assert selection.columns_of("from trajectories select id", parser, COLUMNS) == set()
+    assert selected_rows.columns_of(sql, parser, COLUMNS) == {"seq", "env"}
+    assert selected_rows.columns_of("from trajectories select id", parser, COLUMNS) == set()
     for sql in ("group by all", "at (version => 1)"):
-        assert selection.columns_of(f"select id from trajectories {sql}", parser, COLUMNS) is None
+        assert (
+            selected_rows.columns_of(f"select id from trajectories {sql}", parser, COLUMNS) is None
+        )
     sql = "select id from trajectories where length > 1 order by length"
-    assert selection.columns_of(sql, parser, COLUMNS) == {"length"}
+    assert selected_rows.columns_of(sql, parser, COLUMNS) == {"length"}
 
 
 def test_a_selection_without_a_tree_is_refused(parser: Any) -> None:
     with pytest.raises(NotAllowed):
-        selection.columns_of("drop table t", parser, COLUMNS)
+        selected_rows.columns_of("drop table t", parser, COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -1706,7 +1708,7 @@ def test_a_selection_without_a_tree_is_refused(parser: Any) -> None:
     ],
 )
 def test_whether_a_part_of_the_tree_holds_anything(value: Any, full: bool) -> None:
-    assert selection._full(value) is full
+    assert selected_rows._full(value) is full
 
 
 @pytest.mark.parametrize(
@@ -1723,7 +1725,7 @@ def test_whether_a_part_of_the_tree_holds_anything(value: Any, full: bool) -> No
     ],
 )
 def test_which_column_is_the_id(column: dict[str, Any], found: bool) -> None:
-    assert selection._is_id(column) is found
+    assert selected_rows._is_id(column) is found
 
 
 def test_parts_of_older_trees(parser: Any) -> None:
@@ -1746,10 +1748,10 @@ def test_parts_of_older_trees(parser: Any) -> None:
         ({"class": "WINDOW"}, False),
         ({"class": "TYPE"}, True),
     ):
-        assert selection._allowed(part, found, COLUMNS) is harmless, part
+        assert selected_rows._allowed(part, found, COLUMNS) is harmless, part
     assert found == set()
     reference = {"class": "COLUMN_REF", "column_names": ["Length", "ENV"]}
-    assert selection._allowed(reference, found, COLUMNS) is True
+    assert selected_rows._allowed(reference, found, COLUMNS) is True
     assert found == {"length", "env"}
 
 

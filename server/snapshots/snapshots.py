@@ -4,7 +4,7 @@
       → DIR/snapshots/<file>.arrow (put once) → one transaction: snapshot, its shards, first lease
 
 A selection that was frozen before is only asked what changed since, and the blocks that differ are
-written (incremental.py). A refresh (`since`) that finds the same again returns the earlier one.
+written (snapshot_cache.py). A refresh (`since`) that finds the same again returns the earlier one.
 
 Where a trajectory lies may change (compaction); what it is may not. The file keeps both; when one
 of its shards is gone and its trajectories live on elsewhere, the locations are looked up anew. A
@@ -33,13 +33,6 @@ from server.ingest.validate import difference as layouts_differ
 from server.integrity import IntegrityChecker
 from server.problems import ProblemError, not_found
 from server.snapshots import manifests
-from server.snapshots.incremental import (
-    CachedSnapshot,
-    SelectionMoved,
-    SelectionResult,
-    SelectionRunner,
-    SnapshotCache,
-)
 from server.snapshots.selection import (
     Blocks,
     Component,
@@ -48,6 +41,13 @@ from server.snapshots.selection import (
     difference,
     digest_of,
     sources_of,
+)
+from server.snapshots.snapshot_cache import (
+    CachedSnapshot,
+    SelectionMoved,
+    SelectionResult,
+    SelectionRunner,
+    SnapshotCache,
 )
 from server.sql.pool import SqlPool
 from server.storage.store import Store, new_name

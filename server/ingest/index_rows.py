@@ -1,4 +1,4 @@
-"""From a trajectory's description to its row in the index, and the running totals beside it.
+"""A trajectory's row in the index, its seq (the order of FIFO), and the running totals.
 
 Everything here happens inside the caller's write transaction: the group commit, an import, a seal.
 """
@@ -97,7 +97,10 @@ def row_of(
 
 
 def reserve_seqs(connection: Connection, dataset_pk: int, count: int, now: float) -> int | None:
-    """Reserve `count` sequence numbers; returns the first, or None if the dataset is gone."""
+    """Reserve `count` sequence numbers, which are the order of FIFO eviction.
+
+    Returns the first, or None if the dataset is gone.
+    """
     after = connection.execute(
         sa.update(datasets)
         .where(datasets.c.pk == dataset_pk)

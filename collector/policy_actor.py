@@ -5,7 +5,8 @@
     after one step        o1       a0           r0           1         T
 
 An actor answers for all N environments at once. `reset` tells it where an episode begins: there,
-and only there, it forgets and takes the newest policy. So one episode is played by one policy.
+and only there, it forgets and takes the newest policy (policy_source.py). So one episode is
+played by one policy.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from server.maintenance.loop import MaintenanceLoop
 from server.maintenance.scrub import Scrubber
 from server.problems import ProblemError
 from server.settings import Settings
-from server.snapshots.service import Snapshots
+from server.snapshots.snapshots import Snapshots
 from server.sql.pool import SqlPool
 from server.storage.store import DirectoryLock, Store
 from server.telemetry import Telemetry

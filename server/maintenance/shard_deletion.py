@@ -24,7 +24,7 @@ from server.index.tables import (
     tombstones,
     trajectories,
 )
-from server.ingest.rows import make_tombstones
+from server.ingest.index_rows import make_tombstones
 from server.settings import Settings
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
