@@ -131,7 +131,10 @@ def test_the_note_on_rows_per_trajectory_is_true(my_data):
 
 EXAMPLES = [
     pytest.param(name, block, id=f"{name}: {first_line(block)}")
-    for name in ("own_data.md", "trajectory.md", "training.md", "collecting.md", "relabeling.md")
+    for name in (
+        *("../README.md", "own_data.md", "trajectory.md"),
+        *("training.md", "collecting.md", "relabeling.md"),
+    )
     for block in blocks(name, "python")
 ]
 

@@ -1,4 +1,4 @@
-"""Every test and script that docs/reliability.md names exists."""
+"""Every test and script that docs/reliability.md and the README's promises name exists."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def test_what_the_page_names_exists() -> None:
     there = {n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     there |= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert not named - there
+
+
+def test_every_promise_of_the_readme_has_its_test() -> None:
+    promises = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (ROOT / "README.md").read_text())
+    assert len(promises) >= 10
+    for path, name in promises:
+        tree = ast.parse((ROOT / path).read_text())
+        assert name in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, (
+            f"{path}::{name}"
+        )
