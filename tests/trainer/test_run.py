@@ -76,8 +76,9 @@ class Run:
         return output
 
     def curve(self, key: str) -> dict[int, float]:
-        """The last value logged for each update."""
-        lines = (self.folder / self.name / "metrics.jsonl").read_text().splitlines()
+        """The last value logged for each update; the file may be written to meanwhile."""
+        text = (self.folder / self.name / "metrics.jsonl").read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()
         points = [json.loads(line) for line in lines]
         return {p["step"]: p["value"] for p in points if p["key"] == key}
 
