@@ -50,7 +50,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
         probe.close()
-        environment = {**os.environ, "STEPWELL_SQL_WORKERS": "1", "STEPWELL_UPKEEP_INTERVAL": "0"}
+        environment = {
+            **os.environ,
+            "STEPWELL_SQL_WORKERS": "1",
+            "STEPWELL_MAINTENANCE_INTERVAL": "0",
+        }
         command = [sys.executable, "-m", "stepwell.cli", "serve", "--data", folder]
         service = subprocess.Popen(
             [*command, "--port", str(port)],

@@ -142,7 +142,7 @@ def serve(data: Path) -> tuple[subprocess.Popen[bytes], str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(data)]
-    env = {**os.environ, "STEPWELL_UPKEEP_INTERVAL": "0", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "STEPWELL_MAINTENANCE_INTERVAL": "0", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "--port", str(port)],
         stdout=subprocess.DEVNULL,

@@ -134,3 +134,16 @@ def test_every_top_level_folder_is_in_the_readme() -> None:
     } | {"tests", "docs", "examples", "benchmarks", "migrations"}
     missing = [name for name in sorted(tracked) if f"`{name}/`" not in readme]
     assert missing == []
+
+
+def test_no_environment_variable_is_invented() -> None:
+    """A misspelt or renamed one is ignored silently: a test or a benchmark would prove nothing."""
+    from server.settings import Settings
+
+    others = "URL TOKEN OUTBOX FAILPOINT DEBUG OPENAPI_EXAMPLES FLIPS KILLS SEED".split()
+    known = {f"STEPWELL_{name.upper()}" for name in (*Settings.model_fields, *others)}
+    for folder in ("tests", "benchmarks", "docs", "examples", "stepwell", "collector", "trainer"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".md"):
+                named = set(re.findall(r"\bSTEPWELL_[A-Z_]*[A-Z]\b", path.read_text()))
+                assert named <= known, f"{path.relative_to(ROOT)}: {sorted(named - known)}"

@@ -20,7 +20,7 @@ def run(example: str, url: str, dataset: str, tmp_path: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / example), dataset],
         cwd=ROOT,
-        env={**os.environ, "STEPWELL_URL": url, "STEPWELL_CACHE": str(tmp_path), "PYTHONPATH": "."},
+        env={**os.environ, "STEPWELL_URL": url, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": "."},
         capture_output=True,
         text=True,
         timeout=120,

@@ -42,7 +42,7 @@ class Jumping:
                 "PYTHONPATH": os.pathsep.join([str(folder), str(root)]),
                 "CLOCK_OFFSET_FILE": str(self._offset),
                 "STEPWELL_SHARD_GRACE": str(GRACE),
-                "STEPWELL_UPKEEP_INTERVAL": "0.1",
+                "STEPWELL_MAINTENANCE_INTERVAL": "0.1",
                 "STEPWELL_SQL_WORKERS": "1",
             }
         )
