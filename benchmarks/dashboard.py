@@ -26,8 +26,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.report import ROOT, write
-from dashboard.main import free_port
 from stepwell import Client
+from stepwell._ports import free_port
 from stepwell.messages import MetricPoint
 
 CASES = {
@@ -107,7 +107,7 @@ def measure(case: str, checkout: Path, browser: str, settle: float, seconds: flo
         contextlib.ExitStack() as s,
     ):
         place = Path(folder)
-        port, page_port = free_port(0), free_port(0)
+        port, page_port = free_port(), free_port()
         url, page = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{page_port}"
         serve = [sys.executable, "-m", "stepwell.cli", "serve", "--data", str(place / "data")]
         service = s.enter_context(

@@ -24,8 +24,8 @@ from typing import Any
 import altair as alt
 
 from benchmarks.report import RESULTS, ROOT, write
-from dashboard.main import free_port
 from stepwell import Client
+from stepwell._ports import free_port
 
 PICTURE = ROOT / "docs" / "images" / "learning_curve.svg"
 UPDATES, EVERY = 1500, 150
@@ -54,7 +54,7 @@ def measure(seeds: list[int], episodes: int, keep: Path | None) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as temporary:
         folder = (keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        url = f"http://127.0.0.1:{free_port(0)}"
+        url = f"http://127.0.0.1:{free_port()}"
         environment = {**os.environ, "STEPWELL_URL": url, "STEPWELL_OUTBOX": str(folder / "outbox")}
 
         def stepwell(*words: str) -> None:

@@ -9,7 +9,6 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import psutil
 from amago_model.errors import AmagoError
 from stepwell._exit_message import fail
 from stepwell._git import git_commit
+from stepwell._ports import free_port
 from stepwell._settings import Resolved
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
@@ -128,7 +128,7 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
         *(sys.executable, "-m", "trainer.accelerate_launch", "--multi_gpu"),
         *("--num_machines", "1", "--num_processes", str(config.processes)),
         *("--mixed_precision", config.precision, "--dynamo_backend", "no"),
-        *("--main_process_port", str(_free_port()), "-m", "trainer.main", *words),
+        *("--main_process_port", str(free_port()), "-m", "trainer.main", *words),
     ]
     env = dict(os.environ)
     env.setdefault("OMP_NUM_THREADS", str(config.threads))
@@ -153,12 +153,6 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

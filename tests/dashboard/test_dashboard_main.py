@@ -11,6 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import main
+from stepwell._ports import free_port
+from stepwell.errors import InvalidData
 from stepwell.testing import wait_until
 
 APP = Path(main.__file__).with_name("app.py")
@@ -31,19 +33,19 @@ def test_the_router_survives_a_service_that_is_down(monkeypatch: pytest.MonkeyPa
     assert "not reachable" in " ".join(m.value for m in app.sidebar.markdown)
 
 
-def test_a_taken_port_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_one_clear_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main.main(["--port", str(port)]) == 1
-    assert f"port {port} is taken" in capsys.readouterr().err
-    assert main.main(["--port", "70000"]) == 1
-    assert "port 70000" in capsys.readouterr().err
+        with pytest.raises(InvalidData, match=f"port {port} is taken"):
+            main.main(["--port", str(port)])
+    with pytest.raises(InvalidData, match="port 70000"):
+        main.main(["--port", "70000"])
 
 
 def test_it_serves_on_loopback_and_stops_when_told() -> None:
-    port = main.free_port(0)
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "dashboard.main", "--port", str(port), "--url", "http://127.0.0.1:9"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

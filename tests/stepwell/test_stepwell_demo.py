@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell import demo
+from stepwell.errors import InvalidData
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +21,15 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_port_that_somebody_has_is_refused(tmp_path, capsys):
+def test_a_port_that_somebody_has_is_refused(tmp_path):
     """A service that runs there already must not get the demo's data."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status = demo.main(["--port", str(port), "--data", str(tmp_path), "--no-dashboard"])
-    assert status == 1
-    assert f"--port {port}" in capsys.readouterr().out
-    assert list((tmp_path / "logs").iterdir()) == []
+        with pytest.raises(InvalidData, match=f"port {port} is taken"):
+            demo.main(["--port", str(port), "--data", str(tmp_path), "--no-dashboard"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -47,24 +47,23 @@ def test_a_demo_without_its_data_or_environment_is_refused(argv, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_failure_shows_only_what_this_start_printed(tmp_path):
-    """Logs are appended to: the failure of an earlier demo is not the one to read."""
-    (tmp_path / "x.log").write_text("$ old\nold failure\n")
-    commands = demo.Commands(tmp_path)
-    commands.start("x", "false")
+@pytest.fixture
+def commands(tmp_path, monkeypatch) -> demo.Commands:
+    monkeypatch.setitem(demo.PROGRAMS, "sh", ("/bin/sh", "-c"))
+    return demo.Commands(tmp_path)
+
+
+def test_a_failure_shows_the_end_of_its_log(commands):
+    commands.start("sh", "echo what went wrong; exit 3")
     with pytest.raises(demo.DemoError) as caught:
-        commands.finish("x")
-    assert "x ended with status 1" in str(caught.value)
-    assert "$ false" in str(caught.value) and "old failure" not in str(caught.value)
+        commands.finish("echo what went wrong; exit 3")
+    assert "ended with status 3" in str(caught.value) and "what went wrong" in str(caught.value)
 
 
-def test_an_interrupt_stops_whatever_runs_and_starts_nothing_more(tmp_path):
-    """It is noticed where the demo waits: no child is lost between its start and its name."""
-    commands = demo.Commands(tmp_path)
-    child = commands.start("x", "sleep", "600")
-    commands.interrupt()
-    for wait in (commands.check, lambda: commands.finish("x"), lambda: commands.start("y", "true")):
-        with pytest.raises(KeyboardInterrupt):
-            wait()
+def test_a_command_that_fails_beside_another_ends_both(commands):
+    commands.start("sh", "exit 3")
+    with pytest.raises(demo.DemoError, match="exit 3 ended with status 3"):
+        commands.run("sh", "sleep 600")
+    child = commands.running["sleep 600"]
     commands.stop_all()
     assert child.poll() is not None and commands.running == {}
