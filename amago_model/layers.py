@@ -182,22 +182,31 @@ def make_mlp(
 
 
 class ResidualBlock(nn.Module):
-    """x + drop(act(norm(W2 drop(act(norm(W1 x))))))."""
+    """x + drop(act(norm(W2 drop(act(norm(W1 x)))))); without `last` the outer drop and act
+    are left out."""
 
     def __init__(
-        self, width: int, d_ff: int, *, activation: Activation, norm: Norm, dropout: float
+        self,
+        width: int,
+        d_ff: int,
+        *,
+        activation: Activation,
+        norm: Norm,
+        dropout: float,
+        last: bool = True,
     ) -> None:
         super().__init__()
-        self.branch = nn.Sequential(
+        layers = [
             Linear(width, d_ff),
             make_norm(norm, d_ff),
             make_activation(activation),
             nn.Dropout(dropout),
             Linear(d_ff, width),
             make_norm(norm, width),
-            make_activation(activation),
-            nn.Dropout(dropout),
-        )
+        ]
+        if last:
+            layers += [make_activation(activation), nn.Dropout(dropout)]
+        self.branch = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.branch(x)

@@ -30,7 +30,6 @@ from benchmarks.report import RESULTS, ROOT, provenance, write
 from collector.builtin import CRAFTER_ID, FIND_BLOCK_ID, MAZERUNNER_ID
 from collector.envs import interface_of, make
 from trainer.config import TrainConfig
-from trainer.data.fields import spaces_of
 from trainer.learner import Learner, make_accelerator
 from trainer.recipes import RECIPES, recipe
 
@@ -75,7 +74,7 @@ ENVIRONMENTS = {"pixels": FIND_BLOCK_ID, "mazerunner": MAZERUNNER_ID, "crafter":
 def spaces_for(name: str) -> Spaces:
     """What a recipe is measured on."""
     if env_id := ENVIRONMENTS.get(name):
-        return spaces_of(interface_of(make(env_id), env_id).spec)
+        return Spaces.of_spec(interface_of(make(env_id), env_id).spec.to_json())
     return SPACES.get(name, USUAL)
 
 

@@ -30,6 +30,7 @@ import torch
 from accelerate import Accelerator
 
 from amago_model.agent import Agent, make_agent
+from amago_model.config import Spaces
 from benchmarks.loader import Folder
 from benchmarks.report import write
 from collector.builtin import CRAFTER_ID, MAZERUNNER_ID
@@ -39,7 +40,7 @@ from stepwell.codec import to_batch
 from stepwell.schema import arrow_schema
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of, spaces_of
+from trainer.data.fields import fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import manifest_from_table
@@ -151,7 +152,7 @@ def loader_of(
 def learn(loader: Loader, config: TrainConfig, spec: EnvSpec) -> Agent:
     """The agent of a config after its updates."""
     torch.manual_seed(config.seed)
-    agent = make_agent(config.agent, spaces_of(spec))
+    agent = make_agent(config.agent, Spaces.of_spec(spec.to_json()))
     learner = Learner(
         agent, config.optimizer, Accelerator(cpu=True), seed=config.seed, updates=config.updates
     )

@@ -255,7 +255,7 @@ class Interface:
     def check_policy(self, spaces: Spaces, policy_id: str) -> None:
         """Raise `InvalidSpace` unless a policy that knows `spaces` can play this environment."""
         try:
-            ours = agent_spaces(self.spec)
+            ours = Spaces.of_spec(self.spec.to_json())
         except ValueError as error:
             raise InvalidSpace(f"{policy_id} cannot play {self.env_id}: {error}") from None
         pairs: list[tuple[str, ObsSpace | ActionSpace, ObsSpace | ActionSpace | None]] = [
@@ -300,48 +300,6 @@ def interface_of(
     return Interface(
         env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
     )
-
-
-def agent_spaces(spec: EnvSpec) -> Spaces:
-    """The agent's view of a spec. Raises ValueErrors of amago_model, or `InvalidSpace`."""
-    observations: dict[str, ObsSpace] = {}
-    for key, space in spec.observations.items():
-        n = None
-        if isinstance(space, Discrete):
-            if space.start < 0:
-                raise InvalidSpace(
-                    f"observation {key!r}", expected="categories from 0 up", got=str(space)
-                )
-            n = space.start + space.n
-        elif isinstance(space, MultiDiscrete):
-            n = max(space.nvec)
-        observations[key] = ObsSpace(
-            shape=space.shape,
-            dtype=space.dtype,
-            n=n,
-            role=spec.role(key),  # type: ignore[arg-type]
-        )
-    if len(spec.actions) != 1:
-        raise InvalidSpace(
-            "the agent plays one action array", expected="one", got=str(sorted(spec.actions))
-        )
-    (space,) = spec.actions.values()
-    if isinstance(space, Discrete):
-        action = ActionSpace(kind="discrete", n=space.n, start=space.start)
-    elif isinstance(space, MultiDiscrete):
-        action = ActionSpace(kind="multi_discrete", nvec=space.nvec)
-    elif isinstance(space, MultiBinary):
-        action = ActionSpace(kind="multi_binary", n=space.n)
-    elif np.dtype(space.dtype).kind == "f":
-        low, high = (tuple(b.reshape(-1).tolist()) for b in space.bounds())
-        action = ActionSpace(kind="continuous", shape=space.shape, low=low, high=high)
-    else:
-        raise InvalidSpace(
-            "the agent cannot play this action space yet",
-            expected="Discrete, MultiDiscrete, MultiBinary, or a Box of floats",
-            got=str(space),
-        )
-    return Spaces(observations=observations, action=action)
 
 
 def _layout(space: ObsSpace | ActionSpace) -> dict[str, object]:

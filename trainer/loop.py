@@ -18,6 +18,7 @@ import torch
 
 import amago_model
 from amago_model.agent import make_agent
+from amago_model.config import Spaces
 from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
 from stepwell._plugins import import_plugins
@@ -25,7 +26,6 @@ from stepwell._settings import flatten
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
 from trainer.config import TrainConfig
-from trainer.data.fields import spaces_of
 from trainer.data.loader import Loaded
 from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
@@ -86,7 +86,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         )
 
         # --- act three: the agent ---------------------------------------------------------------
-        spaces = spaces_of(manifest.spec)
+        spaces = Spaces.of_spec(manifest.spec.to_json())
         if unused := unused_settings(config.agent, spaces):
             echo(f"warning: these observations and actions have no use for {', '.join(unused)}")
         if resumed is not None:

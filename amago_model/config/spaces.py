@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -12,6 +13,8 @@ from amago_model.errors import SpaceError
 
 Size = Annotated[int, Field(ge=0)]
 Role = Literal["policy", "critic", "mask", "relabel", "log"]
+USED_ROLES = ("policy", "critic", "mask")
+MOST_CATEGORIES = 1 << 16
 
 
 class ObsSpace(Settings):
@@ -149,6 +152,75 @@ class Spaces(Settings):
                 )
         return self
 
+    @classmethod
+    def of_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """From an environment's spec as JSON, without the arrays that no network reads.
+
+        Args:
+            spec: {"observations": {key: space}, "actions": {key: space}, "roles": {key: role}}; a
+                space is {"type": "Box" | "Discrete" | "MultiDiscrete" | "MultiBinary", ...}.
+
+        Raises:
+            SpaceError: an array that the agent cannot take.
+        """
+        roles = spec.get("roles", {})
+        observations = {
+            key: _observation(key, space, roles.get(key, "policy"))
+            for key, space in spec["observations"].items()
+            if roles.get(key, "policy") in USED_ROLES
+        }
+        if len(spec["actions"]) != 1:
+            raise SpaceError(
+                f"the agent takes one action array, got {sorted(spec['actions'])}; flatten them "
+                "into one array when collecting"
+            )
+        return cls(observations=observations, action=_action(*spec["actions"].values()))
+
     def keys(self, role: Role) -> list[str]:
         """Names of the arrays with this role, sorted: the order in which they are concatenated."""
         return sorted(k for k, space in self.observations.items() if space.role == role)
+
+
+def _observation(key: str, space: Mapping[str, Any], role: Role) -> ObsSpace:
+    n: int | None = None
+    low, shape = 0, tuple[int, ...]()
+    match space["type"]:
+        case "Discrete":
+            low = space["start"]
+            n = low + space["n"]  # unused categories do no harm
+            dtype = "int64"
+        case "MultiDiscrete":
+            n, shape, dtype = max(space["nvec"]), (len(space["nvec"]),), "int64"
+        case "MultiBinary":
+            shape, dtype = (space["n"],), "int8"
+        case _:
+            shape, dtype = tuple(space["shape"]), space["dtype"]
+    if n is not None and (low < 0 or n > MOST_CATEGORIES):
+        raise SpaceError(
+            f"observation {key!r} counts from {low} to {n - 1}; the agent's categories are "
+            f"0 … {MOST_CATEGORIES - 1}: subtract something when collecting"
+        )
+    return ObsSpace(shape=shape, dtype=dtype, n=n, role=role)
+
+
+def _action(space: Mapping[str, Any]) -> ActionSpace:
+    match space["type"]:
+        case "Discrete":
+            return ActionSpace(kind="discrete", n=space["n"], start=space["start"])
+        case "MultiDiscrete":
+            return ActionSpace(kind="multi_discrete", nvec=tuple(space["nvec"]))
+        case "MultiBinary":
+            return ActionSpace(kind="multi_binary", n=space["n"])
+        case "Box" if space["dtype"].startswith("float"):
+            shape = tuple(space["shape"])
+            low, high = (_bounds(space[name], math.prod(shape)) for name in ("low", "high"))
+            return ActionSpace(kind="continuous", shape=shape, low=low, high=high)
+    raise SpaceError(
+        f"the agent cannot take this action space yet: expected Discrete, MultiDiscrete, "
+        f"MultiBinary or a Box of floats, got {dict(space)}"
+    )
+
+
+def _bounds(bound: Any, size: int) -> tuple[float, ...]:
+    """One number for all elements, or one for each."""
+    return tuple(map(float, bound)) if isinstance(bound, list) else (float(bound),) * size

@@ -15,7 +15,7 @@ from amago_model.heads.distributions import (
     OneHots,
     TanhGaussian,
 )
-from amago_model.layers import Linear, make_activation, make_mlp, make_norm
+from amago_model.layers import Linear, ResidualBlock, make_mlp
 
 
 class Actor(nn.Module):
@@ -56,32 +56,14 @@ class Actor(nn.Module):
         return self.mlp(state).unflatten(-1, (self.n_gammas, -1))  # type: ignore[no-any-return]
 
 
-class _Block(nn.Module):
-    """x + norm(W2 drop(act(norm(W1 x))))."""
-
-    def __init__(self, config: ResidualActorConfig) -> None:
-        super().__init__()
-        c = config
-        self.branch = nn.Sequential(
-            Linear(c.d_feature, c.d_ff),
-            make_norm(c.norm, c.d_ff),
-            make_activation(config.activation),
-            nn.Dropout(config.dropout),
-            Linear(c.d_ff, c.d_feature),
-            make_norm(c.norm, c.d_feature),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.branch(x)
-        return out
-
-
-def _residual_mlp(config: ResidualActorConfig, d_state: int, d_output: int) -> nn.Sequential:
-    c = config
-    activation, dropout = config.activation, config.dropout
+def _residual_mlp(c: ResidualActorConfig, d_state: int, d_output: int) -> nn.Sequential:
+    shared = {"activation": c.activation, "dropout": c.dropout}
     return nn.Sequential(
-        make_mlp(d_state, c.d_feature, 1, c.d_feature, activation=activation, dropout=dropout),
-        *(_Block(config) for _ in range(c.n_blocks)),
+        make_mlp(d_state, c.d_feature, 1, c.d_feature, **shared),  # type: ignore[arg-type]
+        *(
+            ResidualBlock(c.d_feature, c.d_ff, norm=c.norm, last=False, **shared)  # type: ignore[arg-type]
+            for _ in range(c.n_blocks)
+        ),
         Linear(c.d_feature, d_output),
     )
 

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import AgentConfig
-from collector.envs import Interface, agent_spaces, interface_of, make
+from amago_model.config import AgentConfig, Spaces
+from collector.envs import Interface, interface_of, make
 from collector.episode_recorder import EpisodeSummary
 from collector.policy_actor import ActorError, ActorInputs, LoadedPolicy, PolicyActor, RandomActor
 from collector.rollout import Rollout
@@ -97,7 +97,7 @@ def test_switches_and_several_choices_are_played_recorded_and_remembered(space: 
     """The environment accepts every action, and the trajectory holds them in its own dtype."""
     interface = fake_interface(Judge(space))
     torch.manual_seed(0)
-    policy = ActingPolicy(AgentConfig(), agent_spaces(interface.spec)).eval()
+    policy = ActingPolicy(AgentConfig(), Spaces.of_spec(interface.spec.to_json())).eval()
     interface.check_policy(policy.spaces, "p/1")
     kept: list[Trajectory] = []
     rollout = Rollout(
@@ -199,7 +199,7 @@ def small_policy(interface: Interface, kind: str) -> ActingPolicy:
             "trajectory_encoder": {"kind": kind, "d_model": 32, "d_ff": 64},
         }
     )
-    return ActingPolicy(config, agent_spaces(interface.spec)).eval()
+    return ActingPolicy(config, Spaces.of_spec(interface.spec.to_json())).eval()
 
 
 @pytest.mark.parametrize("kind", ["feed_forward", "transformer"])

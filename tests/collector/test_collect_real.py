@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import AgentConfig
+from amago_model.config import AgentConfig, Spaces
 from amago_model.policy_file import save_policy
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
 from collector.control import Control
-from collector.envs import agent_spaces, interface_of, make
+from collector.envs import interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
 from collector.main import evaluate, main
 from collector.policy_actor import RandomActor
@@ -53,7 +53,7 @@ def policy_file(version: int) -> bytes:
         "timestep_encoder": {"d_hidden": 16, "d_output": 16},
         "trajectory_encoder": {"kind": "identity"},
     }
-    spaces = agent_spaces(interface_of(make(ENV), ENV).spec)
+    spaces = Spaces.of_spec(interface_of(make(ENV), ENV).spec.to_json())
     return save_policy(ActingPolicy(AgentConfig.from_dict(config), spaces), step=100 * version)
 
 

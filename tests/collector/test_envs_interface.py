@@ -8,11 +8,12 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
+from amago_model.config import Spaces
 from amago_model.data.batch import decode_action, encode_action
+from amago_model.errors import SpaceError
 from collector.envs import (
     BrokenEnv,
     EnvError,
-    agent_spaces,
     interface_of,
     make,
     parse_pairs,
@@ -142,7 +143,7 @@ def test_the_agents_view_gives_back_the_same_actions() -> None:
         gs.Box(np.float32([-2, 0]), np.float32([2, 10])),
     ):
         interface = interface_of(Shell(gs.Box(-1, 1, (2,)), action), "Shell-v0")
-        space = agent_spaces(interface.spec).action
+        space = Spaces.of_spec(interface.spec.to_json()).action
         action.seed(0)
         for _ in range(20):
             arrays = interface.encode_action(action.sample())
@@ -153,7 +154,7 @@ def test_the_agents_view_gives_back_the_same_actions() -> None:
 
 def test_categories_and_roles_reach_the_agent() -> None:
     env = Shell(gs.Dict({"legal": gs.MultiBinary(3), "room": gs.Discrete(4)}), gs.Discrete(3))
-    spaces = agent_spaces(interface_of(env, "Shell-v0", roles={"legal": "mask"}).spec)
+    spaces = Spaces.of_spec(interface_of(env, "Shell-v0", roles={"legal": "mask"}).spec.to_json())
     assert spaces.observations["room"].n == 4
     assert spaces.keys("mask") == ["legal"] and spaces.keys("policy") == ["room"]
 
@@ -167,8 +168,8 @@ def test_categories_and_roles_reach_the_agent() -> None:
 )
 def test_what_the_agent_cannot_play_can_still_be_recorded(action: gs.Space) -> None:  # type: ignore[type-arg]
     interface = interface_of(Shell(gs.Discrete(2), action), "Shell-v0")
-    with pytest.raises(InvalidSpace, match="agent"):
-        agent_spaces(interface.spec)
+    with pytest.raises(SpaceError, match="agent"):
+        Spaces.of_spec(interface.spec.to_json())
 
 
 def test_an_imported_dataset_takes_its_own_environment() -> None:
@@ -201,9 +202,9 @@ def test_a_dataset_of_another_layout_is_refused_before_anything_is_played(spec: 
 def test_a_policy_of_another_environment_is_refused() -> None:
     pendulum = interface_of(make("Pendulum-v1"), "Pendulum-v1")
     cart = interface_of(make("CartPole-v1"), "CartPole-v1")
-    pendulum.check_policy(agent_spaces(pendulum.spec), "p/1")
+    pendulum.check_policy(Spaces.of_spec(pendulum.spec.to_json()), "p/1")
     with pytest.raises(InvalidSpace, match="p/1 cannot play CartPole-v1"):
-        cart.check_policy(agent_spaces(pendulum.spec), "p/1")
+        cart.check_policy(Spaces.of_spec(pendulum.spec.to_json()), "p/1")
 
 
 def test_environments_we_ship_are_known_and_take_arguments() -> None:

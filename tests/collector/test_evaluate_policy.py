@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import AgentConfig
+from amago_model.config import AgentConfig, Spaces
 from collector.builtin import RECALL_ID
-from collector.envs import BrokenEnv, Interface, agent_spaces, interface_of, make
+from collector.envs import BrokenEnv, Interface, interface_of, make
 from collector.episode_recorder import EpisodeSummary
 from collector.evaluate import EvaluationResult, evaluate_policy, summarise
 from collector.main import evaluate as main
@@ -24,7 +24,7 @@ SEEDS = range(50, 57)
 
 def policy_for(env_id: str, kind: str = "feed_forward", **kwargs: Any) -> ActingPolicy:
     torch.manual_seed(1)
-    spaces = agent_spaces(interface_of(make(env_id, kwargs), env_id).spec)
+    spaces = Spaces.of_spec(interface_of(make(env_id, kwargs), env_id).spec.to_json())
     small = {
         "timestep_encoder": {"d_hidden": 32, "d_output": 32},
         "trajectory_encoder": {"kind": kind, "d_model": 32, "d_ff": 64},

@@ -8,9 +8,10 @@ import pytest
 from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
+from amago_model.config import Spaces
 from collector.builtin import FIND_BLOCK_ID
 from collector.builtin.find_block import COLOURS, SENTENCES, SQUARE, WORDS, FindBlock
-from collector.envs import agent_spaces, interface_of, make
+from collector.envs import interface_of, make
 from stepwell.errors import InvalidData
 
 
@@ -78,7 +79,7 @@ def test_an_agent_sees_an_image_tokens_and_a_number() -> None:
     from amago_model import TimestepEncoderConfig
     from amago_model.encoders.modalities import modalities_of
 
-    spaces = agent_spaces(interface_of(make(FIND_BLOCK_ID), FIND_BLOCK_ID).spec)
+    spaces = Spaces.of_spec(interface_of(make(FIND_BLOCK_ID), FIND_BLOCK_ID).spec.to_json())
     kinds = modalities_of(TimestepEncoderConfig(), spaces)
     assert kinds == {"image": "image", "left": "vector", "mission": "tokens"}
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import AgentConfig
+from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError
 from amago_model.policy_file import save_policy
 from collector.config import UsageError
-from collector.envs import agent_spaces, interface_of, make
+from collector.envs import interface_of, make
 from collector.policy_actor import ActorError
 from collector.policy_source import PolicySource, parse_reference
 from stepwell.client import DownloadedPolicy
@@ -27,7 +27,7 @@ SMALL = {
 
 def policy_file(step: int = 0, env_id: str = "CartPole-v1") -> bytes:
     torch.manual_seed(step)
-    spaces = agent_spaces(interface_of(make(env_id), env_id).spec)
+    spaces = Spaces.of_spec(interface_of(make(env_id), env_id).spec.to_json())
     return save_policy(ActingPolicy(AgentConfig.from_dict(SMALL), spaces), step=step)
 
 

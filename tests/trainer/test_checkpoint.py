@@ -16,6 +16,7 @@ from torch import nn
 
 from amago_model import AgentConfig
 from amago_model.agent import Agent, make_agent
+from amago_model.config import Spaces
 from stepwell.testing import make_spec
 from trainer import checkpoint
 from trainer.checkpoint import (
@@ -27,7 +28,6 @@ from trainer.checkpoint import (
     restore,
     save,
 )
-from trainer.data.fields import spaces_of
 from trainer.errors import TrainerError
 
 FILES = ("agent.safetensors", "optimizer.safetensors", "state.json")
@@ -317,7 +317,7 @@ def test_never_resuming_moves_checkpoints_to_the_next_free_name(saved, tmp_path)
 def agent() -> Agent:
     config = AgentConfig.from_dict({"trajectory_encoder": {"kind": "identity"}})
     torch.manual_seed(3)
-    return make_agent(config, spaces_of(make_spec()))
+    return make_agent(config, Spaces.of_spec(make_spec().to_json()))
 
 
 def save_agent(folder: Path, agent: Agent, **state: object) -> Path:

@@ -15,16 +15,15 @@ import pytest
 import torch
 
 from amago_model.agent import Agent
-from amago_model.config import AgentConfig
+from amago_model.config import AgentConfig, Spaces
 from amago_model.data.batch import previous_features
 from amago_model.errors import SpaceError
-from collector.envs import agent_spaces
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory
 from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of, spaces_of
+from trainer.data.fields import fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import DataError, LeaseKeeper, Manifest, create_snapshot, load_manifest
@@ -111,7 +110,7 @@ def test_batches_equal_the_slow_reading(fake, tmp_path, spec, padding):
         for _ in range(12):
             loaded = next(loader)
             b = loaded.batch
-            b.check(spaces_of(spec))
+            b.check(Spaces.of_spec(spec.to_json()))
             assert b.mask.shape[1] == int(loaded.windows.length.max())
             for i in range(16):
                 (name,) = loaded.manifest.trajectory_ids([loaded.windows.trajectory[i]])
@@ -146,7 +145,9 @@ def test_a_piece_of_an_episode_shows_no_step_before_it(fake, tmp_path):
         with closing(loader_of(service, tmp_path / spec.digest, config)) as loader:
             b = next(loader).batch
         assert {0, 20} == set(b.time_idx[:, 0].tolist())
-        features = previous_features(spaces_of(spec), b.prev_action, b.prev_reward, b.time_idx)
+        features = previous_features(
+            Spaces.of_spec(spec.to_json()), b.prev_action, b.prev_reward, b.time_idx
+        )
         assert not features[:, 0].any()
         assert features[:, 1:].any()
 
@@ -162,7 +163,7 @@ def test_only_what_an_agent_may_see_is_loaded(fake, tmp_path):
     service = fake(spec, [[5, 6]])
     with closing(loader_of(service, tmp_path, DataConfig(batch=2, window=4))) as loader:
         assert set(next(loader).batch.obs) == {"a", "state"}
-    assert set(spaces_of(spec).observations) == {"a", "state"}
+    assert set(Spaces.of_spec(spec.to_json()).observations) == {"a", "state"}
 
 
 def test_ranks_see_slices_of_the_same_batch(fake, tmp_path):
@@ -465,22 +466,24 @@ def test_no_error_ends_the_renewal_of_leases(fake, error):
 
 def test_what_the_agent_cannot_take_is_said_clearly():
     two = EnvSpec.of(Box((1,)), {"a": Discrete(2), "b": Discrete(2)})
-    with pytest.raises(DataError, match="one action"):
-        spaces_of(two)
-    with pytest.raises(DataError, match="MultiDiscrete"):
-        spaces_of(EnvSpec.of(Box((1,)), Box((1,), "int64", low=0, high=3)))
-    with pytest.raises(DataError, match="counts from -2"):
-        spaces_of(EnvSpec.of(Discrete(5, start=-2), Discrete(2)))
-    with pytest.raises(DataError, match="to 1000000004"):
-        spaces_of(EnvSpec.of(Discrete(5, start=10**9), Discrete(2)))
+    with pytest.raises(SpaceError, match="one action"):
+        Spaces.of_spec(two.to_json())
+    with pytest.raises(SpaceError, match="MultiDiscrete"):
+        Spaces.of_spec(EnvSpec.of(Box((1,)), Box((1,), "int64", low=0, high=3)).to_json())
+    with pytest.raises(SpaceError, match="counts from -2"):
+        Spaces.of_spec(EnvSpec.of(Discrete(5, start=-2), Discrete(2)).to_json())
+    with pytest.raises(SpaceError, match="to 1000000004"):
+        Spaces.of_spec(EnvSpec.of(Discrete(5, start=10**9), Discrete(2)).to_json())
     with pytest.raises(SpaceError, match="finite bounds"):
-        spaces_of(EnvSpec.of(Box((1,)), Box((2,))))
+        Spaces.of_spec(EnvSpec.of(Box((1,)), Box((2,))).to_json())
     with pytest.raises(SpaceError, match="legal actions"):
-        spaces_of(
-            EnvSpec.of({"o": Box((1,)), "m": MultiBinary(3)}, Discrete(2), roles={"m": "mask"})
+        Spaces.of_spec(
+            EnvSpec.of(
+                {"o": Box((1,)), "m": MultiBinary(3)}, Discrete(2), roles={"m": "mask"}
+            ).to_json()
         )
     with pytest.raises(SpaceError, match="would see nothing"):
-        spaces_of(EnvSpec.of({"o": Box((1,))}, Discrete(2), roles={"o": "critic"}))
+        Spaces.of_spec(EnvSpec.of({"o": Box((1,))}, Discrete(2), roles={"o": "critic"}).to_json())
 
 
 def test_both_sides_see_the_same_spaces(fake, tmp_path):
@@ -496,13 +499,13 @@ def test_both_sides_see_the_same_spaces(fake, tmp_path):
         Discrete(4, start=-1),
         roles={"legal": "mask"},
     )
-    assert spaces_of(spec) == agent_spaces(spec)
+    assert set(Spaces.of_spec(spec.to_json()).observations) == set(spec.observations)
     service = fake(spec, [[9, 4]])
     with closing(loader_of(service, tmp_path, DataConfig(batch=3, window=4))) as loader:
         batch = loader.load(0).batch
         torch.manual_seed(0)
         config = AgentConfig.from_dict({"trajectory_encoder": {"kind": "identity"}})
-        loss, _ = Agent(config, spaces_of(spec))(batch)
+        loss, _ = Agent(config, Spaces.of_spec(spec.to_json()))(batch)
         assert bool(torch.isfinite(loss))
         known = batch.prev_action[batch.time_idx > 0]
         assert int(known.min()) >= -2 and int(known.max()) <= 2

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from amago_model import Agent
+from amago_model.config import Spaces
 from stepwell import cli
 from stepwell._files import TEMPORARY
 from stepwell.errors import ServiceUnreachable, from_problem
@@ -22,7 +23,6 @@ from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, wait_until
 from trainer import publish as module
-from trainer.data.fields import spaces_of
 from trainer.errors import TrainerError
 from trainer.publish import copy_path, publish
 from trainer.recipes import recipe
@@ -44,7 +44,7 @@ def service(fake):
 @pytest.fixture(scope="module")
 def agents() -> list[Agent]:
     """Two, of other weights."""
-    return [Agent(recipe("bc").agent, spaces_of(make_spec())) for _ in range(2)]
+    return [Agent(recipe("bc").agent, Spaces.of_spec(make_spec().to_json())) for _ in range(2)]
 
 
 @pytest.fixture

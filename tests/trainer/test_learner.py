@@ -10,13 +10,14 @@ import torch
 from accelerate import Accelerator
 
 from amago_model import Agent, ExpFilterConfig, FeedForwardConfig
+from amago_model.config import Spaces
 from collector.builtin.recall import Recall
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.testing import make_spec
 from trainer import checkpoint as checkpoints
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of, spaces_of
+from trainer.data.fields import fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import create_snapshot, load_manifest
@@ -37,7 +38,7 @@ def loader_of(service, folder, data: DataConfig) -> Loader:
 
 def learner_of(config: TrainConfig, spec: EnvSpec, **changes) -> Learner:
     torch.manual_seed(0)
-    agent = Agent(config.agent, spaces_of(spec))
+    agent = Agent(config.agent, Spaces.of_spec(spec.to_json()))
     optimizer = config.optimizer.replace(**changes)
     accelerator = Accelerator(cpu=True)
     return Learner(agent, optimizer, accelerator, seed=config.seed, updates=config.updates)
@@ -288,7 +289,9 @@ def test_a_checkpoint_goes_to_the_device_of_whoever_takes_it_up(fake, tmp_path):
     found = checkpoints.newest(tmp_path / "c")
     assert found is not None
     elsewhere = "cuda" if torch.cuda.is_available() else "meta"
-    agent = Agent(recipe("pendulum_stitch").agent, spaces_of(service.spec)).to(elsewhere)
+    agent = Agent(recipe("pendulum_stitch").agent, Spaces.of_spec(service.spec.to_json())).to(
+        elsewhere
+    )
     optimizer = torch.optim.AdamW(agent.trainable_parameters())
     checkpoints.restore(found, agent, optimizer)
     kept = [value for state in optimizer.state.values() for value in state.values()]

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from amago_model.config import Spaces
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.testing import make_trajectory
 from tests.amago_model.cases import CASES, make
 from trainer.config import DataConfig, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of, spaces_of
+from trainer.data.fields import fields_of
 from trainer.data.loader import Loaded, Loader, open_view
 from trainer.data.relabel import Episode, Relabeler, register
 from trainer.data.sampler import WindowSampler
@@ -91,7 +92,7 @@ def batches(service, folder: Path, n: int = 12, **options) -> list[Loaded]:
     with closing(Loader([view], config)) as loader:
         found = [loader.load(step) for step in range(n)]
     for loaded in found:
-        loaded.batch.check(spaces_of(SPEC))
+        loaded.batch.check(Spaces.of_spec(SPEC.to_json()))
     return found
 
 

@@ -19,6 +19,7 @@ from amago_model import (
 )
 from amago_model.config import (
     MambaConfig,
+    Spaces,
     TransformerConfig,
 )
 from amago_model.registry import registered
@@ -26,7 +27,6 @@ from stepwell import Box, Discrete, EnvSpec
 from stepwell._plugins import import_plugins
 from stepwell._settings import flatten, override
 from trainer.config import TrainConfig
-from trainer.data.fields import spaces_of
 from trainer.errors import SettingError
 from trainer.main import main
 from trainer.options import resolve
@@ -47,7 +47,7 @@ def test_every_recipe_builds_an_agent(name):
     extra |= {key: Box((3, 2), "int16", -1, 10) for key in (*rows.vector_keys, *rows.tokens.keys)}
     for action in (Box((1,), low=-1.0, high=1.0), Discrete(4)):
         spec = EnvSpec.of({"observation": Box((3,))} | extra, action)
-        agent = make_agent(config.agent, spaces_of(spec))
+        agent = make_agent(config.agent, Spaces.of_spec(spec.to_json()))
         assert agent.trainable_parameters()
         # Nor is there anything to advise.
         assert not [line for line in agent.policy.timestep_encoder.describe() if "name it" in line]

@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 
+from amago_model.config import Spaces
 from amago_model.encoders.timestep import TimestepEncoder
 from amago_model.policy_file import load_policy
 from benchmarks.relabel import random_play
 from collector.builtin import CRAFTER_ID
 from collector.builtin.crafter.goals import TECH_TREE, WORDS
 from stepwell import Trajectory
-from trainer.data.fields import spaces_of
 from trainer.data.relabel import CrafterGoals, Episode, Relabeler, make_relabelers
 from trainer.recipes import recipe
 
@@ -125,7 +125,7 @@ def test_none_needs_no_other_field():
 def test_the_recipe_reads_goals_as_words_and_the_map_as_places():
     spec, _ = random_play(1, 0, {"area": 24, "time_limit": 5}, CRAFTER_ID)
     config = recipe("crafter").agent.timestep_encoder
-    encoder = TimestepEncoder(config, spaces_of(spec))
+    encoder = TimestepEncoder(config, Spaces.of_spec(spec.to_json()))
     assert encoder.describe() == [
         f"goals: 15 tokens of {config.tokens.vocabulary}",
         "map: 63 x 27 categories",

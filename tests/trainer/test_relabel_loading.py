@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from amago_model.config import Spaces
 from amago_model.data.batch import Batch
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data.cache import Cache
-from trainer.data.fields import fields_of, spaces_of
+from trainer.data.fields import fields_of
 from trainer.data.loader import Loader, open_view
 from trainer.data.relabel import Episode, Relabeler, make_relabelers, register, registered
 from trainer.data.relabel.sampling import generator
@@ -148,7 +149,7 @@ def test_a_batch_holds_windows_of_relabeled_trajectories(service, tmp_path, rela
         for step in range(8):
             loaded = next(loader)
             b, rows = loaded.batch, loaded.batch.prev_reward.shape[1]
-            b.check(spaces_of(SPEC))
+            b.check(Spaces.of_spec(SPEC.to_json()))
             assert set(b.obs) == {"goal", "state"}
             recorded = sampler.samples(8 * step, 8)
             assert rows == int(loaded.windows.length.max()) + 1
@@ -259,7 +260,7 @@ def test_what_only_relabelers_read_is_fetched_for_them_and_shown_to_nobody(servi
     relabeled = DataConfig(relabel=("hindsight",))
     names = [f.name for f in fields_of(SPEC, relabeled)]
     assert "obs.achieved" in names and "obs.achieved" not in [f.name for f in fields_of(SPEC)]
-    assert set(spaces_of(SPEC).observations) == {"goal", "state"}
+    assert set(Spaces.of_spec(SPEC.to_json()).observations) == {"goal", "state"}
     with closing(loader_of(service, tmp_path, "hindsight")) as loader:
         assert "achieved" not in next(loader).batch.obs
 

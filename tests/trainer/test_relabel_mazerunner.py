@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from amago_model.config import Spaces
 from amago_model.encoders.timestep import TimestepEncoder
 from amago_model.policy_file import load_policy
 from benchmarks.relabel import outcome, random_play
 from collector.builtin import MAZERUNNER_ID
-from trainer.data.fields import spaces_of
 from trainer.data.relabel import Episode, make_relabelers
 from trainer.recipes import recipe
 
@@ -55,8 +55,8 @@ def test_the_recipe_reads_goals_as_places_and_needs_no_advice():
     """Whoever left it to the shape of the array is told that whole numbers may be tokens."""
     spec, _ = random_play(1, 0, {"size": 7, "time_limit": 5})
     rows = recipe("mazerunner").agent.timestep_encoder
-    assert TimestepEncoder(rows, spaces_of(spec)).describe()[0] == "goals: 6 numbers"
-    left = TimestepEncoder(rows.replace(vector_keys=()), spaces_of(spec)).describe()
+    assert TimestepEncoder(rows, Spaces.of_spec(spec.to_json())).describe()[0] == "goals: 6 numbers"
+    left = TimestepEncoder(rows.replace(vector_keys=()), Spaces.of_spec(spec.to_json())).describe()
     assert "name it in tokens.keys" in left[0]
 
 

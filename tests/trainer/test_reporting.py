@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from amago_model import Agent, load_policy
+from amago_model.config import Spaces
 from stepwell import Box, Discrete, EnvSpec, Trajectory
 from stepwell.errors import Conflict, ServiceUnreachable, from_problem
 from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, make_trajectory, wait_until
-from trainer.data.fields import spaces_of
 from trainer.loop import RunInfo, train
 from trainer.options import resolve
 from trainer.publish import publish
@@ -218,7 +218,7 @@ def test_warnings_of_our_modules_are_in_the_log(service, run_log):
 
 @pytest.fixture
 def agent() -> Agent:
-    return Agent(recipe("bc").agent, spaces_of(make_spec()))
+    return Agent(recipe("bc").agent, Spaces.of_spec(make_spec().to_json()))
 
 
 def test_policies_wait_for_the_service_and_arrive_in_order(service, agent, opened, tmp_path):

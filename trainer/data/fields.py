@@ -1,4 +1,4 @@
-"""Which columns of a dataset an agent learns from, and the dataset's spaces as the agent's.
+"""Which columns of a dataset an agent learns from.
 
 A row of the shards that has no action and no reward (a trajectory's last one) holds NULL there; in
 the cache it holds `fill`, which the agent's encoding shows as "no previous step".
@@ -12,15 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from amago_model.config import ActionSpace, ObsSpace, Spaces
+from amago_model.config.spaces import USED_ROLES
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.schema import ACTION_KNOWN, REWARD, column_names
 from trainer.config import DataConfig
 from trainer.data.alignment import ARRIVAL, DEPARTURE, OBSERVATION
 from trainer.data.snapshot import DataError
-
-MOST_CATEGORIES = 1 << 16
-USED_ROLES = ("policy", "critic", "mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,56 +115,4 @@ def _loss_mask(spec: EnvSpec, name: str, key: str, offset: int) -> Field:
     raise DataError(
         f"data.{name}: expected an info of the dataset with one number a row, got {key!r}; it has "
         f"{', '.join(map(repr, single)) or 'none'}"
-    )
-
-
-def spaces_of(spec: EnvSpec) -> Spaces:
-    """A dataset's spec as the agent's spaces. Raises `DataError` for what it cannot take."""
-    observations: dict[str, ObsSpace] = {}
-    for key, space in spec.observations.items():
-        if spec.role(key) not in USED_ROLES:
-            continue
-        n: int | None = None
-        if isinstance(space, Discrete):
-            n = space.start + space.n  # as the collector has it: unused categories do no harm
-            if space.start < 0 or n > MOST_CATEGORIES:
-                raise DataError(
-                    f"observation {key!r} counts from {space.start} to {n - 1}; the agent's "
-                    f"categories are 0 … {MOST_CATEGORIES - 1}: subtract something when collecting"
-                )
-        elif isinstance(space, MultiDiscrete):
-            n = max(space.nvec)
-        elif not isinstance(space, Box | MultiBinary):
-            raise DataError(f"observation {key!r}: unknown space {type(space).__name__}")
-        observations[key] = ObsSpace(
-            shape=space.shape,
-            dtype=space.dtype,
-            n=n,
-            role=spec.role(key),  # type: ignore[arg-type]
-        )
-    action = next(iter(spec.actions.values()))
-    fields_of(spec)  # refuses what is not one action of a kind that the agent takes
-    if isinstance(action, Discrete):
-        return Spaces(
-            observations=observations,
-            action=ActionSpace(kind="discrete", n=action.n, start=action.start),
-        )
-    if isinstance(action, MultiDiscrete):
-        return Spaces(
-            observations=observations,
-            action=ActionSpace(kind="multi_discrete", nvec=action.nvec),
-        )
-    if isinstance(action, MultiBinary):
-        return Spaces(
-            observations=observations, action=ActionSpace(kind="multi_binary", n=action.n)
-        )
-    low, high = action.bounds()
-    return Spaces(
-        observations=observations,
-        action=ActionSpace(
-            kind="continuous",
-            shape=action.shape,
-            low=tuple(low.reshape(-1).tolist()),
-            high=tuple(high.reshape(-1).tolist()),
-        ),
     )
