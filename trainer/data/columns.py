@@ -16,7 +16,7 @@ one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,6 @@ from trainer.data.alignment import LEADING_ROWS, stored_rows
 from trainer.data.fields import Field
 from trainer.data.sampler import Ints, Windows
 from trainer.data.snapshot import Manifest
-
-Allocate = Callable[[Field, int, int], Tensor | None]
-"""(field, windows, rows) -> memory [windows, rows, *shape], or None for fresh memory."""
 
 
 class MappedColumns:
@@ -56,7 +53,6 @@ class MappedColumns:
             raise IndexError(f"{field.name}: trajectories lie outside their columns")
         space = (ctypes.c_uint8 * (highest - lowest)).from_address(lowest)
         self._bytes: NDArray[np.uint8] = np.frombuffer(memoryview(space), np.uint8)
-        self._raw = memoryview(self._bytes.data)
         self._overlapping: dict[int, NDArray[np.void]] = {}
 
     def rows_left(self) -> Ints:
@@ -74,7 +70,7 @@ class MappedColumns:
         return rows
 
     def windows(self, windows: Windows, n_rows: int, inside: bool) -> NDArray[Any]:
-        """[B, n_rows, *shape] in fresh memory; what lies behind a column's end is zero.
+        """[B, n_rows, *shape]; what lies behind a column's end is zero.
 
         `inside`: no window reaches over its column's end.
         """
@@ -85,20 +81,12 @@ class MappedColumns:
             found = self._elements(span)[begin]
         else:
             found = np.zeros(len(begin), f"V{span}")
-            self.copy_windows(windows, n_rows, found.view(np.uint8))
+            end = np.minimum(begin + span, self._end[windows.trajectory])
+            places = zip(found.view(np.uint8).reshape(-1, span), begin, end, strict=True)
+            for target, first, last in places:
+                target[: last - first] = self._bytes[first:last]
         rows: NDArray[Any] = found.view(self.field.dtype)
         return rows.reshape(len(begin), n_rows, *self.field.shape)
-
-    def copy_windows(self, windows: Windows, n_rows: int, target: NDArray[Any]) -> None:
-        """The same, into `target`, window by window: for large ones."""
-        width = self.field.row_bytes
-        span = n_rows * width
-        begin = self._begin[windows.trajectory] + windows.start * width
-        end = np.minimum(begin + span, self._end[windows.trajectory])
-        out, at = memoryview(target.reshape(-1).view(np.uint8).data), 0
-        for first, last in zip(begin.tolist(), end.tolist(), strict=True):
-            out[at : at + last - first] = self._raw[first:last]
-            at += span
 
     def _elements(self, span: int) -> NDArray[np.void]:
         found = self._overlapping.get(span)
@@ -110,7 +98,7 @@ class MappedColumns:
 
 
 def gather(
-    columns: Sequence[MappedColumns], windows: Windows, rows_left: Ints, allocate: Allocate
+    columns: Sequence[MappedColumns], windows: Windows, rows_left: Ints
 ) -> dict[str, Tensor]:
     """The rows of all windows by field name, [B, longest + 1, *shape]; zero behind a window's end.
 
@@ -124,14 +112,8 @@ def gather(
     for column in columns:
         if column.field.relabel_only:
             continue
-        tensor = allocate(column.field, len(windows), n_rows)
-        if tensor is None:
-            rows = column.windows(windows, n_rows, inside)
-            tensor = torch.from_numpy(rows)
-        else:
-            rows = tensor.numpy()
-            column.copy_windows(windows, n_rows, rows)
+        rows = column.windows(windows, n_rows, inside)
         for window, end in ends:
             rows[window, end:] = 0
-        found[column.field.name] = tensor
+        found[column.field.name] = torch.from_numpy(rows)
     return found

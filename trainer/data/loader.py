@@ -1,8 +1,7 @@
 """Batches in the sampler's order, prepared ahead of their reader by a thread.
 
-A batch is good until the next one is asked for: its large fields (images) lie in buffers that are
-used in turn. For a GPU it is copied there ahead of its reader (buffers.py). The loader's whole
-state is the number of the next step.
+For a GPU they are copied there ahead of their reader (gpu_copies.py). The loader's whole state is
+the number of the next step.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor
 from amago_model.data.batch import Batch
 from trainer.config import DataConfig
 from trainer.data.alignment import collate
-from trainer.data.buffers import Buffers, Cuda, GpuCopies, Sent
 from trainer.data.cache import Cache
-from trainer.data.columns import Allocate, MappedColumns, gather
+from trainer.data.columns import MappedColumns, gather
 from trainer.data.fields import Field
+from trainer.data.gpu_copies import Cuda, GpuCopies
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling
 from trainer.data.sampler import Ints, Windows, WindowSampler
@@ -119,15 +119,11 @@ class Loader:
         if cuda is None and device.type == "cuda":
             cuda = Cuda(device)
         self._copies = GpuCopies(cuda) if cuda is not None else None
-        shown = [c.field for c in views[0].columns if not c.field.relabel_only]
-        each = config.batch // views[0].sampler.world
-        # Of the batch that its reader has, and of those prepared ahead.
-        buffers = 0 if self._copies else 1 + self._ahead
-        self._ring = [Buffers(shown, each, config.window + 1) for _ in range(buffers)]
         self._read = self._next = step
         """The steps that the reader and the thread take next."""
         self._wanted: SimpleQueue[int] = SimpleQueue()
-        self._ready: SimpleQueue[tuple[Loaded, Sent | None] | BaseException] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[Loaded, Any] | BaseException] = SimpleQueue()
+        """Batches, each with the event of its copy; or what went wrong."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -163,9 +159,9 @@ class Loader:
         if isinstance(item, BaseException):
             self.close()
             raise item
-        loaded, sent = item
-        if self._copies is not None and sent is not None:
-            loaded = replace(loaded, batch=self._copies.receive(sent))
+        loaded, copied = item
+        if self._copies is not None:
+            self._copies.receive(loaded.batch, copied)
         self._drop_views_before(loaded.step)
         return loaded
 
@@ -177,16 +173,16 @@ class Loader:
             raise IndexError(f"step {step} is before the first view, {views[0].start}")
         return views[index]
 
-    def load(self, step: int, allocate: Allocate = lambda *_: None) -> Loaded:
+    def load(self, step: int) -> Loaded:
         """The batch of a step: what the iterator gives, but for any step and at once."""
         view = self.view(step)
         if view.relabeling is None:
             windows = view.sampler.batch(step, self._rank)
-            rows = gather(view.columns, windows, view.rows_left, allocate)
+            rows = gather(view.columns, windows, view.rows_left)
             batch = collate(view.manifest, windows, rows, view.unknown_action)
             return Loaded(step, batch, windows, view.manifest, {})
         relabeled = view.relabeling.draw(view.sampler, step, self._rank)
-        rows = relabeled.gather([column.field for column in view.columns], allocate)
+        rows = relabeled.gather([column.field for column in view.columns])
         ends, windows = relabeled.for_collate
         batch = collate(ends, windows, rows, view.unknown_action)
         return Loaded(step, batch, relabeled.windows, view.manifest, relabeled.metrics)
@@ -208,11 +204,12 @@ class Loader:
             except BaseException as error:
                 self._ready.put(error)
 
-    def _prepare(self, step: int) -> tuple[Loaded, Sent | None]:
+    def _prepare(self, step: int) -> tuple[Loaded, Any]:
+        loaded = self.load(step)
         if self._copies is None:
-            return self.load(step, self._ring[step % len(self._ring)].allocate), None
-        loaded = self.load(step, self._copies.allocate)
-        return loaded, self._copies.send(loaded.batch)
+            return loaded, None
+        batch, copied = self._copies.send(loaded.batch)
+        return replace(loaded, batch=batch), copied
 
     def _drop_views_before(self, step: int) -> None:
         """Forget what no step from `step` on is drawn from: growing data must not fill memory."""

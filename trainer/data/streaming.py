@@ -54,7 +54,6 @@ def stream(
         client: of the service (default: STEPWELL_URL).
         cache: folder of this node's columns (default: as a trainer's).
 
-    A batch's memory is reused once the next one is asked for: copy what you keep.
     Raises `stepwell.errors.StepwellError`, among them `DataError` where nothing is selected.
     """
     data = DataConfig(

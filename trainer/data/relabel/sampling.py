@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amago_model.data.batch import LOSS_MASKS
 from trainer.data.alignment import cut_window
-from trainer.data.columns import Allocate, MappedColumns
+from trainer.data.columns import MappedColumns
 from trainer.data.fields import Field
 from trainer.data.relabel.episode import Array, Episode
 from trainer.data.relabel.registry import Relabeler
@@ -61,7 +61,7 @@ class Relabeled:
         )
         return endings, replace(self.windows, trajectory=np.arange(len(found)))
 
-    def gather(self, fields: Sequence[Field], allocate: Allocate) -> dict[str, Tensor]:
+    def gather(self, fields: Sequence[Field]) -> dict[str, Tensor]:
         """As `columns.gather`, from the relabeled episodes; also loss masks that these made."""
         shown = {field.name: field for field in fields if not field.relabel_only}
         for name in LOSS_MASKS:
@@ -71,16 +71,11 @@ class Relabeled:
         spans = [*zip(self.windows.start.tolist(), self.windows.length.tolist(), strict=True)]
         found: dict[str, Tensor] = {}
         for name, field in shown.items():
-            tensor = allocate(field, len(spans), n_rows)
-            if tensor is None:
-                shape = (len(spans), n_rows, *field.shape)
-                tensor = torch.from_numpy(np.empty(shape, field.dtype))
+            rows = np.empty((len(spans), n_rows, *field.shape), field.dtype)
             fill = field.fill_array
-            for out, episode, (start, length) in zip(
-                tensor.numpy(), self.episodes, spans, strict=True
-            ):
+            for out, episode, (start, length) in zip(rows, self.episodes, spans, strict=True):
                 cut_window(column(episode, name), field.of_step, start, length, fill, out)
-            found[name] = tensor
+            found[name] = torch.from_numpy(rows)
         return found
 
 
