@@ -129,7 +129,7 @@ def patch(db: Database, name: str, body: PatchDataset) -> Dataset:
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
         if body.capacity is not None:
-            evict_over_capacity(connection, pk, time.time(), next_change_id(connection))
+            evict_over_capacity(connection, pk, next_change_id(connection))
     return get(db, name)
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -46,7 +46,6 @@ class IntegrityChecker:
         """Ids of shards out of circulation, for /readyz."""
         self.damaged_files: set[str] = set()
         """Other damaged files, as folder/name."""
-        self._compute_missing()
         self.restore_quarantined()
         self._find_damaged_segments()
 
@@ -57,14 +56,12 @@ class IntegrityChecker:
         s = shards.c
         with self._db.read() as connection:
             row = connection.execute(
-                sa.select(s.pk, s.partition, s.state, s.bytes, s.checksums).where(s.id == shard_id)
+                sa.select(s.partition, s.state, s.bytes, s.checksums).where(s.id == shard_id)
             ).one()
         if row.state == "quarantined":
             raise damaged_shard(shard_id)
         if row.state not in _KEPT:
             raise gone(shard_id)
-        if row.checksums is None and self.verify_shard(row.pk):
-            return self.shard(shard_id)
         path = self._store.path(f"shards/{row.partition}", f"{shard_id}.parquet")
         return Source(path, row.bytes, row.checksums)
 
@@ -160,29 +157,6 @@ class IntegrityChecker:
             )
 
     # --- at a start -------------------------------------------------------------------------------
-
-    def _compute_missing(self) -> None:
-        """Of files that an earlier version wrote: nothing is read from them without checksums."""
-        s, p = shards.c, policies.c
-        with self._db.read() as connection:
-            todo: list[tuple[Literal["shard", "policy"], int]] = [
-                ("shard", pk)
-                for pk in connection.execute(
-                    sa.select(s.pk).where(s.state.in_(_KEPT), s.checksums.is_(None))
-                ).scalars()
-            ]
-            todo += [
-                ("policy", pk)
-                for pk in connection.execute(sa.select(p.pk).where(p.checksums.is_(None))).scalars()
-            ]
-        if not todo:
-            return
-        log.info("files of an earlier version are read once, for their checksums", files=len(todo))
-        for kind, pk in todo:
-            try:
-                self.verify_shard(pk) if kind == "shard" else self.verify_policy(pk)
-            except OSError as error:  # tried again at the next read
-                log.error("a file cannot be read now", kind=kind, pk=pk, error=str(error))
 
     def restore_quarantined(self) -> None:
         """Quarantined shards whose files were restored are `live` again."""

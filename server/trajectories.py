@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,7 +133,6 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
     with db.write() as connection:
         row = _row(connection, trajectory_id)
         if row["partition"] == "protected":
-            now = time.time()
             where = {"dataset": row["dataset"], "seq": row["seq"]}
             write_audit(connection, who, "demote", trajectory_id, **where)
             change_id = next_change_id(connection)
@@ -144,7 +142,7 @@ def demote(db: Database, trajectory_id: str, who: str) -> TrajectoryInfo | None:
                 .values(partition="fifo", change_id=change_id)
             )
             _recount(connection, row, "fifo")
-            evict_over_capacity(connection, row["dataset_pk"], now, change_id)
+            evict_over_capacity(connection, row["dataset_pk"], change_id)
     try:
         return get(db, trajectory_id)
     except ProblemError as error:

@@ -29,11 +29,15 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.tables import REVISION, audit, counters
+from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
 
-ROOT = Path(__file__).resolve().parents[2]
+MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
 REBUILD = "stepwell fsck --rebuild --data DIR"
+
+
+COUNTERS = ("change_id", "epoch", "uptime", "dataset")
+"""The rows of `counters`; all begin at 0."""
 
 
 class IndexUnusable(RuntimeError):
@@ -219,27 +223,60 @@ def revision(path: Path) -> str | None:
 
 
 def upgrade(path: Path) -> str:
-    """Bring the file to this code's revision; make it if there is none. Returns the revision.
+    """Bring the file to this code's revision; create it if there is none. Returns the revision.
 
-    Raises `IndexUnusable` when the file is newer than the code: nothing is touched then.
+    Raises `IndexUnusable` when the file is newer than the code, or older than every migration:
+    nothing is changed then.
     """
-    if revision(path) == REVISION:
-        return REVISION
+    found = revision(path)
+    if found is None:
+        _create(path)
+    elif found != REVISION:
+        _migrate(path, found)
+    return REVISION
+
+
+def _create(path: Path) -> None:
+    """A new index as tables.py describes it, in one transaction."""
+    engine = connect(path)
+    try:
+        connection = engine.connect().execution_options(stepwell_write=True)
+        with connection, connection.begin():
+            metadata.create_all(connection)
+            for trigger in TRIGGERS.values():
+                connection.exec_driver_sql(trigger)
+            connection.execute(
+                sa.insert(counters), [{"name": name, "value": 0} for name in COUNTERS]
+            )
+            # What Alembic keeps the revision in.
+            connection.exec_driver_sql(
+                "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
+            )
+            connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISION,))
+    finally:
+        engine.dispose()
+
+
+def _migrate(path: Path, found: str) -> None:
     # Only now: alembic costs a quarter of a second that an ordinary start need not pay.
     from alembic import command
     from alembic.config import Config
     from alembic.util.exc import CommandError
 
     config = Config()
-    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["path"] = path
     try:
         command.upgrade(config, "head")
     except CommandError as error:
-        if "locate revision" in str(error):
+        if "locate revision" not in str(error):
+            raise
+        if found > REVISION:  # revisions are numbers of four digits
             raise IndexUnusable(
-                f"{path} was written by a newer Stepwell (revision {revision(path)}, this program"
-                f" knows {REVISION}); install that version"
+                f"{path} was written by a newer Stepwell (revision {found}, this program knows"
+                f" {REVISION}); install that version"
             ) from None
-        raise
-    return REVISION
+        raise IndexUnusable(
+            f"{path} was written before the first release (revision {found}, this program needs"
+            f" {REVISION}); take its data over with: {REBUILD}"
+        ) from None

@@ -1,4 +1,4 @@
-"""The whole SQL schema of the index, readable in one sitting. Made by migrations, never from here.
+"""The whole SQL schema of the index. A new index is made from here, an older one by migrations.
 
     datasets ─┬─< trajectories >─┬── segments     spooled: where the record lies
               │                  └── shards       sealed: which file, which rows
@@ -39,7 +39,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0008"
+REVISION = "0009"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -99,7 +99,6 @@ segments = Table(
     Column("pk", Integer, primary_key=True),
     Column("name", String(64), nullable=False, unique=True),  # file in segments/
     Column("state", String(16), nullable=False),  # open → consumed; or damaged
-    Column("bytes", BigInteger, nullable=False, server_default="0"),
     Column("created_at", Float, nullable=False),
     CheckConstraint("state IN ('open', 'consumed', 'damaged')", name="state"),
 )
@@ -121,8 +120,9 @@ shards = Table(
     Column("seq_max", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("retired_uptime", Float),
-    Column("checksums", LargeBinary),  # of its blocks (server/checksums.py); NULL until computed
     Column("verified_at", Float),  # when all of it was last read and compared
+    # Of its blocks (server/checksums.py). Last: SQLite reads past a column to reach the next.
+    Column("checksums", LargeBinary, nullable=False),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint(
         "state IN ('live', 'retired', 'deleting', 'deleted', 'quarantined')", name="state"
@@ -166,7 +166,6 @@ trajectories = Table(
     Column("shard_pk", ForeignKey("shards.pk")),  # sealed: the file …
     Column("traj_idx", Integer),  # … its number in it
     Column("row_start", BigInteger),  # … and its first row
-    Column("evicted_at", Float),
     Column("change_id", BigInteger, nullable=False),
     UniqueConstraint("dataset_pk", "seq"),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
@@ -252,7 +251,7 @@ snapshots = Table(
     Column("depth", Integer, nullable=False, server_default="0"),  # files before this one …
     Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … but the first: rows
     Column("excluded", Text, nullable=False, server_default="[]"),  # JSON: damaged files left out
-    Column("checksums", LargeBinary),  # as of shards; NULL: made before there were any
+    Column("checksums", LargeBinary, nullable=False),  # as of shards
 )
 
 snapshot_shards = Table(
@@ -321,8 +320,8 @@ policies = Table(
     Column("step", BigInteger),
     Column("metadata", Text, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
-    Column("checksums", LargeBinary),  # as of shards
     Column("verified_at", Float),
+    Column("checksums", LargeBinary, nullable=False),  # as of shards
     UniqueConstraint("run_pk", "version"),
 )
 

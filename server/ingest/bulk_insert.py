@@ -162,7 +162,7 @@ class BulkInsert:
                 for number, entry in enumerate(shard.entries)
             ]
             insert_rows(connection, rows)
-        evict_over_capacity(connection, pk, now, change_id)
+        evict_over_capacity(connection, pk, change_id)
 
     def _write(self) -> None:
         """Write the collected trajectories as one durable shard, not yet in the index."""

@@ -310,7 +310,7 @@ class Committer:
             insert_rows(connection, rows)
             self._telemetry.steps.inc(sum(row["length"] for row in rows))
             self._telemetry.ingest_bytes.inc(sum(row["bytes"] for row in rows))
-            self._telemetry.evicted.inc(evict_over_capacity(connection, pk, now, change_id))
+            self._telemetry.evicted.inc(evict_over_capacity(connection, pk, change_id))
 
     # --- when the disk refuses ------------------------------------------------------------------
 

@@ -147,5 +147,5 @@ def _reinsert(
                 for seq, record in enumerate(unique.values(), first)
             ],
         )
-        evict_over_capacity(connection, key, now, change_id)
+        evict_over_capacity(connection, key, change_id)
     return pk, sum(map(len, missing.values()))

@@ -26,7 +26,7 @@ PROTECTED_EVALUATION = sa.text(
 )
 
 
-def evict_over_capacity(connection: Connection, dataset_pk: int, now: float, change_id: int) -> int:
+def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int) -> int:
     """Evict what exceeds the dataset's capacity; returns how many went."""
     d = datasets.c
     capacity = connection.execute(
@@ -44,7 +44,7 @@ def evict_over_capacity(connection: Connection, dataset_pk: int, now: float, cha
             kept = _protected_evaluation(connection, dataset_pk)
             over = [max(0, much - there) for much, there in zip(over, kept, strict=True)]
         if any(over):
-            count += _evict_oldest(connection, dataset_pk, purpose, over, now, change_id)
+            count += _evict_oldest(connection, dataset_pk, purpose, over, change_id)
     return count
 
 
@@ -78,7 +78,6 @@ def _evict_oldest(
     dataset_pk: int,
     purpose: str,
     over: list[int],
-    now: float,
     change_id: int,
 ) -> int:
     """Walk from the lowest seq until each of `over` (trajectories, steps, bytes) is covered."""
@@ -102,7 +101,7 @@ def _evict_oldest(
         connection.execute(
             sa.update(trajectories)
             .where(t.pk.in_(some))
-            .values(state="evicted", evicted_at=now, change_id=change_id)
+            .values(state="evicted", change_id=change_id)
         )
     bucket = bucket_of("fifo", purpose)
     add_totals(connection, dataset_pk, bucket, -count, -steps, -size, -reward)

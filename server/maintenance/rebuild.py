@@ -238,6 +238,4 @@ def _insert(
         for some in chunks(list(shard_pks)):
             connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
         result.datasets += 1
-        result.trajectories += len(rows) - evict_over_capacity(
-            connection, pk, time.time(), change_id
-        )
+        result.trajectories += len(rows) - evict_over_capacity(connection, pk, change_id)

@@ -12,7 +12,7 @@ and may be another later.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,10 @@ from server.snapshots.selection import Block, Blocks
 from server.storage.store import Store, Stored
 from stepwell.manifest import (
     GONE_KEY,
-    SCHEMA,
     SINCE_KEY,
     Key,
     blocks,
     gone,
-    id_bytes,
     id_texts,
     is_changes,
     table_of,
@@ -42,8 +40,6 @@ from stepwell.manifest import (
 
 LONGEST_CHAIN = 100
 """Files. And of changes at most half as many rows as the manifest has: then it is written anew."""
-_FILE_MAGIC = b"ARROW1"
-"""How manifests began that were written up to revision 0003 of the index."""
 
 
 def write(store: Store, name: str, table: pa.Table) -> Stored:
@@ -101,8 +97,6 @@ def load(store: Store, connection: Connection, row: Any) -> Blocks:
 def read(source: Source) -> pa.Table:
     """One file. Raises `Corrupt` where it is missing or damaged, ValueError for something else."""
     content = checked(source)
-    if content.startswith(_FILE_MAGIC):
-        return _of_old_format(pa.ipc.open_file(pa.py_buffer(content)).read_all())
     return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
 
 
@@ -161,19 +155,3 @@ def existing(names: frozenset[str]) -> Any:
     listed = sa.func.json_each(json.dumps(sorted(names))).table_valued("value")
     s = shards.c
     return sa.and_(s.id.in_(sa.select(listed.c.value)), s.state.in_(("live", "retired")))
-
-
-def _of_old_format(table: pa.Table) -> pa.Table:
-    """Ids and names were texts; contents were not noted."""
-    raw = id_bytes(table["id"])
-    made = {
-        "id": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(16), table.num_rows, [None, pa.py_buffer(np.ascontiguousarray(raw))]
-        ),
-        "content": pa.array(np.zeros(table.num_rows, np.uint64)),
-    }
-    columns: Iterable[Any] = (
-        made[field.name] if field.name in made else table[field.name].cast(field.type)
-        for field in SCHEMA
-    )
-    return pa.table(list(columns), SCHEMA.with_metadata(table.schema.metadata))

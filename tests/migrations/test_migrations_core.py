@@ -1,166 +1,164 @@
-"""Migrations make exactly the schema in tables.py, forwards and back, and keep the guards."""
+"""A new index is what tables.py says; an older one becomes it by migrations, or is refused."""
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from server.index.db import (
-    ROOT,
-    Database,
-    IndexUnusable,
-    connect,
-    next_change_id,
-    next_dataset_pk,
-    revision,
-    upgrade,
-)
-from server.index.tables import REVISION, TRIGGERS, counters, metadata, tombstones
+from server.index import db as module
+from server.index.db import MIGRATIONS, Database, IndexUnusable, connect, revision, upgrade
+from server.index.tables import REVISION, TRIGGERS, counters
+
+FIRST = "0009"
+GOLDEN = Path(__file__).parents[1] / "golden" / f"index_{FIRST}.sql"
+"""A dump of an empty index of the first release; it never changes."""
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "9998", "{before}", None, None
 
 
-def config(path: Path) -> Config:
-    made = Config()
-    made.set_main_option("script_location", str(ROOT / "migrations"))
-    made.attributes["path"] = path
-    return made
+def upgrade():
+    op.add_column("datasets", sa.Column("owner", sa.Text(), nullable=False, server_default=""))
+    {then}
+"""
 
 
-REVISIONS = [
-    script.revision
-    for script in reversed(list(ScriptDirectory.from_config(config(Path())).walk_revisions()))
-]
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "index.sqlite"
+
+
+@pytest.fixture
+def first(path: Path) -> Path:
+    """An index of the first release with a dataset in it."""
+    with closing(sqlite3.connect(path)) as index:
+        index.executescript(GOLDEN.read_text())
+        index.execute(
+            "INSERT INTO datasets (pk, name, spec, spec_digest, created_at)"
+            " VALUES (3, 'a', '{}', '', 0)"
+        )
+        index.commit()
+    return path
+
+
+@pytest.fixture
+def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This program with one migration more."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(module, "MIGRATIONS", folder)
+    monkeypatch.setattr(module, "REVISION", "9998")
+    yield folder / "versions" / "9998_owner.py"
+
+
+def schema(path: Path) -> dict[str, object]:
+    """Every table with its columns, every index and trigger with its text; in any order."""
+    found: dict[str, object] = {}
+    with closing(sqlite3.connect(path)) as index:
+        for kind, name, text in index.execute("SELECT type, name, sql FROM sqlite_master"):
+            found[f"{kind} {name}"] = " ".join((text or "").split())
+            if kind == "table":
+                columns = index.execute(f"PRAGMA table_info({name})").fetchall()
+                found[f"{kind} {name}"] = sorted(column[1:] for column in columns)
+                found[f"keys of {name}"] = index.execute(
+                    f"PRAGMA foreign_key_list({name})"
+                ).fetchall()
+    return found
 
 
 def test_the_code_expects_the_newest_revision_and_there_is_one_head() -> None:
-    scripts = ScriptDirectory.from_config(config(Path()))
-    assert scripts.get_heads() == [REVISION]
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_heads() == [REVISION]
 
 
-@pytest.mark.parametrize("step", REVISIONS)
-def test_the_guards_exist_after_every_revision(step: str, tmp_path: Path) -> None:
-    """Batch operations on SQLite rebuild tables and silently lose their triggers."""
-    path = tmp_path / "index.sqlite"
-    command.upgrade(config(path), step)
+def test_a_new_index_has_its_guards_and_counters(path: Path) -> None:
+    assert upgrade(path) == REVISION == revision(path)
     engine = connect(path)
     with engine.connect() as c:
         rows = c.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
         found = {row[0]: " ".join(row[1].split()) for row in rows}
-    engine.dispose()
-    assert {"protected_update", "protected_delete"} <= found.keys() <= TRIGGERS.keys()
-    if step == REVISION:
         assert found == {name: " ".join(text.split()) for name, text in TRIGGERS.items()}
-
-
-def test_the_migrated_schema_is_the_one_in_tables(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    upgrade(path)
-    engine = connect(path)
-    with engine.connect() as c:
-        assert compare_metadata(MigrationContext.configure(c), metadata) == []
+        values = dict(c.execute(sa.select(counters.c.name, counters.c.value)).all())
+        assert values == {"change_id": 0, "dataset": 0, "epoch": 0, "uptime": 0}
         checks = sa.inspect(c).get_check_constraints("trajectories")
         assert {check["name"] for check in checks} == {
             "ck_trajectories_partition",
             "ck_trajectories_state",
             "ck_trajectories_purpose",
         }
-        names = c.execute(sa.select(counters.c.name)).scalars().all()
-        assert sorted(names) == ["change_id", "dataset", "epoch", "uptime"]
     engine.dispose()
 
 
-def test_down_to_nothing_and_up_again(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    upgrade(path)
-    command.downgrade(config(path), "base")
-    assert revision(path) is None
-    assert upgrade(path) == REVISION
-    db = Database(path)
-    with db.write() as c:
-        assert c.execute(sa.select(sa.func.count()).select_from(counters)).scalar() == 4
+def test_an_index_of_the_first_release_becomes_what_tables_say(first: Path, tmp_path: Path) -> None:
+    """Who changes tables.py without a migration is told here."""
+    upgrade(first)
+    new = tmp_path / "new.sqlite"
+    upgrade(new)
+    assert schema(first) == schema(new)
+    db = Database(first)
+    with db.read() as c:
+        assert c.exec_driver_sql("SELECT name FROM datasets").scalars().all() == ["a"]
     db.close()
 
 
-def test_keys_of_datasets_are_counted_from_those_there_are(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    command.upgrade(config(path), "0005")
-    engine = connect(path)
-    with engine.begin() as c:
-        c.exec_driver_sql(
-            "INSERT INTO datasets (pk, name, spec, spec_digest, created_at)"
-            " VALUES (3, 'a', '{}', '', 0), (7, 'b', '{}', '', 0)"
-        )
-    engine.dispose()
-    upgrade(path)
-    db = Database(path)
-    with db.write() as c:
-        assert next_dataset_pk(c) == 8
-    db.close()
+def test_a_migration_keeps_rows_and_guards(first: Path, later: Path) -> None:
+    """Batch operations on SQLite rebuild tables and silently lose their triggers: none is used."""
+    later.write_text(NEXT.format(before=REVISION, then=""))
+    before = schema(first)
+    assert upgrade(first) == "9998" == revision(first)
+    after = schema(first)
+    changed = {name for name in after if after[name] != before[name]}
+    assert after.keys() == before.keys() and changed == {"table datasets"}
+    with closing(sqlite3.connect(first)) as index:
+        assert index.execute("SELECT name, owner FROM datasets").fetchall() == [("a", "")]
 
 
-def test_workers_that_start_launches_get_their_new_role(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    command.upgrade(config(path), "0006")
-    engine = connect(path)
-    with engine.begin() as c:
-        c.exec_driver_sql(
-            "INSERT INTO workers (id, role, host, policy, state, counters, last_error, command,"
-            " started_at, heartbeat_at) VALUES ('a', 'agent', '', '', 'running', '{}', '', 'none',"
-            " 0, 0), ('b', 'train', '', '', 'running', '{}', '', 'none', 0, 0)"
-        )
-    upgrade(path)
-    with engine.connect() as c:
-        roles = c.exec_driver_sql("SELECT role FROM workers ORDER BY id").scalars().all()
-    assert roles == ["launcher", "train"]
-    engine.dispose()
+def test_a_migration_that_fails_changes_nothing(first: Path, later: Path) -> None:
+    """One transaction for all steps: a file is at one revision or at another."""
+    later.write_text(NEXT.format(before=REVISION, then="raise RuntimeError('power cut')"))
+    before = schema(first)
+    with pytest.raises(RuntimeError, match="power cut"):
+        upgrade(first)
+    assert (schema(first), revision(first)) == (before, FIRST)
 
 
-def test_marks_become_change_ids(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    command.upgrade(config(path), "0007")
-    engine = connect(path)
-    with engine.begin() as c:
-        c.exec_driver_sql("UPDATE counters SET value = 41 WHERE name = 'mark'")
-        c.exec_driver_sql(
-            "INSERT INTO datasets (pk, name, spec, spec_digest, created_at)"
-            " VALUES (1, 'a', '{}', '', 0)"
-        )
-        c.exec_driver_sql(
-            "INSERT INTO tombstones (id, dataset_pk, seq, digest, evicted_uptime, mark)"
-            " VALUES ('x', 1, 1, '', 0, 40)"
-        )
-    engine.dispose()
-    upgrade(path)
-    db = Database(path)
-    with db.write() as c:
-        assert next_change_id(c) == 42
-        assert c.execute(sa.select(tombstones.c.change_id)).scalars().all() == [40]
-    db.close()
-    command.downgrade(config(path), "0007")
-    engine = connect(path)
-    with engine.begin() as c:
-        assert c.exec_driver_sql("SELECT mark FROM tombstones").scalar() == 40
-    engine.dispose()
-
-
-def test_an_older_index_is_refused_by_the_door_and_cured_by_the_command(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    connect(path).connect().close()
+def test_an_index_of_an_earlier_revision_is_refused_and_cured_by_the_command(
+    first: Path, later: Path
+) -> None:
+    later.write_text(NEXT.format(before=REVISION, then=""))
     with pytest.raises(IndexUnusable, match="stepwell db upgrade"):
-        Database(path)
-    upgrade(path)
-    Database(path).close()
+        Database(first)
+    upgrade(first)
+    Database(first).close()
 
 
-def test_connections_wait_for_the_disk_and_write_one_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "cure"), [("0008", "stepwell fsck --rebuild"), ("9999", "install that version")]
+)
+def test_an_index_that_no_migration_knows_is_refused(first: Path, at: str, cure: str) -> None:
+    """From before the first release, or from after this one. It is left as it is."""
+    with closing(sqlite3.connect(first)) as index:
+        index.execute("UPDATE alembic_version SET version_num = ?", (at,))
+        index.commit()
+    before = schema(first)
+    with pytest.raises(IndexUnusable, match=f"{at}.*{cure}"):
+        upgrade(first)
+    assert (schema(first), revision(first)) == (before, at)
+
+
+def test_connections_wait_for_the_disk_and_write_one_at_a_time(path: Path) -> None:
     """WAL, every commit synced, foreign keys on; a write inside a write is our own mistake."""
-    path = tmp_path / "index.sqlite"
     upgrade(path)
     db = Database(path)
     with db.read() as c:

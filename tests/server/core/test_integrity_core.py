@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -293,25 +292,7 @@ def test_a_large_file_neither_blocks_the_scrub_nor_its_end(start: Callable[..., 
         assert connection.exec_driver_sql(sql).scalar() == 1, "it was not read to its end"
 
 
-# --- what older versions, and other ends, left behind ---------------------------------------------
-
-
-def test_files_of_an_earlier_version_get_checksums_at_the_start(start: Callable[..., Any]) -> None:
-    live = start()
-    sent, (bad, _) = sealed(live)
-    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
-    live.http.put("/v1/runs/r/policies/1", content=b"weights", headers=OCTETS)
-    with live.service.db.write() as connection:
-        for table in ("shards", "policies"):
-            connection.exec_driver_sql(f"UPDATE {table} SET checksums = NULL, verified_at = NULL")
-    flip(bad, 100)
-    live = start()
-    assert live.service.integrity.quarantined == {bad.stem}
-    assert live.steps(sent[1]).digest == sent[1].digest
-    assert live.http.get("/v1/runs/r/policies/1").content == b"weights"
-    with live.service.db.read() as connection:
-        sql = "SELECT count(*) FROM shards WHERE checksums IS NULL"
-        assert connection.exec_driver_sql(sql).scalar() == 1, "of the damaged one there are none"
+# --- what other ends left behind ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", range(100, 4000, 300))
@@ -415,15 +396,3 @@ def test_a_group_that_was_refused_does_not_come_back_after_a_crash(
     live = start(data=copy)
     assert [item["id"] for item in live.listing()] == [t.id for t in good]
     assert live.post([refused]) == [("stored", before + 1)]
-
-
-def test_a_snapshot_of_an_index_before_checksums_is_still_read(start: Callable[..., Any]) -> None:
-    live = start()
-    sealed(live)
-    made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()
-    live.service.close()
-    with sqlite3.connect(live.data / "index.sqlite") as index:
-        index.execute("UPDATE snapshots SET checksums = NULL")
-    index.close()
-    live = start()
-    assert live.http.get(f"/v1/snapshots/{made['id']}/manifest").status_code == 200

@@ -72,17 +72,13 @@ def give_up(live: Any, pk: int) -> None:
 def test_a_whole_shard_is_verified_and_the_time_noted(stored: Any) -> None:
     first, second = shard_rows(stored)
     for row in (first, second):
-        change(stored, shards, row.pk, verified_at=1.0, checksums=None)
+        change(stored, shards, row.pk, verified_at=1.0, checksums=b"")
     steps: list[tuple[int, int, int]] = []
     assert stored.service.integrity.verify_shard(first.pk, lambda *step: steps.append(step))
     after, other = shard_rows(stored)
     assert after.verified_at > 1.0 and after.checksums == first.checksums
-    assert (other.verified_at, other.checksums) == (1.0, None)
+    assert (other.verified_at, other.checksums) == (1.0, b"")
     assert steps, "a long read tells how far it is"
-    # A source of a file of an earlier version computes its checksums first.
-    source = stored.service.integrity.shard(other.id)
-    assert shard_rows(stored)[1].checksums == second.checksums
-    assert source.read() == shard_file(stored, second).read_bytes()
 
 
 def test_a_damaged_shard_goes_out_of_circulation_once(
@@ -228,7 +224,7 @@ def test_a_start_takes_back_what_was_restored_and_nothing_else(stored: Any, tmp_
         shutil.copy(shard_file(stored, row), tmp_path / row.id)
         flip(shard_file(stored, row))
         assert not service.integrity.verify_shard(row.pk)
-    change(stored, shards, first.pk, retired_uptime=5.0, verified_at=1.0, checksums=None)
+    change(stored, shards, first.pk, retired_uptime=5.0, verified_at=1.0, checksums=b"")
     shutil.copy(tmp_path / first.id, shard_file(stored, first))
     service.integrity.restore_quarantined()
     again = IntegrityChecker(service.db, service.store)
@@ -237,25 +233,6 @@ def test_a_start_takes_back_what_was_restored_and_nothing_else(stored: Any, tmp_
     assert (after.state, after.retired_uptime, after.checksums) == ("live", None, first.checksums)
     assert after.verified_at > 1.0 and other.state == "quarantined"
     assert again.shard(first.id).read() == (tmp_path / first.id).read_bytes()
-
-
-def test_a_start_computes_what_an_earlier_version_did_not(
-    stored: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of shards in circulation and of policies; a disk that fails now stops no start."""
-    service = stored.service
-    before = shard_rows(stored), policy_rows(stored)
-    for table, rows in zip((shards, policies), before, strict=True):
-        for row in rows:
-            change(stored, table, row.pk, checksums=None)
-    give_up(stored, before[0][1].pk)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "examine", Mock(side_effect=OSError(errno.EMFILE, "too many")))
-        IntegrityChecker(service.db, service.store)
-    assert {row.checksums for row in (*shard_rows(stored), *policy_rows(stored))} == {None}
-    IntegrityChecker(service.db, service.store)
-    assert [row.checksums for row in shard_rows(stored)] == [before[0][0].checksums, None]
-    assert [row.checksums for row in policy_rows(stored)] == [row.checksums for row in before[1]]
 
 
 def test_damaged_segments_are_named_at_a_start_while_something_was_in_them(live: Any) -> None:

@@ -302,32 +302,6 @@ def test_a_deleted_dataset_is_noticed_by_the_refresh(live: Any) -> None:
     assert (second.trajectories, second.added, second.removed) == (4, 0, 4)
 
 
-def test_a_manifest_of_before_revision_0004_is_read_and_refreshed(live: Any) -> None:
-    """Texts instead of bytes and dictionaries, in an Arrow file instead of a stream."""
-    live.create()
-    live.post(make(6, 0))
-    first = create(live, dataset="d")
-    (path,) = (live.data / "snapshots").iterdir()
-    now = manifests.read(Source(path))
-    texts = pa.array(manifest.id_texts(manifest.id_bytes(now["id"])))
-    old = now.set_column(0, "id", texts).drop_columns(["content"])
-    for name in ("dataset", "shard", "env"):
-        i = old.schema.get_field_index(name)
-        old = old.set_column(i, name, old[name].cast(pa.string()))
-    path.unlink()
-    with pa.ipc.new_file(str(path), old.schema) as writer:
-        writer.write_table(old)
-    with live.service.db.write() as connection:  # nor were there checksums
-        connection.exec_driver_sql("UPDATE snapshots SET checksums = NULL")
-    live.service.snapshots.cache.clear()
-    found = rows(live, first)
-    assert found.drop_columns(["content"]).to_pylist() == now.drop_columns(["content"]).to_pylist()
-    live.post(make(3, 50))
-    second = create(live, dataset="d", since=first.id)
-    assert (second.added, second.removed, second.trajectories) == (3, 0, 9)
-    assert plain(manifest.apply(found, rows(live, second, first.id))) == plain(rows(live, second))
-
-
 def test_ids_are_written_as_they_came() -> None:
     sent = [t.id for t in make(50, 0)]
     raw = manifest.id_bytes(pa.array(sent))

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from server.fsck import main as fsck
 from server.index.tables import REVISION
 from server.main import db_main, main
 from server.settings import Settings
 from server.storage.store import DirectoryLock
+from stepwell.testing import make_spec, make_trajectory
 
 
 def test_settings_come_from_the_environment_and_know_loopback(
@@ -108,3 +110,24 @@ def test_an_index_of_a_newer_version_is_left_alone(
     assert main(["--data", str(tmp_path / "data"), "--port", "0"]) == 1
     error = capsys.readouterr().err
     assert "newer" in error and "9999" in error
+
+
+def test_an_index_from_before_the_first_release_is_taken_over_by_a_rebuild(
+    start: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = start()
+    live.create()
+    live.post([make_trajectory(make_spec(observation=3, action=2), seed=1)])
+    live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
+    before = live.listing()
+    live.service.close()
+    data = str(tmp_path / "data")
+    with sqlite3.connect(tmp_path / "data" / "index.sqlite") as index:
+        index.execute("UPDATE alembic_version SET version_num = '0008'")
+    index.close()
+    assert main(["--data", data, "--port", "0"]) == 1
+    assert "stepwell fsck --rebuild" in capsys.readouterr().err
+    assert fsck.main(["--data", data, "--rebuild"]) == 0
+    live = start()
+    assert [item["id"] for item in live.listing()] == [item["id"] for item in before]
+    assert live.http.get("/v1/runs/r").json()["kind"] == "train"

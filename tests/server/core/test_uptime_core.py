@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
-from server.index.db import ROOT, Clock, Database, upgrade
-from server.index.tables import leases, shards, snapshots, tombstones
+from server.index.db import Clock, Database, upgrade
+from server.index.tables import snapshots
 from server.maintenance.orphans import OrphanSweeper
 from stepwell.messages import PutLease
 from stepwell.testing import make_spec, make_trajectory
@@ -123,42 +121,3 @@ def test_a_new_file_is_no_orphan_because_the_clock_has_jumped(
     assert sweeper.round(3600.0) == 0
     clock.monotonic_now += 2.0
     assert sweeper.round(3600.0) == 1 and not stored.path.exists()
-
-
-def test_an_index_of_before_begins_to_count_anew(tmp_path: Path) -> None:
-    """Nothing is kept shorter than was promised; nothing is kept for ever."""
-    path = tmp_path / "index.sqlite"
-    config = Config()
-    config.set_main_option("script_location", str(ROOT / "migrations"))
-    config.attributes["path"] = path
-    command.upgrade(config, "0003")
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.begin() as c:
-        c.exec_driver_sql(
-            "INSERT INTO snapshots (pk, id, digest, selection, spec, datasets, file, trajectories,"
-            " steps, shards, bytes, created_at) VALUES (1, 'sn', '', '', '', '', '', 1, 1, 1, 1, 1)"
-        )
-        c.exec_driver_sql(
-            "INSERT INTO leases VALUES (1, 'gone', 5),"
-            " (1, 'held', strftime('%s', 'now') + 5000), (1, 'odd', 1e12)"
-        )
-        c.exec_driver_sql(
-            "INSERT INTO shards (pk, id, partition, state, sha256, bytes, rows, trajectories,"
-            " seq_min, seq_max, created_at, retired_at)"
-            " VALUES (1, 'sh', 'fifo', 'retired', '', 1, 1, 1, 1, 1, 1, 5)"
-        )
-        c.exec_driver_sql(
-            "INSERT INTO datasets VALUES"
-            " (1, 'd', '{}', '', NULL, NULL, NULL, '', '[]', 1, 0, 0, NULL)"
-        )
-        c.exec_driver_sql("INSERT INTO tombstones VALUES ('t', 1, 1, '', 5, 1)")
-    engine.dispose()
-    upgrade(path)
-    db = Database(path)
-    with db.read() as c:
-        held = dict(c.execute(sa.select(leases.c.holder, leases.c.expires_uptime)).all())
-        assert held["gone"] == 120.0 and held["odd"] == DAY
-        assert held["held"] == pytest.approx(5000.0, abs=120.0)
-        assert c.execute(sa.select(shards.c.retired_uptime)).scalar() == 0.0
-        assert c.execute(sa.select(tombstones.c.evicted_uptime)).scalar() == 0.0
-    db.close()
