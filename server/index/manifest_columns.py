@@ -9,7 +9,7 @@ stepwell/manifest.py, in its types: selecting is a mask, and a manifest's block 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from stepwell.manifest import SCHEMA as MANIFEST
 
-OF_SELECTION = ("component", "weight")
-"""Columns of a manifest that the selection gives, and not the trajectory."""
-COLUMNS = [field for field in MANIFEST if field.name not in OF_SELECTION]
-SCHEMA = pa.schema([("pk", pa.int64()), ("usable", pa.bool_()), ("train", pa.bool_()), *COLUMNS])
-CHANGED = (
-    "FROM trajectories AS t INDEXED BY ix_trajectories_change_id"
-    " WHERE t.change_id > ? AND t.state <> 'evicted'"
+SCHEMA = pa.schema(
+    [
+        *(("pk", pa.int64()), ("usable", pa.bool_()), ("train", pa.bool_())),
+        # The selection gives those two.
+        *(field for field in MANIFEST if field.name not in ("component", "weight")),
+    ]
 )
 _INTEGERS = {
     **{"pk": "t.pk", "dataset_pk": "t.dataset_pk", "seq": "t.seq"},
@@ -44,43 +43,38 @@ _TEXTS = {
 _COLUMNS = [*(f"group_concat({sql})" for sql in _INTEGERS.values()), *_TEXTS.values()]
 
 
-def changed_rows(db: sqlite3.Connection, since: int) -> dict[str, Any]:
-    """Rows with a newer `change_id`, in columns: int64 arrays; `return` as float64; ids, contents
-    as hexadecimal digits; `env` as a list. Call it inside a transaction.
+def read_columns(db: sqlite3.Connection, rows: str, *given: int) -> pa.RecordBatch:
+    """Rows of the index as a batch of SCHEMA; `rows` says which `trajectories AS t` …, in which
+    order. Call it inside a transaction.
 
     SQLite joins each column into one text, which NumPy reads in half the time that a Python object
-    per value takes. All columns come in the order of the index.
+    per value takes.
     """
-    found = db.execute(f"SELECT {', '.join(_COLUMNS)} {CHANGED}", (since,)).fetchone()
+    found = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM {rows}", given).fetchone()
     columns = dict(zip((*_INTEGERS, *_TEXTS), found, strict=True))
-    rows: dict[str, Any] = {
+    made: dict[str, Any] = {
         name: np.fromstring(columns[name] or "", np.int64, sep=",") for name in _INTEGERS
     }
-    rows |= {"id": (columns["id"] or "").replace("-", ""), "content": columns["content"] or ""}
-    rows["env"] = orjson.loads(columns["env"])
+    count = len(made["pk"])
+    shards: dict[int, str | None] = {0: None}
+    for pk in np.unique(made["shard_pk"]).tolist():
+        if pk:
+            shards[pk] = db.execute("SELECT id FROM shards WHERE pk = ?", (pk,)).fetchone()[0]
+    made["shard"] = _named(made["shard_pk"], shards)
+    made["usable"] = made["shard"].is_valid()
+    made["dataset"] = _named(made["dataset_pk"], dict(db.execute("SELECT pk, name FROM datasets")))
     # As text to the last bit they would take as long as all the others together.
-    returns = db.execute(f'SELECT t."return" {CHANGED}', (since,)).fetchall()
-    rows["return"] = np.array(returns, np.float64).reshape(-1)
-    return rows
-
-
-def locations_of_rows(
-    rows: Mapping[str, Any], datasets: Mapping[int, str], shards: Mapping[int, str | None]
-) -> pa.RecordBatch:
-    """`changed_rows` as a batch of SCHEMA; the names belong to `dataset_pk` and `shard_pk`."""
-    count = len(rows["pk"])
-    shard = _named(rows["shard_pk"], shards)
-    made: dict[str, Any] = {
-        **rows,
-        "usable": shard.is_valid(),
-        "id": _uuids(rows["id"], count),
-        "dataset": _named(rows["dataset_pk"], datasets),
-        "shard": shard,
-        "env": _dictionary(rows["env"]),
-        "content": _contents(rows["content"], count),
-    }
-    columns = (made[field.name] for field in SCHEMA)
-    arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in columns]
+    returns = db.execute(f'SELECT t."return" FROM {rows}', given).fetchall()
+    made["return"] = np.array(returns, np.float64).reshape(-1)
+    ids = pa.py_buffer(bytes.fromhex((columns["id"] or "").replace("-", "")))
+    made["id"] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, ids])
+    contents = bytes.fromhex(columns["content"] or "")
+    made["content"] = np.frombuffer(contents, ">u8", count).astype(np.uint64)
+    made["env"] = pa.array(orjson.loads(columns["env"]), pa.string()).dictionary_encode()
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column)
+        for column in (made[field.name] for field in SCHEMA)
+    ]
     arrays = [array.cast(field.type) for array, field in zip(arrays, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -93,54 +87,3 @@ def _named(column: NDArray[np.int64], names: Mapping[int, str | None]) -> pa.Dic
         pa.array(place.astype(np.int32), mask=~valid),
         pa.array([text or "" for text in texts], pa.string()),
     )
-
-
-def locations_of(
-    columns: Mapping[str, Sequence[Any]], pks: Sequence[int], row_start: Sequence[int | None]
-) -> pa.RecordBatch:
-    """Values as SQLite gives them, by column of `trajectories`, as a batch of SCHEMA."""
-    count = len(pks)
-    shard = _dictionary(columns["shard"])
-    made: dict[str, Any] = {
-        "pk": np.asarray(pks, np.int64),
-        "usable": shard.is_valid(),
-        "train": np.asarray([purpose != "eval" for purpose in columns["purpose"]], bool),
-        "id": _uuids("".join(columns["id"]).replace("-", ""), count),
-        "dataset": _dictionary(columns["dataset"]),
-        "shard": shard,
-        "env": _dictionary(columns["env"]),
-        "row_start": _integers(row_start, pa.int64()),
-        "content": _contents("".join(text[:16] for text in columns["digest"]), count),
-    }
-    for field in COLUMNS:
-        if field.name in made:
-            continue
-        values = columns[field.name]
-        if pa.types.is_boolean(field.type):
-            made[field.name] = np.asarray(values, bool)
-        elif pa.types.is_floating(field.type):
-            made[field.name] = np.asarray(values, np.float64)
-        else:
-            made[field.name] = _integers(values, field.type)
-    arrays = [pa.array(made[field.name], type=field.type) for field in SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _dictionary(values: Sequence[str | None]) -> pa.DictionaryArray:
-    return pa.array(values, pa.string()).dictionary_encode()
-
-
-def _integers(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """Nulls become 0: such a row is not `usable`, so the value is never read."""
-    return pa.array(values, kind).fill_null(0)
-
-
-def _uuids(digits: str, count: int) -> pa.Array:
-    """Of 32 hexadecimal digits each."""
-    raw = pa.py_buffer(bytes.fromhex(digits))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, raw])
-
-
-def _contents(digits: str, count: int) -> NDArray[np.uint64]:
-    """Of 16 hexadecimal digits each."""
-    return np.frombuffer(bytes.fromhex(digits), ">u8", count).astype(np.uint64)

@@ -5,6 +5,13 @@ Only living trajectories are among them. mirror.py keeps them as files.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
 TABLES: dict[str, list[tuple[str, str]]] = {
     "trajectories": [
         *(("id", "VARCHAR"), ("seq", "BIGINT"), ("dataset", "VARCHAR"), ("partition", "VARCHAR")),
@@ -70,12 +77,11 @@ _ELSEWHERE = {
 TRAJECTORY_SQL = {name: _ELSEWHERE.get(name, f"t.{name}") for name, _ in TABLES["trajectories"]}
 """Each column of `trajectories` as an expression over the index."""
 TRAJECTORIES = f"""
-    SELECT {", ".join(TRAJECTORY_SQL.values())}, t.row_start
+    SELECT {", ".join(TRAJECTORY_SQL.values())}
     FROM trajectories AS t JOIN datasets AS d ON d.pk = t.dataset_pk
     LEFT JOIN shards AS s ON s.pk = t.shard_pk
     WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted' ORDER BY t.pk
 """
-"""The columns of TABLES, then row_start, which only manifests need."""
 EXCLUDED = """
     SELECT d.name, s.id, count(*) FROM shards AS s JOIN trajectories AS t ON t.shard_pk = s.pk
     JOIN datasets AS d ON d.pk = t.dataset_pk
@@ -125,3 +131,33 @@ SMALL: dict[str, str] = {
             heartbeat_at
         FROM workers ORDER BY id""",
 }
+
+ARROW: dict[str, pa.DataType] = {
+    "VARCHAR": pa.string(),
+    "BIGINT": pa.int64(),
+    "INTEGER": pa.int32(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "VARCHAR[]": pa.list_(pa.string()),
+    "BIGINT[]": pa.list_(pa.int64()),
+    "DOUBLE[]": pa.list_(pa.float64()),
+    "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
+}
+
+
+def arrow_array(kind: str, values: Iterable[Any]) -> pa.Array:
+    """Values as SQLite has them (lists and maps are JSON text) as an array of that type."""
+    if kind == "BOOLEAN":
+        values = [None if value is None else bool(value) for value in values]
+    elif kind not in ("VARCHAR", "BIGINT", "INTEGER", "DOUBLE"):
+        values = map(_parsed, values)
+    return pa.array(values, ARROW[kind])
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str | None) -> list[Any]:
+    """Nearly all texts are empty or alike: each is parsed once."""
+    found = json.loads(text or "[]")
+    if isinstance(found, dict):
+        return [(name, float(value)) for name, value in found.items() if value is not None]
+    return list(found)

@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from server.index import mirror as pieces
-from server.index.mirror import Changes, Mirror
+from server.index.changes import Changes
+from server.index.mirror import Mirror
 from server.problems import ProblemError
 from server.sql.pool import Selected
 from stepwell.manifest import BLOCK, SCHEMA, Key

@@ -110,7 +110,7 @@ class SelectionRunner:
 
     def behind(self, found: SelectionResult, most: int) -> int | None:
         """How much changed since, counted up to `most`; None where changes alone do not do."""
-        return self._mirror.count_changes(found.change_id, found.epoch, most)
+        return self._mirror.changes.count(found.change_id, found.epoch, most)
 
     def changed(
         self, sources: tuple[Component, ...], rules: SelectionRules, earlier: CachedSnapshot | None
@@ -129,7 +129,7 @@ class SelectionRunner:
         count = self.behind(last, most + 1)
         if count is None or count > most:
             return None
-        changes = self._mirror.changes(last.change_id, last.epoch, sorted(reads))
+        changes = self._mirror.changes.read(last.change_id, last.epoch, sorted(reads))
         if changes is None:
             return None
 

@@ -190,14 +190,14 @@ def test_a_selection_in_use_is_followed(live: Any, monkeypatch: pytest.MonkeyPat
     wait_until(lambda: finder.behind(cache.get(first.id).found, 1) == 0, what="it caught up")
 
     changes = live.service.mirror.changes
-    counts = []
+    read, counts = changes.read, []
 
     def counted(*args: Any) -> Any:
-        found = changes(*args)
+        found = read(*args)
         counts.append(found.locations.num_rows)
         return found
 
-    monkeypatch.setattr(live.service.mirror, "changes", counted)
+    monkeypatch.setattr(changes, "read", counted)
     second = create(live, **body, since=first.id)
     assert (second.added, counts) == (3, [0])
 
