@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,15 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process was writing anywhere in `folder`, which the caller owns."""
+    for path in list(folder.rglob(f".*{TEMPORARY}")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -40,7 +40,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepwell._background import FIRST_WAIT, BackgroundLoop
-from stepwell._files import TEMPORARY, sync_folder, whole_file
+from stepwell._files import remove_unfinished, sync_folder, whole_file
 from stepwell._outbox_folder import (
     Destination,
     Entry,
@@ -456,8 +456,7 @@ class Outbox:
 
     def _load(self) -> None:
         """Take up what an earlier process left."""
-        for path in self.directory.rglob(f".*{TEMPORARY}"):
-            path.unlink(missing_ok=True)  # a write that never returned
+        remove_unfinished(self.directory)
         old = self.directory / "ending.json"  # stepwell 0.1 kept it beside the queue
         with contextlib.suppress(FileNotFoundError):
             crc = zlib.crc32(old.read_bytes())

@@ -15,7 +15,7 @@ from typing import Any
 
 from amago_model.agent import Agent
 from amago_model.policy_file import save_policy
-from stepwell._files import TEMPORARY, whole_file
+from stepwell._files import whole_file
 from stepwell.errors import OutboxError
 from stepwell.failpoints import failpoint
 from stepwell.outbox import Outbox
@@ -50,8 +50,6 @@ def publish(
         failpoint("policy.after_put")
         copies = copy_path(home, update).parent
         copies.mkdir(exist_ok=True)
-        for litter in copies.glob(f".*{TEMPORARY}"):  # of a process that was killed
-            litter.unlink(missing_ok=True)
         with whole_file(copy_path(home, update)) as file:
             file.write(data)
         failpoint("policy.after_copy")

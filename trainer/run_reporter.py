@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from amago_model.agent import Agent
-from stepwell._files import whole_file
+from stepwell._files import remove_unfinished, whole_file
 from stepwell.client import Client
 from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachable
 from stepwell.failpoints import failpoint
@@ -99,6 +99,7 @@ class RunReporter:
         if self.client is None:
             return
         self.outbox = _open_outbox(self.home, self.client, self.config.run)
+        remove_unfinished(self.home)  # the outbox is locked, so no other process writes here
         row: dict[str, Any] = {
             "config": {
                 **self.config.to_dict(),

@@ -188,6 +188,7 @@ for name in ("amago_model.agent", "amago_model.policy_file"):  # torch takes sec
     sys.modules[name] = ModuleType(name)
 sys.modules["amago_model.agent"].Agent = object
 sys.modules["amago_model.policy_file"].save_policy = lambda _, step, extra: b"policy %d" % step
+from stepwell._files import remove_unfinished
 from stepwell.errors import from_problem
 from stepwell.outbox import Outbox
 from trainer.publish import copy_path, publish
@@ -202,6 +203,7 @@ class Client:
             raise from_problem({"status": 413, "title": "too large", "code": "too_large"})
 home = Path(sys.argv[1])
 outbox = Outbox(home / "outbox", Client(), run="r", linger=0.01)
+remove_unfinished(home)
 for version in (1, 2, 3):
     if not copy_path(home, version).exists():
         publish(home, outbox, "r", None, version, {}, {})
