@@ -2,18 +2,15 @@
 
 An empty mask gives a mean of 0 and leaves running statistics unchanged. Where several processes
 train together, statistics are those of the union of their batches, so all ranks keep the same ones.
-For gradient accumulation `accumulate_statistics` collects what several micro-batches show before a
-statistic changes, and `freeze_statistics` keeps it constant (runtime/micro_batches.py).
+For gradient accumulation `freeze_statistics` keeps them constant (runtime/micro_batches.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -74,25 +71,14 @@ def _sum_over_processes(x: Tensor) -> None:
         dist.all_reduce(x)
 
 
-class SelfUpdating(nn.Module, ABC):
-    """A module that changes its own buffers in training forward passes, as its mode allows."""
+class SelfUpdating(nn.Module):
+    """A module that changes its own buffers in training forward passes, unless frozen."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mode: Literal["update", "accumulate", "frozen"] = "update"
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Make the update that mode "accumulate" put off."""
+    frozen = False
 
 
-class Statistics(SelfUpdating):
+class Statistics(SelfUpdating, ABC):
     """Statistics of batches. A subclass implements `apply_batch`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._accumulated: list[tuple[Tensor, Tensor]] = []
-        self._first_seen = math.inf
 
     @abstractmethod
     def apply_batch(self, x: Tensor, mask: Tensor) -> None:
@@ -100,91 +86,27 @@ class Statistics(SelfUpdating):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor) -> None:
-        """Update with x [*mask.shape, ...] where the mask is True; or keep it, or ignore it, as the
-        mode says."""
-        if self.mode == "update":
+        """Update with x [*mask.shape, ...] where the mask is True, unless frozen."""
+        if not self.frozen:
             self.apply_batch(x, mask)
-        elif self.mode == "accumulate":
-            self._first_seen = min(self._first_seen, next(_clock))
-            self._accumulated.append((x.flatten(0, mask.ndim - 1), mask.flatten()))
-
-    @torch.no_grad()
-    def flush(self) -> None:
-        """Update with all that was accumulated, as one batch."""
-        xs, masks = zip(*self._accumulated, strict=True) if self._accumulated else ((), ())
-        self.discard()
-        if xs:
-            self.apply_batch(torch.cat(xs), torch.cat(masks))
-
-    def discard(self) -> None:
-        """Drop what was accumulated."""
-        self._accumulated, self._first_seen = [], math.inf
-
-
-_clock = itertools.count()
 
 
 @contextmanager
-def freeze_statistics(*modules: nn.Module) -> Iterator[None]:
-    """Nothing inside these modules updates itself."""
-    with _in_mode("frozen", _inside(*modules)):
-        yield
-
-
-@contextmanager
-def accumulate_statistics(*modules: nn.Module) -> Iterator[None]:
-    """Statistics inside these modules accumulate, and update at the end with all as one batch."""
-    found = _inside(*modules)
-    with _in_mode("accumulate", found):
-        yield
-    for part in found:
-        part.flush()
-
-
-def update_in_order(module: nn.Module, forward: Callable[[], object]) -> None:
-    """Update each statistic inside the module with all that `forward` shows it, as one batch.
-
-    In the order in which `forward` reaches them, calling it once for each: the input of one may
-    depend on those before it.
-    """
-    waiting = [part for part in module.modules() if isinstance(part, Statistics)]
-    while waiting:
-        with _in_mode("accumulate", waiting):
-            forward()
-        first = min(waiting, key=lambda part: part._first_seen)
-        if first._first_seen == math.inf:
-            return
-        first.flush()
-        waiting.remove(first)
-        for part in waiting:
-            part.discard()
-
-
-def update_without_data(module: nn.Module) -> None:
-    """One update of everything inside the module that needs no data, as power iterations."""
-    for part in _inside(module):
-        if not isinstance(part, Statistics):
-            part.flush()
-
-
-def _inside(*modules: nn.Module) -> list[SelfUpdating]:
-    inside = (part for module in modules for part in module.modules())
-    return [part for part in inside if isinstance(part, SelfUpdating)]
-
-
-@contextmanager
-def _in_mode(
-    mode: Literal["accumulate", "frozen"], parts: Iterable[SelfUpdating]
-) -> Iterator[None]:
-    with ExitStack() as stack:
+def freeze_statistics(module: nn.Module) -> Iterator[None]:
+    """Nothing inside the module updates itself."""
+    parts = [part for part in module.modules() if isinstance(part, SelfUpdating)]
+    before = [part.frozen for part in parts]
+    try:
         for part in parts:
-            stack.callback(setattr, part, "mode", part.mode)
-            part.mode = mode
+            part.frozen = True
         yield
+    finally:
+        for part, frozen in zip(parts, before, strict=True):
+            part.frozen = frozen
 
 
 class BatchMoments(Statistics):
-    """Mean and variance [*features] of the current batch; of the union of its micro-batches."""
+    """Mean and variance [*features] of the current batch; frozen, of the last one before."""
 
     mean: Tensor
     variance: Tensor

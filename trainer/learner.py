@@ -147,10 +147,11 @@ class Learner:
         parts, counts = [batch], None
         if self.world > 1 or self.config.accumulate > 1:
             counts = self._counts(batch)
-            parts = _split(self._with_noise(batch), self.config.accumulate)
+            batch = self._with_noise(batch)
+            parts = _split(batch, self.config.accumulate)
         if len(parts) > 1:
             with self.accelerator.autocast():
-                update_statistics(self.agent, parts)
+                update_statistics(self.agent, batch)
         seen: list[Metrics] = []
         with freeze_statistics(self.agent) if len(parts) > 1 else contextlib.nullcontext():
             for index, part in enumerate(parts):

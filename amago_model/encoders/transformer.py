@@ -77,8 +77,8 @@ class SigmaLinear(SelfUpdating):
 
     def forward(self, x: Tensor) -> Tensor:
         u, v = self.u, self.v
-        if self.training and self.mode == "update":
-            u, v = self._iterate()
+        if self.training and not self.frozen:
+            u, v = self.iterate()
         acting = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
         matrix = self._cached_matrix() if acting else self._matrix(u, v)
         return F.linear(x, matrix, self.bias)
@@ -102,12 +102,8 @@ class SigmaLinear(SelfUpdating):
         self._cache = None  # a fused optimiser leaves no trace in `_version`
         return super().train(mode)
 
-    def flush(self) -> None:
-        if self.training:
-            self._iterate()
-
     @torch.no_grad()
-    def _iterate(self) -> tuple[Tensor, Tensor]:
+    def iterate(self) -> tuple[Tensor, Tensor]:
         with _no_autocast(self.weight):
             u = F.normalize(self.weight @ self.v, dim=0)
             v = F.normalize(self.weight.T @ u, dim=0)

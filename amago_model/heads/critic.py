@@ -49,6 +49,9 @@ NARROW = 128
 
 BLOCK = 1 << 18
 """Numbers of one layer's output that each thread works on at once: 1 MiB in float32."""
+DEVICE_BLOCK = 1 << 28
+"""The same on other devices, where there are no gradients: 1 GiB, so that targets, and statistics
+of a batch that learns in parts, need no more memory than the parts."""
 
 
 class CriticEnsemble(nn.Module):
@@ -189,9 +192,10 @@ class CriticEnsemble(nn.Module):
         """inputs [K, N, G, 2 + A] and states, see `first_layer` -> [C, K, N, G, output]."""
         c, _, h = first.shape
         k, n, g, _ = inputs.shape
-        if inputs.device.type != "cpu" or torch.compiler.is_compiling():
+        on_cpu = inputs.device.type == "cpu"
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not on_cpu):
             return self._block(first, layers, state, inputs)
-        at_once = BLOCK * torch.get_num_threads()
+        at_once = BLOCK * torch.get_num_threads() if on_cpu else DEVICE_BLOCK
         states = max(1, at_once // (c * h * k * g))
         if states >= n:
             return self._block(first, layers, state, inputs)

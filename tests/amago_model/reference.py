@@ -64,8 +64,8 @@ def slow_update(agent: Agent, batch: Batch, noise: Tensor) -> tuple[SlowUpdate, 
     moving = agent.training
     agent = copy.deepcopy(agent)
     for part in agent.modules():
-        if isinstance(part, SigmaLinear):  # its power iteration, once
-            part.flush()
+        if isinstance(part, SigmaLinear) and moving:  # its power iteration, once
+            part.iterate()
     agent.eval()
     slow = _Loops(agent, batch, noise)
     inputs = slow.move_inputs() if moving else {}

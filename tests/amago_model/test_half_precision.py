@@ -42,12 +42,13 @@ def test_every_memory_acts(name: str, memory: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_agent_learns_from_parts_and_looks_at_data(name: str) -> None:
-    agent, _, parts = both(name, "transformer")
-    counts = {k: 2.0 * float(v) for k, v in Agent.loss_counts(parts[0]).items()}
+    agent, _, (batch, *_) = both(name, "transformer")
+    parts = [batch.windows(0, 1), batch.windows(1, len(batch.mask))]
+    counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
     with half():
-        update_statistics(agent, parts)
+        update_statistics(agent, batch)
         if agent.critic is not None:
-            agent.get_values(parts[0])
+            agent.get_values(batch)
     with freeze_statistics(agent):
         for part in parts:
             with half():

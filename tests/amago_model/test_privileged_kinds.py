@@ -136,7 +136,7 @@ def test_parts_make_the_update_of_the_whole(agent, make_batch) -> None:
     twin = copy.deepcopy(agent)
     agent(batch)[0].backward()
     parts = [batch.windows(0, 1), batch.windows(1, 4)]
-    update_statistics(twin, parts)
+    update_statistics(twin, batch)
     with freeze_statistics(twin):
         for part in parts:
             twin(part, counts=counts)[0].backward()
