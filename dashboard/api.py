@@ -27,13 +27,11 @@ from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
 from stepwell.messages import (
     Dataset,
     Evaluation,
-    EvaluationPage,
     Excluded,
     Health,
     Job,
-    JobPage,
     Launch,
-    LaunchPage,
+    Page,
     Policy,
     QuerySchema,
     Run,
@@ -167,8 +165,7 @@ def policies(name: str) -> list[Policy]:
 @read(3)
 def evaluations() -> list[Evaluation]:
     """All of them, newest first: the page ranks them."""
-    pages = client().pages(EvaluationPage, "/v1/evaluations", {"limit": 1000})
-    return [evaluation for page in pages for evaluation in page.items]
+    return client().items(Evaluation, "/v1/evaluations", limit=1000)
 
 
 @read(2)
@@ -177,20 +174,18 @@ def workers() -> list[Worker]:
 
 
 @read(2)
-def launches(cursor: str | None = None) -> LaunchPage:
+def launches(cursor: str | None = None) -> Page[Launch]:
     """One page, newest first."""
     params = {"limit": PAGE, "cursor": cursor}
-    return client().ask(LaunchPage, "GET", "/v1/launches", params=params)
+    return client().ask(Page[Launch], "GET", "/v1/launches", params=params)
 
 
 @read(2)
 def open_launches() -> list[Launch]:
     """All that have not ended, on whichever page of the list they are."""
-    found: list[Launch] = []
-    for state in ("queued", "claimed", "running"):
-        pages = client().pages(LaunchPage, "/v1/launches", {"state": state, "limit": 1000})
-        found += [launch for page in pages for launch in page.items]
-    return found
+    states = ("queued", "claimed", "running")
+    lists = [client().items(Launch, "/v1/launches", state=s, limit=1000) for s in states]
+    return [launch for found in lists for launch in found]
 
 
 @read(5)
@@ -199,10 +194,10 @@ def snapshots() -> list[Snapshot]:
 
 
 @read(2)
-def jobs(cursor: str | None = None, state: str | None = None) -> JobPage:
+def jobs(cursor: str | None = None, state: str | None = None) -> Page[Job]:
     """One page, newest first."""
     params = {"limit": PAGE, "cursor": cursor, "state": state}
-    return client().ask(JobPage, "GET", "/v1/jobs", params=params)
+    return client().ask(Page[Job], "GET", "/v1/jobs", params=params)
 
 
 @read(3)

@@ -32,7 +32,7 @@ from server.index.db import Database, write_audit
 from server.index.tables import tokens
 from server.problems import ProblemError, not_found
 from server.settings import Settings
-from stepwell.messages import CreateToken, Token, TokenPage
+from stepwell.messages import CreateToken, Page, Token
 
 log = structlog.get_logger("stepwell.auth")
 USED_INTERVAL = 60.0
@@ -249,10 +249,10 @@ class TokenStore:
             self._rows[row.id] = row
         return row.message(secret)
 
-    def page(self) -> TokenPage:
+    def page(self) -> Page[Token]:
         """All of them, newest first: a service has dozens, not thousands."""
         rows = sorted(self._rows.values(), key=lambda row: row.created_at, reverse=True)
-        return TokenPage(items=[row.message() for row in rows])
+        return Page[Token](items=[row.message() for row in rows])
 
     def revoke(self, token_id: str, who: str) -> None:
         """Revoke a token. Raises 409 where no admin token would be left."""

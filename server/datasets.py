@@ -34,7 +34,7 @@ from stepwell.messages import (
     Capacity,
     CreateDataset,
     Dataset,
-    DatasetPage,
+    Page,
     PartitionStats,
     PatchDataset,
 )
@@ -100,7 +100,7 @@ def get(db: Database, name: str, *, hint: bool = False) -> Dataset:
         return _message(connection, row)
 
 
-def page(db: Database, *, limit: int, cursor: str | None) -> DatasetPage:
+def page(db: Database, *, limit: int, cursor: str | None) -> Page[Dataset]:
     """By name."""
     statement = sa.select(datasets).order_by(datasets.c.name)
     if cursor is not None:
@@ -108,7 +108,7 @@ def page(db: Database, *, limit: int, cursor: str | None) -> DatasetPage:
     with db.read() as connection:
         rows, last = first_rows(connection, statement, limit)
         items = [_message(connection, row) for row in rows]
-    return DatasetPage(items=items, next=None if last is None else last["name"])
+    return Page[Dataset](items=items, next=None if last is None else last["name"])
 
 
 def patch(db: Database, name: str, body: PatchDataset) -> Dataset:

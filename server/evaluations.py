@@ -19,7 +19,7 @@ from server.index.db import Database, first_rows, newest_first
 from server.index.tables import evaluations
 from server.problems import ProblemError
 from stepwell import new_id
-from stepwell.messages import CreateEvaluation, Evaluation, EvaluationPage
+from stepwell.messages import CreateEvaluation, Evaluation, Page
 
 _NUMBERS = ("mean", "iqm", "ci_low", "ci_high")
 _JSON = ("seeds", "returns", "lengths", "details")
@@ -75,13 +75,13 @@ def page(
     policy: str | None = None,
     limit: int = 100,
     before: int | None = None,
-) -> EvaluationPage:
+) -> Page[Evaluation]:
     """Newest first."""
     with db.read() as c:
         query = newest_first(evaluations, before, env=env, run=run, policy=policy)
         rows, last = first_rows(c, query, limit)
     items = [_evaluation(row) for row in rows]
-    return EvaluationPage(items=items, next=None if last is None else str(last["pk"]))
+    return Page[Evaluation](items=items, next=None if last is None else str(last["pk"]))
 
 
 def _evaluation(row: RowMapping) -> Evaluation:

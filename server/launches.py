@@ -19,7 +19,7 @@ from server.index.db import Database, first_rows, newest_first
 from server.index.tables import launches
 from server.problems import ProblemError, not_found
 from stepwell import new_id
-from stepwell.messages import Claimed, ClaimLaunch, CreateLaunch, Launch, LaunchPage, PatchLaunch
+from stepwell.messages import Claimed, ClaimLaunch, CreateLaunch, Launch, Page, PatchLaunch
 
 ENDED = ("finished", "failed", "cancelled")
 
@@ -48,12 +48,12 @@ def page(
     state: str | None = None,
     limit: int = 100,
     before: int | None = None,
-) -> LaunchPage:
+) -> Page[Launch]:
     """Newest first."""
     with db.read() as c:
         rows, last = first_rows(c, newest_first(launches, before, role=role, state=state), limit)
     items = [_launch(row) for row in rows]
-    return LaunchPage(items=items, next=None if last is None else str(last["pk"]))
+    return Page[Launch](items=items, next=None if last is None else str(last["pk"]))
 
 
 def get(db: Database, launch_id: str) -> Launch:

@@ -29,7 +29,7 @@ from server.integrity import IntegrityChecker
 from server.problems import ProblemError
 from server.storage.store import Store, Stored, Writer, new_name
 from stepwell.failpoints import failpoint
-from stepwell.messages import Document, Policy, PolicyPage
+from stepwell.messages import Document, Page, Policy
 
 log = structlog.get_logger("stepwell.policies")
 LATEST = "latest"
@@ -166,7 +166,7 @@ def _insert(
         return _policies(c, run, run_pk, _some(c, run_pk, version))[0], found is None
 
 
-def page(db: Database, run: str, *, limit: int = 100, before: int | None = None) -> PolicyPage:
+def page(db: Database, run: str, *, limit: int = 100, before: int | None = None) -> Page[Policy]:
     """Greatest version first."""
     with db.read() as c:
         run_pk = runs.find(c, run)
@@ -175,7 +175,7 @@ def page(db: Database, run: str, *, limit: int = 100, before: int | None = None)
             query = query.where(policies.c.version < before)
         rows, last = first_rows(c, query.order_by(policies.c.version.desc()), limit)
         items = _policies(c, run, run_pk, rows)
-    return PolicyPage(items=items, next=None if last is None else str(last["version"]))
+    return Page[Policy](items=items, next=None if last is None else str(last["version"]))
 
 
 def locate(db: Database, store: Store, run: str, which: str) -> PolicyFile:

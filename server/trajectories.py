@@ -22,7 +22,7 @@ from server.problems import ProblemError, not_found
 from server.storage.shards import ShardDamaged, read_trajectory
 from server.storage.store import Store
 from stepwell.codec import HEADER_KEY, from_batch
-from stepwell.messages import PatchTrajectory, TrajectoryInfo, TrajectoryPage
+from stepwell.messages import Page, PatchTrajectory, TrajectoryInfo
 from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
@@ -49,7 +49,7 @@ def page(
     order: str,
     limit: int,
     cursor: str | None,
-) -> TrajectoryPage:
+) -> Page[TrajectoryInfo]:
     """Living trajectories of a dataset. `order`: one of ORDERS, with "-" for descending."""
     column_name = order.removeprefix("-")
     if column_name not in ORDERS:
@@ -84,7 +84,7 @@ def page(
             statement = statement.where(place < there if descending else place > there)
         ordering = (column.desc(), t.seq.desc()) if descending else (column, t.seq)
         rows, last = first_rows(connection, statement.order_by(*ordering), limit)
-    return TrajectoryPage(
+    return Page[TrajectoryInfo](
         items=[info(row) for row in rows],
         next=None if last is None else _write_cursor(last[column_name], last["seq"]),
     )

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from server.index.db import Database, first_rows
 from server.index.tables import workers
 from server.problems import ProblemError, not_found
-from stepwell.messages import Command, PutWorker, Worker, WorkerPage
+from stepwell.messages import Command, Page, PutWorker, Worker
 
 ALIVE_SECONDS = 45.0
 """A worker without a heartbeat for so long counts as dead; workers report every few seconds."""
@@ -100,7 +100,7 @@ def page(
     run: str | None = None,
     limit: int = 1000,
     after: str | None = None,
-) -> WorkerPage:
+) -> Page[Worker]:
     """In order of id; `after` is the last id of the page before."""
     query = sa.select(workers).order_by(workers.c.id)
     if role is not None:
@@ -113,7 +113,7 @@ def page(
     with db.read() as c:
         rows, last = first_rows(c, query, limit)
     items = [_worker(row, now) for row in rows]
-    return WorkerPage(items=items, next=None if last is None else last["id"])
+    return Page[Worker](items=items, next=None if last is None else last["id"])
 
 
 def _forget(c: Connection, now: float) -> None:

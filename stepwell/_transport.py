@@ -11,6 +11,7 @@ import math
 import os
 import random
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from stepwell.errors import (
     ServiceUnreachable,
     from_problem,
 )
+from stepwell.messages import Page
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 JSON = "application/json"
@@ -92,7 +94,6 @@ class Transport:
         content: bytes | Callable[[], Iterator[bytes]] | None = None,
         headers: Mapping[str, str] | None = None,
         idempotent: bool | None = None,
-        retry: bool = True,
         timeout: float | None = None,
         accept: str = JSON,
         fine: tuple[int, ...] = (),
@@ -103,70 +104,52 @@ class Transport:
         fresh stream for each attempt. `fine`: statuses other than 2xx that are not errors here.
         """
         repeatable = method != "POST" if idempotent is None else idempotent
+        seconds = timeout or self.timeout
+        sent = {"Accept": accept, **(headers or {})}
+        if body is not None:
+            content = to_json(body)
+            sent.setdefault("Content-Type", JSON)
 
         def attempt() -> httpx2.Response:
-            request = self._request(
-                method, path, params, body, content, headers, timeout or self.timeout, accept
+            request = self._http.build_request(
+                method,
+                path,
+                params={k: v for k, v in (params or {}).items() if v is not None},
+                content=content() if callable(content) else content,
+                headers=sent,
+                timeout=self._timeout(seconds),
             )
-            with sending(self.url, timeout or self.timeout):
+            with sending(self.url, seconds):
                 response = self._http.send(request)
             self.raise_for(response, fine)
             return response
 
-        return self.retrying(attempt, repeatable=repeatable, retry=retry)
+        return self.retrying(attempt, repeatable=repeatable)
 
     def ask(self, model: type[M], method: str, path: str, **options: Any) -> M:
         """The response as a message; options as of `call`."""
         response = self.call(method, path, **options)
         return self.parse(model, response)
 
-    def pages(
-        self, model: type[M], path: str, params: Mapping[str, Any] | None = None
-    ) -> Iterator[M]:
-        """Every page of a list."""
-        cursor: str | None = None
+    def items(self, model: type[M], path: str, **params: Any) -> list[M]:
+        """Everything in a list, from all of its pages."""
+        page_type: Any = Page.__class_getitem__(model)
+        found: list[M] = []
         while True:
-            page = self.ask(model, "GET", path, params={**(params or {}), "cursor": cursor})
-            yield page
-            cursor = getattr(page, "next", None)
-            if cursor is None:
-                return
+            page = self.ask(page_type, "GET", path, params=params)
+            found += page.items
+            if page.next is None:
+                return found
+            params["cursor"] = page.next
 
     # --- the parts of a call ----------------------------------------------------------------
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, Any] | None,
-        body: BaseModel | None,
-        content: bytes | Callable[[], Iterator[bytes]] | None,
-        headers: Mapping[str, str] | None,
-        timeout: float,
-        accept: str,
-    ) -> httpx2.Request:
-        sent = {"Accept": accept, **(headers or {})}
-        data: bytes | Iterator[bytes] | None
-        if body is not None:
-            data = to_json(body)
-            sent.setdefault("Content-Type", JSON)
-        else:
-            data = content() if callable(content) else content
-        return self._http.build_request(
-            method,
-            path,
-            params={k: _param(v) for k, v in (params or {}).items() if v is not None},
-            content=data,
-            headers=sent,
-            timeout=self._timeout(timeout),
-        )
-
-    def retrying(self, attempt: Callable[[], R], *, repeatable: bool, retry: bool = True) -> R:
+    def retrying(self, attempt: Callable[[], R], *, repeatable: bool) -> R:
         """Call `attempt` until it succeeds, must not be repeated, or `retry_for` is over."""
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: _may_repeat(error, repeatable)),
             wait=_pause,
-            stop=tenacity.stop_before_delay(self.retry_for if retry else 0.0),
+            stop=tenacity.stop_before_delay(self.retry_for),
             sleep=time.sleep,
             reraise=True,
         )
@@ -216,24 +199,20 @@ def sending(url: str, timeout: float) -> Iterator[None]:
     try:
         yield
     except httpx2.RequestError as error:
-        raise unreachable(url, timeout, error) from None
-
-
-def unreachable(url: str, timeout: float, error: httpx2.RequestError) -> ServiceUnreachable:
-    reason = str(error) or type(error).__name__
-    unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
-    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        text = (
-            f"no service at {url} ({reason}); start one with: stepwell serve "
-            "(STEPWELL_URL or --url tell where it is)"
-        )
-    elif isinstance(error, httpx2.TimeoutException):
-        text = f"{url} did not answer within {timeout:g} s ({reason})"
-    else:
-        text = f"the connection to {url} broke ({reason})"
-    result = ServiceUnreachable(text)
-    result.unsent = unsent  # type: ignore[attr-defined] # read by `retrying` only
-    return result
+        reason = str(error) or type(error).__name__
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            text = (
+                f"no service at {url} ({reason}); start one with: stepwell serve "
+                "(STEPWELL_URL or --url tell where it is)"
+            )
+        elif isinstance(error, httpx2.TimeoutException):
+            text = f"{url} did not answer within {timeout:g} s ({reason})"
+        else:
+            text = f"the connection to {url} broke ({reason})"
+        result = ServiceUnreachable(text)
+        unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+        result.unsent = unsent  # type: ignore[attr-defined] # read by `retrying` only
+        raise result from None
 
 
 def request(model: type[M], **values: Any) -> M:
@@ -245,11 +224,8 @@ def request(model: type[M], **values: Any) -> M:
     try:
         return model(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the request"
         raise InvalidData(
-            f"{field}: {first['msg']}",
-            got=repr(first.get("input"))[:120],
+            _first_error(error), got=repr(error.errors()[0].get("input"))[:120]
         ) from None
 
 
@@ -264,15 +240,13 @@ def to_json(body: BaseModel) -> bytes:
         raise InvalidData(f"the request cannot be written as JSON: {error}") from None
 
 
-def segment(text: str) -> str:
-    """`text` as one segment of a path: a slash or a dot-dot in it stays a name."""
-    quoted = "".join(
-        chr(b) if chr(b).isalnum() and b < 128 or chr(b) in "-._~" else f"%{b:02X}"
-        for b in str(text).encode()
-    )
-    if quoted in ("", ".", ".."):
-        raise InvalidData("bad name", expected="letters, digits, . _ -", got=repr(text))
-    return quoted
+def route(*parts: object) -> str:
+    """The path of the API with these segments: a slash or a dot-dot in a name stays a name."""
+    quoted = [urllib.parse.quote(str(part), safe="") for part in parts]
+    for part, text in zip(quoted, parts, strict=True):
+        if part in ("", ".", ".."):
+            raise InvalidData("bad name", expected="letters, digits, . _ -", got=repr(text))
+    return "/".join(["/v1", *quoted])
 
 
 def _may_repeat(error: BaseException, repeatable: bool) -> bool:
@@ -302,10 +276,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} {value!r}"[:120])
 
 
-def _param(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 def _retry_after(response: httpx2.Response) -> float | None:
     """Seconds of a Retry-After header, which may also be a date."""
     text = response.headers.get("Retry-After")
@@ -324,7 +294,8 @@ def _retry_after(response: httpx2.Response) -> float | None:
 
 def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field or 'the whole'}: {first['msg']}"
 
 
 def as_service_error(problem: BaseModel) -> ServiceError:

@@ -15,14 +15,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx2
@@ -30,7 +27,7 @@ import orjson
 
 from stepwell import messages
 from stepwell._files import whole_file
-from stepwell._transport import Transport, as_service_error, request, segment, sending
+from stepwell._transport import Transport, as_service_error, request, route, sending
 from stepwell.codec import decode, encode
 from stepwell.errors import (
     CodecError,
@@ -106,17 +103,11 @@ class Client(Transport):
     ):
         super().__init__(url, token, timeout=timeout, retry_for=retry_for, transport=transport)
         self._specs: dict[str, EnvSpec] = {}
-        self._specs_lock = threading.Lock()
 
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -141,7 +132,7 @@ class Client(Transport):
     def ready(self) -> bool:
         """Whether the service answers and is ready; False rather than an error."""
         try:
-            return self.call("GET", "/readyz", retry=False, timeout=5.0).is_success
+            return self.with_options(timeout=5.0, retry_for=0.0).call("GET", "/readyz").is_success
         except (ServiceUnreachable, ServiceError):
             return False
 
@@ -163,7 +154,7 @@ class Client(Transport):
         name: str,
         spec: EnvSpec,
         *,
-        capacity: messages.Capacity | Mapping[str, int] | None = None,
+        capacity: messages.Capacity | dict[str, int] | None = None,
         description: str = "",
         tags: Sequence[str] = (),
         exist_ok: bool = False,
@@ -178,9 +169,9 @@ class Client(Transport):
             messages.CreateDataset,
             name=name,
             spec=spec.to_json(),
-            capacity=dict(capacity) if isinstance(capacity, Mapping) else capacity,
-            description=description or None,
-            tags=list(tags) or None,
+            capacity=capacity,
+            description=description,
+            tags=tags,
         )
         try:
             made = self.ask(Dataset, "POST", "/v1/datasets", body=body, idempotent=exist_ok)
@@ -202,54 +193,48 @@ class Client(Transport):
 
     def datasets(self) -> list[Dataset]:
         """All datasets, by name."""
-        pages = self.pages(messages.DatasetPage, "/v1/datasets")
-        return [dataset for page in pages for dataset in page.items]
+        return self.items(Dataset, "/v1/datasets")
 
     def dataset(self, name: str) -> Dataset:
         """One dataset with its numbers. Raises `NotFound`."""
-        return self.ask(Dataset, "GET", _dataset(name))
+        return self.ask(Dataset, "GET", route("datasets", name))
 
     def spec(self, name: str) -> EnvSpec:
         """The EnvSpec of a dataset, asked for once and remembered."""
-        with self._specs_lock:
-            known = self._specs.get(name)
-        return known or self._remember(name, self.dataset(name))
+        return self._specs.get(name) or self._remember(name, self.dataset(name))
 
     def _remember(self, name: str, dataset: Dataset) -> EnvSpec:
-        spec = EnvSpec.from_json(dataset.spec)
-        with self._specs_lock:
-            self._specs[name] = spec
+        spec = self._specs[name] = EnvSpec.from_json(dataset.spec)
         return spec
 
     def patch_dataset(
         self,
         name: str,
         *,
-        capacity: messages.Capacity | Mapping[str, int | None] | None = None,
+        capacity: messages.Capacity | dict[str, Any] | None = None,
         description: str | None = None,
         tags: Sequence[str] | None = None,
     ) -> Dataset:
         """Change what is given; a new `capacity` replaces the old one whole and works at once."""
         body = request(
             messages.PatchDataset,
-            capacity=dict(capacity) if isinstance(capacity, Mapping) else capacity,
+            capacity=capacity,
             description=description,
-            tags=None if tags is None else list(tags),
+            tags=tags,
         )
-        return self.ask(Dataset, "PATCH", _dataset(name), body=body)
+        return self.ask(Dataset, "PATCH", route("datasets", name), body=body)
 
     def delete_dataset(self, name: str) -> None:
         """Remove a dataset. Raises `Conflict` while protected trajectories are in it."""
-        self.call("DELETE", _dataset(name), idempotent=False)
-        with self._specs_lock:
-            self._specs.pop(name, None)
+        self.call("DELETE", route("datasets", name), idempotent=False)
+        self._specs.pop(name, None)
 
     def flush(self, name: str) -> messages.FlushResult:
         """Seal now: whatever was acknowledged before is in SQL `steps` afterwards."""
         return self.ask(
             messages.FlushResult,
             "POST",
-            f"{_dataset(name)}/flush",
+            route("datasets", name, "flush"),
             idempotent=True,
             timeout=max(self.timeout, 120.0),
         )
@@ -294,7 +279,7 @@ class Client(Transport):
         return self.ask(
             IngestResult,
             "POST",
-            f"{_dataset(dataset)}/trajectories",
+            route("datasets", dataset, "trajectories"),
             params={"partition": partition, "wait": "sealed" if wait_sealed else None},
             content=stream,
             headers={"Content-Type": ARROW},
@@ -379,7 +364,7 @@ class Client(Transport):
         accepted = self.ask(
             messages.JobAccepted,
             "POST",
-            f"{_dataset(dataset)}/imports",
+            route("datasets", dataset, "imports"),
             params={
                 **options,
                 "format": kind,
@@ -400,12 +385,11 @@ class Client(Transport):
 
     def job(self, job_id: str) -> Job:
         """A job as it stands."""
-        return self.ask(Job, "GET", f"/v1/jobs/{segment(job_id)}")
+        return self.ask(Job, "GET", route("jobs", job_id))
 
     def jobs(self) -> list[Job]:
         """All jobs the service remembers, newest first."""
-        pages = self.pages(messages.JobPage, "/v1/jobs")
-        return [job for page in pages for job in page.items]
+        return self.items(Job, "/v1/jobs")
 
     def wait_job(
         self,
@@ -432,7 +416,7 @@ class Client(Transport):
 
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to end; what it began is undone."""
-        self.call("DELETE", f"/v1/jobs/{segment(job_id)}")
+        self.call("DELETE", route("jobs", job_id))
 
     # --- trajectories out -------------------------------------------------------------------
 
@@ -449,12 +433,12 @@ class Client(Transport):
         order: str = "-seq",
         limit: int = 100,
         cursor: str | None = None,
-    ) -> messages.TrajectoryPage:
+    ) -> messages.Page[messages.TrajectoryInfo]:
         """One page of the index; `order` is a column, with - for descending."""
         return self.ask(
-            messages.TrajectoryPage,
+            messages.Page[messages.TrajectoryInfo],
             "GET",
-            f"{_dataset(dataset)}/trajectories",
+            route("datasets", dataset, "trajectories"),
             params={
                 "partition": partition,
                 "env": env,
@@ -470,11 +454,11 @@ class Client(Transport):
 
     def trajectory(self, trajectory_id: str) -> messages.TrajectoryInfo:
         """What the index knows of one trajectory. Raises `NotFound`, or `Gone` if evicted."""
-        return self.ask(messages.TrajectoryInfo, "GET", _trajectory(trajectory_id))
+        return self.ask(messages.TrajectoryInfo, "GET", route("trajectories", trajectory_id))
 
     def steps(self, trajectory_id: str) -> Trajectory:
         """One whole trajectory, bit by bit as it was posted."""
-        response = self.call("GET", f"{_trajectory(trajectory_id)}/steps", accept=ARROW)
+        response = self.call("GET", route("trajectories", trajectory_id, "steps"), accept=ARROW)
         _, decoded = decode(response.content)
         if len(decoded) != 1 or decoded[0].id != trajectory_id:
             raise CodecError(
@@ -496,12 +480,14 @@ class Client(Transport):
         """Label it, or protect it with partition="protected". Lists replace the old ones."""
         body = request(
             messages.PatchTrajectory,
-            tags=None if tags is None else list(tags),
-            flags=None if flags is None else list(flags),
+            tags=tags,
+            flags=flags,
             notes=notes,
             partition=partition,
         )
-        return self.ask(messages.TrajectoryInfo, "PATCH", _trajectory(trajectory_id), body=body)
+        return self.ask(
+            messages.TrajectoryInfo, "PATCH", route("trajectories", trajectory_id), body=body
+        )
 
     # --- SQL --------------------------------------------------------------------------------------
 
@@ -556,7 +542,7 @@ class Client(Transport):
         *,
         dataset: str | None = None,
         where: str | None = None,
-        sources: Sequence[messages.Source | Mapping[str, Any]] | None = None,
+        sources: Sequence[messages.Source | dict[str, Any]] | None = None,
         since: str | None = None,
         include_eval: bool = False,
         holder: str = "",
@@ -573,7 +559,7 @@ class Client(Transport):
         """
         body = request(
             messages.CreateSnapshot,
-            sources=None if sources is None else [_plain(source) for source in sources],
+            sources=sources,
             dataset=dataset,
             where=where,
             since=since,
@@ -591,11 +577,10 @@ class Client(Transport):
         )
 
     def snapshot(self, snapshot_id: str) -> Snapshot:
-        return self.ask(Snapshot, "GET", _snapshot(snapshot_id))
+        return self.ask(Snapshot, "GET", route("snapshots", snapshot_id))
 
     def snapshots(self) -> list[Snapshot]:
-        pages = self.pages(messages.SnapshotPage, "/v1/snapshots")
-        return [snapshot for page in pages for snapshot in page.items]
+        return self.items(Snapshot, "/v1/snapshots")
 
     def manifest(self, snapshot_id: str, *, since: str | None = None) -> Any:
         """pyarrow.Table, one row per selected trajectory, in an order that never changes.
@@ -610,7 +595,7 @@ class Client(Transport):
         """
         response = self.call(
             "GET",
-            f"{_snapshot(snapshot_id)}/manifest",
+            route("snapshots", snapshot_id, "manifest"),
             params=None if since is None else {"since": since},
             accept=ARROW,
         )
@@ -621,13 +606,13 @@ class Client(Transport):
         return self.ask(
             messages.Lease,
             "PUT",
-            f"{_snapshot(snapshot_id)}/lease",
+            route("snapshots", snapshot_id, "lease"),
             body=request(messages.PutLease, holder=holder, ttl=ttl),
         )
 
     def release(self, snapshot_id: str, holder: str = "") -> None:
         """Give a lease back before it ends."""
-        self.call("DELETE", f"{_snapshot(snapshot_id)}/lease", params={"holder": holder})
+        self.call("DELETE", route("snapshots", snapshot_id, "lease"), params={"holder": holder})
 
     def download_shard(self, shard_id: str, path: str | Path, *, sha256: str | None = None) -> Path:
         """Fetch a shard to `path`: streamed, its digest checked, there whole or not at all.
@@ -640,7 +625,7 @@ class Client(Transport):
         def attempt() -> None:
             asked = self._http.build_request(
                 "GET",
-                f"/v1/shards/{segment(shard_id)}",
+                route("shards", shard_id),
                 headers={"Accept": f"{PARQUET}, */*", "Accept-Encoding": "identity"},
                 timeout=self._timeout(self.timeout),
             )
@@ -688,12 +673,11 @@ class Client(Transport):
         return self.ask(Run, "POST", "/v1/runs", body=body, idempotent=body.exist_ok)
 
     def run(self, name: str) -> Run:
-        return self.ask(Run, "GET", _run(name))
+        return self.ask(Run, "GET", route("runs", name))
 
     def runs(self, kind: str | None = None, status: str | None = None) -> list[Run]:
         """All runs, newest first."""
-        pages = self.pages(messages.RunPage, "/v1/runs", {"kind": kind, "status": status})
-        return [run for page in pages for run in page.items]
+        return self.items(Run, "/v1/runs", kind=kind, status=status)
 
     def runs_page(
         self,
@@ -732,21 +716,20 @@ class Client(Transport):
         """Change or only keep alive (no fields: a heartbeat); `fields` of PatchRun."""
         body = request(messages.PatchRun, **fields)
         # Appending to the log twice is the one thing here that cannot be repeated.
-        return self.ask(Run, "PATCH", _run(name), body=body, idempotent=body.log is None)
+        return self.ask(Run, "PATCH", route("runs", name), body=body, idempotent=body.log is None)
 
     def delete_run(self, name: str) -> None:
-        self.call("DELETE", _run(name))
+        self.call("DELETE", route("runs", name))
 
     def log_metrics(self, run: str, points: Sequence[MetricPoint]) -> int:
         """Store metric points; repeating (key, step) overwrites. Returns how many were stored."""
         stored = 0
         for start in range(0, len(points), MAX_POINTS):
-            finite = [_finite(point) for point in points[start : start + MAX_POINTS]]
-            body = request(messages.PostMetrics, points=finite)
+            body = request(messages.PostMetrics, points=points[start : start + MAX_POINTS])
             accepted = self.ask(
                 messages.MetricsAccepted,
                 "POST",
-                f"{_run(run)}/metrics",
+                route("runs", run, "metrics"),
                 body=body,
                 idempotent=True,
             )
@@ -768,7 +751,7 @@ class Client(Transport):
         answer = self.ask(
             messages.MetricSeries,
             "GET",
-            f"{_run(run)}/metrics",
+            route("runs", run, "metrics"),
             params={
                 "keys": ",".join(keys) if keys is not None else None,
                 "after": ",".join(map(str, after)) if after is not None else None,
@@ -779,7 +762,7 @@ class Client(Transport):
 
     def run_log(self, name: str) -> str:
         """The run's log as text."""
-        return self.call("GET", f"{_run(name)}/log", accept="text/plain").text
+        return self.call("GET", route("runs", name, "log"), accept="text/plain").text
 
     # --- policies ---------------------------------------------------------------------------
 
@@ -808,7 +791,7 @@ class Client(Transport):
         return self.ask(
             Policy,
             "PUT",
-            f"{_run(run)}/policies/{int(version)}",
+            route("runs", run, "policies", int(version)),
             content=data,
             headers={
                 "Content-Type": "application/octet-stream",
@@ -817,8 +800,7 @@ class Client(Transport):
         )
 
     def policies(self, run: str) -> list[Policy]:
-        pages = self.pages(messages.PolicyPage, f"{_run(run)}/policies")
-        return [policy for page in pages for policy in page.items]
+        return self.items(Policy, route("runs", run, "policies"))
 
     def download_policy(
         self, run: str, which: str | int = "latest", *, etag: str | None = None
@@ -829,7 +811,7 @@ class Client(Transport):
         """
         response = self.call(
             "GET",
-            f"{_run(run)}/policies/{segment(str(which))}",
+            route("runs", run, "policies", which),
             headers={"If-None-Match": etag} if etag else None,
             accept="*/*",
             fine=(304,),
@@ -854,7 +836,7 @@ class Client(Transport):
         """Let `alias` (for instance "best") mean a version. `latest` is kept by the service."""
         self.call(
             "PUT",
-            f"{_run(run)}/aliases/{segment(alias)}",
+            route("runs", run, "aliases", alias),
             body=request(messages.PutAlias, version=version),
         )
 
@@ -869,10 +851,7 @@ class Client(Transport):
         self, env: str | None = None, run: str | None = None, policy: str | None = None
     ) -> list[Evaluation]:
         """Evaluations, newest first."""
-        pages = self.pages(
-            messages.EvaluationPage, "/v1/evaluations", {"env": env, "run": run, "policy": policy}
-        )
-        return [evaluation for page in pages for evaluation in page.items]
+        return self.items(Evaluation, "/v1/evaluations", env=env, run=run, policy=policy)
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -882,18 +861,18 @@ class Client(Transport):
         `fields` of PutWorker. Not retried: the next heartbeat is the retry.
         """
         body = request(messages.PutWorker, **fields)
-        return self.ask(Worker, "PUT", _worker(worker_id), body=body, retry=False)
+        once = self.with_options(retry_for=0.0)
+        return once.ask(Worker, "PUT", route("workers", worker_id), body=body)
 
     def workers(self) -> list[Worker]:
-        pages = self.pages(messages.WorkerPage, "/v1/workers")
-        return [worker for page in pages for worker in page.items]
+        return self.items(Worker, "/v1/workers")
 
     def command(self, worker_id: str, command: str) -> Worker:
         """pause, resume, drain or stop: picked up with the worker's next heartbeat."""
         return self.ask(
             Worker,
             "POST",
-            f"{_worker(worker_id)}/command",
+            route("workers", worker_id, "command"),
             body=request(messages.PostCommand, command=command),
             idempotent=True,
         )
@@ -904,35 +883,34 @@ class Client(Transport):
         self,
         role: str,
         recipe: str = "",
-        args: Mapping[str, Any] | None = None,
+        args: dict[str, Any] | None = None,
         count: int = 1,
     ) -> Launch:
         """Ask for work to be started by a launcher on some machine."""
         body = request(
-            messages.CreateLaunch, role=role, recipe=recipe, args=dict(args or {}), count=count
+            messages.CreateLaunch, role=role, recipe=recipe, args=args or {}, count=count
         )
         return self.ask(Launch, "POST", "/v1/launches", body=body)
 
     def launches(self, *, role: str | None = None, state: str | None = None) -> list[Launch]:
         """All, or those of one role or state; newest first."""
-        pages = self.pages(messages.LaunchPage, "/v1/launches", {"role": role, "state": state})
-        return [launch for page in pages for launch in page.items]
+        return self.items(Launch, "/v1/launches", role=role, state=state)
 
     def launch(self, launch_id: str) -> Launch:
-        return self.ask(Launch, "GET", _launch(launch_id))
+        return self.ask(Launch, "GET", route("launches", launch_id))
 
     def cancel_launch(self, launch_id: str) -> None:
-        self.call("DELETE", _launch(launch_id))
+        self.call("DELETE", route("launches", launch_id))
 
     def claim_launch(self, worker: str, roles: Sequence[str] = ROLES) -> Launch | None:
         """Take the oldest waiting launch of these roles, or None."""
-        body = request(messages.ClaimLaunch, worker=worker, roles=list(roles))
+        body = request(messages.ClaimLaunch, worker=worker, roles=roles)
         return self.ask(messages.Claimed, "POST", "/v1/launches/claim", body=body).launch
 
     def patch_launch(self, launch_id: str, **fields: Any) -> Launch:
         """The claiming launcher's report; `fields` of PatchLaunch."""
         body = request(messages.PatchLaunch, **fields)
-        return self.ask(Launch, "PATCH", _launch(launch_id), body=body)
+        return self.ask(Launch, "PATCH", route("launches", launch_id), body=body)
 
     # --- tokens -----------------------------------------------------------------------------
 
@@ -940,15 +918,14 @@ class Client(Transport):
         self, name: str, scopes: Sequence[str], expires_in: float | None = None
     ) -> Token:
         """A new token; its secret is in `token`, now and never again."""
-        body = request(messages.CreateToken, name=name, scopes=list(scopes), expires_in=expires_in)
+        body = request(messages.CreateToken, name=name, scopes=scopes, expires_in=expires_in)
         return self.ask(Token, "POST", "/v1/tokens", body=body)
 
     def tokens(self) -> list[Token]:
-        pages = self.pages(messages.TokenPage, "/v1/tokens")
-        return [token for page in pages for token in page.items]
+        return self.items(Token, "/v1/tokens")
 
     def revoke_token(self, token_id: str) -> None:
-        self.call("DELETE", f"/v1/tokens/{segment(token_id)}")
+        self.call("DELETE", route("tokens", token_id))
 
 
 def groups(trajectories: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
@@ -965,14 +942,6 @@ def groups(trajectories: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
         yield group
 
 
-def _dataset(name: str) -> str:
-    return f"/v1/datasets/{segment(name)}"
-
-
-def _trajectory(trajectory_id: str) -> str:
-    return f"/v1/trajectories/{segment(trajectory_id)}"
-
-
 def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
     done = 0
     with path.open("rb") as file:
@@ -986,29 +955,3 @@ def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) 
 def etag_of(response: httpx2.Response) -> str:
     """The ETag without its quotes, or nothing."""
     return str(response.headers.get("ETag", "")).removeprefix("W/").strip('"')
-
-
-def _snapshot(snapshot_id: str) -> str:
-    return f"/v1/snapshots/{segment(snapshot_id)}"
-
-
-def _plain(source: messages.Source | Mapping[str, Any]) -> Any:
-    return dict(source) if isinstance(source, Mapping) else source
-
-
-def _run(name: str) -> str:
-    return f"/v1/runs/{segment(name)}"
-
-
-def _finite(point: MetricPoint) -> MetricPoint:
-    if point.value is None or math.isfinite(point.value):
-        return point
-    return point.model_copy(update={"value": None})
-
-
-def _worker(worker_id: str) -> str:
-    return f"/v1/workers/{segment(worker_id)}"
-
-
-def _launch(launch_id: str) -> str:
-    return f"/v1/launches/{segment(launch_id)}"

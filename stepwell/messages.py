@@ -9,7 +9,7 @@ they do not know. Times are Unix seconds (float). Names of datasets and runs mat
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
@@ -69,6 +69,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 PROBLEM = "application/problem+json"
 
 
+T = TypeVar("T")
+
+
 class Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -89,6 +92,14 @@ class Problem(Response):
     expected: Any = None
     got: Any = None
     errors: list[Json] | None = None
+
+
+class Page(Response, Generic[T]):
+    """A part of a list."""
+
+    items: list[T]
+    next: str | None = None
+    """Cursor of the next page (?cursor=), or null at the end."""
 
 
 class Excluded(Response):
@@ -170,12 +181,6 @@ class Dataset(Response):
     """Damaged files, whose trajectories are in no `steps` and no new snapshot."""
 
 
-class DatasetPage(Response):
-    items: list[Dataset]
-    next: str | None = None
-    """Cursor of the next page (?cursor=), or null at the end; the same for every list."""
-
-
 class FlushResult(Response):
     sealed: int
     """Trajectories moved into shards by this call."""
@@ -246,11 +251,6 @@ class TrajectoryInfo(Response):
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
 
-class TrajectoryPage(Response):
-    items: list[TrajectoryInfo]
-    next: str | None = None
-
-
 class PatchTrajectory(Request):
     """Labels, and the move fifo → protected. The way back is an admin's, and audited."""
 
@@ -277,11 +277,6 @@ class Job(Response):
     error: Problem | None = None
     created_at: float
     finished_at: float | None = None
-
-
-class JobPage(Response):
-    items: list[Job]
-    next: str | None = None
 
 
 class JobAccepted(Response):
@@ -378,11 +373,6 @@ class Snapshot(Response):
     """Damaged files whose trajectories were selected and left out."""
 
 
-class SnapshotPage(Response):
-    items: list[Snapshot]
-    next: str | None = None
-
-
 class PutLease(Request):
     holder: Text = ""
     ttl: Annotated[float, Field(gt=0, le=86_400)] = 120.0
@@ -457,9 +447,7 @@ class Run(Response):
     """Its status is running, and it was heard of within the last 45 seconds."""
 
 
-class RunPage(Response):
-    items: list[Run]
-    next: str | None = None
+class RunPage(Page[Run]):
     total: int = 0
     """Runs that match, on all pages together."""
 
@@ -508,11 +496,6 @@ class Policy(Response):
     metadata: Json = {}
 
 
-class PolicyPage(Response):
-    items: list[Policy]
-    next: str | None = None
-
-
 class PutAlias(Request):
     version: Number
 
@@ -548,11 +531,6 @@ class Evaluation(CreateEvaluation):
     created_at: float
 
 
-class EvaluationPage(Response):
-    items: list[Evaluation]
-    next: str | None = None
-
-
 # --- workers and launches -------------------------------------------------------------------------
 
 WorkerRole = Literal["collect", "train", "eval", "launcher"]
@@ -582,11 +560,6 @@ class Worker(PutWorker):
     started_at: float
     heartbeat_at: float
     alive: bool = True
-
-
-class WorkerPage(Response):
-    items: list[Worker]
-    next: str | None = None
 
 
 class PostCommand(Request):
@@ -632,11 +605,6 @@ class Launch(Response):
     created_at: float
 
 
-class LaunchPage(Response):
-    items: list[Launch]
-    next: str | None = None
-
-
 class Claimed(Response):
     launch: Launch | None = None
 
@@ -667,11 +635,6 @@ class Token(Response):
     last_used_at: float | None = None
     token: str | None = None
     """The secret, shown once, in the answer to its creation."""
-
-
-class TokenPage(Response):
-    items: list[Token]
-    next: str | None = None
 
 
 class Health(Response):

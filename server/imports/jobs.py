@@ -23,7 +23,7 @@ import uuid_utils
 from server.index.db import Database, first_rows, newest_first
 from server.index.tables import jobs as table
 from server.problems import ProblemError, not_found
-from stepwell.messages import Job, JobPage, Problem
+from stepwell.messages import Job, Page, Problem
 
 log = structlog.get_logger("stepwell.jobs")
 
@@ -101,12 +101,12 @@ class Jobs:
 
     def page(
         self, *, limit: int = 100, cursor: int | None = None, state: str | None = None
-    ) -> JobPage:
+    ) -> Page[Job]:
         """Newest first."""
         with self._db.read() as c:
             rows, last = first_rows(c, newest_first(table, cursor, state=state), limit)
         items = [self._message(row) for row in rows]
-        return JobPage(items=items, next=None if last is None else str(last["pk"]))
+        return Page[Job](items=items, next=None if last is None else str(last["pk"]))
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop; it does at its next look. Jobs that have ended are answered as is."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from server import datasets
 from server.service import Limit, ServiceDep, may, who
-from stepwell.messages import CreateDataset, Dataset, DatasetPage, FlushResult, PatchDataset
+from stepwell.messages import CreateDataset, Dataset, FlushResult, Page, PatchDataset
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -25,7 +25,7 @@ def list_datasets(
     service: ServiceDep,
     limit: Limit = 100,
     cursor: str | None = None,
-) -> DatasetPage:
+) -> Page[Dataset]:
     """By name."""
     return datasets.page(service.db, limit=limit, cursor=cursor)
 

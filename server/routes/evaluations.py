@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from server import evaluations
 from server.service import Cursor, Limit, ServiceDep
-from stepwell.messages import CreateEvaluation, Evaluation, EvaluationPage
+from stepwell.messages import CreateEvaluation, Evaluation, Page
 
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"])
 
@@ -24,6 +24,6 @@ def list_evaluations(
     policy: str | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
-) -> EvaluationPage:
+) -> Page[Evaluation]:
     """Newest first."""
     return evaluations.page(service.db, env=env, run=run, policy=policy, limit=limit, before=cursor)

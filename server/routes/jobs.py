@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from server.service import Cursor, Limit, ServiceDep
-from stepwell.messages import Job, JobPage, JobState
+from stepwell.messages import Job, JobState, Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -16,7 +16,7 @@ def list_jobs(
     limit: Limit = 100,
     cursor: Cursor = None,
     state: JobState | None = None,
-) -> JobPage:
+) -> Page[Job]:
     """Newest first."""
     return service.jobs.page(limit=limit, cursor=cursor, state=state)
 

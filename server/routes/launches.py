@@ -13,8 +13,8 @@ from stepwell.messages import (
     ClaimLaunch,
     CreateLaunch,
     Launch,
-    LaunchPage,
     LaunchRole,
+    Page,
     PatchLaunch,
 )
 
@@ -35,7 +35,7 @@ def list_launches(
     state: State | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
-) -> LaunchPage:
+) -> Page[Launch]:
     """Newest first."""
     return launches.page(service.db, role=role, state=state, limit=limit, before=cursor)
 

@@ -13,7 +13,7 @@ from server.body_memory import STREAM_CHUNK
 from server.problems import ProblemError
 from server.routes.files import StoredFile
 from server.service import Cursor, Limit, ServiceDep, raw_body
-from stepwell.messages import Alias, Policy, PolicyPage, PutAlias
+from stepwell.messages import Alias, Page, Policy, PutAlias
 
 router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])
 
@@ -71,7 +71,7 @@ async def put_policy(
 @router.get("/policies")
 def list_policies(
     service: ServiceDep, name: str, limit: Limit = 100, cursor: Cursor = None
-) -> PolicyPage:
+) -> Page[Policy]:
     """Greatest version first."""
     return policies.page(service.db, name, limit=limit, before=cursor)
 

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from server.service import Limit, ServiceDep
 from stepwell.manifest import id_bytes, id_texts
-from stepwell.messages import ARROW, CreateSnapshot, Lease, PutLease, Snapshot, SnapshotPage
+from stepwell.messages import ARROW, CreateSnapshot, Lease, Page, PutLease, Snapshot
 
 router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
 
@@ -32,7 +32,7 @@ def list_snapshots(
     service: ServiceDep,
     limit: Limit = 100,
     cursor: str | None = None,
-) -> SnapshotPage:
+) -> Page[Snapshot]:
     """Newest first."""
     return service.snapshots.page(limit=limit, cursor=cursor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from server.service import ServiceDep
-from stepwell.messages import CreateToken, Token, TokenPage
+from stepwell.messages import CreateToken, Page, Token
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
@@ -17,7 +17,7 @@ def create_token(service: ServiceDep, body: CreateToken, request: Request) -> To
 
 
 @router.get("")
-def list_tokens(service: ServiceDep) -> TokenPage:
+def list_tokens(service: ServiceDep) -> Page[Token]:
     """Without secrets, newest first; revoked ones are gone."""
     return service.auth.page()
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from server import trajectories
 from server.service import Limit, ServiceDep, who
 from stepwell.codec import encode
-from stepwell.messages import ARROW, Partition, PatchTrajectory, TrajectoryInfo, TrajectoryPage
+from stepwell.messages import ARROW, Page, Partition, PatchTrajectory, TrajectoryInfo
 from stepwell.trajectory import Trajectory
 
 router = APIRouter(prefix="/v1", tags=["trajectories"])
@@ -30,7 +30,7 @@ def list_trajectories(
     order: str = "-seq",
     limit: Limit = 100,
     cursor: str | None = None,
-) -> TrajectoryPage:
+) -> Page[TrajectoryInfo]:
     """Living trajectories, newest first unless `order` says otherwise."""
     filters = {
         "partition": partition,

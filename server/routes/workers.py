@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 
 from server import workers
 from server.service import Limit, ServiceDep
-from stepwell.messages import PostCommand, PutWorker, Worker, WorkerPage, WorkerRole
+from stepwell.messages import Page, PostCommand, PutWorker, Worker, WorkerRole
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
@@ -28,7 +28,7 @@ def list_workers(
     run: str | None = None,
     limit: Limit = 1000,
     cursor: str | None = None,
-) -> WorkerPage:
+) -> Page[Worker]:
     """In order of id, also those that are not alive any more."""
     return workers.page(service.db, role=role, run=run, limit=limit, after=cursor)
 

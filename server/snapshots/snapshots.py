@@ -53,7 +53,7 @@ from server.sql.pool import SqlPool
 from server.storage.store import Store, new_name
 from stepwell.failpoints import failpoint
 from stepwell.manifest import DIGEST_KEY, ID_KEY, SHARES_KEY
-from stepwell.messages import CreateSnapshot, Excluded, Lease, PutLease, Snapshot, SnapshotPage
+from stepwell.messages import CreateSnapshot, Excluded, Lease, Page, PutLease, Snapshot
 from stepwell.spaces import EnvSpec
 
 log = structlog.get_logger("stepwell.snapshots")
@@ -256,7 +256,7 @@ class Snapshots:
         with self._db.read() as connection:
             return self._message(connection, _row(connection, snapshot_id))
 
-    def page(self, *, limit: int, cursor: str | None) -> SnapshotPage:
+    def page(self, *, limit: int, cursor: str | None) -> Page[Snapshot]:
         """Newest first, in the order in which they were made, whatever the clock said."""
         n = snapshots.c
         statement = sa.select(snapshots).order_by(n.pk.desc())
@@ -266,7 +266,7 @@ class Snapshots:
         with self._db.read() as connection:
             rows, last = first_rows(connection, statement, limit)
             items = [self._message(connection, row) for row in rows]
-        return SnapshotPage(items=items, next=None if last is None else last["id"])
+        return Page[Snapshot](items=items, next=None if last is None else last["id"])
 
     def manifest(self, snapshot_id: str, since: str | None = None) -> pa.Table:
         """A row per trajectory, pointing at shards that exist; a chunk per block. Raises 404, 410.

@@ -28,7 +28,7 @@ from stepwell import (
 )
 from stepwell.codec import encode
 from stepwell.manifest import id_bytes, id_texts
-from stepwell.messages import ARROW, MetricPoint
+from stepwell.messages import ARROW, Dataset, MetricPoint, Page
 from stepwell.schema import arrow_schema
 from stepwell.testing import assert_same, make_rich_spec, make_spec, make_trajectory
 
@@ -87,15 +87,10 @@ def test_many_datasets_come_over_several_pages(client, name):
     wanted = [f"{name}-{i}" for i in range(3)]
     for one in wanted:
         client.create_dataset(one, SPEC)
-    pages = list(client.pages(type(_page(client)), "/v1/datasets", {"limit": 2}))
-    names = [d.name for page in pages for d in page.items]
-    assert len(pages) > 1 and set(wanted) <= set(names) and len(names) == len(set(names))
-
-
-def _page(client):
-    from stepwell.messages import DatasetPage
-
-    return client.ask(DatasetPage, "GET", "/v1/datasets")
+    first = client.ask(Page[Dataset], "GET", "/v1/datasets", params={"limit": 2})
+    names = [d.name for d in client.items(Dataset, "/v1/datasets", limit=2)]
+    assert len(first.items) == 2 and first.next is not None
+    assert set(wanted) <= set(names) and len(names) == len(set(names))
 
 
 # --- trajectories -----------------------------------------------------------------------------
