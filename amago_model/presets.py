@@ -61,7 +61,7 @@ DEVIATIONS: dict[str, Deviation] = {
 }
 """By setting, the formula that the recipe `published_v3` switches back to.
 
-docs/parity.md lists them all with their tests, and what is never switched back with its reason.
+docs/parity.md lists them all with their tests, and the differences without a setting.
 """
 
 

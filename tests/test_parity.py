@@ -80,14 +80,14 @@ def test_what_lies_outside_of_the_recipe_can_be_set_all_the_same() -> None:
 
 
 def test_what_is_never_switched_back_has_a_reason_and_a_test() -> None:
-    rows = _rows("what stays")
+    rows = _rows("difference")
     assert len(rows) >= 5
     for what, why, test in rows:
         assert what and why and re.search(r"`[\w/]*test_\w+\.py::\w+`", test)
         assert "agent." not in what + why, "what can be set belongs into the first table"
 
 
-HEADS = ("| feature", "| defect", "| deviation", "| what stays")
+HEADS = ("| feature", "| defect", "| deviation", "| difference")
 
 
 def test_nothing_else_is_said_to_be_a_test() -> None:
