@@ -132,9 +132,9 @@ def test_a_default_is_the_same_or_said_to_be_another(row: tuple[str, str, str]) 
         return
     for value in map(ast.literal_eval, values):
         if value in ours:
-            assert "**here**" not in note, "the same, yet said to differ"
+            assert "**default**" not in note, "the same, yet said to differ"
         else:
-            said = re.search(r"\*\*here\*\* (\"[^\"]*\"|\[[^\]]*\]|[\w.-]+)", note)
+            said = re.search(r"\*\*default\*\* (\"[^\"]*\"|\[[^\]]*\]|[\w.-]+)", note)
             assert said, f"here it is {ours[0]!r}"
             assert ast.literal_eval(said[1]) in [
                 list(x) if isinstance(x, tuple) else x for x in ours
