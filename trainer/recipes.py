@@ -45,7 +45,7 @@ RECIPES = {
     "published_v3": Recipe(
         "published_v3",
         "default",
-        "AMAGO v3.3.0's formula wherever the two differ; docs/parity.md lists the other differences.",
+        "AMAGO v3.3.0's formula wherever the two differ; docs/parity.md lists all differences.",
         {"agent": presets.published_v3().to_dict()},
     ),
     "multitask": Recipe(
