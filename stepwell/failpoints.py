@@ -27,8 +27,6 @@ CLIENTS: tuple[str, ...] = (
     "clock.before_rename",
     "clock.after_rename",
     # a trainer's checkpoints (trainer/checkpoint.py)
-    "checkpoint.after_create",
-    "checkpoint.after_tensors",
     "checkpoint.before_rename",
     "checkpoint.after_rename",
     "checkpoint.after_rotation",

@@ -1,13 +1,13 @@
-"""A trainer's private resume state: a folder that is there whole, or not at all.
+"""A trainer's private resume state: a file that is there whole, or not at all.
 
-    checkpoints/update-000000500/
-        agent.safetensors        weights, target networks, statistics of inputs and returns
-        optimizer.safetensors    <parameter>|exp_avg, |exp_avg_sq, |step
-        state.json               clocks, snapshot views, config, spaces, versions
-        manifest.json            sha256 of each, written last
+    checkpoints/update-000000500.safetensors
+        agent|<name>               weights, target networks, statistics of inputs and returns
+        optimizer|<parameter>|…    exp_avg, exp_avg_sq, step
+        metadata                   format; state as JSON: clocks, snapshot views, config, spaces,
+                                   versions; sha256 of all of it
 
-Written under another name, fsynced, renamed. Nothing is pickled. Sample order and noise are
-functions of (seed, update), so no generator's state is needed; so is the step size.
+Nothing is pickled. Sample order and noise are functions of (seed, update), so no generator's state
+is needed; so is the step size.
 
 `load_agent` makes the whole agent of one again, critics included, which no policy file holds.
 """
@@ -19,21 +19,20 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from amago_model.agent import Agent, make_agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
-from stepwell._files import sync_folder, whole_file
+from stepwell._files import TEMPORARY, whole_file
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.failpoints import failpoint
@@ -41,9 +40,8 @@ from trainer.distributed import World
 from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
-FORMAT = 3
-"""1 and 2 have other names for settings and state."""
-FILES = ("agent.safetensors", "optimizer.safetensors", "state.json")
+FORMAT = "4"
+"""1 to 3 were folders of several files."""
 
 
 class CheckpointError(TrainerError):
@@ -52,7 +50,7 @@ class CheckpointError(TrainerError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint, read back and its digests checked."""
+    """A whole checkpoint, read back and its digest checked."""
 
     path: Path
     agent: dict[str, Tensor]
@@ -70,29 +68,29 @@ def save(
 ) -> Path:
     """Write the checkpoint taken after `update` updates, then delete all but the newest `keep`.
 
-    Raises `CheckpointError` where the disk is full or broken; what stood there before still does.
+    One of the same update, by an earlier life of the run, is replaced. Raises `CheckpointError`
+    where the disk is full or broken; what stood there before still does.
     """
-    target = folder / f"update-{update:09d}"
-    number = 0
-    while target.exists():  # by an earlier life of the run; never replaced, for that has a gap
-        number += 1
-        target = folder / f"update-{update:09d}.{number}"
-    contents = {
-        "agent.safetensors": safetensors.save(_cpu(agent.state_dict())),
-        "optimizer.safetensors": safetensors.save(_optimizer_tensors(agent, optimizer)),
-        "state.json": json.dumps({**state, "update": update}, indent=1).encode(),
-    }
+    target = folder / f"update-{update:09d}.safetensors"
+    tensors = {f"agent|{name}": value for name, value in agent.state_dict().items()}
+    for name, parameter in agent.named_parameters():
+        for what, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer|{name}|{what}"] = value
+    # Copied: safetensors refuses tensors that share memory.
+    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    text = json.dumps({**state, "update": update})
+    metadata = {"format": FORMAT, "state": text, "sha256": _digest(tensors, text)}
+    data = safetensors.save(tensors, metadata)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for litter in folder.glob(".*"):  # left by a process that was killed
-            shutil.rmtree(litter, ignore_errors=True)
-        _write_all(folder / f".{target.name}.part", target, update, contents)
+        for litter in folder.glob(f".*{TEMPORARY}"):  # left by a process that was killed
+            litter.unlink(missing_ok=True)
+        with whole_file(target) as file:
+            file.write(data)
+            failpoint("checkpoint.before_rename")
         failpoint("checkpoint.after_rename")
-        for old in folders(folder)[keep:]:
-            # Renamed first, so that a half-deleted one is never taken for a whole one.
-            hidden = old.with_name(f".{old.name}.old")
-            os.replace(old, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+        for old in checkpoint_files(folder)[keep:]:
+            old.unlink()
         failpoint("checkpoint.after_rotation")
     except OSError as error:
         raise CheckpointError(
@@ -100,24 +98,6 @@ def save(
             "before it still stand: run the same command again to go on from the newest"
         ) from error
     return target
-
-
-def _write_all(staged: Path, target: Path, update: int, contents: dict[str, bytes]) -> None:
-    staged.mkdir()
-    failpoint("checkpoint.after_create")
-    digests = {}
-    for name, data in contents.items():
-        digests[name] = hashlib.sha256(data).hexdigest()
-        with whole_file(staged / name) as file:
-            file.write(data)
-    failpoint("checkpoint.after_tensors")
-    manifest = {"format": FORMAT, "update": update, "sha256": digests}
-    with whole_file(staged / "manifest.json") as file:
-        file.write(json.dumps(manifest, indent=1).encode())
-    sync_folder(staged)
-    failpoint("checkpoint.before_rename")
-    os.replace(staged, target)
-    sync_folder(target.parent)
 
 
 def find(mode: str, home: Path, world: World, echo: Callable[[str], None]) -> Checkpoint | None:
@@ -129,7 +109,7 @@ def find(mode: str, home: Path, world: World, echo: Callable[[str], None]) -> Ch
     folder = home / "checkpoints"
     if mode == "never":
         # Moved, or a later --resume auto would resume them: they may be of more updates.
-        if world.is_main and folders(folder):
+        if world.is_main and checkpoint_files(folder):
             number = 1
             while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
                 number += 1
@@ -148,7 +128,7 @@ def find(mode: str, home: Path, world: World, echo: Callable[[str], None]) -> Ch
 
 def refuse_second_start(run: str, home: Path, client: Client) -> None:
     """Raise `CheckpointError` for a run that has checkpoints or policies and cannot be resumed."""
-    lost = len(folders(home / "checkpoints"))
+    lost = len(checkpoint_files(home / "checkpoints"))
     versions = [int(p.stem) for p in (home / "policies").glob("*.safetensors") if p.stem.isdigit()]
     if not versions and (home / "run.json").exists():  # the service knows it as ours
         with contextlib.suppress(NotFound):
@@ -166,7 +146,7 @@ def refuse_second_start(run: str, home: Path, client: Client) -> None:
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint, or None. Damaged ones are logged and skipped."""
-    for path in folders(folder):
+    for path in checkpoint_files(folder):
         try:
             return read(path)
         except CheckpointError as error:
@@ -176,31 +156,34 @@ def newest(folder: Path) -> Checkpoint | None:
 
 def oldest_update(folder: Path) -> int | None:
     """After how many updates the oldest checkpoint was taken; None where there is none."""
-    names = [path.name.removeprefix("update-").partition(".")[0] for path in folders(folder)]
+    names = [path.stem.removeprefix("update-") for path in checkpoint_files(folder)]
     return min((int(name) for name in names if name.isdigit()), default=None)
 
 
 def read(path: Path) -> Checkpoint:
     """Raises `CheckpointError` where it is not whole."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest.get("format") != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {path}: expected format {FORMAT}, got {manifest.get('format')!r}: of "
-                "another version, with which to go on; or train under another --run"
-            )
-        contents = {name: (path / name).read_bytes() for name in FILES}
-        for name, data in contents.items():
-            digest = hashlib.sha256(data).hexdigest()
-            if digest != manifest["sha256"][name]:
-                raise CheckpointError(f"checkpoint {path}: {name} is damaged")
-        return Checkpoint(
-            path,
-            safetensors.load(contents["agent.safetensors"]),
-            safetensors.load(contents["optimizer.safetensors"]),
-            json.loads(contents["state.json"]),
+    if path.is_dir():
+        raise CheckpointError(
+            f"checkpoint {path}: expected a file, got a folder: of an earlier version, with which "
+            "to go on; or train under another --run"
         )
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, SafetensorError) as error:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"checkpoint {path}: expected format {FORMAT}, got {metadata.get('format')}: "
+                    "of another version, with which to go on; or train under another --run"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if _digest(tensors, metadata["state"]) != metadata["sha256"]:
+            raise CheckpointError(f"checkpoint {path} is damaged")
+        parts: dict[str, dict[str, Tensor]] = {"agent": {}, "optimizer": {}}
+        for name, value in tensors.items():
+            part, _, rest = name.partition("|")
+            parts[part][rest] = value
+        return Checkpoint(path, **parts, state=json.loads(metadata["state"]))
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
@@ -231,18 +214,18 @@ def load_agent(path: Path | str) -> Agent:
         values = agent.get_values(batch)
 
     Args:
-        path: a run's folder, for its newest whole checkpoint; or the folder of one checkpoint.
+        path: a run's folder, for its newest whole checkpoint; or one checkpoint.
 
     Raises:
         CheckpointError: there is no whole one, or this version cannot read it.
         UnregisteredError: the agent has parts of your own; import the module that registers them.
     """
     path = Path(path)
-    found = read(path) if (path / "manifest.json").exists() else newest(path / "checkpoints")
+    found = read(path) if path.is_file() else newest(path / "checkpoints")
     if found is None:
         raise CheckpointError(
             f"no whole checkpoint in {path / 'checkpoints'}; give a run's folder, such as "
-            "runs/first, or that of one checkpoint"
+            "runs/first, or one checkpoint"
         )
     try:
         config = AgentConfig.from_dict(found.state["config"]["agent"])
@@ -266,19 +249,15 @@ def _load_agent(checkpoint: Checkpoint, agent: nn.Module, what_to_do: str) -> No
         ) from None
 
 
-def _optimizer_tensors(agent: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {}
-    for name, parameter in agent.named_parameters():
-        for what, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}|{what}"] = value
-    return _cpu(tensors)
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """sha256 of every name, type, shape and byte."""
+    digest = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {[*value.shape]}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    # Cloned where needed: safetensors refuses tensors that share memory.
-    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
-
-
-def folders(folder: Path) -> list[Path]:
+def checkpoint_files(folder: Path) -> list[Path]:
     """Checkpoints by name, newest first; unfinished ones are hidden and do not count."""
     return sorted(folder.glob("update-*"), reverse=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save as save_tensors
 from torch import nn
 
 from amago_model import AgentConfig
@@ -29,8 +29,6 @@ from trainer.checkpoint import (
     save,
 )
 from trainer.errors import TrainerError
-
-FILES = ("agent.safetensors", "optimizer.safetensors", "state.json")
 
 
 class Small(nn.Module):
@@ -68,14 +66,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_checkpoint_is_a_folder_of_four_files(saved, tmp_path):
+def test_a_checkpoint_is_one_file(saved, tmp_path):
     path, model, optimizer = saved
-    assert path == tmp_path / "update-000000005" and names(tmp_path) == [path.name]
-    assert names(path) == sorted([*FILES, "manifest.json"])
-    manifest = json.loads((path / "manifest.json").read_text())
-    digests = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in FILES}
-    assert manifest == {"format": 3, "update": 5, "sha256": digests}
-    assert json.loads((path / "state.json").read_text()) == {"views": [1], "update": 5}
+    assert path == tmp_path / "update-000000005.safetensors" and names(tmp_path) == [path.name]
     found = read(path)
     assert found.path == path and found.state == {"views": [1], "update": 5}
     assert found.agent.keys() == model.state_dict().keys()
@@ -120,66 +113,70 @@ def test_saving_does_not_tie_the_file_to_the_model(saved):
 
 
 def test_only_the_newest_are_kept_and_by_number(tmp_path):
-    """Whatever order they came in; a second one of the same update is the newer."""
+    """Whatever order they came in; a second one of the same update replaces the first."""
     model = Small()
     optimizer = stepped(model)
     for update in (9, 10, 100, 2):
         save(tmp_path, update, model, optimizer, {}, keep=3)
-    assert names(tmp_path) == [f"update-{u:09d}" for u in (9, 10, 100)]
+    assert names(tmp_path) == [f"update-{u:09d}.safetensors" for u in (9, 10, 100)]
     assert oldest_update(tmp_path) == 9 and newest(tmp_path).state["update"] == 100
-    again = [save(tmp_path, 100, model, optimizer, {"n": n}, keep=3).name for n in range(2)]
-    assert again == ["update-000000100.1", "update-000000100.2"]
-    assert names(tmp_path) == ["update-000000100", *again] and newest(tmp_path).state["n"] == 1
+    for n in range(2):
+        save(tmp_path, 100, model, optimizer, {"n": n}, keep=3)
+        assert oldest_update(tmp_path) == 9 and newest(tmp_path).state["n"] == n
     save(tmp_path, 101, model, optimizer, {}, keep=1)
-    assert names(tmp_path) == ["update-000000101"] and oldest_update(tmp_path) == 101
+    assert names(tmp_path) == ["update-000000101.safetensors"] and oldest_update(tmp_path) == 101
 
 
 def test_of_an_empty_folder_there_is_none(tmp_path):
     assert newest(tmp_path) is None and oldest_update(tmp_path) is None
     assert newest(tmp_path / "none") is None and oldest_update(tmp_path / "none") is None
-    (tmp_path / "update-odd").mkdir()
+    (tmp_path / "update-odd").touch()
     assert oldest_update(tmp_path) is None
-    (tmp_path / "update-000000007.2").mkdir()
+    (tmp_path / "update-000000007.safetensors").touch()
     assert oldest_update(tmp_path) == 7
 
 
-def damage(path: Path, name: str) -> None:
-    data = bytearray((path / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (path / name).write_bytes(data)
+def damage(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, str]], object]) -> None:
+    """The same tensors, beside other metadata."""
+    found = read(path)
+    tensors = {f"agent|{k}": v for k, v in found.agent.items()}
+    tensors |= {f"optimizer|{k}": v for k, v in found.optimizer.items()}
+    text = json.dumps(found.state)
+    metadata = {"format": "4", "state": text, "sha256": checkpoint._digest(tensors, text)}
+    change(metadata)
+    path.write_bytes(save_tensors(tensors, metadata))
+
+
+def replaced_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 HARM = {
-    **{f"{n} flipped": (lambda p, n=n: damage(p, n), f"{n} is damaged") for n in FILES},
-    **{f"{n} gone": (lambda p, n=n: (p / n).unlink(), "cannot be read") for n in FILES},
-    **{f"{n} cut": (lambda p, n=n: (p / n).write_bytes(b""), "is damaged") for n in FILES},
-    "no manifest": (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
-    "odd manifest": (lambda p: (p / "manifest.json").write_text("{"), "cannot be read"),
-    "list": (lambda p: (p / "manifest.json").write_text("[]"), "cannot be read"),
-    "no digests": (lambda p: (p / "manifest.json").write_text('{"format": 3}'), "cannot be read"),
-    "odd digests": (
-        lambda p: (p / "manifest.json").write_text('{"format": 3, "sha256": 3}'),
-        "cannot be read",
+    "the last byte flipped": (lambda p: damage(p, -1), "is damaged"),
+    "a name flipped": (
+        lambda p: p.write_bytes(p.read_bytes().replace(b"linear.bias|step", b"linear.bias|stop")),
+        "is damaged",
     ),
-    "newer": (
-        lambda p: (p / "manifest.json").write_text('{"format": 4}'),
-        "expected format 3, got 4",
+    "a bit of the state flipped": (
+        lambda p: p.write_bytes(p.read_bytes().replace(b"kept", b"lept")),
+        "is damaged",
     ),
-    "older": (
-        lambda p: (p / "manifest.json").write_text('{"format": 1}'),
-        "expected format 3, got 1",
-    ),
-    "no format": (lambda p: (p / "manifest.json").write_text("{}"), "got None"),
-    "a file": (lambda p: (shutil.rmtree(p), p.write_text("")), "cannot be read"),
+    "a length flipped": (lambda p: damage(p, 0), "cannot be read"),
+    "cut": (lambda p: p.write_bytes(p.read_bytes()[:-1]), "cannot be read"),
+    "empty": (lambda p: p.write_bytes(b""), "cannot be read"),
+    "something else": (lambda p: p.write_bytes(b"\xff odd"), "cannot be read"),
+    "no metadata": (lambda p: rewritten(p, dict.clear), "got None"),
+    "no digest": (lambda p: rewritten(p, lambda m: m.pop("sha256")), "cannot be read"),
+    "newer": (lambda p: rewritten(p, lambda m: m.update(format="5")), "expected format 4, got 5"),
+    "a folder": (replaced_by_a_folder, "expected a file, got a folder: of an earlier version"),
 }
-
-
-def resigned(path: Path, name: str, data: bytes) -> None:
-    """Other bytes with the right digest, as a defect of ours would write them."""
-    (path / name).write_bytes(data)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["sha256"][name] = hashlib.sha256(data).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(("harm", "why"), HARM.values(), ids=HARM)
@@ -187,24 +184,16 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(tmp_path, caplog, 
     model = Small()
     optimizer = stepped(model)
     for update in (3, 4):
-        save(tmp_path, update, model, optimizer, {}, keep=2)
-    bad = tmp_path / "update-000000004"
+        save(tmp_path, update, model, optimizer, {"word": "kept"}, keep=2)
+    bad = tmp_path / "update-000000004.safetensors"
     harm(bad)
     with pytest.raises(CheckpointError, match=f"checkpoint {bad}.*{why}") as told:
         read(bad)
     assert str(told.value).count("checkpoint ") == 1
     assert newest(tmp_path).state["update"] == 3
     assert str(bad) in caplog.text and "trying an older one" in caplog.text
-    shutil.rmtree(tmp_path / "update-000000003")
+    (tmp_path / "update-000000003.safetensors").unlink()
     assert newest(tmp_path) is None
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_bytes_that_are_no_such_file_are_a_damaged_checkpoint(saved, name):
-    path, _, _ = saved
-    resigned(path, name, b"\xff odd")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read(path)
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_what_to_do(saved):
@@ -217,7 +206,7 @@ class Dead(BaseException):
     """Stands for a death."""
 
 
-POINTS = ("after_create", "after_tensors", "before_rename", "after_rename", "after_rotation")
+POINTS = ("before_rename", "after_rename", "after_rotation")
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -237,26 +226,19 @@ def test_dying_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, poi
     with pytest.raises(Dead):
         save(tmp_path, 2, model, optimizer, {}, keep=1)
     assert passed == [f"checkpoint.{p}" for p in POINTS[: POINTS.index(point) + 1]]
-    update = 1 if POINTS.index(point) < 3 else 2
+    update = 1 if point == "before_rename" else 2
     assert newest(tmp_path).state["update"] == update
     left = {"after_rename": 2, "after_rotation": 1}.get(point, 1)
     assert len(list(tmp_path.glob("update-*"))) == left
     monkeypatch.undo()
     save(tmp_path, 3, model, optimizer, {}, keep=1)
-    assert names(tmp_path) == ["update-000000003"]
+    assert names(tmp_path) == ["update-000000003.safetensors"]
 
 
 def test_everything_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """Each file, then their folder, then the name, then the folder of names."""
+    """The file, then its name, then the folder of names; then the old one goes."""
     done: list[str] = []
-    fsync, replace = os.fsync, os.replace
-    opened = {}
-    real_open = os.open
-
-    def note_open(path, *args, **options):
-        fd = real_open(path, *args, **options)
-        opened[fd] = Path(path).name
-        return fd
+    fsync, replace, unlink = os.fsync, os.replace, Path.unlink
 
     def note_fsync(fd: int) -> None:
         done.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
@@ -266,20 +248,23 @@ def test_everything_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
         done.append(f"rename {Path(old).name} {Path(new).name}")
         replace(old, new)
 
+    def note_unlink(path: Path, **options: bool) -> None:
+        done.append(f"delete {path.name}")
+        unlink(path, **options)
+
     model = Small()
     optimizer = stepped(model)
     save(tmp_path, 1, model, optimizer, {}, keep=1)
-    monkeypatch.setattr(os, "open", note_open)
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(Path, "unlink", note_unlink)
     save(tmp_path, 2, model, optimizer, {}, keep=1)
-    target, part = "update-000000002", ".update-000000002.part"
-    files = [re.fullmatch(r"fsync \.(.*)\.\w+\.part", line) for line in done[:-4]]
-    assert [found[1] for found in files if found] == [*FILES, "manifest.json"]
-    assert done[-4:] == [
-        *(f"fsync {part}", f"rename {part} {target}", f"fsync {tmp_path.name}"),
-        "rename update-000000001 .update-000000001.old",
-    ]
+    target = "update-000000002.safetensors"
+    part = re.escape(f".{target}.") + r"\w{8}\.part"
+    wanted = [f"fsync {part}", f"rename {part} {target}", f"fsync {tmp_path.name}"]
+    wanted.append("delete update-000000001.safetensors")
+    assert len(done) == 4
+    assert all(re.fullmatch(line, found) for line, found in zip(wanted, done, strict=True)), done
 
 
 def test_a_full_disk_is_said_and_leaves_what_there_was(saved, tmp_path, monkeypatch):
@@ -353,7 +338,7 @@ def test_one_of_other_weights_is_refused(agent, tmp_path):
     model = Small()
     state = {"config": {"agent": agent.config.to_dict()}, "spaces": agent.spaces.to_dict()}
     save(tmp_path / "checkpoints", 4, model, stepped(model), state, keep=1)
-    with pytest.raises(CheckpointError, match=r"update-000000004 is of another agent\. "):
+    with pytest.raises(CheckpointError, match="000000004.* is of another agent. "):
         load_agent(tmp_path)
 
 

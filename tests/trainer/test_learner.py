@@ -300,20 +300,20 @@ def test_a_checkpoint_goes_to_the_device_of_whoever_takes_it_up(fake, tmp_path):
 
 
 def test_damaged_and_unfinished_checkpoints_are_passed_over(tmp_path, caplog):
-    """Flipped bytes, a missing file, a half-written folder: the newest whole one counts."""
+    """Flipped bytes, a cut file, a half-written one: the newest whole one counts."""
     learner = learner_of(recipe("pendulum_stitch"), make_spec())
     for update in (1, 2, 3, 4):
         checkpoints.save(tmp_path, update, learner.agent, learner.optimizer, {"config": {}}, keep=3)
-    assert [p.name[-1] for p in sorted(tmp_path.iterdir())] == ["2", "3", "4"]
+    assert [p.stem[-1] for p in sorted(tmp_path.iterdir())] == ["2", "3", "4"]
     newest, middle, _ = sorted(tmp_path.iterdir(), reverse=True)
-    data = bytearray((newest / "agent.safetensors").read_bytes())
-    data[len(data) // 2] ^= 1
-    (newest / "agent.safetensors").write_bytes(data)
-    (middle / "optimizer.safetensors").unlink()
-    (tmp_path / ".update-000000009.part").mkdir()
+    data = bytearray(newest.read_bytes())
+    data[-9] ^= 1
+    newest.write_bytes(data)
+    middle.write_bytes(middle.read_bytes()[:-1])
+    (tmp_path / ".update-000000009.safetensors.part").write_bytes(data)
     found = checkpoints.newest(tmp_path)
     assert found is not None and found.state["update"] == 2
-    assert "agent.safetensors is damaged" in caplog.text
+    assert f"{newest} is damaged" in caplog.text and f"{middle} cannot be read" in caplog.text
     assert checkpoints.newest(tmp_path / "nothing") is None
 
 

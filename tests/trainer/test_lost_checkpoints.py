@@ -58,8 +58,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "name",
     [
-        *("checkpoint.after_create", "checkpoint.after_tensors", "checkpoint.before_rename"),
-        *("checkpoint.after_rename", "checkpoint.after_rotation"),
+        *("checkpoint.before_rename", "checkpoint.after_rename", "checkpoint.after_rotation"),
         *("policy.after_put", "policy.after_copy"),
     ],
 )
@@ -92,7 +91,7 @@ def test_a_run_with_policies_and_no_checkpoint_is_refused_by_name(service, confi
     train(config, service, RunInfo(), lambda _: None)
     home = config.output / "seen"
     if lost == "damaged":
-        for path in home.glob("checkpoints/*/agent.safetensors"):
+        for path in home.glob("checkpoints/*"):
             path.write_bytes(b"")
     else:
         shutil.rmtree(home / "checkpoints")
@@ -115,7 +114,7 @@ def test_checkpoints_none_of_which_is_whole_are_not_passed_over_in_silence(servi
     home = config.output / "seen"
     shutil.rmtree(home / "policies")
     service.published.clear()
-    for path in home.glob("checkpoints/*/manifest.json"):
+    for path in home.glob("checkpoints/*"):
         path.write_text("{}")
     with pytest.raises(CheckpointError, match="1 checkpoints that are not whole"):
         train(quiet, service, RunInfo(), lambda _: None)
