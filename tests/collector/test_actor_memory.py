@@ -15,8 +15,8 @@ from collector.envs import Interface, interface_of, make
 from collector.episode_recorder import EpisodeSummary
 from collector.policy_actor import ActorError, ActorInputs, LoadedPolicy, PolicyActor, RandomActor
 from collector.rollout import Rollout
-from collector.testing import FakeEnv
 from stepwell.trajectory import Trajectory
+from tests.collector.fake_env import FakeEnv
 
 
 class Counting:

@@ -14,9 +14,9 @@ from collector.config import CollectConfig
 from collector.envs import interface_of
 from collector.record import record
 from collector.registered_run import open_dataset
-from collector.testing import FakeEnv
 from stepwell import Client
 from stepwell.errors import InvalidSpace
+from tests.collector.fake_env import FakeEnv
 from trainer.data import stream
 
 LENGTHS = (3, 1, 4)

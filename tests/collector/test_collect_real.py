@@ -34,7 +34,6 @@ from collector.policy_actor import RandomActor
 from collector.record import record
 from collector.registered_run import open_dataset
 from collector.rollout import Rollout
-from collector.testing import FakeEnv
 from stepwell import Client
 from stepwell.errors import InvalidSpace
 from stepwell.messages import TrajectoryInfo
@@ -42,6 +41,7 @@ from stepwell.outbox import Outbox
 from stepwell.spaces import Box, EnvSpec
 from stepwell.testing import assert_same, wait_until
 from stepwell.trajectory import Trajectory
+from tests.collector.fake_env import FakeEnv
 
 ENV = "CartPole-v1"
 WAIT = 120.0

@@ -16,8 +16,8 @@ from collector.episode_recorder import EpisodeSummary
 from collector.evaluate import EvaluationResult, evaluate_policy, summarise
 from collector.main import evaluate as main
 from collector.policy_actor import RandomActor, ScriptedActor
-from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace
+from tests.collector.fake_env import FakeEnv
 
 SEEDS = range(50, 57)
 

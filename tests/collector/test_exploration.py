@@ -7,9 +7,9 @@ from collector.envs import interface_of
 from collector.exploration import BilevelConfig, Exploration, GreedyConfig
 from collector.policy_actor import ActorInputs, ScriptedActor
 from collector.rollout import Rollout
-from collector.testing import FakeEnv
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
+from tests.collector.fake_env import FakeEnv
 
 N = 20_000
 

@@ -182,15 +182,15 @@ def test_a_plugin_registers_what_it_brings(tmp_path: Path, monkeypatch: pytest.M
     """--plugin imports a module from where the person stands; its environments are known."""
     (tmp_path / "my_plugin.py").write_text(
         "import gymnasium\n"
-        "from collector.testing import FakeEnv\n"
-        "gymnasium.register('FromPlugin-v0', lambda **kw: FakeEnv(**kw))\n"
+        "from collector.builtin.recall import Recall\n"
+        "gymnasium.register('FromPlugin-v0', lambda **kw: Recall(**kw))\n"
     )
     code = (
         "from collector.config import CollectConfig\n"
         "from collector.registered_run import configured_env, prepare\n"
         "c = CollectConfig(env='FromPlugin-v0', dataset='d', random=True, plugin=('my_plugin',),\n"
-        "                  env_args=('lengths=[7]',))\n"
-        "prepare(c); print(configured_env(c).unwrapped.lengths)\n"
+        "                  env_args=('delay=7',))\n"
+        "prepare(c); print(configured_env(c).unwrapped.delay)\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -201,7 +201,7 @@ def test_a_plugin_registers_what_it_brings(tmp_path: Path, monkeypatch: pytest.M
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "(7,)"
+    assert done.stdout.strip() == "7"
 
 
 def test_a_plugin_that_is_not_there_is_named() -> None:

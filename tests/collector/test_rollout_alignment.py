@@ -13,9 +13,9 @@ from collector.envs import BrokenEnv, interface_of
 from collector.episode_recorder import EpisodeSummary
 from collector.policy_actor import ScriptedActor
 from collector.rollout import Rollout
-from collector.testing import FakeEnv
 from stepwell.spaces import Box, EnvSpec
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
+from tests.collector.fake_env import FakeEnv
 
 LENGTHS = (3, 1, 4, 2)
 MODES = ["plain", AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]

@@ -13,12 +13,12 @@ from collector.collect import collect
 from collector.control import Control
 from collector.main import evaluate, main
 from collector.record import record
-from collector.testing import FakeEnv
 from stepwell import Client, Undelivered
 from stepwell._outbox_folder import entries
 from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
 from stepwell.testing import wait_until
+from tests.collector.fake_env import FakeEnv
 
 from .test_collect_real import collecting, settings, stored
 

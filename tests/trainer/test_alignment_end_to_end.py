@@ -18,8 +18,8 @@ import pytest
 from collector.envs import interface_of
 from collector.policy_actor import ScriptedActor
 from collector.rollout import Rollout
-from collector.testing import FakeEnv
 from stepwell.outbox import Outbox
+from tests.collector.fake_env import FakeEnv
 from trainer.config import DataConfig, SourceConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of

@@ -1,4 +1,4 @@
-"""FakeEnv: an environment whose every number tells its place. For our tests and for yours.
+"""FakeEnv: an environment whose every number tells its place. For tests.
 
     obs     [episode, t, length]      episode counts resets of this environment, from 0
     reward  1000 · episode + t        what the action taken at t earned (t counts from 0)
