@@ -9,7 +9,6 @@ relabeler makes of them. Copied into a module of yours, it trains:
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from trainer.data.relabel import Episode, Relabeler, register
 
 
 @register("reach")
-@dataclass(frozen=True, kw_only=True)
 class Reach(Relabeler):
     """Some samples get the place where the robot was at a later step as their goal."""
 

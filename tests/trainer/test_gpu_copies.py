@@ -10,7 +10,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -186,7 +185,6 @@ SPECS = {
 
 
 @register("test_gpu_copies_mask")
-@dataclass(frozen=True, kw_only=True)
 class Masked(Relabeler):
     """A loss mask that nobody recorded."""
 

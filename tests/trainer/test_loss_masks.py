@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ SPEC = EnvSpec.of(
 
 
 @register("test_only_odd")
-@dataclass(frozen=True, kw_only=True)
 class OnlyOdd(Relabeler):
     """The actor learns from steps of odd number in trajectories of odd length."""
 
@@ -44,7 +42,6 @@ class OnlyOdd(Relabeler):
 
 
 @register("test_cut")
-@dataclass(frozen=True, kw_only=True)
 class Cut(Relabeler):
     """Every trajectory of more than four steps ends after four."""
 
@@ -53,7 +50,6 @@ class Cut(Relabeler):
 
 
 @register("test_bad_mask")
-@dataclass(frozen=True, kw_only=True)
 class BadMask(Relabeler):
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:  # noqa: ARG002
         return episode.replace(critic_mask=np.ones(len(episode) + 1, np.bool_))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,6 @@ LENGTHS = [[5, 30, 1, 17], [12, 3, 9]]
 
 
 @register("test_halve")
-@dataclass(frozen=True, kw_only=True)
 class Halve(Relabeler):
     """Cut at half of the length, and pay the new last step."""
 
@@ -48,7 +47,6 @@ class Halve(Relabeler):
 
 
 @register("test_broken")
-@dataclass(frozen=True, kw_only=True)
 class Broken(Relabeler):
     """What a relabeler must not do."""
 
@@ -292,16 +290,16 @@ def test_a_relabeler_that_breaks_its_promise_is_named(service, tmp_path, how, er
     ("word", "message"),
     [
         ("hindsigt", "unknown relabeler 'hindsigt'.*'hindsight'.*--plugin"),
-        ("hindsight:stategy=final", "hindsight:stategy: .*no such parameter.*'strategy'"),
-        ("hindsight:strategy=last", "strategy: got 'last'.*'final' or 'future'"),
-        ("hindsight:terminates=maybe", "terminates: got 'maybe'.*boolean"),
-        ("hindsight:tolerance=big", "tolerance: got 'big'.*number"),
+        ("hindsight:stategy=final", "Hindsight: unknown setting 'stategy'.*'strategy'"),
+        ("hindsight:strategy=last", "strategy: expected 'final' or 'future', got 'last'"),
+        ("hindsight:terminates=maybe", "terminates: expected a valid boolean.*got 'maybe'"),
+        ("hindsight:tolerance=big", "tolerance: expected a valid number.*got 'big'"),
         ("hindsight:tolerance", "expected FIELD=VALUE"),
-        ("hindsight:tolerance=1,tolerance=2", "tolerance: given twice"),
-        ("hindsight:probability=2", "probability: expected 0 … 1"),
-        ("mazerunner:probability=1.5", "mazerunner:probability: expected a share"),
-        ("instructions:_rarity=1", "no such parameter"),
-        ("instructions:steps_after=-1", "steps_after: expected 0 or more"),
+        ("hindsight:tolerance=1,tolerance=2", "FIELD=VALUE once, got 'tolerance=2'"),
+        ("hindsight:probability=2", "probability: expected less than or equal to 1"),
+        ("mazerunner:probability=1.5", "MazeRunnerGoals.probability: expected less"),
+        ("instructions:_rarity=1", "unknown setting"),
+        ("instructions:steps_after=-1", "steps_after: expected greater than or equal to 0"),
     ],
 )
 def test_a_setting_with_a_mistake_is_refused_by_name(word, message):
@@ -315,8 +313,6 @@ def test_names_are_taken_once_and_can_be_written():
         register("hindsight")(Halve)
     with pytest.raises(SettingError, match="no place in NAME"):
         register("a:b")
-    with pytest.raises(SettingError, match="frozen dataclass"):
-        register("test_plain")(type("Plain", (Relabeler,), {}))
 
 
 def test_files_and_flags_choose_relabelers_and_the_checksum_tells_them_apart(fake, tmp_path):

@@ -6,10 +6,10 @@ the same in all rows, so it is chosen once per trajectory and not once per trans
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from stepwell import EnvSpec
 from trainer.data.relabel.episode import Episode
@@ -20,11 +20,9 @@ from trainer.data.relabel.registry import (
     require_one_dtype,
 )
 from trainer.data.snapshot import DataError
-from trainer.errors import SettingError
 
 
 @register("hindsight")
-@dataclass(frozen=True, kw_only=True)
 class Hindsight(Relabeler):
     """The goal becomes what was achieved at a later row; rewards follow from it.
 
@@ -37,9 +35,9 @@ class Hindsight(Relabeler):
     """Observation that says what is achieved on arrival, in the goal's shape."""
     strategy: Literal["final", "future"] = "future"
     """Which achieved goal: the last row's, or that of a row drawn uniformly from 1 … T."""
-    probability: float = 0.8
+    probability: float = Field(0.8, ge=0, le=1)
     """Share of samples that are relabeled; the others stay as recorded."""
-    tolerance: float = 1e-3
+    tolerance: float = Field(1e-3, ge=0)
     """A goal counts as achieved within this Euclidean distance."""
     success_reward: float = 1.0
     """Reward of a transition that arrives at the goal."""
@@ -47,16 +45,6 @@ class Hindsight(Relabeler):
     """Reward of any other."""
     terminates: bool = True
     """The task ends when the goal is achieved: the trajectory is cut there, as terminated."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise SettingError(
-                f"hindsight:probability: expected 0 … 1, got {self.probability}; 0.8 is usual"
-            )
-        if not self.tolerance >= 0:
-            raise SettingError(
-                f"hindsight:tolerance: expected a distance of 0 or more, got {self.tolerance}"
-            )
 
     def check(self, spec: EnvSpec) -> None:
         require_observations(spec, "hindsight", self.goal, self.achieved)

@@ -18,11 +18,11 @@ At most one goal is completed in a step, and none at row 0: no action led there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr
 
 from stepwell import EnvSpec
 from trainer.data.relabel.episode import Array, Episode
@@ -34,11 +34,9 @@ from trainer.data.relabel.registry import (
     require_one_dtype,
 )
 from trainer.data.snapshot import DataError
-from trainer.errors import SettingError
 
 
 @register("instructions")
-@dataclass(frozen=True, kw_only=True)
 class Instructions(Relabeler):
     """Goal sequences of any kind: tokens, sets of achieved goals per step, vectors.
 
@@ -53,17 +51,17 @@ class Instructions(Relabeler):
     strategy: Literal["none", "some", "all", "all_or_nothing"] = "some"
     """How many missing goals are replaced: none, a uniform number, as many as can be, or
     as many as can be in a share `probability` of the samples."""
-    probability: float = 0.8
+    probability: float = Field(0.8, ge=0, le=1)
     """With all_or_nothing: the share of samples that is relabeled."""
     pad: float = -1.0
     """Every number of a slot that holds no goal, among goals and among achieved ones."""
     completed: float = -3.0
     """Every number of a slot whose goal is completed."""
-    tolerance: float = 1e-3
+    tolerance: float = Field(1e-3, ge=0)
     """Goals are equal when each of their numbers is, within this."""
     reward: float = 1.0
     """What completing a goal earns. Whatever else the recorded rewards hold stays."""
-    steps_after: int = 2
+    steps_after: int = Field(2, ge=0)
     """Steps that are kept behind the completion of the last goal; the task ends with the last."""
     distinct: bool = True
     """No goal comes twice in a new sequence."""
@@ -72,24 +70,9 @@ class Instructions(Relabeler):
     rarity: Literal["none", "rows", "episodes", "both"] = "none"
     """Prefer goals that are rare in the snapshot: among all rows, among all episodes, or one of
     the two by a coin for each sample."""
-    rarity_power: float = 4.0
+    rarity_power: float = Field(4.0, ge=0)
     """Weight of a goal: (-log10 of its share) to this power."""
-    _rarity: Rarity | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name in ("probability", "tolerance", "steps_after", "rarity_power"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(
-                    f"{self._name}:{name}: expected 0 or more, got {getattr(self, name)}"
-                )
-        if self.probability > 1:
-            raise SettingError(
-                f"{self._name}:probability: expected a share, 0 … 1, got {self.probability}"
-            )
-
-    @property
-    def _name(self) -> str:
-        return "instructions"
+    _rarity: Rarity | None = PrivateAttr(None)
 
     @property
     def _ranks(self) -> bool:
@@ -97,22 +80,22 @@ class Instructions(Relabeler):
         return self.rarity != "none" and self.strategy != "none"
 
     def check(self, spec: EnvSpec) -> None:
-        require_observations(spec, self._name, self.goals, self.achieved)
+        require_observations(spec, self.registered_as, self.goals, self.achieved)
         goals, achieved = (spec.observations[key].shape for key in (self.goals, self.achieved))
         if len(goals) != 2 or len(achieved) not in (1, 2) or goals[-1:] != achieved[-1:]:
             raise DataError(
-                f"data.relabel: {self._name} expects {self.goals!r} of shape (K, d) and "
+                f"data.relabel: {self.registered_as} expects {self.goals!r} of shape (K, d) and "
                 f"{self.achieved!r} of shape (d,) or (m, d), got {goals} and {achieved}"
             )
-        require_one_dtype(spec, self._name, achieved=self.achieved, goal=self.goals)
+        require_one_dtype(spec, self.registered_as, achieved=self.achieved, goal=self.goals)
         dtype = np.dtype(spec.observations[self.goals].dtype)
         for name in ("pad", "completed"):
             mark = np.float64(getattr(self, name))
             limits = np.iinfo(dtype) if dtype.kind in "iu" else None
             if limits and not (mark == np.rint(mark) and limits.min <= mark <= limits.max):
                 raise DataError(
-                    f"data.relabel: {self._name}:{name}: {mark:g} is no {dtype}, the dtype of "
-                    f"{self.goals!r}"
+                    f"data.relabel: {self.registered_as}:{name}: {mark:g} is no {dtype}, the dtype "
+                    f"of {self.goals!r}"
                 )
 
     def fit(self, episodes: Iterable[Episode]) -> Relabeler:
@@ -124,8 +107,8 @@ class Instructions(Relabeler):
             power=self.rarity_power,
             tolerance=self.tolerance,
         )
-        ready = replace(self)
-        object.__setattr__(ready, "_rarity", rarity)  # it is frozen from here on
+        ready = self.model_copy()
+        ready._rarity = rarity
         return ready
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
@@ -166,9 +149,9 @@ class Instructions(Relabeler):
             return
         row = int((expected != recorded).any(axis=(1, 2)).argmax())
         raise DataError(
-            f"data.relabel: {self._name} does not know the rule of these goals: trajectory "
+            f"data.relabel: {self.registered_as} does not know the rule of these goals: trajectory "
             f"{episode.id} shows {recorded[row].tolist()} in row {row} of {self.goals!r}, expected "
-            f"{expected[row].tolist()}; look at {self._name}:pad, completed and tolerance"
+            f"{expected[row].tolist()}; look at {self.registered_as}:pad, completed and tolerance"
         )
 
     def _how_many(self, missing: int, rng: np.random.Generator) -> int:
@@ -256,37 +239,27 @@ class Instructions(Relabeler):
 
 
 @register("mazerunner")
-@dataclass(frozen=True, kw_only=True)
 class MazeRunnerGoals(Instructions):
     """The rule of `stepwell/MazeRunner-v0`: whole numbers, and the end with the last goal."""
 
     completed: float = -1.0
     """Every number of a slot whose goal is completed: as empty slots."""
-    tolerance: float = 0.0
+    tolerance: float = Field(0.0, ge=0)
     """Cells are equal or not."""
-    steps_after: int = 0
+    steps_after: int = Field(0, ge=0)
     """The environment ends with the last goal."""
-
-    @property
-    def _name(self) -> str:
-        return "mazerunner"
 
 
 @register("crafter")
-@dataclass(frozen=True, kw_only=True)
 class CrafterGoals(Instructions):
     """The rule of `stepwell/Crafter-v0`: words, and by default a preference for rare deeds, for
     most of what chance achieves is to stand somewhere."""
 
-    tolerance: float = 0.0
+    tolerance: float = Field(0.0, ge=0)
     """Words are equal or not."""
     rarity: Literal["none", "rows", "episodes", "both"] = "both"
     """Prefer goals that are rare in the snapshot: among all rows, among all episodes, or one of
     the two by a coin for each sample."""
-
-    @property
-    def _name(self) -> str:
-        return "crafter"
 
 
 # ------------------------------------------------------------------------ goals and their slots

@@ -1,10 +1,8 @@
 """Relabelers by name: those built in, and those that a plugin registers.
 
-from dataclasses import dataclass
 from trainer.data.relabel import Episode, Relabeler, register
 
 @register("scale_reward")
-@dataclass(frozen=True, kw_only=True)
 class ScaleReward(Relabeler):
     factor: float = 0.5
 
@@ -16,28 +14,32 @@ stepwell train offline --plugin my_module --data.relabel scale_reward:factor=0.2
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import ClassVar, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from amago_model.config.base import explain
 from stepwell import EnvSpec
+from trainer.config import RunSettings
 from trainer.data.relabel.episode import Episode
 from trainer.data.snapshot import DataError
 from trainer.errors import SettingError
 
 
-class Relabeler(ABC):
-    """A pure function of (whole trajectory, generator). Subclasses are frozen dataclasses: their
-    fields are the parameters, set by NAME:FIELD=VALUE,…
+class Relabeler(RunSettings):
+    """A pure function of (whole trajectory, generator). The fields of a subclass are its
+    parameters, set by NAME:FIELD=VALUE,…
 
     Its result may depend on nothing else: no counter, no clock, no global generator. Then sample k
     is the same for any number of processes, in any order, and after any restart.
     """
+
+    registered_as: ClassVar[str] = ""
+    """Its NAME."""
 
     @abstractmethod
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
@@ -69,9 +71,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
                 f"register: relabeler {name!r} is {known.__module__}.{known.__qualname__} already; "
                 f"{made.__module__}.{made.__qualname__} needs another name"
             )
-        if not dataclasses.is_dataclass(cast(object, made)):
-            raise SettingError(f"register: {made.__qualname__} must be a frozen dataclass")
-        _registered[name] = made
+        _registered[name], made.registered_as = made, name
         return made
 
     return decorate
@@ -93,34 +93,21 @@ def make_relabelers(words: Sequence[str]) -> tuple[Relabeler, ...]:
 def _make(word: str) -> Relabeler:
     name, _, rest = word.partition(":")
     if name not in _registered:
+        near = difflib.get_close_matches(name, _registered, n=1, cutoff=0.0)[0]
         raise SettingError(
-            f"data.relabel: unknown relabeler {name!r}; the nearest known one is "
-            f"{_nearest(name, _registered)!r} (of {', '.join(registered())}). A custom one "
-            "needs --plugin MODULE"
+            f"data.relabel: unknown relabeler {name!r}; the nearest known one is {near!r} (of "
+            f"{', '.join(registered())}). A custom one needs --plugin MODULE"
         )
-    kind = _registered[name]
-    hints = get_type_hints(kind)
-    known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, equals, text = part.partition("=")
-        where = f"data.relabel: {name}:{key}"
-        if not equals:
-            raise SettingError(f"{where}: expected FIELD=VALUE, got {part!r}")
-        if key not in known:
-            hint = f"the nearest known one is {_nearest(key, known)!r}" if known else "it has none"
-            raise SettingError(f"{where}: {name} has no such parameter; {hint}")
-        if key in values:
-            raise SettingError(f"{where}: given twice")
-        try:
-            values[key] = TypeAdapter(known[key]).validate_strings(text)
-        except ValidationError as error:
-            raise SettingError(f"{where}: got {text!r}: {error.errors()[0]['msg']}") from None
-    return kind(**values)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+        if not equals or key in values:
+            raise SettingError(f"data.relabel: {name}: expected FIELD=VALUE once, got {part!r}")
+        values[key] = text
+    try:
+        return _registered[name].model_validate_strings(values)
+    except ValidationError as error:
+        raise SettingError(f"data.relabel: {explain(error, _registered[name])}") from None
 
 
 def require_observations(spec: EnvSpec, relabeler: str, *keys: str) -> None:
