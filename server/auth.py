@@ -13,15 +13,12 @@ import fnmatch
 import hashlib
 import hmac
 import ipaddress
-import json
 import math
 import re
 import secrets
-import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 import structlog
@@ -121,31 +118,17 @@ def scopes_for(method: str, path: str) -> tuple[str, ...]:
     return ("admin",)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    id: str
-    name: str
+@dataclass(slots=True)
+class _Known:
+    """A token as this process knows it."""
+
+    token: Token
     hash: str
-    scopes: tuple[str, ...]
-    created_at: float
-    expires_at: float | None
-    last_used_at: float | None
     saved_at: float | None
-    """`last_used_at` as the index knows it; ours is newer by up to USED_INTERVAL."""
+    """`last_used_at` as the index knows it; the token's is newer by up to USED_INTERVAL."""
 
     def live(self, now: float) -> bool:
-        return self.expires_at is None or now < self.expires_at
-
-    def message(self, secret: str | None = None) -> Token:
-        return Token(
-            id=self.id,
-            name=self.name,
-            scopes=list(self.scopes),
-            created_at=self.created_at,
-            expires_at=self.expires_at,
-            last_used_at=self.last_used_at,
-            token=None if secret is None else f"stw_{self.id}_{secret}",
-        )
+        return self.token.expires_at is None or now < self.token.expires_at
 
 
 class TokenStore:
@@ -154,15 +137,16 @@ class TokenStore:
     def __init__(self, db: Database, settings: Settings):
         self._db = db
         self._settings = settings
-        self._lock = threading.Lock()
         with db.read() as c:
             rows = c.execute(sa.select(tokens).where(tokens.c.revoked_at.is_(None))).mappings()
-            self._rows = {row["id"]: _row(row) for row in rows}
+            self._known = {
+                row["id"]: _Known(Token(**row), row["hash"], row["last_used_at"]) for row in rows
+            }
 
     @property
     def required(self) -> bool:
         """Whether callers must show a token. Expired ones count: time opens no doors."""
-        return self._settings.token is not None or bool(self._rows) or not self._settings.loopback
+        return self._settings.token is not None or bool(self._known) or not self._settings.loopback
 
     def authenticate(self, authorization: str | None) -> Principal:
         """The caller behind an Authorization header, or a 401."""
@@ -184,18 +168,16 @@ class TokenStore:
     def _by_secret(self, presented: str) -> Principal:
         prefix, _, rest = presented.partition("_")
         token_id, _, secret = rest.partition("_")
-        row = self._rows.get(token_id)
+        known = self._known.get(token_id)
         # An unknown id is compared too, so that time does not tell which ids exist.
-        match = hmac.compare_digest(_hash(secret), row.hash if row else _hash(""))
-        if prefix != "stw" or row is None or not match:
+        match = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
+        if prefix != "stw" or known is None or not match:
             raise _unauthorized("the token is unknown or was revoked")
         now = time.time()
-        if not row.live(now):
+        if not known.live(now):
             raise _unauthorized("the token has expired; ask for a new one")
-        with self._lock:
-            if token_id in self._rows:
-                self._rows[token_id] = replace(self._rows[token_id], last_used_at=now)
-        return Principal(row.id, row.scopes)
+        known.token.last_used_at = now
+        return Principal(token_id, tuple(known.token.scopes))
 
     def authorise(self, principal: Principal, method: str, path: str) -> None:
         """403 unless one of the scopes that the route needs is there."""
@@ -223,44 +205,32 @@ class TokenStore:
             )
         now = time.time()
         secret = secrets.token_urlsafe(32)
-        row = _Row(
+        token = Token(
             id=secrets.token_hex(6),
             name=body.name,
-            hash=_hash(secret),
-            scopes=tuple(dict.fromkeys(body.scopes)),
+            scopes=list(dict.fromkeys(body.scopes)),
             created_at=now,
             expires_at=None if body.expires_in is None else now + body.expires_in,
-            last_used_at=None,
-            saved_at=None,
         )
+        values = token.model_dump(exclude={"token"})
         with self._db.write() as c:
-            c.execute(
-                sa.insert(tokens).values(
-                    id=row.id,
-                    name=row.name,
-                    hash=row.hash,
-                    scopes=json.dumps(list(row.scopes)),
-                    created_at=row.created_at,
-                    expires_at=row.expires_at,
-                )
-            )
-            write_audit(c, who, "token.create", row.id, name=row.name, scopes=list(row.scopes))
-        with self._lock:
-            self._rows[row.id] = row
-        return row.message(secret)
+            c.execute(sa.insert(tokens).values(hash=_hash(secret), **values))
+            write_audit(c, who, "token.create", token.id, name=token.name, scopes=token.scopes)
+        self._known[token.id] = _Known(token, _hash(secret), None)
+        return token.model_copy(update={"token": f"stw_{token.id}_{secret}"})
 
     def page(self) -> Page[Token]:
         """All of them, newest first: a service has dozens, not thousands."""
-        rows = sorted(self._rows.values(), key=lambda row: row.created_at, reverse=True)
-        return Page[Token](items=[row.message() for row in rows])
+        found = [known.token for known in list(self._known.values())]
+        return Page[Token](items=sorted(found, key=lambda token: token.created_at, reverse=True))
 
     def revoke(self, token_id: str, who: str) -> None:
         """Revoke a token. Raises 409 where no admin token would be left."""
-        if token_id not in self._rows:
+        if token_id not in self._known:
             raise not_found("token", token_id)
-        others = [row for row in self._rows.values() if row.id != token_id]
+        others = [known for id_, known in list(self._known.items()) if id_ != token_id]
         now = time.time()
-        managed = any("admin" in row.scopes and row.live(now) for row in others)
+        managed = any("admin" in known.token.scopes and known.live(now) for known in others)
         if others and not managed and self._settings.token is None:
             raise ProblemError(
                 409,
@@ -273,31 +243,25 @@ class TokenStore:
                 sa.update(tokens).where(tokens.c.id == token_id).values(revoked_at=time.time())
             )
             write_audit(c, who, "token.revoke", token_id)
-        with self._lock:
-            self._rows.pop(token_id, None)
+        self._known.pop(token_id, None)
 
     def save_last_used(self, every: float = USED_INTERVAL) -> None:
         """Write each `last_used_at` that is `every` seconds newer than the one in the index."""
-        rows = [
-            row
-            for row in list(self._rows.values())
-            if row.last_used_at is not None
-            and row.last_used_at != row.saved_at
-            and row.last_used_at - (row.saved_at or 0.0) >= every
+        due = [
+            (known, used)
+            for known in list(self._known.values())
+            if (used := known.token.last_used_at) is not None
+            and used != known.saved_at
+            and used - (known.saved_at or 0.0) >= every
         ]
-        if not rows:
+        if not due:
             return
         with self._db.write() as c:
-            for row in rows:
-                c.execute(
-                    sa.update(tokens)
-                    .where(tokens.c.id == row.id)
-                    .values(last_used_at=row.last_used_at)
-                )
-        with self._lock:
-            for row in rows:
-                if row.id in self._rows:
-                    self._rows[row.id] = replace(self._rows[row.id], saved_at=row.last_used_at)
+            for known, used in due:
+                where = tokens.c.id == known.token.id
+                c.execute(sa.update(tokens).where(where).values(last_used_at=used))
+        for known, used in due:
+            known.saved_at = used
 
     def close(self) -> None:
         try:
@@ -410,16 +374,3 @@ def _unauthorized(detail: str) -> ProblemError:
 def _hash(secret: str) -> str:
     # 256 random bits need no slow hash: there is nothing to guess.
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _row(row: Any) -> _Row:
-    return _Row(
-        id=row["id"],
-        name=row["name"],
-        hash=row["hash"],
-        scopes=tuple(json.loads(row["scopes"])),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        last_used_at=row["last_used_at"],
-        saved_at=row["last_used_at"],
-    )

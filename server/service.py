@@ -125,13 +125,22 @@ def _refuse_lost_index(settings: Settings) -> None:
         )
 
 
-def get_service(request: Request) -> Service:
+# Dependencies are coroutines: FastAPI gives every other one a thread to run in.
+
+
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-ServiceDep = Annotated[Service, Depends(get_service)]
+async def caller(request: Request) -> str:
+    """Who calls, for the audit log: a token's id, "operator" or "local"."""
+    principal = getattr(request.state, "principal", None)
+    return "local" if principal is None else str(principal.who)
 
+
+ServiceDep = Annotated[Service, Depends(_service)]
+Caller = Annotated[str, Depends(caller)]
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="rows of this page")]
 Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="`next` of the page before")]
@@ -149,13 +158,7 @@ def may(request: Request, *scopes: str) -> bool:
     return principal is None or any(principal.may(scope) for scope in scopes)
 
 
-def who(request: Request) -> str:
-    """The caller's name for the audit log: a token's id, "operator" or "local"."""
-    principal = getattr(request.state, "principal", None)
-    return "local" if principal is None else str(principal.who)
-
-
-def refuse_unknown_parameters(request: Request) -> None:
+async def refuse_unknown_parameters(request: Request) -> None:
     """A dependency of the whole application. Raises `ProblemError` 422 `validation_error`."""
     route = request.scope.get("route")
     dependant = getattr(route, "dependant", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,7 +181,7 @@ def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckP
             if (entry.id, entry.digest) != (row.id, row.digest):
                 raise SegmentDamaged(f"holds {entry.id} where the index has {row.id}")
             if deep:
-                spec = EnvSpec.from_json(json.loads(row.spec))
+                spec = EnvSpec.from_json(row.spec)
                 check_digest(entry, record.batch(arrow_schema(spec)), spec)
         except (SegmentDamaged, ShardDamaged, InvalidData) as error:
             yield FsckProblem(where, f"{row.id}: {error}", RESTORE)

@@ -20,14 +20,13 @@ from typing import Any
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from server import datasets
 from server.body_memory import STREAM_CHUNK
 from server.imports.jobs import JobContext, Jobs
 from server.imports.parser_process import frames
 from server.imports.raw_file import ImportOptions
 from server.index.db import Database
 from server.ingest.bulk_insert import BulkInsert, check_room, sweep_pending
-from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset
+from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset, insert_dataset
 from server.ingest.validate import ValidTrajectory, read_body
 from server.problems import ProblemError
 from server.settings import Settings
@@ -246,7 +245,7 @@ class Imports:
         body = CreateDataset(
             name=options.dataset, spec=spec.to_json(), description=text, tags=[options.format]
         )
-        return lambda connection: datasets.insert(connection, body, spec)
+        return lambda connection: insert_dataset(connection, body, spec)
 
 
 def _plan_of(header: dict[str, Any]) -> tuple[EnvSpec, int, int]:

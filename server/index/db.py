@@ -16,7 +16,6 @@ handling is switched off (`isolation_level = None`) and BEGIN is issued here.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
@@ -151,7 +150,7 @@ def _bump(connection: Connection, name: str) -> int:
 def write_audit(c: Connection, who: str, action: str, subject: str, **detail: Any) -> None:
     """A row of the audit log, in the transaction of what it records."""
     row = {"time": time.time(), "who": who, "action": action, "subject": subject}
-    c.execute(sa.insert(audit).values(**row, detail=json.dumps(detail)))
+    c.execute(sa.insert(audit).values(**row, detail=detail))
 
 
 def newest_first(table: sa.Table, before: int | None, **equal: Any) -> sa.Select[Any]:

@@ -274,7 +274,7 @@ class Mirror:
 
     def _refresh_metrics(self) -> None:
         """Check only pieces with a run that had a heartbeat: points never come without one
-        (server/runs.py), and of a run that has ended nothing is read again."""
+        (server/routes/run_metrics.py), and of a run that has ended nothing is read again."""
         pieces = self._pieces["metrics"]
         heard: dict[int, list[tuple[int, float, float]]] = {}
         for row in self._db.execute("SELECT pk, created_at, heartbeat_at FROM runs ORDER BY pk"):

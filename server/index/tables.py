@@ -11,7 +11,8 @@
           └─< evaluations
 
 Times (`_at`) are Unix seconds and for people. What something waits for is counted in the service's
-uptime (`_uptime`, seconds; db.py): no jump of the wall clock shortens it. JSON columns hold text.
+uptime (`_uptime`, seconds; db.py): no jump of the wall clock shortens it. JSON is stored as
+text; it is a `Text` column where the text is passed on as it is.
 `pk` is ours, `id` and `name` are the world's.
 Every change of a trajectory stamps it with the next `change_id`, so that the SQL mirror can follow
 by `change_id > last`; a removal of rows in bulk raises `epoch`, and the mirror starts afresh.
@@ -21,6 +22,7 @@ by `change_id > last`; a removal of rows in bulk raises `epoch`, and the mirror 
 from __future__ import annotations
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -66,13 +68,13 @@ datasets = Table(
     metadata,
     Column("pk", Integer, primary_key=True),
     Column("name", String(64), nullable=False, unique=True),
-    Column("spec", Text, nullable=False),  # EnvSpec as JSON
+    Column("spec", JSON, nullable=False),  # EnvSpec.to_json()
     Column("spec_digest", String(64), nullable=False),  # of the layout, without env
     Column("capacity_trajectories", BigInteger),
     Column("capacity_steps", BigInteger),
     Column("capacity_bytes", BigInteger),
     Column("description", Text, nullable=False, server_default=""),
-    Column("tags", Text, nullable=False, server_default="[]"),
+    Column("tags", JSON, nullable=False, server_default="[]"),
     Column("next_seq", BigInteger, nullable=False, server_default="1"),
     Column("evicted", BigInteger, nullable=False, server_default="0"),  # ever
     Column("created_at", Float, nullable=False),
@@ -280,13 +282,13 @@ runs = Table(
     Column("name", String(128), nullable=False, unique=True),
     Column("kind", String(16), nullable=False),  # train, collect, eval
     Column("status", String(16), nullable=False),  # running, finished, failed, stopped
-    Column("config", Text, nullable=False, server_default="{}"),
+    Column("config", JSON, nullable=False, server_default="{}"),
     Column("parent", String(128)),
     Column("seed", BigInteger),
     Column("git_commit", Text, nullable=False, server_default=""),
     Column("host", Text, nullable=False, server_default=""),
-    Column("snapshots", Text, nullable=False, server_default="[]"),  # JSON list of ids
-    Column("tags", Text, nullable=False, server_default="[]"),
+    Column("snapshots", JSON, nullable=False, server_default="[]"),  # list of ids
+    Column("tags", JSON, nullable=False, server_default="[]"),
     Column("notes", Text, nullable=False, server_default=""),
     Column("command", Text, nullable=False, server_default=""),
     Column("error", Text, nullable=False, server_default=""),
@@ -318,7 +320,7 @@ policies = Table(
     Column("file", String(128), nullable=False),  # in policies/
     Column("bytes", BigInteger, nullable=False),
     Column("step", BigInteger),
-    Column("metadata", Text, nullable=False, server_default="{}"),
+    Column("metadata", JSON, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
     Column("verified_at", Float),
     Column("checksums", LargeBinary, nullable=False),  # as of shards
@@ -342,9 +344,9 @@ evaluations = Table(
     Column("run", String(128)),
     Column("policy", Text, nullable=False, index=True),  # run/version, or a free name
     Column("env", Text, nullable=False, index=True),
-    Column("seeds", Text, nullable=False),  # JSON lists
-    Column("returns", Text, nullable=False),
-    Column("lengths", Text, nullable=False, server_default="[]"),
+    Column("seeds", JSON, nullable=False),  # lists
+    Column("returns", JSON, nullable=False),
+    Column("lengths", JSON, nullable=False, server_default="[]"),
     Column("episodes", BigInteger, nullable=False),
     Column("dataset", String(64)),
     Column("mean", Float, nullable=False),
@@ -353,7 +355,7 @@ evaluations = Table(
     Column("ci_high", Float, nullable=False),
     Column("confidence", Float, nullable=False),
     Column("normalised", Float),
-    Column("details", Text, nullable=False, server_default="{}"),
+    Column("details", JSON, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
 )
 
@@ -369,7 +371,7 @@ workers = Table(
     Column("pid", BigInteger),
     Column("policy", Text, nullable=False, server_default=""),
     Column("state", String(16), nullable=False),
-    Column("counters", Text, nullable=False, server_default="{}"),
+    Column("counters", JSON, nullable=False, server_default="{}"),
     Column("last_error", Text, nullable=False, server_default=""),
     Column("command", String(16), nullable=False, server_default="none"),
     Column("command_at", Float),
@@ -384,7 +386,7 @@ launches = Table(
     Column("id", String(64), nullable=False, unique=True),
     Column("role", String(16), nullable=False),
     Column("recipe", Text, nullable=False, server_default=""),
-    Column("args", Text, nullable=False, server_default="{}"),
+    Column("args", JSON, nullable=False, server_default="{}"),
     Column("count", Integer, nullable=False),
     Column("state", String(16), nullable=False, index=True),
     Column("claimed_by", Text, nullable=False, server_default=""),
@@ -417,7 +419,7 @@ tokens = Table(
     Column("id", String(32), primary_key=True),
     Column("name", Text, nullable=False),
     Column("hash", String(64), nullable=False),  # sha256 of the secret
-    Column("scopes", Text, nullable=False),  # JSON list
+    Column("scopes", JSON, nullable=False),  # list
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float),
     Column("last_used_at", Float),
@@ -432,7 +434,7 @@ audit = Table(
     Column("who", Text, nullable=False),  # token id, or "local"
     Column("action", String(64), nullable=False),
     Column("subject", Text, nullable=False),
-    Column("detail", Text, nullable=False, server_default="{}"),
+    Column("detail", JSON, nullable=False, server_default="{}"),
     Index("ix_audit_action_subject", "action", "subject"),
 )
 

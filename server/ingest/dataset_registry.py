@@ -1,17 +1,19 @@
-"""The datasets as the write path needs them: spec and Arrow schema, parsed once."""
+"""Datasets as the write path needs them: a new row, and spec and Arrow schema, parsed once."""
 
 from __future__ import annotations
 
-import json
 import threading
+import time
 from dataclasses import dataclass
 
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
-from server.index.db import Database
+from server.index.db import Database, next_dataset_pk
 from server.index.tables import datasets
-from server.problems import not_found
+from server.problems import ProblemError, not_found
+from stepwell.messages import Capacity, CreateDataset
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 
@@ -48,7 +50,7 @@ class DatasetRegistry:
                 ).one_or_none()
             if row is None:
                 raise not_found("dataset", name)
-            spec = EnvSpec.from_json(json.loads(row.spec))
+            spec = EnvSpec.from_json(row.spec)
             found = RegisteredDataset(row.pk, name, spec, row.spec_digest, arrow_schema(spec))
             with self._lock:
                 self._known[name] = found
@@ -57,3 +59,40 @@ class DatasetRegistry:
     def forget(self, name: str) -> None:
         with self._lock:
             self._known.pop(name, None)
+
+
+def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
+    """A new, empty dataset in the caller's transaction (an import creates its own with the data).
+
+    Returns its key. Raises 409 for a taken name.
+    """
+    taken = connection.execute(
+        sa.select(datasets.c.spec_digest).where(datasets.c.name == body.name)
+    ).scalar()
+    if taken is not None:
+        raise ProblemError(
+            409,
+            "dataset_exists",
+            f"there is a dataset {body.name!r} already"
+            + (", of the same layout" if taken == spec.digest else ", of another layout"),
+            expected=f"a layout of digest {taken}, or another name",
+            got=spec.digest,
+        )
+    pk = next_dataset_pk(connection)
+    connection.execute(
+        sa.insert(datasets).values(
+            pk=pk,
+            name=body.name,
+            spec=spec.to_json(),
+            spec_digest=spec.digest,
+            description=body.description,
+            tags=body.tags,
+            created_at=time.time(),
+            **capacity_columns(body.capacity),
+        )
+    )
+    return pk
+
+
+def capacity_columns(capacity: Capacity) -> dict[str, int | None]:
+    return {f"capacity_{what}": value for what, value in capacity.model_dump().items()}

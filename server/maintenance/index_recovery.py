@@ -73,7 +73,9 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                     f" ({rows.trouble})"
                 )
         rows = _Rows(source, "datasets", ["name", "spec_digest", *DATASET])
-        found.datasets = {row.pop("name"): row for row in rows if _lists(row["tags"])}
+        for row in rows:
+            if _lists(row["tags"]):
+                found.datasets[row.pop("name")] = row | {"tags": json.loads(row["tags"])}
         labels = _Rows(source, "trajectories", ["id", "partition", *LABELS])
         for row in labels:
             if row["partition"] == "fifo" and all(row[name] in ("", "[]") for name in LABELS):
@@ -135,9 +137,9 @@ def _add_policy(
             "name": run.name,
             "kind": run.kind,
             "status": "stopped",
-            "config": json.dumps(run.config),
+            "config": run.config,
             "git_commit": run.git_commit,
-            "snapshots": json.dumps(run.snapshots),
+            "snapshots": run.snapshots,
             "notes": "rebuilt from its policy files",
             "created_at": made,
             "heartbeat_at": made,
@@ -160,7 +162,7 @@ def _add_policy(
             checksums=file.checksums,
             verified_at=made,
             step=version,
-            metadata=json.dumps({**said, "step": version}),
+            metadata={**said, "step": version},
             created_at=made,
         )
     )
@@ -243,5 +245,7 @@ def _fits(table: str, row: dict[str, Any], kept: dict[str, set[int]], files: set
 
 def _insert(connection: Connection, table: str, rows: list[dict[str, Any]]) -> None:
     if rows:
-        # OR IGNORE: a damaged page may hold rows that no constraint would let pass.
-        connection.execute(metadata.tables[table].insert().prefix_with("OR IGNORE"), rows)
+        # Without types: JSON is copied as the text that it is. OR IGNORE: a damaged page may hold
+        # rows that no constraint would let pass.
+        plain = sa.table(table, *map(sa.column, rows[0]))
+        connection.execute(plain.insert().prefix_with("OR IGNORE"), rows)

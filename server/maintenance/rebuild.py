@@ -9,7 +9,6 @@ import that had not committed stays out. `Rebuilt.lost` says it. Files of data a
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -205,7 +204,7 @@ def _insert(
         greatest = max((entry.seq for entry, _ in ordered), default=0)
         values = {
             "name": name,
-            "spec": json.dumps(dataset.spec.to_json()),
+            "spec": dataset.spec.to_json(),
             "spec_digest": dataset.spec.digest,
             "description": "rebuilt from files",
             "created_at": time.time(),

@@ -1,1 +1,5 @@
-"""HTTP: one thin file per resource."""
+"""HTTP: one file per resource, with its transactions where these are a few statements.
+
+A new route also needs its scope in auth.py:RULES, a message, a client method and a row in
+docs/http.md.
+"""

@@ -1,23 +1,57 @@
-"""Datasets over HTTP; the work is in server/datasets.py.
-
-A new route also needs its scope in auth.py:RULES, a message, a client method and a row in
-docs/http.md.
-"""
+"""Datasets: creating, describing, changing and deleting them. A dataset's spec never changes."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Any
 
-from server import datasets
-from server.service import Limit, ServiceDep, may, who
-from stepwell.messages import CreateDataset, Dataset, FlushResult, Page, PatchDataset
+import sqlalchemy as sa
+from fastapi import APIRouter, Request
+from sqlalchemy.engine import Connection, RowMapping
+
+from server.index.db import first_rows, next_change_id, next_epoch, write_audit
+from server.index.tables import (
+    ALIVE,
+    datasets,
+    partition_stats,
+    segments,
+    shards,
+    tombstones,
+    trajectories,
+)
+from server.ingest.dataset_registry import capacity_columns, insert_dataset
+from server.ingest.evict import evict_over_capacity
+from server.integrity import excluded
+from server.problems import MAX_HINTS, ProblemError, not_found
+from server.service import Caller, Limit, ServiceDep, may
+from stepwell.messages import (
+    Capacity,
+    CreateDataset,
+    Dataset,
+    FlushResult,
+    Page,
+    PartitionStats,
+    PatchDataset,
+)
+from stepwell.schema import arrow_schema
+from stepwell.spaces import EnvSpec
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 
 @router.post("", status_code=201)
 def create_dataset(service: ServiceDep, body: CreateDataset) -> Dataset:
-    return datasets.create(service.db, body)
+    # 409 for a taken name; an `InvalidSpace` becomes 422.
+    spec = EnvSpec.from_json(body.spec)
+    arrow_schema(spec)  # a spec that has no columns is refused here, not at the first post
+    with service.db.write() as connection:
+        insert_dataset(connection, body, spec)
+        return _read(connection, body.name)
+
+
+def absent(connection: Connection, name: str) -> ProblemError:
+    """404 that offers the nearest name: for callers who may read them all."""
+    newest = sa.select(datasets.c.name).order_by(datasets.c.pk.desc()).limit(MAX_HINTS)
+    return not_found("dataset", name, connection.execute(newest).scalars())
 
 
 @router.get("")
@@ -27,27 +61,150 @@ def list_datasets(
     cursor: str | None = None,
 ) -> Page[Dataset]:
     """By name."""
-    return datasets.page(service.db, limit=limit, cursor=cursor)
+    statement = sa.select(datasets).order_by(datasets.c.name)
+    if cursor is not None:
+        statement = statement.where(datasets.c.name > cursor)
+    with service.db.read() as connection:
+        rows, last = first_rows(connection, statement, limit)
+        items = [_message(connection, row) for row in rows]
+    return Page[Dataset](items=items, next=None if last is None else last["name"])
 
 
 @router.get("/{name}")
 def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
-    return datasets.get(service.db, name, hint=may(request, "read", "train"))
+    with service.db.read() as connection:
+        return _read(connection, name, hint=may(request, "read", "train"))
 
 
 @router.patch("/{name}")
 def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset:
     """Works while data flows in; a smaller capacity evicts at once."""
-    return datasets.patch(service.db, name, body)
+    values: dict[str, Any] = {}
+    if body.description is not None:
+        values["description"] = body.description
+    if body.tags is not None:
+        values["tags"] = body.tags
+    if body.capacity is not None:
+        values |= capacity_columns(body.capacity)
+    with service.db.write() as connection:
+        pk = find_dataset(connection, name)
+        if values:
+            connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
+        if body.capacity is not None:
+            evict_over_capacity(connection, pk, next_change_id(connection))
+        return _read(connection, name)
 
 
 @router.delete("/{name}", status_code=204)
-def delete_dataset(service: ServiceDep, name: str, request: Request) -> None:
+def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
     """409 while it holds protected trajectories."""
-    datasets.delete(service.db, service.ingest, name, who(request))
+    # Its shards are retired, not unlinked: a leased snapshot keeps what it needs.
+    db = service.db
+    service.ingest.flush(name)
+    # The lock keeps the sealer from moving trajectories that are about to go.
+    with service.ingest.sealer.lock, db.write() as connection:
+        t = trajectories.c
+        pk = find_dataset(connection, name)
+        protected = connection.execute(
+            sa.select(sa.func.count()).where(t.dataset_pk == pk, t.partition == "protected")
+        ).scalar_one()
+        if protected:
+            raise ProblemError(
+                409,
+                "protected",
+                f"dataset {name!r} holds protected trajectories; an admin demotes them first"
+                " (POST /v1/trajectories/{id}/demote)",
+                expected="no protected trajectories",
+                got=protected,
+            )
+        connection.execute(sa.delete(trajectories).where(t.dataset_pk == pk))
+        for table in (partition_stats, tombstones):
+            connection.execute(sa.delete(table).where(table.c.dataset_pk == pk))
+        connection.execute(
+            sa.update(shards)
+            .where(shards.c.dataset_pk == pk)
+            .values(
+                dataset_pk=None,
+                state=sa.case((shards.c.state == "live", "retired"), else_=shards.c.state),
+                retired_uptime=sa.func.coalesce(shards.c.retired_uptime, db.uptime()),
+            )
+        )
+        connection.execute(sa.delete(datasets).where(datasets.c.pk == pk))
+        write_audit(connection, caller, "dataset.delete", name)
+        next_epoch(connection)
+    service.ingest.registry.forget(name)
 
 
 @router.post("/{name}/flush")
 def flush(service: ServiceDep, name: str) -> FlushResult:
     """Seal what was acknowledged, so that SQL `steps` shows it."""
     return service.ingest.flush(name)
+
+
+def find_dataset(connection: Connection, name: str) -> int:
+    """The key of a dataset, or 404."""
+    pk = connection.execute(sa.select(datasets.c.pk).where(datasets.c.name == name)).scalar()
+    if pk is None:
+        raise absent(connection, name)
+    return int(pk)
+
+
+def _read(connection: Connection, name: str, *, hint: bool = True) -> Dataset:
+    """Raises 404, with `hint` one that offers the nearest name."""
+    found = connection.execute(sa.select(datasets).where(datasets.c.name == name))
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise absent(connection, name) if hint else not_found("dataset", name)
+    return _message(connection, row)
+
+
+def _message(connection: Connection, row: RowMapping) -> Dataset:
+    pk = row["pk"]
+    t, s = trajectories.c, shards.c
+    buckets = {
+        r["bucket"]: r
+        for r in connection.execute(
+            sa.select(partition_stats).where(partition_stats.c.dataset_pk == pk)
+        ).mappings()
+    }
+    count = sum(b["trajectories"] for b in buckets.values())
+    steps = sum(b["steps"] for b in buckets.values())
+    alive = sa.and_(t.dataset_pk == pk, ALIVE)
+    least, most = connection.execute(
+        sa.select(
+            sa.select(sa.func.min(t["return"])).where(alive).scalar_subquery(),
+            sa.select(sa.func.max(t["return"])).where(alive).scalar_subquery(),
+        )
+    ).one()
+    # From the segments, of which there are few; `+` keeps SQLite from walking the dataset instead.
+    unsealed = connection.execute(
+        sa.select(sa.func.count())
+        .select_from(trajectories)
+        .where(
+            t.segment_pk.in_(sa.select(segments.c.pk)),
+            sa.text("+trajectories.dataset_pk = :pk").bindparams(pk=pk),
+            t.state == "spooled",
+        )
+    ).scalar_one()
+    files, stored = connection.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(s.bytes), 0)).where(
+            s.dataset_pk == pk, s.state.in_(("live", "retired", "quarantined"))
+        )
+    ).one()
+    return Dataset(
+        **row,
+        **{bucket: PartitionStats(**sums) for bucket, sums in buckets.items()},
+        capacity=Capacity(
+            trajectories=row["capacity_trajectories"],
+            steps=row["capacity_steps"],
+            bytes=row["capacity_bytes"],
+        ),
+        unsealed=unsealed,
+        shards=files,
+        stored_bytes=stored,
+        return_mean=sum(b["return_sum"] for b in buckets.values()) / count if count else None,
+        return_min=least,
+        return_max=most,
+        length_mean=steps / count if count else None,
+        excluded=excluded(connection, row["name"]),
+    )

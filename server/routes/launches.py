@@ -1,13 +1,25 @@
-"""Launches over HTTP; the work is in server/launches.py."""
+"""Launches: requests to start programs. A launcher on some machine claims one and reports on it.
+
+    queued ──claim──▶ claimed ──▶ running ──▶ finished | failed
+       └────────────────┴────────────┴──────▶ cancelled
+
+Only names and values are kept, never a shell string; the launcher checks them against the recipe.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import time
+from typing import Any, Literal
 
+import sqlalchemy as sa
 from fastapi import APIRouter
+from sqlalchemy.engine import Connection
 
-from server import launches
+from server.index.db import first_rows, newest_first
+from server.index.tables import launches
+from server.problems import ProblemError, not_found
 from server.service import Cursor, Limit, ServiceDep
+from stepwell import new_id
 from stepwell.messages import (
     Claimed,
     ClaimLaunch,
@@ -21,11 +33,16 @@ from stepwell.messages import (
 router = APIRouter(prefix="/v1/launches", tags=["launches"])
 
 State = Literal["queued", "claimed", "running", "finished", "failed", "cancelled"]
+ENDED = ("finished", "failed", "cancelled")
 
 
 @router.post("", status_code=201)
 def create_launch(service: ServiceDep, body: CreateLaunch) -> Launch:
-    return launches.create(service.db, body)
+    launch_id = f"la_{new_id()}"
+    values = {"id": launch_id, "state": "queued", "created_at": time.time(), **body.model_dump()}
+    with service.db.write() as c:
+        c.execute(sa.insert(launches).values(values))
+        return _read(c, launch_id)
 
 
 @router.get("")
@@ -37,26 +54,85 @@ def list_launches(
     cursor: Cursor = None,
 ) -> Page[Launch]:
     """Newest first."""
-    return launches.page(service.db, role=role, state=state, limit=limit, before=cursor)
+    with service.db.read() as c:
+        rows, last = first_rows(c, newest_first(launches, cursor, role=role, state=state), limit)
+    items = [Launch(**row) for row in rows]
+    return Page[Launch](items=items, next=None if last is None else str(last["pk"]))
 
 
 @router.post("/claim")
 def claim_launch(service: ServiceDep, body: ClaimLaunch) -> Claimed:
     """The oldest queued launch, now the caller's alone; null when there is nothing to do."""
-    return launches.claim(service.db, body)
+    # Two launchers never get the same one: the index has one writer at a time.
+    with service.db.write() as c:
+        oldest = (
+            sa.select(launches.c.id)
+            .where(launches.c.state == "queued", launches.c.role.in_(body.roles))
+            .order_by(launches.c.pk)
+            .limit(1)
+        )
+        launch_id = c.execute(oldest).scalar()
+        if launch_id is None:
+            return Claimed(launch=None)
+        _set(c, launch_id, state="claimed", claimed_by=body.worker, claimed_at=time.time())
+        return Claimed(launch=_read(c, launch_id))
 
 
 @router.get("/{launch_id}")
 def get_launch(service: ServiceDep, launch_id: str) -> Launch:
-    return launches.get(service.db, launch_id)
+    with service.db.read() as c:
+        return _read(c, launch_id)
 
 
 @router.patch("/{launch_id}")
 def patch_launch(service: ServiceDep, launch_id: str, body: PatchLaunch) -> Launch:
     """The claiming launcher's report."""
-    return launches.patch(service.db, launch_id, body)
+    # 409 once the launch has ended, above all if it was cancelled.
+    with service.db.write() as c:
+        now = _read(c, launch_id)
+        if now.state in ENDED and now.state != body.state:
+            raise _ended(now, body.state)
+        if now.state == "queued" and body.state != "cancelled":
+            raise ProblemError(
+                409,
+                "conflict",
+                f"launch {launch_id} has not been claimed; claim it first",
+                expected="state claimed or running",
+                got=now.state,
+            )
+        _set(c, launch_id, **body.model_dump(exclude_unset=True))
+        return _read(c, launch_id)
 
 
 @router.delete("/{launch_id}")
 def cancel_launch(service: ServiceDep, launch_id: str) -> Launch:
-    return launches.cancel(service.db, launch_id)
+    # It is not started any more; a launcher that has claimed it stops what it started.
+    with service.db.write() as c:
+        now = _read(c, launch_id)
+        if now.state == "cancelled":
+            return now
+        if now.state in ENDED:
+            raise _ended(now, "cancelled")
+        _set(c, launch_id, state="cancelled")
+        return _read(c, launch_id)
+
+
+def _ended(launch: Launch, wanted: str) -> ProblemError:
+    return ProblemError(
+        409,
+        "conflict",
+        f"launch {launch.id} has ended and cannot become {wanted}",
+        expected="state queued, claimed or running",
+        got=launch.state,
+    )
+
+
+def _set(c: Connection, launch_id: str, **values: Any) -> None:
+    c.execute(sa.update(launches).where(launches.c.id == launch_id).values(**values))
+
+
+def _read(c: Connection, launch_id: str) -> Launch:
+    row = c.execute(sa.select(launches).where(launches.c.id == launch_id)).mappings().first()
+    if row is None:
+        raise not_found("launch", launch_id)
+    return Launch(**row)

@@ -1,25 +1,49 @@
-"""Policies over HTTP: bytes in, bytes out, ETags; the work is in server/policies.py."""
+"""Policies: published acting weights, addressed as run/version, put once and never changed.
+
+    PUT  body → DIR/tmp (hashed while it streams) → rename → one index row → 201
+         the same bytes again → 200; other bytes under that version → 409
+
+A file whose row was never written (a crash in between) is an orphan, which maintenance removes.
+The bytes are opaque here; the program that loads them checks them. `latest` is the greatest
+version, never stored.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import sqlalchemy as sa
+import structlog
 from fastapi import APIRouter, Header, Path, Request, Response
+from pydantic import TypeAdapter
+from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
-from server import policies
 from server.body_memory import STREAM_CHUNK
+from server.checksums import Source, examine
+from server.index.db import first_rows
+from server.index.tables import policies, policy_aliases
 from server.problems import ProblemError
 from server.routes.files import StoredFile
-from server.service import Cursor, Limit, ServiceDep, raw_body
-from stepwell.messages import Alias, Page, Policy, PutAlias
+from server.routes.runs import find_run
+from server.service import Cursor, Limit, Service, ServiceDep, raw_body
+from server.storage.store import Stored, Writer, new_name
+from stepwell.failpoints import failpoint
+from stepwell.messages import Alias, Document, Page, Policy, PutAlias
 
 router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])
-
+log = structlog.get_logger("stepwell.policies")
+LATEST = "latest"
+_DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(Document)
+MAX_NUMBER = 2**53
+"""Of versions and steps: what every JSON reader keeps exact."""
 BYTES = "application/octet-stream"
 
-Version = Annotated[int, Path(ge=0, le=policies.MAX_NUMBER)]
+Version = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
 _ETAGS = re.compile(r'(?:W/)?"([^"]*)"')
 
 
@@ -43,8 +67,8 @@ async def put_policy(
         raise ProblemError(
             415, "unsupported_media_type", "a policy is raw bytes", expected=BYTES, got=kind
         )
-    metadata_document = policies.parse_metadata(metadata)
-    writer = await run_in_threadpool(policies.open_writer, service.db, service.store, name)
+    metadata_document = _parse_metadata(metadata)
+    writer = await run_in_threadpool(_open_writer, service, name)
     with writer:
         waiting = bytearray()
         async for chunk in request.stream():
@@ -54,18 +78,123 @@ async def put_policy(
                 waiting.clear()
         await run_in_threadpool(writer.write, bytes(waiting))
         policy, new = await run_in_threadpool(
-            policies.publish,
-            service.db,
-            service.store,
-            service.integrity,
-            name,
-            version,
-            writer,
-            metadata_document,
+            _publish, service, name, version, writer, metadata_document
         )
     if not new:
         response.status_code = 200
     return policy
+
+
+def _open_writer(service: Service, run: str) -> Writer:
+    """Where the body of a PUT goes; 404 before a byte is read if there is no such run."""
+    with service.db.read() as c:
+        find_run(c, run)
+    return service.store.new("policies", new_name("pol", ".bin"))
+
+
+def _parse_metadata(header: str | None) -> dict[str, Any]:
+    """The X-Stepwell-Metadata header: a JSON object, of which `step` becomes a column."""
+    if not header:
+        return {}
+    try:
+        found = _DOCUMENT.validate_python(json.loads(header), strict=True)
+    except RecursionError:
+        raise _bad_metadata("nested too deeply") from None
+    except ValueError as error:  # pydantic's ValidationError is one too
+        raise _bad_metadata(f"{header[:80]} ({str(error).splitlines()[-1]})") from None
+    step = found.get("step")
+    if step is not None and not (type(step) is int and 0 <= step <= MAX_NUMBER):
+        raise _bad_metadata(f"step {step!r}")
+    return found
+
+
+def _publish(
+    service: Service, run: str, version: int, writer: Writer, metadata: dict[str, Any]
+) -> tuple[Policy, bool]:
+    """Settle a written body as run/version; says whether it is new.
+
+    Raises 422 for an empty body, 409 when the version holds other bytes.
+    """
+    stored = writer.commit()
+    failpoint("policy.after_rename")
+    try:
+        policy, new = _insert(service, run, version, stored, metadata)
+    except BaseException:
+        service.store.delete("policies", stored.path.name)
+        raise
+    if not new and not _replace_damaged(service, run, version, stored):
+        service.store.delete("policies", stored.path.name)
+    return policy, new
+
+
+def _replace_damaged(service: Service, run: str, version: int, stored: Stored) -> bool:
+    """Publishing the same bytes again is how a damaged policy is cured. True if it was one."""
+    with service.db.read() as c:
+        row = _row(c, find_run(c, run), version)
+    if row is None:
+        return False
+    try:
+        if examine(service.store.path("policies", row["file"])).sha256 == row["sha256"]:
+            return False
+    except OSError as error:
+        log.warning("a policy cannot be read", file=row["file"], error=str(error))
+    with service.db.write() as c:
+        p = policies.c
+        hit = c.execute(
+            sa.update(policies)
+            .where(p.pk == row["pk"], p.file == row["file"])
+            .values(
+                file=stored.path.name,
+                bytes=stored.bytes,
+                checksums=stored.checksums,
+                verified_at=time.time(),
+            )
+        ).rowcount
+    failpoint("policy.after_replace")
+    if hit:
+        service.store.delete("policies", row["file"])
+        service.integrity.damaged_files.discard(f"policies/{row['file']}")
+        log.info("a damaged policy was replaced", run=run, version=version)
+    return bool(hit)
+
+
+def _insert(
+    service: Service, run: str, version: int, stored: Stored, metadata: dict[str, Any]
+) -> tuple[Policy, bool]:
+    if stored.bytes == 0:
+        raise ProblemError(
+            422, "invalid_policy", "the body is empty", expected="the bytes of a policy file"
+        )
+    with service.db.write() as c:
+        run_pk = find_run(c, run)
+        found = _row(c, run_pk, version)
+        if found is not None and found["sha256"] != stored.sha256:
+            raise ProblemError(
+                409,
+                "conflict",
+                f"policy {run}/{version} exists with other content; policies never change, publish"
+                " a new version",
+                expected=f"sha256 {found['sha256']}",
+                got=f"sha256 {stored.sha256}",
+            )
+        if found is None:
+            c.execute(
+                sa.insert(policies).values(
+                    run_pk=run_pk,
+                    version=version,
+                    sha256=stored.sha256,
+                    file=stored.path.name,
+                    bytes=stored.bytes,
+                    checksums=stored.checksums,
+                    verified_at=time.time(),
+                    step=metadata.get("step"),
+                    metadata=metadata,
+                    created_at=time.time(),
+                )
+            )
+        row = _row(c, run_pk, version)
+        assert row is not None, "just written in this transaction"
+        return _policies(c, run, run_pk, [row])[0], found is None
 
 
 @router.get("/policies")
@@ -73,7 +202,14 @@ def list_policies(
     service: ServiceDep, name: str, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[Policy]:
     """Greatest version first."""
-    return policies.page(service.db, name, limit=limit, before=cursor)
+    with service.db.read() as c:
+        run_pk = find_run(c, name)
+        query = sa.select(policies).where(policies.c.run_pk == run_pk)
+        if cursor is not None:
+            query = query.where(policies.c.version < cursor)
+        rows, last = first_rows(c, query.order_by(policies.c.version.desc()), limit)
+        items = _policies(c, name, run_pk, rows)
+    return Page[Policy](items=items, next=None if last is None else str(last["version"]))
 
 
 @router.get(
@@ -90,24 +226,97 @@ def get_policy(
     known: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """The bytes of a version or an alias (`latest`, `best`, …). The ETag is the sha256."""
-    found = policies.locate(service.db, service.store, name, which)
-    policy = found.policy
+    with service.db.read() as c:
+        run_pk = find_run(c, name)
+        row = _which(c, run_pk, which)
+        if row is None:
+            raise _absent(c, name, run_pk, which)
     headers = {
-        "etag": f'"{policy.sha256}"',
-        "X-Stepwell-Version": str(policy.version),
+        "etag": f'"{row["sha256"]}"',
+        "X-Stepwell-Version": str(row["version"]),
         # A version never changes; where an alias points does.
         "Cache-Control": "immutable, max-age=31536000" if which.isdecimal() else "no-cache",
     }
-    if known is not None and (known.strip() == "*" or policy.sha256 in _ETAGS.findall(known)):
+    if known is not None and (known.strip() == "*" or row["sha256"] in _ETAGS.findall(known)):
         return Response(status_code=304, headers=headers)
 
     def unreadable() -> ProblemError:
-        return service.integrity.damaged_file(found.where)
+        return service.integrity.damaged_file(f"policies/{row['file']}")
 
-    return StoredFile(request, found.source, headers=headers, media_type=BYTES, damaged=unreadable)
+    source = Source(service.store.path("policies", row["file"]), row["bytes"], row["checksums"])
+    return StoredFile(request, source, headers=headers, media_type=BYTES, damaged=unreadable)
 
 
 @router.put("/aliases/{alias}")
 def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> Policy:
     """Point an alias at a version. `latest` is automatic and cannot be set."""
-    return policies.set_alias(service.db, name, alias, body.version)
+    # The same name moves; nothing is copied.
+    if alias == LATEST:
+        raise ProblemError(
+            409, "conflict", "'latest' is always the greatest version and cannot be set"
+        )
+    with service.db.write() as c:
+        run_pk = find_run(c, name)
+        row = _row(c, run_pk, body.version)
+        if row is None:
+            raise _absent(c, name, run_pk, str(body.version))
+        where = sa.and_(policy_aliases.c.run_pk == run_pk, policy_aliases.c.alias == alias)
+        c.execute(sa.delete(policy_aliases).where(where))
+        c.execute(sa.insert(policy_aliases).values(run_pk=run_pk, alias=alias, policy_pk=row["pk"]))
+        return _policies(c, name, run_pk, [row])[0]
+
+
+def _which(c: Connection, run_pk: int, which: str) -> RowMapping | None:
+    if which.isascii() and which.isdecimal():
+        # Longer than any version we gave out: Python refuses to read numbers of any length.
+        return _row(c, run_pk, int(which)) if len(which) <= len(str(MAX_NUMBER)) else None
+    query = sa.select(policies).where(policies.c.run_pk == run_pk)
+    if which == LATEST:
+        query = query.order_by(policies.c.version.desc()).limit(1)
+    else:
+        query = query.join(policy_aliases, policy_aliases.c.policy_pk == policies.c.pk).where(
+            policy_aliases.c.run_pk == run_pk, policy_aliases.c.alias == which
+        )
+    return c.execute(query).mappings().first()
+
+
+def _row(c: Connection, run_pk: int, version: int) -> RowMapping | None:
+    query = sa.select(policies).where(policies.c.run_pk == run_pk, policies.c.version == version)
+    return c.execute(query).mappings().first()
+
+
+def _policies(c: Connection, run: str, run_pk: int, rows: Sequence[RowMapping]) -> list[Policy]:
+    names: dict[int, list[str]] = {}
+    query = sa.select(policy_aliases.c.policy_pk, policy_aliases.c.alias)
+    query = query.where(policy_aliases.c.run_pk == run_pk).order_by(policy_aliases.c.alias)
+    for policy_pk, alias in c.execute(query):
+        names.setdefault(policy_pk, []).append(alias)
+    newest = c.execute(
+        sa.select(sa.func.max(policies.c.version)).where(policies.c.run_pk == run_pk)
+    ).scalar()
+    return [
+        Policy(
+            **row,
+            run=run,
+            aliases=([LATEST] if row["version"] == newest else []) + names.get(row["pk"], []),
+        )
+        for row in rows
+    ]
+
+
+def _absent(c: Connection, run: str, run_pk: int, which: str) -> ProblemError:
+    newest = c.execute(
+        sa.select(sa.func.max(policies.c.version)).where(policies.c.run_pk == run_pk)
+    ).scalar()
+    hint = "none has been published yet" if newest is None else f"the latest version is {newest}"
+    return ProblemError(404, "not_found", f"run {run!r} has no policy {which!r}; {hint}")
+
+
+def _bad_metadata(got: str) -> ProblemError:
+    return ProblemError(
+        422,
+        "validation_error",
+        "the X-Stepwell-Metadata header cannot be read",
+        expected='a JSON object in ASCII, for instance {"step": 1000}',
+        got=got[:200],
+    )

@@ -11,7 +11,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
-from server.service import ServiceDep
+from server.service import Caller, ServiceDep
 from server.sql.catalog import describe
 from server.sql.pool import Result
 from stepwell.messages import ARROW, Query, QueryResult, QuerySchema
@@ -23,7 +23,7 @@ _REFUSALS = 8
 
 
 @router.post("", response_model=QueryResult)
-async def run_query(body: Query, request: Request, service: ServiceDep) -> Response:
+async def run_query(body: Query, request: Request, service: ServiceDep, caller: Caller) -> Response:
     """Run one SELECT. JSON by default, an Arrow IPC stream when `Accept` names it."""
     came = time.monotonic()
     arrow = ARROW in request.headers.get("accept", "")
@@ -35,7 +35,7 @@ async def run_query(body: Query, request: Request, service: ServiceDep) -> Respo
         limit=body.limit,
         timeout=body.timeout,
         form="arrow" if arrow else "json",
-        user=_caller(request),
+        user=_user(request, caller),
         came=came,
     )
     # A separate limiter: waiting queries must not use up the threads of other routes.
@@ -52,10 +52,8 @@ def query_schema(service: ServiceDep) -> QuerySchema:
     return describe(service.mirror.state("steps").specs)
 
 
-def _caller(request: Request) -> str:
+def _user(request: Request, who: str) -> str:
     """Who shares: a token, or an address where many may have the same token or none."""
-    principal = getattr(request.state, "principal", None)
-    who = "local" if principal is None else str(principal.who)
     if who in ("local", "operator"):
         return f"{who}@{request.client.host if request.client else ''}"
     return who

@@ -1,36 +1,119 @@
-"""Runs and their metrics over HTTP; the work is in server/runs.py."""
+"""Runs: one row per execution of a trainer, collector or evaluator.
+
+PATCH is the heartbeat. Metrics are in run_metrics.py, policies in policies.py; which trajectories a
+run made is in `trajectories.run`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import Annotated, Any
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
+from sqlalchemy.engine import Connection, RowMapping
 
-from server import policies, runs
+from server.index.db import first_rows
+from server.index.tables import metrics, policies, policy_aliases, runs
+from server.problems import MAX_HINTS, ProblemError, not_found
 from server.service import Cursor, Limit, ServiceDep
-from stepwell.messages import (
-    CreateRun,
-    MetricsAccepted,
-    MetricSeries,
-    PatchRun,
-    PostMetrics,
-    Run,
-    RunKind,
-    RunPage,
-    RunStatus,
-)
+from stepwell.messages import CreateRun, PatchRun, Run, RunKind, RunPage, RunStatus
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+LOG_LIMIT = 1_000_000
+"""Characters of a run's log that are kept: its tail."""
+
+ALIVE_SECONDS = 45.0
+"""A running run without a heartbeat for so long counts as dead. Runs and workers report every few
+seconds."""
+
+_POLICIES = (
+    sa.select(sa.func.count())
+    .where(policies.c.run_pk == runs.c.pk)
+    .correlate(runs)
+    .scalar_subquery()
+    .label("policies")
+)
+# The log can be a megabyte: it has its own route and is not read for a list.
+_COLUMNS = [c for c in runs.c if c.name != "log"]
+_BRIEF = [c for c in _COLUMNS if c.name != "config"]
+
+# Keys of a run and each key's newest point, by jumping through the primary key instead of reading
+# every point: a run of a million points costs as much as one of a thousand.
+LATEST = sa.text(
+    """
+    WITH RECURSIVE keys(key) AS (
+        SELECT min(key) FROM metrics WHERE run_pk = :run
+        UNION ALL
+        SELECT (SELECT min(m.key) FROM metrics m WHERE m.run_pk = :run AND m.key > keys.key)
+        FROM keys WHERE keys.key IS NOT NULL
+    )
+    SELECT m.key, m.step, m.value FROM keys JOIN metrics m
+    ON m.run_pk = :run AND m.key = keys.key
+    AND m.step = (SELECT max(n.step) FROM metrics n WHERE n.run_pk = :run AND n.key = keys.key)
+    WHERE keys.key IS NOT NULL
+    """
+)
 
 
 @router.post("", status_code=201, responses={200: {"model": Run}})
 def create_run(service: ServiceDep, body: CreateRun, response: Response) -> Run:
     """A new run (201), or with `exist_ok` the old one taken up again (200)."""
-    run, new = runs.create(service.db, body)
-    if not new:
-        response.status_code = 200
-    return run
+    # 409 when the name is taken, or taken by a run of another kind; 404 for an unknown parent.
+    now = time.time()
+    with service.db.write() as c:
+        found = c.execute(sa.select(runs).where(runs.c.name == body.name)).mappings().first()
+        if found is not None:
+            _resume(c, found, body, now)
+            response.status_code = 200
+        else:
+            if body.parent is not None:
+                find_run(c, body.parent)
+            times = {"created_at": now, "heartbeat_at": now}
+            given = body.model_dump(exclude={"exist_ok"})
+            c.execute(sa.insert(runs).values(status="running", **times, **given))
+        return _read(c, body.name)
+
+
+def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> None:
+    if not body.exist_ok:
+        raise ProblemError(
+            409,
+            "conflict",
+            f"there is already a run {body.name!r}; choose another name, or resume it (exist_ok)",
+        )
+    if found["kind"] != body.kind:
+        raise ProblemError(
+            409,
+            "conflict",
+            f"run {body.name!r} is of another kind and cannot be resumed as this one",
+            expected=found["kind"],
+            got=body.kind,
+        )
+    given = body.model_dump(exclude_unset=True, exclude={"name", "kind", "parent", "exist_ok"})
+    # A resumed run reads further snapshots; the ones it has read stay true.
+    given["snapshots"] = list(dict.fromkeys([*found["snapshots"], *body.snapshots]))
+    c.execute(
+        sa.update(runs)
+        .where(runs.c.pk == found["pk"])
+        .values(status="running", error="", finished_at=None, heartbeat_at=now, **given)
+    )
+
+
+def absent(c: Connection, name: str) -> ProblemError:
+    """404 that offers the nearest of the newest names."""
+    newest = sa.select(runs.c.name).order_by(runs.c.pk.desc()).limit(MAX_HINTS)
+    return not_found("run", name, c.execute(newest).scalars())
+
+
+def find_run(c: Connection, name: str) -> int:
+    """The key of a run, or 404."""
+    pk = c.execute(sa.select(runs.c.pk).where(runs.c.name == name)).scalar()
+    if pk is None:
+        raise absent(c, name)
+    return int(pk)
 
 
 @router.get("")
@@ -52,62 +135,101 @@ def list_runs(
     `search`: text in the name or a tag. `alive=false&status=running`: silent ones. `since`: heard
     of at that Unix time or later. `brief`: without config and newest metrics.
     """
-    return runs.page(
-        service.db,
-        kind=kind,
-        status=status,
-        tag=tag,
-        parent=parent,
-        search=search,
-        alive=alive,
-        since=since,
-        brief=brief,
-        limit=limit,
-        before=cursor,
-    )
+    wanted: list[sa.ColumnElement[bool]] = []
+    for column, value in (("kind", kind), ("status", status), ("parent", parent)):
+        if value is not None:
+            wanted.append(runs.c[column] == value)
+    each = sa.func.json_each(runs.c.tags).table_valued("value")
+    if tag is not None:
+        wanted.append(sa.exists().select_from(each).where(each.c.value == tag))
+    if search:
+        tagged = sa.exists().select_from(each).where(_contains(each.c.value, search))
+        wanted.append(sa.or_(_contains(runs.c.name, search), tagged))
+    if alive is not None:
+        # As `_run` says it, so that the count and the rows agree.
+        heard = sa.and_(
+            runs.c.status == "running",
+            sa.func.abs(runs.c.heartbeat_at - time.time()) < ALIVE_SECONDS,
+        )
+        wanted.append(heard if alive else sa.not_(heard))
+    if since is not None:
+        wanted.append(runs.c.heartbeat_at >= since)
+    query = sa.select(*(_BRIEF if brief else _COLUMNS), _POLICIES).where(*wanted)
+    query = query.order_by(runs.c.pk.desc())
+    if cursor is not None:
+        query = query.where(runs.c.pk < cursor)
+    with service.db.read() as c:
+        total = c.execute(sa.select(sa.func.count()).select_from(runs).where(*wanted)).scalar_one()
+        rows, last = first_rows(c, query, limit)
+        items = [_run(c, row, brief=brief) for row in rows]
+    return RunPage(items=items, next=None if last is None else str(last["pk"]), total=total)
+
+
+def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:
+    """Whether `text` is in it, in whatever case; % and _ mean themselves."""
+    return sa.func.instr(sa.func.lower(column), sa.func.lower(text)) > 0
 
 
 @router.get("/{name}")
 def get_run(service: ServiceDep, name: str) -> Run:
-    return runs.get(service.db, name)
+    with service.db.read() as c:
+        return _read(c, name)
 
 
 @router.patch("/{name}")
 def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
     """Also the heartbeat: an empty body only says that the run is alive."""
-    return runs.patch(service.db, name, body)
+    given = body.model_dump(exclude_unset=True, exclude_none=True)
+    text = given.pop("log", "")
+    values: dict[str, Any] = {"heartbeat_at": time.time(), **given}
+    with service.db.write() as c:
+        pk = find_run(c, name)
+        if "status" in given:
+            values["finished_at"] = None if given["status"] == "running" else values["heartbeat_at"]
+        if text:
+            text = text if text.endswith("\n") else text + "\n"
+            values["log"] = sa.func.substr(runs.c.log.concat(text), -LOG_LIMIT)
+        c.execute(sa.update(runs).where(runs.c.pk == pk).values(**values))
+        return _read(c, name)
 
 
 @router.delete("/{name}", status_code=204)
 def delete_run(service: ServiceDep, name: str) -> None:
     """The run, its metrics and its policies; trajectories and evaluations stay."""
-    policies.remove_files(service.store, runs.delete(service.db, name))
-
-
-@router.post("/{name}/metrics")
-def post_metrics(service: ServiceDep, name: str, body: PostMetrics) -> MetricsAccepted:
-    """Idempotent on (key, step): sent again, a point replaces itself."""
-    return runs.add_metrics(service.db, name, body)
-
-
-@router.get("/{name}/metrics")
-def get_metrics(
-    service: ServiceDep,
-    name: str,
-    keys: str | None = None,
-    after: Annotated[str | None, Query(pattern=r"^-?\d{1,18}(,-?\d{1,18})*$")] = None,
-    points: Annotated[int, Query(ge=2, le=runs.MAX_POINTS)] = 500,
-) -> MetricSeries:
-    """Series of `keys` (comma-separated; all without), down-sampled to `points` each.
-
-    `after`: a step for each key (comma-separated); only points beyond it come.
-    """
-    wanted = None if keys is None else [key for key in keys.split(",") if key]
-    steps = None if after is None else [int(step) for step in after.split(",")]
-    return runs.series(service.db, name, keys=wanted, after=steps, points=points)
+    with service.db.write() as c:
+        pk = find_run(c, name)
+        files = c.execute(sa.select(policies.c.file).where(policies.c.run_pk == pk)).scalars().all()
+        for table in (policy_aliases, policies, metrics):
+            c.execute(sa.delete(table).where(table.c.run_pk == pk))
+        c.execute(sa.delete(runs).where(runs.c.pk == pk))
+    for file in files:  # what a crash leaves here is an orphan for the sweep
+        service.store.delete("policies", file)
 
 
 @router.get("/{name}/log", response_class=PlainTextResponse)
 def get_log(service: ServiceDep, name: str) -> str:
     """The tail of what the run wrote (PATCH `log` appends)."""
-    return runs.log(service.db, name)
+    with service.db.read() as c:
+        text = c.execute(sa.select(runs.c.log).where(runs.c.name == name)).scalar()
+        if text is None:
+            raise absent(c, name)
+    return str(text)
+
+
+def _read(c: Connection, name: str) -> Run:
+    query = sa.select(*_COLUMNS, _POLICIES).where(runs.c.name == name)
+    row = c.execute(query).mappings().first()
+    if row is None:
+        raise absent(c, name)
+    return _run(c, row)
+
+
+def _run(c: Connection, row: RowMapping, *, brief: bool = False) -> Run:
+    newest = [] if brief else c.execute(LATEST, {"run": row["pk"]}).all()
+    return Run(
+        **row,
+        # One from the future is of before a clock was put back: who lives reports again at once.
+        alive=row["status"] == "running" and abs(row["heartbeat_at"] - time.time()) < ALIVE_SECONDS,
+        latest={key: value for key, _, value in newest if value is not None},
+        latest_steps={key: step for key, step, _ in newest},
+    )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
-from server.service import ServiceDep
+from server.service import Caller, ServiceDep
 from stepwell.messages import CreateToken, Page, Token
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
 @router.post("", status_code=201)
-def create_token(service: ServiceDep, body: CreateToken, request: Request) -> Token:
+def create_token(service: ServiceDep, body: CreateToken, caller: Caller) -> Token:
     """The answer holds the secret, this once. From the first token on, callers need one."""
-    return service.auth.create(body, request.state.principal.who)
+    return service.auth.create(body, caller)
 
 
 @router.get("")
@@ -23,5 +23,5 @@ def list_tokens(service: ServiceDep) -> Page[Token]:
 
 
 @router.delete("/{token_id}", status_code=204)
-def revoke_token(service: ServiceDep, token_id: str, request: Request) -> None:
-    service.auth.revoke(token_id, request.state.principal.who)
+def revoke_token(service: ServiceDep, token_id: str, caller: Caller) -> None:
+    service.auth.revoke(token_id, caller)

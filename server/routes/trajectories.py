@@ -1,19 +1,45 @@
-"""Trajectories over HTTP; the work is in server/trajectories.py."""
+"""Trajectories one by one: listing, describing, labelling, protecting, and reading their steps."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
+import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
+from sqlalchemy.engine import Connection
 
-from server import trajectories
-from server.service import Limit, ServiceDep, who
-from stepwell.codec import encode
+from server.checksums import Source
+from server.index.db import first_rows, next_change_id, write_audit
+from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
+from server.ingest.evict import evict_over_capacity
+from server.ingest.index_rows import add_totals, bucket_of
+from server.ingest.segments import SegmentDamaged, read_spooled
+from server.integrity import damaged_shard
+from server.problems import ProblemError, not_found
+from server.routes.datasets import find_dataset
+from server.service import Caller, Limit, Service, ServiceDep
+from server.storage.shards import ShardDamaged, read_trajectory
+from stepwell.codec import HEADER_KEY, encode, from_batch
 from stepwell.messages import ARROW, Page, Partition, PatchTrajectory, TrajectoryInfo
+from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 router = APIRouter(prefix="/v1", tags=["trajectories"])
+
+ORDERS = ("seq", "return", "length", "created_at")
+
+_SELECT = sa.select(
+    trajectories,
+    datasets.c.name.label("dataset"),
+    shards.c.id.label("shard"),
+).select_from(
+    trajectories.join(datasets, datasets.c.pk == trajectories.c.dataset_pk).outerjoin(
+        shards, shards.c.pk == trajectories.c.shard_pk
+    )
+)
 
 
 @router.get("/datasets/{name}/trajectories")
@@ -40,14 +66,44 @@ def list_trajectories(
         "purpose": purpose,
         "state": state,
     }
-    return trajectories.page(
-        service.db, name, filters, tag=tag, order=order, limit=limit, cursor=cursor
+    column_name = order.removeprefix("-")
+    if column_name not in ORDERS:
+        raise ProblemError(
+            422,
+            "validation_error",
+            "order: unknown column",
+            expected=" | ".join(f"{name} | -{name}" for name in ORDERS),
+            got=order,
+        )
+    t = trajectories.c
+    column, descending = t[column_name], order.startswith("-")
+    with service.db.read() as connection:
+        statement = _SELECT.where(t.dataset_pk == find_dataset(connection, name), ALIVE)
+        for column_of, value in filters.items():
+            if value is not None:
+                statement = statement.where(t[column_of] == value)
+        if tag is not None:
+            tags = sa.func.json_each(t.tags).table_valued("value")
+            statement = statement.where(
+                sa.exists(sa.select(1).select_from(tags).where(tags.c.value == tag))
+            )
+        if cursor is not None:
+            place = sa.tuple_(column, t.seq)
+            there = sa.tuple_(*map(sa.literal, _read_cursor(cursor)))
+            statement = statement.where(place < there if descending else place > there)
+        ordering = (column.desc(), t.seq.desc()) if descending else (column, t.seq)
+        rows, last = first_rows(connection, statement.order_by(*ordering), limit)
+    return Page[TrajectoryInfo](
+        items=[info(row) for row in rows],
+        next=None if last is None else _write_cursor(last[column_name], last["seq"]),
     )
 
 
 @router.get("/trajectories/{trajectory_id}")
 def get_trajectory(service: ServiceDep, trajectory_id: str) -> TrajectoryInfo:
-    return trajectories.get(service.db, trajectory_id)
+    # 404, or 410 for one that was evicted.
+    with service.db.read() as connection:
+        return info(_row(connection, trajectory_id))
 
 
 @router.patch("/trajectories/{trajectory_id}")
@@ -55,7 +111,35 @@ def patch_trajectory(
     service: ServiceDep, trajectory_id: str, body: PatchTrajectory
 ) -> TrajectoryInfo:
     """Tags, flags, notes, and fifo → protected."""
-    return trajectories.patch(service.db, trajectory_id, body)
+    # The other way is `demote`.
+    values: dict[str, Any] = {}
+    for name in ("tags", "flags"):
+        labels = getattr(body, name)
+        if labels is not None:
+            values[name] = orjson.dumps(labels).decode()
+    if body.notes is not None:
+        values["notes"] = body.notes
+    with service.db.write() as connection:
+        row = _row(connection, trajectory_id)
+        if body.partition == "fifo" and row["partition"] == "protected":
+            raise ProblemError(
+                409,
+                "protected",
+                "a protected trajectory is not given up by an edit; an admin demotes it:"
+                " POST /v1/trajectories/{id}/demote",
+                expected="protected",
+                got="fifo",
+            )
+        if body.partition == "protected" and row["partition"] == "fifo":
+            values["partition"] = "protected"
+            _recount(connection, row, "protected")
+        if values:
+            connection.execute(
+                sa.update(trajectories)
+                .where(trajectories.c.pk == row["pk"])
+                .values(change_id=next_change_id(connection), **values)
+            )
+        return info(_row(connection, trajectory_id))
 
 
 @router.post(
@@ -63,13 +147,29 @@ def patch_trajectory(
     responses={204: {"description": "demoted, and evicted at once"}},
 )
 def demote_trajectory(
-    service: ServiceDep, trajectory_id: str, request: Request, response: Response
+    service: ServiceDep, trajectory_id: str, caller: Caller, response: Response
 ) -> TrajectoryInfo | None:
     """protected → fifo: an admin's act, audited. 204 when fifo was full and it went at once."""
-    found = trajectories.demote(service.db, trajectory_id, who(request))
-    if found is None:
+    with service.db.write() as connection:
+        row = _row(connection, trajectory_id)
+        if row["partition"] == "protected":
+            where = {"dataset": row["dataset"], "seq": row["seq"]}
+            write_audit(connection, caller, "demote", trajectory_id, **where)
+            change_id = next_change_id(connection)
+            connection.execute(
+                sa.update(trajectories)
+                .where(trajectories.c.pk == row["pk"])
+                .values(partition="fifo", change_id=change_id)
+            )
+            _recount(connection, row, "fifo")
+            evict_over_capacity(connection, row["dataset_pk"], change_id)
+    try:
+        return get_trajectory(service, trajectory_id)
+    except ProblemError as error:
+        if error.status != 410:
+            raise
         response.status_code = 204
-    return found
+        return None
 
 
 @router.get(
@@ -78,9 +178,7 @@ def demote_trajectory(
 )
 def get_steps(service: ServiceDep, trajectory_id: str, request: Request) -> Response:
     """The trajectory as an Arrow stream, exactly as it was sent; as JSON if asked for."""
-    trajectory, spec = trajectories.steps(
-        service.db, service.store, service.integrity, trajectory_id
-    )
+    trajectory, spec = read_steps(service, trajectory_id)
     if "application/json" in request.headers.get("accept", ""):
         return Response(orjson.dumps(_rows(trajectory)), media_type="application/json")
     return Response(encode([trajectory], spec), media_type=ARROW)
@@ -107,3 +205,105 @@ def _rows(trajectory: Trajectory) -> dict[str, Any]:
         "columns": list(columns),
         "rows": [list(row) for row in zip(*columns.values(), strict=True)],
     }
+
+
+def read_steps(service: Service, trajectory_id: str) -> tuple[Trajectory, EnvSpec]:
+    """The trajectory itself, from segment or shard, exactly as it was sent. Raises 410 where its
+    file is damaged."""
+    for attempt in range(3):
+        with service.db.read() as connection:
+            row = _row(connection, trajectory_id)
+            spec = EnvSpec.from_json(
+                connection.execute(
+                    sa.select(datasets.c.spec).where(datasets.c.pk == row["dataset_pk"])
+                ).scalar_one()
+            )
+            segment = connection.execute(
+                sa.select(segments.c.name).where(segments.c.pk == row["segment_pk"])
+            ).scalar()
+            place = connection.execute(
+                sa.select(shards.c.partition, shards.c.bytes, shards.c.checksums).where(
+                    shards.c.pk == row["shard_pk"]
+                )
+            ).one_or_none()
+        try:
+            if segment is not None:
+                path = service.store.path("segments", segment)
+                entry, batch = read_spooled(path, row["segment_offset"], spec)
+                header = {HEADER_KEY: orjson.dumps(entry.header)}
+                return from_batch(batch, header, spec), spec
+            assert place is not None, "sealed, or spooled"
+            path = service.store.path(f"shards/{place.partition}", f"{row['shard']}.parquet")
+            return read_trajectory(
+                Source(path, place.bytes, place.checksums), row["traj_idx"]
+            ), spec
+        except FileNotFoundError:
+            # Sealed or compacted between the look-up and the read: look again.
+            if attempt == 2:
+                raise
+        except SegmentDamaged as error:
+            service.integrity.damaged_file(f"segments/{segment}")  # named in the log and /readyz
+            raise ProblemError(
+                410, "damaged", f"the record of this trajectory is damaged ({error})"
+            ) from None
+        except ShardDamaged:
+            if service.integrity.recheck_shard(row["shard"]) or attempt == 2:
+                raise damaged_shard(row["shard"]) from None
+    raise AssertionError("unreachable")
+
+
+def info(row: Mapping[Any, Any]) -> TrajectoryInfo:
+    """A row of the index as the message."""
+    values = dict(row)
+    for name in ("tags", "flags", "metrics"):
+        values[name] = orjson.loads(values[name])
+    return TrajectoryInfo.model_validate(values)
+
+
+def _row(connection: Connection, trajectory_id: str) -> Mapping[str, Any]:
+    row = (
+        connection.execute(_SELECT.where(trajectories.c.id == trajectory_id))
+        .mappings()
+        .one_or_none()
+    )
+    if row is not None and row["state"] != "evicted":
+        return dict(row)
+    gone = (
+        row is not None
+        or connection.execute(
+            sa.select(tombstones.c.id).where(tombstones.c.id == trajectory_id)
+        ).scalar()
+    )
+    if gone:
+        raise ProblemError(
+            410, "evicted", f"trajectory {trajectory_id} was evicted from fifo: the oldest go first"
+        )
+    raise not_found("trajectory", trajectory_id[:64])
+
+
+def _recount(connection: Connection, row: Mapping[str, Any], partition: str) -> None:
+    """Move one trajectory's numbers between the totals of two partitions."""
+    numbers = (1, row["length"], row["bytes"], row["return"])
+    before = bucket_of(row["partition"], row["purpose"])
+    after = bucket_of(partition, row["purpose"])
+    if before != after:
+        add_totals(connection, row["dataset_pk"], before, *(-n for n in numbers))
+        add_totals(connection, row["dataset_pk"], after, *numbers)
+
+
+def _write_cursor(value: Any, seq: int) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps([value, seq])).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[float, int]:
+    try:
+        value, seq = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError
+        if not (isinstance(seq, int) and 0 <= seq < 2**63 and abs(value) < 2**63):
+            raise ValueError
+        return value, seq
+    except (ValueError, TypeError):
+        raise ProblemError(
+            422, "validation_error", "cursor: not one of ours", expected="`next`", got=cursor[:80]
+        ) from None

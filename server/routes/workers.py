@@ -1,12 +1,28 @@
-"""Workers over HTTP: heartbeats in, commands out; the rules are in server/workers.py."""
+"""Workers: which are alive, what they count, and the commands they were given.
+
+    POST command ──▶ kept in the row ──▶ every heartbeat's answer carries it, until it is done:
+
+    pause         stays until `resume`, `stop`, `drain` or `none` replaces it
+    resume        is answered at least once, and goes when the worker then says it is not paused
+    drain, stop   stay until the worker says `stopped` or `failed`
+    none          takes back whatever was asked
+
+So an answer lost on the way loses no command. A new process under an old id starts with none.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+import time
+from typing import Annotated, Any
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Path
+from sqlalchemy.engine import Connection, RowMapping
 
-from server import workers
+from server.index.db import first_rows
+from server.index.tables import workers
+from server.problems import ProblemError, not_found
 from server.service import Limit, ServiceDep
 from stepwell.messages import Page, PostCommand, PutWorker, Worker, WorkerRole
 
@@ -14,11 +30,73 @@ router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
 WorkerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$")]
 
+ALIVE_SECONDS = 45.0
+"""A worker without a heartbeat for so long counts as dead; workers report every few seconds."""
+
+FORGET_SECONDS = 7 * 86_400.0
+"""Workers without a heartbeat for so long are deleted when a new one appears."""
+
+ENDED = ("stopped", "failed")
+
 
 @router.put("/{worker_id}")
 def put_worker(service: ServiceDep, worker_id: WorkerId, body: PutWorker) -> Worker:
     """A heartbeat; `command` of the answer is what the worker should do."""
-    return workers.heartbeat(service.db, worker_id, body)
+    now = time.time()
+    given: dict[str, Any] = body.model_dump()
+    given["counters"] = {k: v for k, v in body.counters.items() if math.isfinite(v)}
+    with service.db.write() as c:
+        row = _row(c, worker_id)
+        if row is None:
+            _forget(c, now)
+            c.execute(
+                sa.insert(workers).values(id=worker_id, started_at=now, heartbeat_at=now, **given)
+            )
+        else:
+            if _restarted(row, body):
+                given |= {"started_at": now, "command": "none", "command_at": None}
+            else:
+                given |= _command_after(row, body.state)
+            given["heartbeat_at"] = now
+            c.execute(sa.update(workers).where(workers.c.id == worker_id).values(**given))
+        return _worker(_known(c, worker_id), now)
+
+
+def _restarted(row: RowMapping, body: PutWorker) -> bool:
+    """Whether another process now goes by this id."""
+    if row["state"] in ENDED and body.state not in ENDED:
+        return True
+    return body.pid is not None and row["pid"] is not None and body.pid != row["pid"]
+
+
+def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
+    """The command to answer now, and that it was answered (`command_at` = NULL)."""
+    command = row["command"]
+    answered = row["command_at"] is None
+    done = (command == "resume" and answered and state != "paused") or (
+        command in ("drain", "stop") and state in ENDED
+    )
+    return {"command": "none" if done else command, "command_at": None}
+
+
+@router.post("/{worker_id}/command")
+def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) -> Worker:
+    """Ask a worker to pause, resume, drain or stop; the answer to its next heartbeat carries it."""
+    now, what = time.time(), body.command
+    with service.db.write() as c:
+        row = _known(c, worker_id)
+        if row["state"] in ENDED and what != "none":
+            raise ProblemError(
+                409,
+                "conflict",
+                f"worker {worker_id!r} has ended and cannot be asked to {what}; start a new one",
+                expected="a worker that runs",
+                got=row["state"],
+            )
+        c.execute(
+            sa.update(workers).where(workers.c.id == worker_id).values(command=what, command_at=now)
+        )
+        return _worker(_known(c, worker_id), now)
 
 
 @router.get("")
@@ -30,10 +108,36 @@ def list_workers(
     cursor: str | None = None,
 ) -> Page[Worker]:
     """In order of id, also those that are not alive any more."""
-    return workers.page(service.db, role=role, run=run, limit=limit, after=cursor)
+    query = sa.select(workers).order_by(workers.c.id)
+    if role is not None:
+        query = query.where(workers.c.role == role)
+    if run is not None:
+        query = query.where(workers.c.run == run)
+    if cursor is not None:
+        query = query.where(workers.c.id > cursor)
+    now = time.time()
+    with service.db.read() as c:
+        rows, last = first_rows(c, query, limit)
+    items = [_worker(row, now) for row in rows]
+    return Page[Worker](items=items, next=None if last is None else last["id"])
 
 
-@router.post("/{worker_id}/command")
-def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) -> Worker:
-    """Ask a worker to pause, resume, drain or stop; the answer to its next heartbeat carries it."""
-    return workers.command(service.db, worker_id, body.command)
+def _forget(c: Connection, now: float) -> None:
+    c.execute(sa.delete(workers).where(workers.c.heartbeat_at < now - FORGET_SECONDS))
+
+
+def _row(c: Connection, worker_id: str) -> RowMapping | None:
+    return c.execute(sa.select(workers).where(workers.c.id == worker_id)).mappings().first()
+
+
+def _known(c: Connection, worker_id: str) -> RowMapping:
+    row = _row(c, worker_id)
+    if row is None:
+        raise not_found("worker", worker_id)
+    return row
+
+
+def _worker(row: RowMapping, now: float) -> Worker:
+    # One from the future is of before a clock was put back: who lives reports again at once.
+    fresh = abs(now - row["heartbeat_at"]) < ALIVE_SECONDS
+    return Worker(**row, alive=fresh and row["state"] not in ENDED)

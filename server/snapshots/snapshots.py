@@ -169,10 +169,10 @@ class Snapshots:
         if not found:
             raise SelectionMoved
         first = found[0]
-        spec = EnvSpec.from_json(json.loads(first.spec))
+        spec = EnvSpec.from_json(first.spec)
         for other in found[1:]:
             if other.spec_digest != first.spec_digest:
-                theirs = EnvSpec.from_json(json.loads(other.spec))
+                theirs = EnvSpec.from_json(other.spec)
                 where, expected, got = layouts_differ(spec, theirs)
                 raise ProblemError(
                     422,

@@ -7,7 +7,7 @@ CREATE TABLE audit (
 	who TEXT NOT NULL, 
 	action VARCHAR(64) NOT NULL, 
 	subject TEXT NOT NULL, 
-	detail TEXT DEFAULT '{}' NOT NULL, 
+	detail JSON DEFAULT '{}' NOT NULL, 
 	CONSTRAINT pk_audit PRIMARY KEY (pk)
 );
 CREATE TABLE counters (
@@ -22,13 +22,13 @@ INSERT INTO "counters" VALUES('dataset',0);
 CREATE TABLE datasets (
 	pk INTEGER NOT NULL, 
 	name VARCHAR(64) NOT NULL, 
-	spec TEXT NOT NULL, 
+	spec JSON NOT NULL, 
 	spec_digest VARCHAR(64) NOT NULL, 
 	capacity_trajectories BIGINT, 
 	capacity_steps BIGINT, 
 	capacity_bytes BIGINT, 
 	description TEXT DEFAULT '' NOT NULL, 
-	tags TEXT DEFAULT '[]' NOT NULL, 
+	tags JSON DEFAULT '[]' NOT NULL, 
 	next_seq BIGINT DEFAULT '1' NOT NULL, 
 	evicted BIGINT DEFAULT '0' NOT NULL, 
 	created_at FLOAT NOT NULL, 
@@ -42,9 +42,9 @@ CREATE TABLE evaluations (
 	run VARCHAR(128), 
 	policy TEXT NOT NULL, 
 	env TEXT NOT NULL, 
-	seeds TEXT NOT NULL, 
-	returns TEXT NOT NULL, 
-	lengths TEXT DEFAULT '[]' NOT NULL, 
+	seeds JSON NOT NULL, 
+	returns JSON NOT NULL, 
+	lengths JSON DEFAULT '[]' NOT NULL, 
 	episodes BIGINT NOT NULL, 
 	dataset VARCHAR(64), 
 	mean FLOAT NOT NULL, 
@@ -53,7 +53,7 @@ CREATE TABLE evaluations (
 	ci_high FLOAT NOT NULL, 
 	confidence FLOAT NOT NULL, 
 	normalised FLOAT, 
-	details TEXT DEFAULT '{}' NOT NULL, 
+	details JSON DEFAULT '{}' NOT NULL, 
 	created_at FLOAT NOT NULL, 
 	CONSTRAINT pk_evaluations PRIMARY KEY (pk), 
 	CONSTRAINT uq_evaluations_id UNIQUE (id)
@@ -79,7 +79,7 @@ CREATE TABLE launches (
 	id VARCHAR(64) NOT NULL, 
 	role VARCHAR(16) NOT NULL, 
 	recipe TEXT DEFAULT '' NOT NULL, 
-	args TEXT DEFAULT '{}' NOT NULL, 
+	args JSON DEFAULT '{}' NOT NULL, 
 	count INTEGER NOT NULL, 
 	state VARCHAR(16) NOT NULL, 
 	claimed_by TEXT DEFAULT '' NOT NULL, 
@@ -128,7 +128,7 @@ CREATE TABLE policies (
 	file VARCHAR(128) NOT NULL, 
 	bytes BIGINT NOT NULL, 
 	step BIGINT, 
-	metadata TEXT DEFAULT '{}' NOT NULL, 
+	metadata JSON DEFAULT '{}' NOT NULL, 
 	created_at FLOAT NOT NULL, 
 	verified_at FLOAT, 
 	checksums BLOB NOT NULL, 
@@ -149,13 +149,13 @@ CREATE TABLE runs (
 	name VARCHAR(128) NOT NULL, 
 	kind VARCHAR(16) NOT NULL, 
 	status VARCHAR(16) NOT NULL, 
-	config TEXT DEFAULT '{}' NOT NULL, 
+	config JSON DEFAULT '{}' NOT NULL, 
 	parent VARCHAR(128), 
 	seed BIGINT, 
 	git_commit TEXT DEFAULT '' NOT NULL, 
 	host TEXT DEFAULT '' NOT NULL, 
-	snapshots TEXT DEFAULT '[]' NOT NULL, 
-	tags TEXT DEFAULT '[]' NOT NULL, 
+	snapshots JSON DEFAULT '[]' NOT NULL, 
+	tags JSON DEFAULT '[]' NOT NULL, 
 	notes TEXT DEFAULT '' NOT NULL, 
 	command TEXT DEFAULT '' NOT NULL, 
 	error TEXT DEFAULT '' NOT NULL, 
@@ -232,7 +232,7 @@ CREATE TABLE tokens (
 	id VARCHAR(32) NOT NULL, 
 	name TEXT NOT NULL, 
 	hash VARCHAR(64) NOT NULL, 
-	scopes TEXT NOT NULL, 
+	scopes JSON NOT NULL, 
 	created_at FLOAT NOT NULL, 
 	expires_at FLOAT, 
 	last_used_at FLOAT, 
@@ -303,7 +303,7 @@ CREATE TABLE workers (
 	pid BIGINT, 
 	policy TEXT DEFAULT '' NOT NULL, 
 	state VARCHAR(16) NOT NULL, 
-	counters TEXT DEFAULT '{}' NOT NULL, 
+	counters JSON DEFAULT '{}' NOT NULL, 
 	last_error TEXT DEFAULT '' NOT NULL, 
 	command VARCHAR(16) DEFAULT 'none' NOT NULL, 
 	command_at FLOAT, 
@@ -317,21 +317,21 @@ CREATE INDEX ix_evaluations_env ON evaluations (env);
 CREATE INDEX ix_launches_state ON launches (state);
 CREATE INDEX ix_jobs_state ON jobs (state);
 CREATE INDEX ix_audit_action_subject ON audit (action, subject);
-CREATE INDEX ix_shards_dataset_pk ON shards (dataset_pk);
 CREATE INDEX ix_shards_state ON shards (state);
+CREATE INDEX ix_shards_dataset_pk ON shards (dataset_pk);
 CREATE INDEX ix_tombstones_evicted_uptime ON tombstones (evicted_uptime);
 CREATE INDEX ix_tombstones_change_id ON tombstones (change_id);
 CREATE INDEX ix_tombstones_dataset_pk ON tombstones (dataset_pk);
 CREATE INDEX ix_leases_expires_uptime ON leases (expires_uptime);
-CREATE INDEX ix_trajectories_change_id ON trajectories (change_id);
 CREATE INDEX ix_trajectories_eval ON trajectories (dataset_pk, partition, seq) WHERE purpose = 'eval' AND state <> 'evicted';
-CREATE INDEX ix_trajectories_created_at ON trajectories (dataset_pk, created_at, seq) WHERE state <> 'evicted';
+CREATE INDEX ix_trajectories_fifo ON trajectories (dataset_pk, seq) WHERE partition = 'fifo' AND purpose = 'train' AND state <> 'evicted';
 CREATE INDEX ix_trajectories_length ON trajectories (dataset_pk, length, seq) WHERE state <> 'evicted';
 CREATE INDEX ix_trajectories_dead ON trajectories (shard_pk, length) WHERE state = 'evicted';
-CREATE INDEX ix_trajectories_fifo ON trajectories (dataset_pk, seq) WHERE partition = 'fifo' AND purpose = 'train' AND state <> 'evicted';
-CREATE INDEX ix_trajectories_return ON trajectories (dataset_pk, return) WHERE state <> 'evicted';
 CREATE INDEX ix_trajectories_segment_pk ON trajectories (segment_pk);
+CREATE INDEX ix_trajectories_return ON trajectories (dataset_pk, return) WHERE state <> 'evicted';
 CREATE INDEX ix_trajectories_shard_pk ON trajectories (shard_pk);
+CREATE INDEX ix_trajectories_change_id ON trajectories (change_id);
+CREATE INDEX ix_trajectories_created_at ON trajectories (dataset_pk, created_at, seq) WHERE state <> 'evicted';
 CREATE INDEX ix_snapshot_shards_shard_pk ON snapshot_shards (shard_pk);
 CREATE TRIGGER protected_update BEFORE UPDATE ON trajectories
         WHEN OLD.partition = 'protected' AND (

@@ -236,9 +236,9 @@ def test_whatever_is_stored_reads_as_what_was_checked(live: Any) -> None:
     assert live.flush()["sealed"] == stored
     for info in live.listing(limit=1000):
         assert info["state"] == "sealed"
-    from server.trajectories import steps
+    from server.routes.trajectories import read_steps
 
     service = live.service
     for info in live.listing(limit=1000)[::10]:
-        read, _ = steps(service.db, service.store, service.integrity, info["id"])
+        read, _ = read_steps(service, info["id"])
         assert read.digest == info["digest"]

@@ -105,11 +105,13 @@ def test_a_missing_dataset_is_made_only_on_request(importing: Any, tmp_path: Pat
 
 
 def test_into_fifo_the_oldest_go(importing: Any, tmp_path: Path) -> None:
-    from server import datasets
+    from server.routes import datasets
     from stepwell.messages import Capacity, PatchDataset
 
     importing.run(write(tmp_path / "a.hdf5", episodes(2)), "ring", partition="fifo")
-    datasets.patch(importing.service.db, "ring", PatchDataset(capacity=Capacity(trajectories=3)))
+    datasets.patch_dataset(
+        importing.service, "ring", PatchDataset(capacity=Capacity(trajectories=3))
+    )
     importing.run(write(tmp_path / "b.hdf5", episodes(4, seed=1)), "ring", partition="fifo")
     rows = importing.rows("select episode_id from trajectories where dataset='ring' order by seq")
     assert [r[0].split("/")[1] for r in rows] == ["1", "2", "3"]

@@ -11,8 +11,8 @@ import duckdb
 import orjson
 import pytest
 
-from server import datasets
 from server.body_memory import Reservation
+from server.routes import datasets
 from server.service import Service
 from server.settings import Settings
 from server.sql import worker
@@ -31,7 +31,9 @@ class World:
     stored: dict[str, list[Trajectory]] = field(default_factory=dict)
 
     def create(self, name: str, spec: EnvSpec, **fields: Any) -> None:
-        datasets.create(self.service.db, CreateDataset(name=name, spec=spec.to_json(), **fields))
+        datasets.create_dataset(
+            self.service, CreateDataset(name=name, spec=spec.to_json(), **fields)
+        )
 
     def post(
         self, name: str, trajectories: list[Trajectory], *, seal: bool = True, to: str = "fifo"

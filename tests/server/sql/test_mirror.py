@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from fastapi import Response
 
-from server import runs as registry
 from server.index import mirror as module
 from server.index.db import next_change_id
 from server.index.tables import trajectories
+from server.routes import run_metrics, runs
 from stepwell.messages import Capacity, CreateRun, MetricPoint, PatchRun, PostMetrics
 from stepwell.testing import make_spec, make_trajectory
 
@@ -70,10 +71,10 @@ def test_rows_removed_unseen_leave_no_ghosts(
     world.create("d", SPEC, capacity=Capacity(trajectories=100))
     world.post("d", [make_trajectory(SPEC, seed=s) for s in range(10)], seal=False)
     assert len(ids(world)) == 10
-    from server import datasets
+    from server.routes import datasets
     from stepwell.messages import PatchDataset
 
-    datasets.patch(world.service.db, "d", PatchDataset(capacity=Capacity(trajectories=3)))
+    datasets.patch_dataset(world.service, "d", PatchDataset(capacity=Capacity(trajectories=3)))
     world.service.ingest.flush()
     with world.service.db.read() as c:
         assert c.execute(sa.select(sa.func.count()).select_from(trajectories)).scalar() == 3
@@ -81,14 +82,14 @@ def test_rows_removed_unseen_leave_no_ghosts(
 
 
 def test_a_deleted_dataset_takes_its_rows_along(make_world: Callable[..., Any]) -> None:
-    from server import datasets
+    from server.routes import datasets
 
     world = make_world(sql_workers=1)
     for name in ("a", "b"):
         world.create(name, SPEC)
         world.post(name, [make_trajectory(SPEC, seed=s) for s in range(3)])
     assert len(ids(world)) == 6
-    datasets.delete(world.service.db, world.service.ingest, "a", "test")
+    datasets.delete_dataset(world.service, "a", "test")
     assert world.rows("select dataset, count(*) from trajectories group by 1") == [["b", 3]]
     assert world.rows("select name from datasets") == [["b"]]
     assert world.rows("select count(*) from steps") == [[18]]
@@ -100,21 +101,23 @@ def point(step: int, value: float) -> PostMetrics:
 
 def test_metrics_and_runs_follow(make_world: Callable[..., Any]) -> None:
     world = make_world(sql_workers=1)
-    db = world.service.db
-    registry.create(db, CreateRun(name="r1", kind="train"))
+    service = world.service
+    runs.create_run(service, CreateRun(name="r1", kind="train"), Response())
     for step in range(3):
-        registry.add_metrics(db, "r1", point(step, 0.5))
+        run_metrics.post_metrics(service, "r1", point(step, 0.5))
         assert world.rows("select run, count(*), max(step) from metrics group by 1") == [
             ["r1", step + 1, step]
         ]
-    registry.add_metrics(db, "r1", point(1, 9.0))  # an older step again
-    registry.patch(db, "r1", PatchRun(status="finished"))
+    run_metrics.post_metrics(service, "r1", point(1, 9.0))  # an older step again
+    runs.patch_run(service, "r1", PatchRun(status="finished"))
     assert world.rows("select max(value) from metrics") == [[9.0]]
     assert world.rows("select status from runs") == [["finished"]]
-    registry.delete(db, "r1")
+    runs.delete_run(service, "r1")
     assert world.rows("select count(*) from metrics") == [[0]]
-    registry.create(db, CreateRun(name="r2", kind="train"))  # SQLite gives it the key of r1
-    registry.add_metrics(db, "r2", point(0, 1.0))
+    runs.create_run(
+        service, CreateRun(name="r2", kind="train"), Response()
+    )  # SQLite gives it the key of r1
+    run_metrics.post_metrics(service, "r2", point(0, 1.0))
     assert world.rows("select run, value from metrics") == [["r2", 1.0]]
 
 
@@ -124,16 +127,16 @@ def test_metrics_of_runs_that_were_not_heard_of_are_not_read_again(
     """A million points of finished runs cost a query nothing."""
     monkeypatch.setattr(module, "RUNS_PER_PIECE", 1)
     world = make_world(sql_workers=1)
-    db, mirror = world.service.db, world.service.mirror
+    service, mirror = world.service, world.service.mirror
     for name in ("done", "live"):
-        registry.create(db, CreateRun(name=name, kind="train"))
-        registry.add_metrics(db, name, point(0, 0.5))
+        runs.create_run(service, CreateRun(name=name, kind="train"), Response())
+        run_metrics.post_metrics(service, name, point(0, 0.5))
     mirror.state()
     asked: list[str] = []
     mirror._db.set_trace_callback(asked.append)
-    registry.add_metrics(db, "live", point(1, 0.5))
+    run_metrics.post_metrics(service, "live", point(1, 0.5))
     assert len(mirror.state("select * from metrics").tables["metrics"]) == 2
-    registry.patch(db, "live", PatchRun())  # a heartbeat alone: looked at, not written
+    runs.patch_run(service, "live", PatchRun())  # a heartbeat alone: looked at, not written
     version = mirror.state("select * from metrics").version
     world.create("d", SPEC)  # something else altogether
     assert mirror.state("select * from metrics").version == version
