@@ -21,9 +21,10 @@ from server.imports.raw_file import (
     ImportRefused,
     RawFile,
     check_dtype,
+    check_magic,
     check_size,
     info_name,
-    sniff,
+    read_arrays,
     why_dropped,
 )
 
@@ -34,12 +35,7 @@ MAX_DEPTH = 8
 
 def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
     """The whole file. Raises `ImportRefused`."""
-    head = file.read(8)
-    if head != MAGIC:
-        raise ImportRefused(
-            "this is not an HDF5 file", expected="a D4RL-layout .hdf5 file", got=sniff(head)
-        )
-    file.seek(0)
+    check_magic(file, MAGIC, "an HDF5 file", "a D4RL-layout .hdf5 file")
     try:
         with h5py.File(file, "r") as h5:
             source = RawFile()
@@ -47,7 +43,12 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
             needed = sum(int(d.nbytes) for name, d in found.items() if _wanted(name))
             check_size(sum(int(d.nbytes) for d in found.values()), size, 1 << 62)
             check_size(needed, size, memory)
-            return _load(found, source)
+            for name in [name for name in found if name.startswith("metadata/")]:
+                dataset = found.pop(name)
+                if len(source.metadata) < 64:
+                    source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)
+            read_arrays(source, found, lambda _, dataset: np.asarray(dataset[()]))
+            return source
     except ImportRefused:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -156,23 +157,6 @@ def _readable(name: str, dataset: h5py.Dataset) -> bool:
 
 def _wanted(name: str) -> bool:
     return name in REQUIRED or name in OPTIONAL or info_name(name) is not None
-
-
-def _load(found: dict[str, Any], source: RawFile) -> RawFile:
-    ignored: list[str] = []
-    for name, dataset in found.items():
-        if name in REQUIRED or name in OPTIONAL:
-            source.arrays[name] = np.asarray(dataset[()])
-        elif (info := info_name(name)) is not None:
-            source.infos[info] = np.asarray(dataset[()])
-        elif name.startswith("metadata/"):
-            if len(source.metadata) < 64:
-                source.metadata[name.removeprefix("metadata/")] = _scalar(dataset)
-        else:
-            ignored.append(name)
-    if ignored:
-        source.warnings.append("not read: " + ", ".join(sorted(ignored)[:20]))
-    return source
 
 
 def _scalar(dataset: Any) -> Any:

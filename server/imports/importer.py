@@ -10,7 +10,6 @@ A file is recognised by its content: uploading it again stores nothing twice.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,7 +29,7 @@ from server.ingest.dataset_registry import DatasetRegistry, RegisteredDataset, i
 from server.ingest.validate import ValidTrajectory, read_body
 from server.problems import ProblemError
 from server.settings import Settings
-from server.storage.store import Store, new_name, sync_directory
+from server.storage.store import Store, new_name
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
 from stepwell.messages import CreateDataset, Job
@@ -78,25 +77,20 @@ class Imports:
     async def receive(self, body: AsyncIterator[bytes]) -> tuple[str, str, int]:
         """Stream a body to disk; returns (upload, sha256, size). Nothing is left if it fails."""
         upload = new_name("up", SUFFIX)
-        path = self._store.path(FOLDER, upload)
-        sha, size, pending = hashlib.sha256(), 0, bytearray()
-        file = await run_in_threadpool(open, path, "xb")
+        sha, pending, complete = hashlib.sha256(), bytearray(), False
+        file = await run_in_threadpool(self._store.append_to, FOLDER, upload)
 
-        def write(data: bytes) -> None:
+        def write() -> None:
+            nonlocal pending
             check_room(self._settings, self._store)
-            sha.update(data)
-            file.write(data)
-
-        def finish() -> None:
-            write(bytes(pending))
-            file.flush()
-            os.fsync(file.fileno())
-            sync_directory(path.parent)
+            sha.update(pending)
+            file.append(memoryview(pending))
+            pending = bytearray()
 
         try:
             async for chunk in body:
-                size += len(chunk)
-                if size > self._settings.max_upload:
+                pending += chunk
+                if (size := file.size + len(pending)) > self._settings.max_upload:
                     raise ProblemError(
                         413,
                         "body_too_large",
@@ -104,34 +98,28 @@ class Imports:
                         expected=f"at most {self._settings.max_upload} bytes",
                         got=f"{size} bytes or more",
                     )
-                pending += chunk
                 if len(pending) >= STREAM_CHUNK:
-                    data, pending = bytes(pending), bytearray()
-                    await run_in_threadpool(write, data)
-            await run_in_threadpool(finish)
+                    await run_in_threadpool(write)
+            await run_in_threadpool(write)
+            await run_in_threadpool(file.sync)
+            if not file.size:
+                raise ProblemError(
+                    422,
+                    "import_refused",
+                    "the body is empty",
+                    expected="the file's bytes (curl -T FILE -X POST …)",
+                    got="0 bytes",
+                )
+            complete = True
         except OSError as error:
-            self._discard(file, upload)
             raise ProblemError(
                 507, "storage_full", "the upload could not be stored", got=error.strerror
             ) from None
-        except BaseException:
-            self._discard(file, upload)
-            raise
-        file.close()
-        if size == 0:
-            self._store.delete(FOLDER, upload)
-            raise ProblemError(
-                422,
-                "import_refused",
-                "the body is empty",
-                expected="the file's bytes (curl -T FILE -X POST …)",
-                got="0 bytes",
-            )
-        return upload, sha.hexdigest(), size
-
-    def _discard(self, file: Any, upload: str) -> None:
-        file.close()
-        self._store.delete(FOLDER, upload)
+        finally:
+            file.close()
+            if not complete:
+                self._store.delete(FOLDER, upload)
+        return upload, sha.hexdigest(), file.size
 
     def submit(self, options: ImportOptions, upload: str, sha256: str, size: int) -> Job:
         """Queue the job that turns an upload into trajectories."""

@@ -15,31 +15,24 @@ import numpy as np
 
 from server.imports.raw_file import (
     MAX_MEMBERS,
-    OPTIONAL,
-    REQUIRED,
     Array,
     ImportRefused,
     RawFile,
     check_dtype,
+    check_magic,
     check_size,
     info_name,
-    sniff,
+    read_arrays,
     why_dropped,
 )
 
 MAX_MEMBERS_ZIP = 64
 MAX_HEADER = 4096
-_CHUNK = 1 << 20
 
 
 def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
     """The whole archive. Raises `ImportRefused`."""
-    head = file.read(8)
-    if not head.startswith(b"PK\x03\x04"):
-        raise ImportRefused(
-            "this is not an .npz file", expected="a numpy .npz archive", got=sniff(head)
-        )
-    file.seek(0)
+    check_magic(file, b"PK\x03\x04", "an .npz file", "a numpy .npz archive")
     try:
         with zipfile.ZipFile(file) as archive:
             members = _members(archive)
@@ -50,16 +43,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
                     source.dropped[info] = why
                     del members[name]
             check_size(sum(m.file_size for m in members.values()), size, memory)
-            ignored = []
-            for name, member in members.items():
-                if name in REQUIRED or name in OPTIONAL:
-                    source.arrays[name] = _array(archive, member, name)
-                elif (info := info_name(name)) is not None:
-                    source.infos[info] = _array(archive, member, name)
-                else:
-                    ignored.append(name)
-            if ignored:
-                source.warnings.append("not read: " + ", ".join(sorted(ignored)[:20]))
+            read_arrays(source, members, lambda name, member: _array(archive, member, name))
             return source
     except ImportRefused:
         raise
@@ -134,22 +118,14 @@ def _header(member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dty
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
     """One array; its header says how much to read, the directory how much there is."""
     with archive.open(info) as member:
-        shape, fortran, dtype = _header(member, name)
-        check_dtype(name, dtype)
-        if any(n < 0 for n in shape) or len(shape) > 8:
-            raise ImportRefused(f"{name}: bad shape", expected="sizes ≥ 0", got=str(shape))
-        wanted = math.prod(shape) * dtype.itemsize
-        if wanted > info.file_size:
-            raise ImportRefused(
-                f"{name} is cut short", expected=f"{wanted} bytes", got=f"{info.file_size} bytes"
-            )
-        data = bytearray()
-        while len(data) < wanted:
-            chunk = member.read(min(_CHUNK, wanted - len(data)))
-            if not chunk:
-                raise ImportRefused(
-                    f"{name} is cut short", expected=f"{wanted} bytes", got=f"{len(data)} bytes"
-                )
-            data += chunk
-        array = np.frombuffer(data, dtype)
-        return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+        shape, _, dtype = _header(member, name)
+    check_dtype(name, dtype)
+    if any(n < 0 for n in shape) or len(shape) > 8:
+        raise ImportRefused(f"{name}: bad shape", expected="sizes ≥ 0", got=str(shape))
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted > info.file_size:
+        raise ImportRefused(
+            f"{name} is cut short", expected=f"{wanted} bytes", got=f"{info.file_size} bytes"
+        )
+    with archive.open(info) as member:
+        return np.lib.format.read_array(member, allow_pickle=False, max_header_size=MAX_HEADER)

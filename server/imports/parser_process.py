@@ -55,6 +55,19 @@ def frames(
 
     Raises `ProblemError` for a refusal, a child that died, was late, or grew beyond `resident`.
     """
+    deadline = time.monotonic() + seconds
+
+    def look() -> float:
+        """At the job, the clock and the memory; seconds until the next look."""
+        check()
+        if time.monotonic() > deadline:
+            detail = "reading the file took too long (STEPWELL_IMPORT_SECONDS)"
+            raise ProblemError(422, "import_refused", detail)
+        if memory_of(process.pid) > resident:
+            detail = "reading the file took too much memory (STEPWELL_IMPORT_MEMORY)"
+            raise ProblemError(413, "body_too_large", detail)
+        return _TICK
+
     # What it says when it dies is for our log; a child that never stops talking is not waited for.
     words, mouth = os.pipe()
     os.set_blocking(mouth, False)
@@ -75,7 +88,6 @@ def frames(
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(frame_head(orjson.dumps({**request, "bytes": 0})))
                 process.stdin.flush()
-            look = _Watch(process.pid, time.monotonic() + seconds, resident, check).look
             reader = FrameReader(process.stdout.fileno(), look, MAX_HEADER)
             while True:
                 header = reader.header()
@@ -101,33 +113,6 @@ def frames(
             process.stdout.close()
             with contextlib.suppress(OSError):
                 process.stdin.close()
-
-
-class _Watch:
-    """Looks at the clock, the job and the memory of a child that is being waited for."""
-
-    def __init__(self, pid: int, deadline: float, resident: int, check: Callable[[], None]):
-        self._pid, self._deadline = pid, deadline
-        self._resident, self._check = resident, check
-        self._next = 0.0
-
-    def look(self) -> float:
-        """Seconds until the next look. Raises `ProblemError`, and what `check` raises."""
-        self._check()
-        now = time.monotonic()
-        if now > self._deadline:
-            raise ProblemError(
-                422, "import_refused", "reading the file took too long (STEPWELL_IMPORT_SECONDS)"
-            )
-        if now >= self._next:
-            self._next = now + _TICK
-            if memory_of(self._pid) > self._resident:
-                raise ProblemError(
-                    413,
-                    "body_too_large",
-                    "reading the file took too much memory (STEPWELL_IMPORT_MEMORY)",
-                )
-        return _TICK
 
 
 def _broken(why: str) -> ProblemError:

@@ -6,9 +6,9 @@ Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from stepwell.spaces import EnvSpec
 
 Array = NDArray[Any]
+M = TypeVar("M")
+"""An array of a file, not yet read."""
 
 MAX_RATIO = 200
 """Logical bytes per byte of file beyond which it is taken for a bomb …"""
@@ -113,6 +115,28 @@ def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = No
 def info_name(name: str) -> str | None:
     """infos/a/b → a/b; None for what is no info."""
     return name.removeprefix("infos/") if name.split("/")[0] == "infos" else None
+
+
+def read_arrays(source: RawFile, members: Mapping[str, M], read: Callable[[str, M], Array]) -> None:
+    """Put the arrays that D4RL names into `source`; a warning lists those that are not read."""
+    ignored = []
+    for name, member in members.items():
+        if name in REQUIRED or name in OPTIONAL:
+            source.arrays[name] = read(name, member)
+        elif (info := info_name(name)) is not None:
+            source.infos[info] = read(name, member)
+        else:
+            ignored.append(name)
+    if ignored:
+        source.warnings.append("not read: " + ", ".join(sorted(ignored)[:20]))
+
+
+def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:
+    """Refuse a file that does not begin with `magic`."""
+    head = file.read(8)
+    if not head.startswith(magic):
+        raise ImportRefused(f"this is not {what}", expected=expected, got=sniff(head))
+    file.seek(0)
 
 
 def check_size(logical: int, stored: int, memory: int) -> None:

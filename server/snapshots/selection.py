@@ -26,7 +26,7 @@ from server.index import mirror as pieces
 from server.index.changes import Changes
 from server.index.mirror import Mirror
 from server.problems import ProblemError
-from server.sql.pool import Selected
+from server.sql.selected import Selected
 from stepwell.manifest import BLOCK, SCHEMA, Key
 from stepwell.messages import CreateSnapshot
 

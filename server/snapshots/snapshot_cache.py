@@ -32,7 +32,8 @@ from server.snapshots.selection import (
     select_all,
     select_changed,
 )
-from server.sql.pool import Selected, SqlPool
+from server.sql.pool import SqlPool
+from server.sql.selected import Selected
 from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.snapshots")
@@ -137,7 +138,7 @@ class SelectionRunner:
             source = sources[component]
             if source.all:
                 return all_of(source.dataset, changes.locations)
-            return self._sql.select_among(source.select, changes.columns, source.dataset)
+            return self._sql.select_rows(source.select, source.dataset, among=changes.columns)
 
         try:
             blocks = select_changed(last.blocks, changes, len(sources), among, rules)

@@ -21,24 +21,23 @@ import contextlib
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import structlog
-from numpy.typing import NDArray
 
 from server.index.mirror import Mirror, MirrorState
 from server.index.sql_tables import TABLES
 from server.problems import ProblemError, not_found
 from server.sql.catalog import catalog
 from server.sql.fair_queue import FairQueue
+from server.sql.memory import OWN, AnswerMemory, Memory
+from server.sql.selected import Selected, read_selected
 from server.sql.worker_process import START_SECONDS, DeadlineExceeded, MemoryExceeded, WorkerProcess
 from stepwell.messages import Column, Excluded
 
@@ -46,10 +45,6 @@ Form = Literal["json", "arrow"]
 GRACE = 0.2
 """Seconds between a query's deadline and the SIGKILL of the process that did not notice."""
 MAX_SELECTION = 50_000_000
-OWN = "the service"
-"""The caller of the service's own queries."""
-BASE_MEMORY = 112 << 20
-"""What a worker holds before its first query: Python, DuckDB and Arrow."""
 _PLACE = {"id", "shard", "traj_idx", "_file", "_pk"}
 _SELECTABLE = sorted({name for name, _ in TABLES["trajectories"]} - _PLACE)
 """Columns by which a selection may look at one row at a time. Not where it lies: that moves."""
@@ -69,44 +64,6 @@ class Result:
     """A JSON list of rows, or an Arrow IPC stream."""
     excluded: list[Excluded]
     """Damaged files whose rows are not in the steps that it read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """How one bound is divided. Its parts never sum to more."""
-
-    caller: int
-    """Resident memory of a worker for callers."""
-    own: int
-    """Of the service's own worker: selections for snapshots are large."""
-    answers: int
-    """Answers in this process, from the worker's pipe until the client has them."""
-
-    @classmethod
-    def of(cls, total: int, workers: int) -> Memory:
-        """Raises ValueError where too little is left for queries."""
-        answers = total // 8
-        unit = (total - answers - (workers + 1) * BASE_MEMORY) // (workers + 2)
-        if workers and unit < 16 << 20:
-            least = ((workers + 1) * BASE_MEMORY + (workers + 2) * (16 << 20)) * 8 // 7
-            raise ValueError(
-                f"STEPWELL_SQL_MEMORY={total} is too little for {workers} workers and the service's"
-                f" own: at least {least // (1 << 20) + 1} MiB, or fewer STEPWELL_SQL_WORKERS"
-            )
-        return cls(BASE_MEMORY + unit, BASE_MEMORY + 2 * unit, answers)
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """What a snapshot's selection names."""
-
-    rows: NDArray[np.int64]
-    """Each trajectory's `pk`, ascending; of changes, its number among them."""
-    weights: NDArray[np.float64] | None
-    reads: tuple[str, ...] | None
-    """The columns it reads, where it looks at one row at a time: else None."""
-    state: MirrorState | None
-    """What it was asked of."""
 
 
 class SqlPool:
@@ -140,8 +97,7 @@ class SqlPool:
         self._own = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
         self._all: set[WorkerProcess] = set()
-        self._held: Counter[str] = Counter()
-        """Bytes of answers in this process, by caller."""
+        self.answers = AnswerMemory(self.memory.answers)
         self._lock = threading.Lock()
         self._warm = threading.Event()
         """Set when the first worker was ready."""
@@ -221,49 +177,26 @@ class SqlPool:
             payload,
             [Excluded(**one) for one in header["excluded"]],
         )
-        weakref.finalize(result, self._release, user, len(payload))
+        weakref.finalize(result, self.answers.release, user, len(payload))
         return result
 
     def select_rows(
-        self, select: str, dataset: str | None = None, *, timeout: float = 60.0
+        self,
+        select: str,
+        dataset: str | None = None,
+        *,
+        among: pa.Table | None = None,
+        timeout: float = 60.0,
     ) -> Selected:
         """The trajectories that a selection names, by their `pk`, with weights if it has any.
 
         `select` yields the column `id` and, if wanted, `weight` (finite, > 0). With `dataset`, it
-        sees only that dataset's trajectories, and bare `steps` is that dataset's. Raises
-        `ProblemError` 422 `sql_error` for wrong columns, unknown ids, repeats and bad weights.
+        sees only that dataset's trajectories, and bare `steps` is that dataset's. With `among`, it
+        sees only these rows, which have an `id`, their number, and what is read of them: only for
+        a selection whose `reads` is not None. Raises `ProblemError` 422 `sql_error` for wrong
+        columns, unknown ids, repeats and bad weights.
         """
         _check_json(select, None)
-        with self._admitted(OWN):
-            self._start_own()  # while the tables are brought up to date
-            deadline = self._deadline(time.monotonic(), timeout)
-            state = self._state(f"{select} trajectories", dataset, deadline)
-            return self._select(select, dataset, state, deadline, timeout)
-
-    def select_among(
-        self, select: str, rows: pa.Table, dataset: str | None = None, *, timeout: float = 60.0
-    ) -> Selected:
-        """The same of these rows alone; `rows` has an `id`, their number, and what is read of them.
-
-        Only for a selection whose `reads` is not None.
-        """
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_table(rows)
-        body = sink.getvalue().to_pybytes()
-        with self._admitted(OWN):
-            deadline = self._deadline(time.monotonic(), timeout)
-            return self._select(select, dataset, None, deadline, timeout, body)
-
-    def _select(
-        self,
-        select: str,
-        dataset: str | None,
-        state: MirrorState | None,
-        deadline: float,
-        seconds: float,
-        rows: bytes = b"",
-    ) -> Selected:
         request = {
             "sql": select,
             "form": "rows",
@@ -273,20 +206,26 @@ class SqlPool:
             "only": dataset,
             "known": _SELECTABLE,
         }
-        if state is None:  # of `rows` alone: no file is read
-            header, payload = self._ask(OWN, request, None, deadline, rows)
-        else:
-            text = f"{select} trajectories"
-            header, payload = self._sound(OWN, request, text, dataset, state, deadline)
-        try:
+        with self._admitted(OWN):
+            self._start_own()  # while the tables are brought up to date
+            deadline = self._deadline(time.monotonic(), timeout)
+            state = None
+            if among is None:
+                text = f"{select} trajectories"
+                state = self._state(text, dataset, deadline)
+                header, payload = self._sound(OWN, request, text, dataset, state, deadline)
+            else:
+                header, payload = self._ask(OWN, request, None, deadline, _stream_of(among))
             if not header["ok"]:
-                raise _refused(header, seconds)
-            if header["truncated"]:
-                raise ProblemError(422, "sql_error", "the selection is too large for one snapshot")
-            return _selected(header, payload, state, dataset)
-        finally:
-            if header["ok"]:
-                self._release(OWN, len(payload))
+                raise _refused(header, timeout)
+            try:
+                if header["truncated"]:
+                    raise ProblemError(
+                        422, "sql_error", "the selection is too large for one snapshot"
+                    )
+                return read_selected(header, payload, state, dataset)
+            finally:
+                self.answers.release(OWN, len(payload))
 
     @contextlib.contextmanager
     def _admitted(self, user: str) -> Iterator[None]:
@@ -310,29 +249,25 @@ class SqlPool:
 
     def _state(self, text: str, dataset: str | None, deadline: float) -> MirrorState:
         """The tables as they are now, by the deadline; 404 for an unknown dataset."""
-        state = self._refreshed(text, deadline)
-        if dataset is not None and dataset not in state.specs:
-            # The specs are refreshed only for queries that look at steps: ask again, with those.
-            specs = self._refreshed("steps", deadline).specs
-            if dataset not in specs:
-                raise not_found("dataset", dataset, specs)
-        return state
-
-    def _refreshed(self, text: str, deadline: float) -> MirrorState:
         try:
-            asked = self._tables.submit(self._mirror.state, text)
+            future = self._tables.submit(self._mirror.state, text)
         except RuntimeError:
             raise ProblemError(503, "shutting_down", "the service is stopping") from None
         try:
-            return asked.result(max(0.0, deadline - time.monotonic()))
+            state = future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            asked.cancel()
+            future.cancel()
             raise ProblemError(
                 422,
                 "query_timeout",
                 "the tables were not up to date by the query's deadline; try again, or give it"
                 " more time",
             ) from None
+        if dataset is None or dataset in state.specs:
+            return state
+        if "steps" not in text:  # specs are refreshed only for queries that look at steps
+            return self._state(f"{text} steps", dataset, deadline)
+        raise not_found("dataset", dataset, state.specs)
 
     def _sound(
         self,
@@ -362,7 +297,7 @@ class SqlPool:
         deadline: float,
         rows: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
-        """What a worker answers. The answer's bytes are held for the user: see `_release`."""
+        """What a worker answers. The answer's bytes are held for the user: see `AnswerMemory`."""
         queue = self._queue_of(user)
         if queue is self._own:
             self._start_own()
@@ -371,7 +306,7 @@ class SqlPool:
 
         def room(size: int) -> None:
             nonlocal held
-            self._hold(user, size)
+            self.answers.hold(user, size)
             held = size
 
         header: dict[str, Any] | None = None
@@ -399,44 +334,12 @@ class SqlPool:
             raise
         finally:
             if not kept:
-                self._release(user, held)
+                self.answers.release(user, held)
             if header is not None and worker.reusable():
                 queue.give(user, worker)
             else:
                 self._replace(worker, queue)
                 queue.give(user, None)
-
-    def _hold(self, user: str, size: int) -> None:
-        """Count an answer's bytes, or raise 429: others that were not yet delivered take the room.
-
-        A caller has half of it; all callers together leave a quarter to the service itself.
-        """
-        most = self.memory.answers
-        with self._lock:
-            total = sum(self._held.values())
-            callers = total - self._held[OWN]
-            own = user == OWN
-            if (
-                total + size > most
-                or (not own and callers + size > most * 3 // 4)
-                or (not own and self._held[user] + size > most // 2)
-            ):
-                raise ProblemError(
-                    429,
-                    "too_many_queries",
-                    "there is no room for the answer while earlier ones are being delivered; read"
-                    " those, ask for less, or try again in a moment",
-                    expected=f"answers of at most {most // 2} bytes, all of a caller together",
-                    got=f"{size} bytes, beside {total} on their way",
-                    headers={"Retry-After": "2"},
-                )
-            self._held[user] += size
-
-    def _release(self, user: str, size: int) -> None:
-        with self._lock:
-            self._held[user] -= size
-            if self._held[user] <= 0:
-                del self._held[user]
 
     def _take(self, queue: FairQueue[WorkerProcess], user: str, deadline: float) -> WorkerProcess:
         """A worker that is alive; the dead ones that turn up are replaced."""
@@ -474,44 +377,33 @@ class SqlPool:
         killed one after another must not keep the machine busy with restarts."""
         if instead_of is not None:
             instead_of.wait()  # its memory is in use until then
-        wait = 0.2
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-            try:
-                if self._started(queue, nice=instead_of is not None):
-                    return
-            except BaseException as error:  # without workers no query can run
-                log.error("a SQL worker did not start", error=repr(error), again_in=wait)
-            time.sleep(wait)
-            wait = min(2 * wait, 10.0)
-
-    def _started(self, queue: FairQueue[WorkerProcess], *, nice: bool) -> bool:
         share = self.memory.own if queue is self._own else self.memory.caller
-        worker = WorkerProcess(self._data, share, nice=nice)
+        wait = 0.2
+        while not self._closed:
+            worker: WorkerProcess | None = None
+            try:
+                worker = WorkerProcess(self._data, share, nice=instead_of is not None)
+                with self._lock:
+                    self._all.add(worker)
+                worker.wait_ready()
+            except BaseException as error:  # without workers no query can run
+                if not self._closed:
+                    log.error("a SQL worker did not start", error=repr(error), again_in=wait)
+                    time.sleep(wait)
+                    wait = min(2 * wait, 10.0)
+            else:
+                self._warm.set()
+                queue.put(worker)
+                if not self._closed:
+                    return
+            if worker is not None:  # it failed, or the pool was closed meanwhile
+                self._end(worker)
+
+    def _end(self, worker: WorkerProcess) -> None:
         with self._lock:
-            closed = self._closed
-            if not closed:
-                self._all.add(worker)
-        try:
-            if closed:
-                return True
-            worker.wait_ready()
-        except BaseException:
-            with self._lock:
-                self._all.discard(worker)
-                stopping = self._closed
-            if stopping:  # close() has killed it
-                return True
-            raise
-        finally:
-            if closed or worker not in self._all:
-                worker.kill()
-                worker.wait()
-        self._warm.set()
-        queue.put(worker)
-        return True
+            self._all.discard(worker)
+        worker.kill()
+        worker.wait()
 
 
 _NONE = bytearray()
@@ -551,62 +443,27 @@ def _still_damaged(files: list[str]) -> ProblemError:
     )
 
 
-def _timeout(seconds: float) -> ProblemError:
-    return ProblemError(
-        422,
-        "query_timeout",
-        f"stopped after {seconds:g} s, waiting included; ask for less, or give a longer timeout",
-    )
-
-
 def _failure(code: str, detail: str) -> dict[str, Any]:
     return {"ok": False, "code": code, "detail": detail}
 
 
 def _refused(header: dict[str, Any], seconds: float) -> ProblemError:
+    detail = header["detail"]
     if header["code"] == "query_timeout":
-        return _timeout(seconds)
+        detail = f"stopped after {seconds:g} s, waiting included"
+        detail += "; ask for less, or give a longer timeout"
     return ProblemError(
         422,
         header["code"],
-        header["detail"],
+        detail,
         expected=header.get("expected") or None,
         got=header.get("got") or None,
     )
 
 
-def _selected(
-    header: dict[str, Any], payload: bytearray, state: MirrorState | None, dataset: str | None
-) -> Selected:
-    """A worker's answer, checked: everything it names is there, once, and weighs something."""
-    table = pa.ipc.open_stream(payload).read_all()
-    names = table.column_names
-    if "unknown" in names and (unknown := table.num_rows - table["unknown"].null_count):
-        raise _bad_selection(
-            f"{unknown} selected ids are not living trajectories"
-            + (f" of dataset {dataset}" if dataset else ""),
-            "ids of the table trajectories",
-            table["unknown"].drop_null()[0].as_py(),
-        )
-    rows = np.array(table["row"].to_numpy(), np.int64)
-    order = None if bool((np.diff(rows) > 0).all()) else np.argsort(rows, kind="stable")
-    rows = rows if order is None else rows[order]
-    if twice := int((np.diff(rows) == 0).sum()):
-        raise _bad_selection(
-            "a trajectory is selected twice",
-            "each id once (SELECT DISTINCT)",
-            f"{twice} repeats among {len(rows)} rows",
-        )
-    reads = None if header["reads"] is None else tuple(header["reads"])
-    if "weight" not in names or table["weight"].null_count == len(rows):
-        return Selected(rows, None, reads, state)
-    values = np.array(table["weight"].to_numpy(), np.float64)
-    values = values if order is None else values[order]
-    bad = ~(np.isfinite(values) & (values > 0))
-    if bad.any():
-        raise _bad_selection("a bad weight", "finite numbers > 0", str(values[bad][0]))
-    return Selected(rows, values, reads, state)
-
-
-def _bad_selection(detail: str, expected: str, got: str) -> ProblemError:
-    return ProblemError(422, "sql_error", detail, expected=expected, got=got)
+def _stream_of(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

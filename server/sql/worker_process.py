@@ -90,7 +90,7 @@ class WorkerProcess:
 
     def wait_ready(self) -> None:
         """Until it can be asked; from then on it is niced. Raises as `ask`."""
-        header, _ = self._read(time.monotonic() + START_SECONDS, _any_size)
+        header, _ = self._read(time.monotonic() + START_SECONDS, lambda _size: None)
         self.layers = header["confined"]
         self._renice(NICE)
         self._base = memory_of(self.pid, 5)
@@ -191,7 +191,19 @@ class WorkerProcess:
     def _read(
         self, deadline: float, room: Callable[[int], None], cpu_limit: float = float("inf")
     ) -> tuple[dict[str, Any], bytearray]:
-        look = _Watch(self, deadline, cpu_limit).look
+        next_check = 0.0
+
+        def look() -> float:
+            """At the clock, the memory and the CPU time; seconds until the next look."""
+            nonlocal next_check
+            now = time.monotonic()
+            if (left := deadline - now) <= 0:
+                raise DeadlineExceeded
+            if now >= next_check:
+                next_check = now + _POLL
+                self.check(cpu_limit)
+            return min(_POLL, left)
+
         reader = FrameReader(self._stdout.fileno(), look, MAX_HEADER)
         try:
             header = reader.header()
@@ -205,26 +217,3 @@ class WorkerProcess:
                 size -= len(reader.exactly(min(size, 1 << 20)))
             raise
         return header, reader.exactly(size)
-
-
-class _Watch:
-    """Looks at the clock, the memory and the CPU time of a worker that is being waited for."""
-
-    def __init__(self, worker: WorkerProcess, deadline: float, cpu_limit: float):
-        self._worker, self._deadline, self._cpu_limit = worker, deadline, cpu_limit
-        self._next = 0.0
-
-    def look(self) -> float:
-        """Seconds until the next look. Raises `DeadlineExceeded` or `MemoryExceeded`."""
-        now = time.monotonic()
-        left = self._deadline - now
-        if left <= 0:
-            raise DeadlineExceeded
-        if now >= self._next:
-            self._next = now + _POLL
-            self._worker.check(self._cpu_limit)
-        return min(_POLL, left)
-
-
-def _any_size(_size: int) -> None:
-    pass

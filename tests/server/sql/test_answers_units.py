@@ -14,7 +14,8 @@ import pytest
 from server.index.mirror import MirrorState
 from server.problems import ProblemError
 from server.sql import pool
-from server.sql.pool import BASE_MEMORY, Memory
+from server.sql.memory import BASE_MEMORY, Memory
+from server.sql.selected import read_selected
 
 
 def answer(**columns: Any) -> bytearray:
@@ -26,7 +27,7 @@ def answer(**columns: Any) -> bytearray:
 
 
 def selected(reads: list[str] | None = None, dataset: str | None = None, **columns: Any) -> Any:
-    return pool._selected({"reads": reads}, answer(**columns), None, dataset)
+    return read_selected({"reads": reads}, answer(**columns), None, dataset)
 
 
 def problem(error: ProblemError) -> tuple[Any, ...]:

@@ -17,7 +17,8 @@ import pytest
 from server.problems import ProblemError
 from server.settings import Settings
 from server.sql import pool as module
-from server.sql.pool import BASE_MEMORY, OWN, Memory, SqlPool
+from server.sql.memory import BASE_MEMORY, OWN, Memory
+from server.sql.pool import SqlPool
 from stepwell.testing import wait_until
 
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
@@ -218,12 +219,12 @@ def test_answers_count_until_they_are_delivered(make_world: Callable[..., Any]) 
     pool: SqlPool = world.service.sql
     sql = "select repeat('x', 10000000)"
     result = pool.query(sql, user="me", timeout=LONG)
-    assert pool._held == {"me": len(result.payload)}
+    assert pool.answers.held == {"me": len(result.payload)}
     del result
     gc.collect()
-    assert not pool._held
+    assert not pool.answers.held
     assert failed(world, "select nope", user="me").code == "sql_error"
-    assert not pool._held
+    assert not pool.answers.held
 
 
 def test_nobody_fills_the_room_for_answers(world: Any) -> None:
@@ -234,7 +235,7 @@ def test_nobody_fills_the_room_for_answers(world: Any) -> None:
 
     def fits(user: str, size: int) -> bool:
         try:
-            pool._hold(user, size)
+            pool.answers.hold(user, size)
         except ProblemError as error:
             assert (error.status, error.code) == (429, "too_many_queries")
             assert int(error.headers["Retry-After"]) >= 1
@@ -247,12 +248,12 @@ def test_nobody_fills_the_room_for_answers(world: Any) -> None:
     assert fits("b", most // 4) and not fits("c", 1)
     assert not fits(OWN, most // 4 + 1)
     assert fits(OWN, most // 4) and not fits(OWN, 1)
-    pool._release("a", most // 2)
+    pool.answers.release("a", most // 2)
     assert fits("c", most // 2) and not fits("a", 1)
-    pool._release(OWN, most // 4)
-    pool._release("b", most // 4)
-    pool._release("c", most // 2)
-    assert not pool._held
+    pool.answers.release(OWN, most // 4)
+    pool.answers.release("b", most // 4)
+    pool.answers.release("c", most // 2)
+    assert not pool.answers.held
     assert fits(OWN, most) and not fits("a", 1)
     pool.close()
 
@@ -263,11 +264,11 @@ def test_an_answer_without_room_is_429_and_the_worker_goes_on(
     world = make_world(sql_workers=1)
     pool: SqlPool = world.service.sql
     worker = idle(world)[0]
-    pool._hold("other", pool.memory.answers // 2)
-    pool._hold("me", pool.memory.answers // 4)
+    pool.answers.hold("other", pool.memory.answers // 2)
+    pool.answers.hold("me", pool.memory.answers // 4)
     error = failed(world, "select repeat('x', 1000000)", user="me", timeout=LONG)
     assert (error.status, error.code) == (429, "too_many_queries")
-    pool._release("me", pool.memory.answers // 4)
+    pool.answers.release("me", pool.memory.answers // 4)
     assert world.rows("select length(repeat('x', 1000000))", user="me") == [[1000000]]
     assert idle(world) == [worker]
 
