@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -25,21 +25,14 @@ import streamlit as st
 from stepwell import Client
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
 from stepwell.messages import (
-    Dataset,
     Evaluation,
     Excluded,
-    Health,
     Job,
     Launch,
     Page,
-    Policy,
-    QuerySchema,
     Run,
     RunPage,
     Series,
-    Snapshot,
-    TrajectoryInfo,
-    Worker,
 )
 from stepwell.spaces import Box, Discrete, EnvSpec
 from stepwell.trajectory import Trajectory
@@ -50,8 +43,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-UPLOAD_LIMIT = 200_000_000
-"""Bytes taken by the page itself; larger files go by the command line it shows."""
 ANSWER_SECONDS = 15.0
 """Waited for an answer: longer than the longest thing a page asks for."""
 SQL_SECONDS = 5.0
@@ -105,9 +96,28 @@ def refresh() -> None:
 # --- reads -------------------------------------------------------------------------------------
 
 
-@read(2)
-def health() -> Health:
-    return client().health()
+def method(seconds: float, of_client: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
+    """A read that is one method of the client."""
+
+    @read(seconds)
+    @functools.wraps(of_client)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return of_client(client(), *args, **kwargs)
+
+    return call
+
+
+health = method(2, Client.health)
+datasets = method(3, Client.datasets)
+run = method(3, Client.run)
+run_log = method(3, Client.run_log)
+policies = method(3, Client.policies)
+workers = method(2, Client.workers)
+snapshots = method(5, Client.snapshots)
+trajectory = method(3, Client.trajectory)
+steps = method(60, Client.steps)
+"""A whole trajectory; it never changes, only its labels do."""
+query_schema = method(60, Client.query_schema)
 
 
 def is_ready() -> bool:
@@ -116,32 +126,10 @@ def is_ready() -> bool:
 
 
 @read(3)
-def datasets() -> list[Dataset]:
-    return client().datasets()
-
-
-@read(3)
-def runs(
-    *,
-    kind: str = "",
-    status: str = "",
-    search: str = "",
-    alive: bool | None = None,
-    since: float | None = None,
-    brief: bool = True,
-    limit: int | None = None,
-    cursor: str | None = None,
-) -> RunPage:
-    """One page, newest first, and how many match: found and counted by the service."""
-    return client().runs_page(
-        kind=kind or None, status=status or None, search=search or None, alive=alive, since=since,
-        brief=brief, limit=limit or PAGE, cursor=cursor,
-    )  # fmt: skip
-
-
-@read(3)
-def run(name: str) -> Run:
-    return client().run(name)
+def runs(**filters: Any) -> RunPage:
+    """One page, newest first, and how many match; `filters` of `Client.runs_page`, "" for none."""
+    given = {"brief": True, "limit": PAGE} | {k: v for k, v in filters.items() if v != ""}
+    return client().runs_page(**given)
 
 
 @read(60)
@@ -153,31 +141,17 @@ def trend(name: str, key: str, last_step: int) -> list[float]:
 
 
 @read(3)
-def run_log(name: str) -> str:
-    return client().run_log(name)
-
-
-@read(3)
-def policies(name: str) -> list[Policy]:
-    return list(client().policies(name))
-
-
-@read(3)
 def evaluations() -> list[Evaluation]:
     """All of them, newest first: the page ranks them."""
     return client().items(Evaluation, "/v1/evaluations", limit=1000)
 
 
 @read(2)
-def workers() -> list[Worker]:
-    return list(client().workers())
-
-
-@read(2)
-def launches(cursor: str | None = None) -> Page[Launch]:
-    """One page, newest first."""
+def launches(cursor: str | None = None) -> tuple[list[Launch], str | None]:
+    """One page, newest first, and the cursor of the next one."""
     params = {"limit": PAGE, "cursor": cursor}
-    return client().ask(Page[Launch], "GET", "/v1/launches", params=params)
+    page = client().ask(Page[Launch], "GET", "/v1/launches", params=params)
+    return page.items, page.next  # a Page[Launch] cannot be pickled for the cache
 
 
 @read(2)
@@ -188,32 +162,12 @@ def open_launches() -> list[Launch]:
     return [launch for found in lists for launch in found]
 
 
-@read(5)
-def snapshots() -> list[Snapshot]:
-    return list(client().snapshots())
-
-
 @read(2)
-def jobs(cursor: str | None = None, state: str | None = None) -> Page[Job]:
-    """One page, newest first."""
+def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job], str | None]:
+    """One page, newest first, and the cursor of the next one."""
     params = {"limit": PAGE, "cursor": cursor, "state": state}
-    return client().ask(Page[Job], "GET", "/v1/jobs", params=params)
-
-
-@read(3)
-def trajectory(trajectory_id: str) -> TrajectoryInfo:
-    return client().trajectory(trajectory_id)
-
-
-@read(60)
-def steps(trajectory_id: str) -> Trajectory:
-    """The whole trajectory; it never changes, only its labels do."""
-    return client().steps(trajectory_id)
-
-
-@read(60)
-def query_schema() -> QuerySchema:
-    return client().query_schema()
+    page = client().ask(Page[Job], "GET", "/v1/jobs", params=params)
+    return page.items, page.next
 
 
 # --- curves -------------------------------------------------------------------------------------

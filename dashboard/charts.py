@@ -1,19 +1,20 @@
-"""Pictures: plain functions from a data frame to an altair chart. They fetch nothing.
+"""Pictures: plain functions from a data frame to the arguments of `st.vega_lite_chart`.
 
 Every axis has a title with its unit; colours of runs come from the caller, so that a run looks
 the same on every page. Text and marks keep a contrast of 4.5 on white (theme in .streamlit/).
+Specifications are written out: building one through altair takes 25 ms, and a page has many.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import altair as alt
 import pandas as pd
+
+Chart = tuple[pd.DataFrame, dict[str, Any]]
+"""Data and Vega-Lite specification."""
 
 INK = "#1b2430"
 MAIN = "#0b5cad"
@@ -67,138 +68,99 @@ def lines(
     height: int = 240,
     log: bool = False,
     cursor: float | None = None,
-) -> alt.LayerChart:
+) -> Chart:
     """Line(s) of `y` over `x`; a lone point gets a mark of its own. `cursor`: a vertical rule."""
     named = {"x": x, "y": y} | ({"colour": colour} if colour else {})
-    scale = alt.Scale(type="symlog") if log else alt.Scale(zero=False)
-    base = alt.Chart(_renamed(data, named)).encode(
-        x=alt.X("x:Q", title=x_title, axis=alt.Axis(grid=False)),
-        y=alt.Y("y:Q", title=y_title, scale=scale),
-        color=_colour("colour" if colour else None, colours),
-        tooltip=[alt.Tooltip(short, title=name) for short, name in named.items()],
-    )
-    layers: list[alt.Chart] = [base.mark_line(strokeWidth=1.8)]
+    encoding = {
+        "x": _number("x", x_title, axis={"grid": False}),
+        "y": _number("y", y_title, scale={"type": "symlog"} if log else {"zero": False}),
+        "color": _colour("colour" if colour else None, colours),
+        "tooltip": _tips(named),
+    }
+    marks: list[dict[str, Any]] = [{"type": "line", "strokeWidth": 1.8}]
     if len(data) <= FEW:
-        layers.append(base.mark_point(filled=True, size=28))
+        marks.append({"type": "point", "filled": True, "size": 28})
+    layers: list[dict[str, Any]] = [{"mark": mark, "encoding": encoding} for mark in marks]
     if cursor is not None:
-        rule = alt.Chart(pd.DataFrame({"at": [cursor]}))
-        layers.append(rule.mark_rule(color=CURSOR, strokeWidth=2).encode(x="at:Q"))
-    return _finish(alt.layer(*layers).properties(height=height))
-
-
-def line_spec(
-    data: pd.DataFrame,
-    *,
-    x: str,
-    y: str,
-    colour: str,
-    colours: Mapping[str, str],
-    x_title: str,
-    y_title: str,
-    height: int,
-    log: bool,
-) -> tuple[dict[str, Any], pd.DataFrame]:
-    """The picture of `lines`, for st.vega_lite_chart: specification, and data beside it.
-
-    A page of many curves that refreshes cannot afford altair's checks of every one of them each
-    time (25 ms, against 2 ms): what the curves have in common is made once.
-    """
-    named = {"x": x, "y": y, "colour": colour}
-    few = len(data) <= FEW
-    about = (tuple(named.items()), tuple(colours.items()), x_title, y_title, height, log, few)
-    return copy.deepcopy(_line_spec(*about)), _renamed(data, named)
-
-
-@functools.lru_cache(maxsize=512)
-def _line_spec(
-    named: tuple[tuple[str, str], ...],
-    colours: tuple[tuple[str, str], ...],
-    x_title: str,
-    y_title: str,
-    height: int,
-    log: bool,
-    few: bool,
-) -> dict[str, Any]:
-    names = dict(named)
-    rows = pd.DataFrame({names["x"]: [0.0], names["y"]: [0.0], names["colour"]: [""]})
-    made = lines(
-        rows if few else pd.concat([rows] * (FEW + 1)), x=names["x"], y=names["y"],
-        colour=names["colour"], colours=dict(colours), x_title=x_title, y_title=y_title,
-        height=height, log=log,
-    ).to_dict()  # fmt: skip
-    for part in (made, *made["layer"]):
-        part.pop("data", None)
-    made.pop("datasets")
-    return made
+        rule = {"type": "rule", "color": CURSOR, "strokeWidth": 2}
+        at = {"x": {"field": "at", "type": "quantitative"}}
+        layers.append({"data": {"values": [{"at": cursor}]}, "mark": rule, "encoding": at})
+    return _renamed(data, named), _layered(layers, height)
 
 
 def histogram(
     bins: pd.DataFrame, *, title: str, unit: str, what: str = "trajectories", height: int = 200
-) -> alt.LayerChart:
+) -> Chart:
     """Bars from counted bins: columns low, high, n (the counting is SQL's, not the browser's)."""
-    chart = alt.Chart(bins).mark_bar(color=MAIN, stroke="#ffffff", strokeWidth=0.5)
-    chart = chart.encode(
-        x=alt.X(
-            "low:Q",
-            title=f"{title} ({unit})",
-            scale=alt.Scale(zero=False),
-            axis=alt.Axis(grid=False, labelOverlap=True),
-        ),
-        x2="high:Q",
-        y=alt.Y("n:Q", title=f"{what} (count)", axis=alt.Axis(tickMinStep=1, format="d")),
-        y2=alt.datum(0),
-        tooltip=[alt.Tooltip("low:Q", format=".4~g"), alt.Tooltip("high:Q", format=".4~g"), "n:Q"],
-    )
-    return _finish(alt.layer(chart).properties(height=height))
+    flat = {"grid": False, "labelOverlap": True}
+    encoding = {
+        "x": _number("low", f"{title} ({unit})", scale={"zero": False}, axis=flat),
+        "x2": {"field": "high"},
+        "y": _number("n", f"{what} (count)", axis={"tickMinStep": 1, "format": "d"}),
+        "y2": {"datum": 0},
+        "tooltip": [_number("low", format=".4~g"), _number("high", format=".4~g"), _number("n")],
+    }
+    mark = {"type": "bar", "color": MAIN, "stroke": "#ffffff", "strokeWidth": 0.5}
+    return bins, _layered([{"mark": mark, "encoding": encoding}], height)
 
 
 def intervals(
     data: pd.DataFrame, *, x_title: str, colours: Mapping[str, str] | None = None
-) -> alt.LayerChart:
+) -> Chart:
     """Rows of label, mean, iqm, ci_low, ci_high [, run]: a bar of the interval, dots on it."""
     order = list(dict.fromkeys(data["label"]))
-    base = alt.Chart(data).encode(
-        y=alt.Y("label:N", title=None, sort=order, axis=alt.Axis(labelOverlap=False))
-    )
+    label = _category("label", None, sort=order, axis={"labelOverlap": False})
     colour = _colour("run" if colours else None, colours, legend=False)
-    x = alt.X("ci_low:Q", title=x_title, scale=alt.Scale(zero=False))
-    bar = base.mark_rule(strokeWidth=5, opacity=0.55).encode(x=x, x2="ci_high:Q", color=colour)
-    tips = ["label", "env", "mean", "iqm", "ci_low", "ci_high", "episodes"]
-    tooltip = [c for c in tips if c in data.columns]
-    mean = base.mark_point(filled=True, size=110, opacity=1).encode(
-        x="mean:Q", color=colour, tooltip=tooltip
-    )
-    iqm = base.mark_tick(thickness=2, size=18, color=INK).encode(x="iqm:Q", tooltip=tooltip)
+    tips = ("label", "env", "mean", "iqm", "ci_low", "ci_high", "episodes")
+    tooltip = [{"field": c} for c in tips if c in data.columns]
+    bar = {
+        "x": _number("ci_low", x_title, scale={"zero": False}),
+        "x2": {"field": "ci_high"},
+        "color": colour,
+    }
+    marks: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"type": "rule", "strokeWidth": 5, "opacity": 0.55}, bar),
+        (
+            {"type": "point", "filled": True, "size": 110, "opacity": 1},
+            {"x": _number("mean"), "color": colour, "tooltip": tooltip},
+        ),
+        (
+            {"type": "tick", "thickness": 2, "size": 18, "color": INK},
+            {"x": _number("iqm"), "tooltip": tooltip},
+        ),
+    ]
+    layers = [{"mark": mark, "encoding": {"y": label, **at}} for mark, at in marks]
     # The height is the picture's, with axis and title: those take about 70 pixels.
-    height = 70 + 32 * max(2, len(order))
-    return _finish(alt.layer(bar, mean, iqm).properties(height=height))
+    return data, _layered(layers, 70 + 32 * max(2, len(order)))
 
 
 def bars(
     data: pd.DataFrame, *, x: str, y: str, x_title: str, y_title: str, height: int = 220
-) -> alt.LayerChart:
+) -> Chart:
     """A bar for each category of `x`."""
-    frame = _renamed(data, {"x": x, "y": y})
-    chart = alt.Chart(frame.assign(x=frame["x"].astype(str))).mark_bar(color=MAIN)
-    chart = chart.encode(
-        x=alt.X("x:N", title=x_title, sort=None),
-        y=alt.Y("y:Q", title=y_title),
-        tooltip=[alt.Tooltip("x:N", title=x), alt.Tooltip("y:Q", title=y)],
-    )
-    return _finish(alt.layer(chart).properties(height=height))
+    named = {"x": x, "y": y}
+    encoding = {
+        "x": _category("x", x_title, sort=None),
+        "y": _number("y", y_title),
+        "tooltip": _tips(named),
+    }
+    frame = _renamed(data, named)
+    layer = {"mark": {"type": "bar", "color": MAIN}, "encoding": encoding}
+    return frame.assign(x=frame["x"].astype(str)), _layered([layer], height)
 
 
 def dots(
     data: pd.DataFrame, *, x: str, y: str, x_title: str, y_title: str, height: int = 260
-) -> alt.LayerChart:
+) -> Chart:
     """A scatter of two numeric columns."""
-    chart = alt.Chart(_renamed(data, {"x": x, "y": y}))
-    chart = chart.mark_circle(color=MAIN, size=36, opacity=0.65).encode(
-        x=alt.X("x:Q", title=x_title, scale=alt.Scale(zero=False)),
-        y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=False)),
-        tooltip=[alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y)],
-    )
-    return _finish(alt.layer(chart).properties(height=height))
+    named = {"x": x, "y": y}
+    encoding = {
+        "x": _number("x", x_title, scale={"zero": False}),
+        "y": _number("y", y_title, scale={"zero": False}),
+        "tooltip": _tips(named),
+    }
+    mark = {"type": "circle", "color": MAIN, "size": 36, "opacity": 0.65}
+    return _renamed(data, named), _layered([{"mark": mark, "encoding": encoding}], height)
 
 
 def smooth(values: pd.Series, weight: float) -> pd.Series:
@@ -206,21 +168,32 @@ def smooth(values: pd.Series, weight: float) -> pd.Series:
     return values if weight <= 0 else values.ewm(alpha=1 - weight, adjust=True).mean()
 
 
+def _number(field: str, title: str = "", **options: Any) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title or field, **options}
+
+
+def _category(field: str, title: str | None, **options: Any) -> dict[str, Any]:
+    return {"field": field, "type": "nominal", "title": title, **options}
+
+
+def _tips(named: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"field": short, "title": name} for short, name in named.items()]
+
+
 def _colour(
     field: str | None, colours: Mapping[str, str] | None, *, legend: bool = True
-) -> alt.Color | alt.ColorValue:
+) -> dict[str, Any]:
     if field is None:
-        return alt.ColorValue(MAIN)
-    scale: Any = alt.Undefined
+        return {"value": MAIN}
+    found: dict[str, Any] = {"field": field, "type": "nominal", "legend": None}
     if colours:
-        scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    key = None
+        found["scale"] = {"domain": list(colours), "range": list(colours.values())}
     if legend:
-        key = alt.Legend(
-            title=None, orient="bottom", labelLimit=260, columns=3, symbolOpacity=1,
-            symbolType="stroke", symbolStrokeWidth=3,
-        )  # fmt: skip
-    return alt.Color(f"{field}:N", scale=scale, legend=key)
+        found["legend"] = {
+            "title": None, "orient": "bottom", "labelLimit": 260, "columns": 3,
+            "symbolOpacity": 1, "symbolType": "stroke", "symbolStrokeWidth": 3,
+        }  # fmt: skip
+    return found
 
 
 def _renamed(data: pd.DataFrame, named: Mapping[str, str]) -> pd.DataFrame:
@@ -228,12 +201,8 @@ def _renamed(data: pd.DataFrame, named: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame({short: data[name] for short, name in named.items()})
 
 
-def _finish(chart: alt.LayerChart | alt.FacetChart) -> alt.LayerChart:
-    finished: alt.LayerChart = (
-        chart.configure_axis(
-            labelColor=INK, titleColor=INK, gridColor="#e3e8ee", domainColor=QUIET, labelLimit=260
-        )
-        .configure_legend(labelColor=INK, titleColor=INK)
-        .configure_view(stroke=None)
-    )
-    return finished
+def _layered(layers: list[dict[str, Any]], height: int) -> dict[str, Any]:
+    text = {"labelColor": INK, "titleColor": INK}
+    axis = {**text, "gridColor": "#e3e8ee", "domainColor": QUIET, "labelLimit": 260}
+    config = {"axis": axis, "legend": text, "view": {"stroke": None}}
+    return {"layer": layers, "height": height, "config": config}

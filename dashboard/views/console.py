@@ -100,7 +100,7 @@ def _quick_chart(frame: pd.DataFrame) -> None:
             chart = charts.dots(data, x=x, y=y, x_title=x, y_title=y)
         else:
             chart = charts.lines(data, x=x, y=y, x_title=x, y_title=y)
-        st.altair_chart(chart, key="chart")
+        st.vega_lite_chart(*chart, key="chart")
 
 
 def _as_python(query: str, dataset: str | None, limit: int) -> None:

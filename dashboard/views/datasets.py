@@ -138,7 +138,9 @@ def _summary(dataset: Any) -> None:
             if bins.empty:
                 st.caption(f"No {title}s to show yet.")
             else:
-                st.altair_chart(charts.histogram(bins, title=title, unit=unit), key=f"h_{title}")
+                st.vega_lite_chart(
+                    *charts.histogram(bins, title=title, unit=unit), key=f"h_{title}"
+                )
             components.sql_note(sql)
     sql = (
         "SELECT policy, source, purpose, count(*) AS trajectories,\n"
@@ -242,13 +244,13 @@ def _upload(names: list[str]) -> None:
 
 
 def _open_jobs() -> list[str]:
-    return [j.id for state in ("queued", "running") for j in api.jobs(state=state).items]
+    return [j.id for state in ("queued", "running") for j in api.jobs(state=state)[0]]
 
 
 def _jobs() -> None:
     pages = components.Pages("jobs")
-    listed = api.jobs(pages.cursor)
-    if not listed.items:
+    listed, following = api.jobs(pages.cursor)
+    if not listed:
         components.empty("No import has run yet.")
         return
     frame = pd.DataFrame(
@@ -262,14 +264,14 @@ def _jobs() -> None:
                 "warnings": _warnings(j),
                 "started": formatting.ago(j.created_at),
             }
-            for j in listed.items
+            for j in listed
         ]
     )
     progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
     components.table(frame, "jobs", columns={"progress": progress})
-    pages.draw(len(listed.items), listed.next)
+    pages.draw(len(listed), following)
     # In full, below the table: a cell would cut them off.
-    for job in listed.items[:WARNED]:
+    for job in listed[:WARNED]:
         for warning in _warnings(job):
             st.warning(f"{job.message or job.kind} ({formatting.ago(job.created_at)}): {warning}",
                        icon=":material/warning:")  # fmt: skip

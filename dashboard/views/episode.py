@@ -93,8 +93,8 @@ def _rewards(trajectory: Any, t: int) -> None:
     else:
         values, title = rewards, "reward per step"
     frame = _long({"reward": values})
-    st.altair_chart(
-        charts.lines(
+    st.vega_lite_chart(
+        *charts.lines(
             frame, x="t", y="value", x_title="t (steps)", y_title=title, cursor=float(t), height=220
         ),
         key="rewards",
@@ -130,8 +130,8 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
         return
     frame = _long({name: named[name] for name in chosen})
     palette = {name: charts.PALETTE[names.index(name) % len(charts.PALETTE)] for name in chosen}
-    st.altair_chart(
-        charts.lines(
+    st.vega_lite_chart(
+        *charts.lines(
             frame, x="t", y="value", colour="name" if len(names) > 1 else None,
             colours=palette, x_title="t (steps)", y_title=title, cursor=float(t), height=260,
         ),

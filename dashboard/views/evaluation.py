@@ -77,8 +77,8 @@ def _intervals(mine: list[Any]) -> None:
     )
     confidence = ranked[0].confidence
     palette = charts.colours(names)
-    st.altair_chart(
-        charts.intervals(
+    st.vega_lite_chart(
+        *charts.intervals(
             frame, x_title=f"return per episode (mean and {confidence:.0%} interval)",
             colours={name: palette[name] for name in dict.fromkeys(names)},
         ),
@@ -155,8 +155,8 @@ def _drill(mine: list[Any]) -> None:
     )
     left, right = st.columns(2, gap="large")
     with left:
-        st.altair_chart(
-            charts.bars(
+        st.vega_lite_chart(
+            *charts.bars(
                 frame, x="episode", y="return", x_title="episode (in order of seeds)",
                 y_title="return (sum of rewards)",
             ),

@@ -96,7 +96,7 @@ def _alerts() -> None:
     named = {r.name for r in silent.items}
     lost = [w for w in workers if not w.alive and w.state not in ("stopped", "failed")]
     lost = [w for w in lost if w.run not in named]
-    jobs = [j for j in api.jobs(state="failed").items if j.created_at > time.time() - DAY]
+    jobs = [j for j in api.jobs(state="failed")[0] if j.created_at > time.time() - DAY]
     with st.container():
         trouble = silent.total or failed.total or broken or lost or jobs
         if health.status == "ok" and not trouble:
@@ -157,8 +157,8 @@ def _inflow() -> None:
         # Minutes without trajectories are zeros, not gaps.
         grid = pd.DataFrame({"minutes_ago": [float(-m) for m in range(60, -1, -1)]})
         frame = grid.merge(frame, how="left", on="minutes_ago").fillna(0.0)
-        st.altair_chart(
-            charts.lines(
+        st.vega_lite_chart(
+            *charts.lines(
                 frame, x="minutes_ago", y="transitions", x_title="time (minutes, 0 = now)",
                 y_title="transitions per minute",
             ),

@@ -234,12 +234,12 @@ def _curve(key: str, series: dict[str, Any], colours: dict[str, str]) -> None:
         st.caption("no finite value yet")
         return
     present = set(data["run"])
-    spec, frame = charts.line_spec(
+    chart = charts.lines(
         data, x=axis, y="value", colour="run", x_title=AXES[axis],
         colours={name: colours[name] for name in series if name in present},
         y_title=key.rsplit("/", 1)[-1], log=bool(st.session_state.get("log", False)), height=260,
     )  # fmt: skip
-    st.vega_lite_chart(frame, spec, key=f"curve_{key}")
+    st.vega_lite_chart(*chart, key=f"curve_{key}")
 
 
 # --- details --------------------------------------------------------------------------------------

@@ -109,8 +109,7 @@ def _launches() -> None:
     st.subheader("Launches")
     st.caption("Work that waits for a launcher (`stepwell launcher`) on some machine to claim it.")
     pages = components.Pages("launches")
-    listed = api.launches(pages.cursor)
-    found = listed.items
+    found, following = api.launches(pages.cursor)
     if found:
         frame = pd.DataFrame(
             [
@@ -130,7 +129,7 @@ def _launches() -> None:
             ]
         )
         components.table(frame, "launches", height=min(280, 38 + 35 * len(frame)))
-        pages.draw(len(found), listed.next)
+        pages.draw(len(found), following)
         open_ones = [x.id for x in api.open_launches()]
         if open_ones:
             with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -46,9 +46,13 @@ def subcommands(parser: argparse.ArgumentParser) -> Any:
     return parser.add_subparsers(title="actions", required=True, metavar="<action>")
 
 
-def add_action(
-    actions: Any, name: str, call: Callable[[Client, argparse.Namespace], int], summary: str
-) -> argparse.ArgumentParser:
+Answer = tuple[Any, Callable[[], object]]
+"""What --json prints, and what prints it for people."""
+Action = Callable[[Client, argparse.Namespace], Answer | int]
+"""Returns an answer, or the exit status after printing for itself."""
+
+
+def add_action(actions: Any, name: str, call: Action, summary: str) -> argparse.ArgumentParser:
     """One action with the options that every action has."""
     sub: argparse.ArgumentParser = actions.add_parser(
         name, help=summary, description=summary, allow_abbrev=False
@@ -70,11 +74,18 @@ def connect(args: argparse.Namespace) -> Client:
 
 
 def dispatch(parser: argparse.ArgumentParser, argv: list[str] | None) -> int:
-    """Parse, then run the chosen action with a client."""
+    """Parse, run the chosen action with a client, and print its answer; the exit status."""
     args = parser.parse_args(argv)
     with connect(args) as client:
-        call: Callable[[Client, argparse.Namespace], int] = args.call
-        return call(client, args)
+        answer: Answer | int = args.call(client, args)
+    if isinstance(answer, int):
+        return answer
+    value, show = answer
+    if args.json:
+        print_json(value)
+    else:
+        show()
+    return 0
 
 
 # --- printing ---------------------------------------------------------------------------------

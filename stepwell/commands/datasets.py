@@ -52,12 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     return common.dispatch(parser, argv)
 
 
-def list_datasets(client: Client, args: argparse.Namespace) -> int:
+def list_datasets(client: Client, _: argparse.Namespace) -> common.Answer:
     datasets = client.datasets()
-    if args.json:
-        common.print_json(datasets)
-        return 0
-    common.print_table(
+    return datasets, lambda: common.print_table(
         [
             *("dataset", "env", "trajectories", "steps", "protected", "eval"),
             *("mean return", "size", "last"),
@@ -78,19 +75,13 @@ def list_datasets(client: Client, args: argparse.Namespace) -> int:
         ],
         empty="no datasets yet; make one with: stepwell import FILE --dataset NAME",
     )
-    return 0
 
 
-def show_dataset(client: Client, args: argparse.Namespace) -> int:
-    dataset = client.dataset(args.name)
-    if args.json:
-        common.print_json(dataset)
-        return 0
-    _print(dataset)
-    return 0
+def show_dataset(client: Client, args: argparse.Namespace) -> common.Answer:
+    return _answer(client.dataset(args.name))
 
 
-def create_dataset(client: Client, args: argparse.Namespace) -> int:
+def create_dataset(client: Client, args: argparse.Namespace) -> common.Answer:
     try:
         spec = EnvSpec.from_json(json.loads(args.spec.read_text()))
     except OSError as error:
@@ -106,14 +97,14 @@ def create_dataset(client: Client, args: argparse.Namespace) -> int:
         description=args.description,
         exist_ok=args.exist_ok,
     )
-    return _answer(dataset, args)
+    return _answer(dataset)
 
 
-def set_capacity(client: Client, args: argparse.Namespace) -> int:
-    return _answer(client.patch_dataset(args.name, capacity=_capacity(args)), args)
+def set_capacity(client: Client, args: argparse.Namespace) -> common.Answer:
+    return _answer(client.patch_dataset(args.name, capacity=_capacity(args)))
 
 
-def delete_dataset(client: Client, args: argparse.Namespace) -> int:
+def delete_dataset(client: Client, args: argparse.Namespace) -> common.Answer:
     if not args.yes:
         dataset = client.dataset(args.name)
         count = dataset.fifo.trajectories + dataset.protected.trajectories
@@ -121,8 +112,7 @@ def delete_dataset(client: Client, args: argparse.Namespace) -> int:
             f"this removes {args.name} and its {count} trajectories; add --yes to do it"
         )
     client.delete_dataset(args.name)
-    print(f"removed {args.name}")
-    return 0
+    return {"removed": args.name}, lambda: print(f"removed {args.name}")
 
 
 def _capacity(args: argparse.Namespace) -> Capacity:
@@ -136,15 +126,7 @@ def _capacity(args: argparse.Namespace) -> Capacity:
     return Capacity(**limits)
 
 
-def _answer(dataset: Dataset, args: argparse.Namespace) -> int:
-    if args.json:
-        common.print_json(dataset)
-    else:
-        _print(dataset)
-    return 0
-
-
-def _print(dataset: Dataset) -> None:
+def _answer(dataset: Dataset) -> common.Answer:
     spec = EnvSpec.from_json(dataset.spec)
     limits = dataset.capacity.model_dump(exclude_none=True)
     spaces = [
@@ -152,7 +134,7 @@ def _print(dataset: Dataset) -> None:
         *((f"action {k}", s) for k, s in spec.actions.items()),
         *((f"info {k}", s) for k, s in spec.infos.items()),
     ]
-    common.print_fields(
+    return dataset, lambda: common.print_fields(
         [
             ("name", dataset.name),
             ("env", spec.env),

@@ -47,12 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     return common.dispatch(parser, argv)
 
 
-def list_runs(client: Client, args: argparse.Namespace) -> int:
+def list_runs(client: Client, args: argparse.Namespace) -> common.Answer:
     runs = client.runs(args.kind, args.status)
-    if args.json:
-        common.print_json(runs)
-        return 0
-    common.print_table(
+    return runs, lambda: common.print_table(
         ["run", "kind", "status", "policies", "host", "started", "heartbeat", "tags"],
         [
             (
@@ -69,26 +66,16 @@ def list_runs(client: Client, args: argparse.Namespace) -> int:
         ],
         empty="no runs yet",
     )
-    return 0
 
 
-def show_run(client: Client, args: argparse.Namespace) -> int:
+def show_run(client: Client, args: argparse.Namespace) -> common.Answer:
     run = client.run(args.name)
-    if args.json:
-        common.print_json(run)
-        return 0
     fields = run.model_dump()
     config, latest = fields.pop("config"), fields.pop("latest")
     for moment in ("created_at", "heartbeat_at", "finished_at"):
         fields[moment] = common.ago(fields[moment])
-    common.print_fields(
-        [
-            *fields.items(),
-            *_config(config),
-            *((f"latest {key}", value) for key, value in sorted(latest.items())),
-        ]
-    )
-    return 0
+    newest = [(f"latest {key}", value) for key, value in sorted(latest.items())]
+    return run, lambda: common.print_fields([*fields.items(), *_config(config), *newest])
 
 
 def _config(config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -106,25 +93,21 @@ def _config(config: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def show_metrics(client: Client, args: argparse.Namespace) -> int:
+def show_metrics(client: Client, args: argparse.Namespace) -> common.Answer:
     keys = [key for key in args.keys.split(",") if key] if args.keys else None
     series = client.metrics(args.name, keys, args.points)
-    if args.json:
-        common.print_json(series)
-        return 0
     if keys is None and len(series) > MOST_COLUMNS:
-        return _summary(args.name, series)
+        return series, lambda: _summary(args.name, series)
     steps = sorted({step for s in series.values() for step in s.steps})
     columns = {key: dict(zip(s.steps, s.values, strict=True)) for key, s in series.items()}
-    common.print_table(
+    return series, lambda: common.print_table(
         ["step", *columns],
         [(step, *(values.get(step) for values in columns.values())) for step in steps],
         empty="no metrics yet",
     )
-    return 0
 
 
-def _summary(name: str, series: Mapping[str, Series]) -> int:
+def _summary(name: str, series: Mapping[str, Series]) -> None:
     """A line per series, where there are more than a terminal has room for side by side."""
     common.print_table(
         ["key", "points", "first", "last", "lowest", "highest"],
@@ -140,26 +123,19 @@ def _summary(name: str, series: Mapping[str, Series]) -> int:
         ],
     )
     print(f"over time: stepwell runs metrics {name} --keys {','.join(sorted(series)[:2])}")
-    return 0
 
 
-def show_log(client: Client, args: argparse.Namespace) -> int:
+def show_log(client: Client, args: argparse.Namespace) -> common.Answer:
     text = client.run_log(args.name)
-    if args.json:
-        common.print_json({"run": args.name, "log": text})
-        return 0
     if not text:
         print("stepwell: this run has sent no log lines", file=sys.stderr)
-    sys.stdout.writelines(common.printable(line) + "\n" for line in text.splitlines())
-    return 0
+    lines = [common.printable(line) + "\n" for line in text.splitlines()]
+    return {"run": args.name, "log": text}, lambda: sys.stdout.writelines(lines)
 
 
-def list_policies(client: Client, args: argparse.Namespace) -> int:
+def list_policies(client: Client, args: argparse.Namespace) -> common.Answer:
     policies = client.policies(args.name)
-    if args.json:
-        common.print_json(policies)
-        return 0
-    common.print_table(
+    return policies, lambda: common.print_table(
         ["version", "step", "aliases", "size", "published", "sha256"],
         [
             (
@@ -174,14 +150,12 @@ def list_policies(client: Client, args: argparse.Namespace) -> int:
         ],
         empty="no policies yet",
     )
-    return 0
 
 
-def delete_run(client: Client, args: argparse.Namespace) -> int:
+def delete_run(client: Client, args: argparse.Namespace) -> common.Answer:
     if not args.yes:
         raise InvalidData(
             f"this deletes run {args.name} with its metrics and policies; confirm with --yes"
         )
     client.delete_run(args.name)
-    print(f"removed {args.name}")
-    return 0
+    return {"removed": args.name}, lambda: print(f"removed {args.name}")

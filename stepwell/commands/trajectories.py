@@ -6,6 +6,7 @@ import argparse
 
 from stepwell.client import Client
 from stepwell.commands import common
+from stepwell.messages import Page, TrajectoryInfo
 
 ABOUT = """\
 List, show, tag and protect trajectories.
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     return common.dispatch(parser, argv)
 
 
-def list_trajectories(client: Client, args: argparse.Namespace) -> int:
+def list_trajectories(client: Client, args: argparse.Namespace) -> common.Answer:
     page = client.trajectories(
         args.dataset,
         partition=args.partition,
@@ -59,9 +60,10 @@ def list_trajectories(client: Client, args: argparse.Namespace) -> int:
         order=args.order,
         limit=args.limit,
     )
-    if args.json:
-        common.print_json(page)
-        return 0
+    return page, lambda: _list(page, args.dataset)
+
+
+def _list(page: Page[TrajectoryInfo], dataset: str) -> None:
     common.print_table(
         ["id", "seq", "partition", "length", "return", "end", "policy", "tags", "state", "came"],
         [
@@ -82,37 +84,25 @@ def list_trajectories(client: Client, args: argparse.Namespace) -> int:
         empty="no trajectories match",
     )
     if page.next:
-        print(f"… and more (--limit, or: stepwell sql --dataset {args.dataset})")
-    return 0
+        print(f"… and more (--limit, or: stepwell sql --dataset {dataset})")
 
 
-def show_trajectory(client: Client, args: argparse.Namespace) -> int:
+def show_trajectory(client: Client, args: argparse.Namespace) -> common.Answer:
     info = client.trajectory(args.id)
-    if args.json:
-        common.print_json(info)
-        return 0
     fields = info.model_dump(by_alias=True)
     for moment in ("started_at", "created_at"):
         fields[moment] = common.moment(fields[moment])
-    common.print_fields(fields.items())
-    return 0
+    return info, lambda: common.print_fields(fields.items())
 
 
-def protect_trajectories(client: Client, args: argparse.Namespace) -> int:
+def protect_trajectories(client: Client, args: argparse.Namespace) -> common.Answer:
     changed = [client.patch_trajectory(i, partition="protected") for i in args.id]
-    if args.json:
-        common.print_json(changed)
-        return 0
-    print(f"protected {len(changed)}")
-    return 0
+    return changed, lambda: print(f"protected {len(changed)}")
 
 
-def tag_trajectory(client: Client, args: argparse.Namespace) -> int:
+def tag_trajectory(client: Client, args: argparse.Namespace) -> common.Answer:
     tags = client.trajectory(args.id).tags
     kept = [t for t in tags if t not in args.tags]
     info = client.patch_trajectory(args.id, tags=kept if args.remove else [*kept, *args.tags])
-    if args.json:
-        common.print_json(info)
-        return 0
-    print(f"{info.id}: {', '.join(map(common.printable, info.tags)) or 'no tags'}")
-    return 0
+    shown = ", ".join(map(common.printable, info.tags)) or "no tags"
+    return info, lambda: print(f"{info.id}: {shown}")

@@ -32,12 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     return common.dispatch(parser, argv)
 
 
-def list_workers(client: Client, args: argparse.Namespace) -> int:
+def list_workers(client: Client, _: argparse.Namespace) -> common.Answer:
     workers = client.workers()
-    if args.json:
-        common.print_json(workers)
-        return 0
-    common.print_table(
+    return workers, lambda: common.print_table(
         ["worker", "role", "state", "alive", "run", "policy", "host", "heartbeat", "counters"],
         [
             (
@@ -55,13 +52,9 @@ def list_workers(client: Client, args: argparse.Namespace) -> int:
         ],
         empty="no workers",
     )
-    return 0
 
 
-def send_command(client: Client, args: argparse.Namespace) -> int:
+def send_command(client: Client, args: argparse.Namespace) -> common.Answer:
     worker = client.command(args.id, args.command)
-    if args.json:
-        common.print_json(worker)
-    else:
-        print(f"{common.printable(worker.id)}: {worker.state} → {worker.command}")
-    return 0
+    shown = f"{common.printable(worker.id)}: {worker.state} → {worker.command}"
+    return worker, lambda: print(shown)
