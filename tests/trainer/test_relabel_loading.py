@@ -241,7 +241,7 @@ def test_relabelers_are_applied_in_their_order_each_with_its_own_chance(service,
     def episodes(*relabel: str) -> list[Episode]:
         with closing(loader_of(service, tmp_path, *relabel)) as loader:
             view = loader.view(0)
-            return view.relabeling.draw(view.sampler, 0, 0).episodes
+            return view.relabeling.draw(view.sampler, 0, 0)[0]
 
     one = episodes("hindsight:terminates=false", "test_halve")
     other = episodes("test_halve", "hindsight")

@@ -28,8 +28,9 @@ Letters: B windows, T transitions of the longest window, L = T + 1 rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from torch import Tensor
 
 from amago_model.data.batch import LOSS_MASKS, Batch
 from trainer.data.sampler import Ints, Windows
+from trainer.data.snapshot import Manifest
 
 OBSERVATION, DEPARTURE, ARRIVAL = 0, -1, 0
 """Offset of a field: where a window's row 0 is read, counted from the window's first stored row."""
@@ -63,23 +65,25 @@ def cut_window(
     out[length + 1 :] = 0
 
 
-class TrajectoryEnds(Protocol):
-    """What `collate` reads of trajectories besides their rows; a manifest has it."""
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Of each window's trajectory [B]: its length, the step of its episode that it begins at, and
+    how it ends."""
 
-    @property
-    def length(self) -> Ints: ...
-    @property
-    def first_step(self) -> Ints: ...
-    @property
-    def terminated(self) -> NDArray[np.bool_]: ...
-    @property
-    def truncated(self) -> NDArray[np.bool_]: ...
-    @property
-    def final_obs_valid(self) -> NDArray[np.bool_]: ...
+    length: Ints
+    first_step: Ints
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_obs_valid: NDArray[np.bool_]
+
+
+def recorded_ends(manifest: Manifest, windows: Windows) -> Ends:
+    """As the trajectories were recorded."""
+    return Ends(*(getattr(manifest, field.name)[windows.trajectory] for field in fields(Ends)))
 
 
 def collate(
-    trajectories: TrajectoryEnds,
+    ends: Ends,
     windows: Windows,
     rows: Mapping[str, Tensor],
     unknown_action: Tensor | None = None,
@@ -87,13 +91,12 @@ def collate(
     """A Batch of B windows from the rows gathered for them.
 
     Args:
-        trajectories: those that `windows.trajectory` indexes.
         rows: by field name, [B, L, *shape], each read from its own offset; T is at least the
             longest window. Loss masks hold above 0 where there is something to learn.
         unknown_action: shown in place of an action that was not recorded; needed where `rows` has
             action_known.
     """
-    which, start, length = windows.trajectory, windows.start, windows.length
+    start, length = windows.start, windows.length
     b, n_rows = rows["reward"].shape
     t = _arange(n_rows)
     flags = np.zeros((4, b, n_rows - 1), np.bool_)
@@ -101,12 +104,12 @@ def collate(
     np.less(t[:-1], length[:, None], out=mask)
     next_obs_valid[:] = mask
     # Windows that reach their trajectory's end, and where; most do not.
-    ending = np.flatnonzero(start + length == trajectories.length[which])
+    ending = np.flatnonzero(start + length == ends.length)
     if len(ending):
-        of, last = which[ending], length[ending] - 1
-        terminated[ending, last] = trajectories.terminated[of]
-        truncated[ending, last] = trajectories.truncated[of]
-        next_obs_valid[ending, last] = trajectories.final_obs_valid[of]
+        last = length[ending] - 1
+        terminated[ending, last] = ends.terminated[ending]
+        truncated[ending, last] = ends.truncated[ending]
+        next_obs_valid[ending, last] = ends.final_obs_valid[ending]
     exists, next_exists, done, cut_off = torch.from_numpy(flags).unbind()
     action, known = rows["action"], exists
     if "action_known" in rows:
@@ -119,7 +122,7 @@ def collate(
         obs={name[4:]: value for name, value in rows.items() if name.startswith("obs.")},
         prev_action=action,
         prev_reward=rows["reward"],
-        time_idx=torch.from_numpy((trajectories.first_step[which] + start)[:, None] + t),
+        time_idx=torch.from_numpy((ends.first_step + start)[:, None] + t),
         terminated=done,
         truncated=cut_off,
         next_obs_valid=next_exists,

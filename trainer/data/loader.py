@@ -19,13 +19,13 @@ from torch import Tensor
 
 from amago_model.data.batch import Batch
 from trainer.config import DataConfig
-from trainer.data.alignment import collate
+from trainer.data.alignment import collate, recorded_ends
 from trainer.data.cache import Cache
 from trainer.data.columns import MappedColumns, gather
 from trainer.data.fields import Field
 from trainer.data.gpu_copies import Cuda, GpuCopies
 from trainer.data.relabel import make_relabelers
-from trainer.data.relabel.sampling import Relabeling
+from trainer.data.relabel.sampling import Relabeling, ends_of, gather_episodes
 from trainer.data.sampler import Ints, Windows, WindowSampler
 from trainer.data.snapshot import Manifest
 
@@ -179,13 +179,13 @@ class Loader:
         if view.relabeling is None:
             windows = view.sampler.batch(step, self._rank)
             rows = gather(view.columns, windows, view.rows_left)
-            batch = collate(view.manifest, windows, rows, view.unknown_action)
-            return Loaded(step, batch, windows, view.manifest, {})
-        relabeled = view.relabeling.draw(view.sampler, step, self._rank)
-        rows = relabeled.gather([column.field for column in view.columns])
-        ends, windows = relabeled.for_collate
+            ends, metrics = recorded_ends(view.manifest, windows), dict[str, float]()
+        else:
+            episodes, windows, metrics = view.relabeling.draw(view.sampler, step, self._rank)
+            rows = gather_episodes(episodes, windows, [column.field for column in view.columns])
+            ends = ends_of(episodes)
         batch = collate(ends, windows, rows, view.unknown_action)
-        return Loaded(step, batch, relabeled.windows, view.manifest, relabeled.metrics)
+        return Loaded(step, batch, windows, view.manifest, metrics)
 
     def close(self) -> None:
         self._closed = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -18,65 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago_model.data.batch import LOSS_MASKS
-from trainer.data.alignment import cut_window
+from trainer.data.alignment import Ends, cut_window
 from trainer.data.columns import MappedColumns
 from trainer.data.fields import Field
 from trainer.data.relabel.episode import Array, Episode
 from trainer.data.relabel.registry import Relabeler
-from trainer.data.sampler import Ints, Windows, WindowSampler
+from trainer.data.sampler import Windows, WindowSampler
 from trainer.data.snapshot import DataError, Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Endings:
-    """What `collate` reads of trajectories, for one relabeled episode per window."""
-
-    length: Ints
-    first_step: Ints
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    final_obs_valid: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Relabeled:
-    """The samples of a batch after relabeling."""
-
-    episodes: list[Episode]
-    """One for each window."""
-    windows: Windows
-    """Cut from the relabeled episodes; `trajectory` still is the manifest's row."""
-    metrics: dict[str, float]
-
-    @property
-    def for_collate(self) -> tuple[Endings, Windows]:
-        """Endings by window, and the windows counted so."""
-        found = self.episodes
-        endings = Endings(
-            length=np.array([len(e) for e in found], np.int64),
-            first_step=np.array([e.first_step for e in found], np.int64),
-            terminated=np.array([e.terminated for e in found], np.bool_),
-            truncated=np.array([e.truncated for e in found], np.bool_),
-            final_obs_valid=np.array([e.final_obs_valid for e in found], np.bool_),
-        )
-        return endings, replace(self.windows, trajectory=np.arange(len(found)))
-
-    def gather(self, fields: Sequence[Field]) -> dict[str, Tensor]:
-        """As `columns.gather`, from the relabeled episodes; also loss masks that these made."""
-        shown = {field.name: field for field in fields if not field.relabel_only}
-        for name in LOSS_MASKS:
-            if any(getattr(episode, name) is not None for episode in self.episodes):
-                shown.setdefault(name, Field(name, "", "bool", ()))
-        n_rows = int(self.windows.length.max()) + 1
-        spans = [*zip(self.windows.start.tolist(), self.windows.length.tolist(), strict=True)]
-        found: dict[str, Tensor] = {}
-        for name, field in shown.items():
-            rows = np.empty((len(spans), n_rows, *field.shape), field.dtype)
-            fill = field.fill_array
-            for out, episode, (start, length) in zip(rows, self.episodes, spans, strict=True):
-                cut_window(column(episode, name), field.of_step, start, length, fill, out)
-            found[name] = torch.from_numpy(rows)
-        return found
 
 
 class Relabeling:
@@ -91,8 +39,11 @@ class Relabeling:
             relabeler.check(manifest.spec)
         self._relabelers = [r.fit(self._all()) for r in relabelers]
 
-    def draw(self, sampler: WindowSampler, step: int, rank: int) -> Relabeled:
-        """The relabeled samples of `rank` in the batch of a step."""
+    def draw(
+        self, sampler: WindowSampler, step: int, rank: int
+    ) -> tuple[list[Episode], Windows, dict[str, float]]:
+        """The samples of `rank` in the batch of a step: an episode for each window, the windows cut
+        from these (`trajectory` still is the manifest's row), and metrics."""
         began = time.thread_time()
         windows = sampler.batch(step, rank)
         first = sampler.first_sample(step, rank)
@@ -110,7 +61,7 @@ class Relabeling:
             "relabel/steps_kept": float(lengths.sum() / sum(map(len, recorded))),
             "relabel/cpu_ms": 1e3 * (time.thread_time() - began),
         }
-        return Relabeled(episodes, windows, metrics)
+        return episodes, windows, metrics
 
     def episode(self, row: int) -> Episode:
         """A trajectory of the manifest as it was recorded, read-only."""
@@ -149,6 +100,33 @@ class Relabeling:
             if episode is not before:
                 _check(type(relabeler).__name__, episode, before)
         return episode
+
+
+def ends_of(episodes: Sequence[Episode]) -> Ends:
+    """How relabeled episodes end, one for each window."""
+    lengths = np.array([len(episode) for episode in episodes])
+    rest = [field.name for field in fields(Ends)[1:]]
+    return Ends(lengths, *(np.array([getattr(e, name) for e in episodes]) for name in rest))
+
+
+def gather_episodes(
+    episodes: Sequence[Episode], windows: Windows, columns: Sequence[Field]
+) -> dict[str, Tensor]:
+    """As `columns.gather`, from relabeled episodes; also loss masks that relabelers made."""
+    shown = {field.name: field for field in columns if not field.relabel_only}
+    for name in LOSS_MASKS:
+        if any(getattr(episode, name) is not None for episode in episodes):
+            shown.setdefault(name, Field(name, "", "bool", ()))
+    n_rows = int(windows.length.max()) + 1
+    spans = [*zip(windows.start.tolist(), windows.length.tolist(), strict=True)]
+    found: dict[str, Tensor] = {}
+    for name, field in shown.items():
+        rows = np.empty((len(spans), n_rows, *field.shape), field.dtype)
+        fill = field.fill_array
+        for out, episode, (start, length) in zip(rows, episodes, spans, strict=True):
+            cut_window(column(episode, name), field.of_step, start, length, fill, out)
+        found[name] = torch.from_numpy(rows)
+    return found
 
 
 def generator(key: NDArray[np.uint64], sample: int, place: int) -> np.random.Generator:
