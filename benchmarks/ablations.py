@@ -32,9 +32,10 @@ import torch
 from amago_model.policy_file import load_policy
 from benchmarks.report import RESULTS, ROOT, provenance, write
 from collector.builtin import FIND_BLOCK_ID, MAZERUNNER_ID, TMAZE_PASSIVE_ID
-from collector.builtin.generate_lunarlander import lunarlander_noisy
-from collector.builtin.generate_pendulum import pendulum_stitch
-from collector.builtin.generate_tmaze import tmaze_passive
+from collector.builtin.generate import generate
+from collector.builtin.generate_lunarlander import LunarLanderNoisy
+from collector.builtin.generate_pendulum import PendulumStitch
+from collector.builtin.generate_tmaze import TMazePassiveCoin
 from collector.collect import collect
 from collector.config import CollectConfig
 from collector.evaluate import evaluate_policy
@@ -116,11 +117,11 @@ def fill_dataset(client: Client, folder: Path, base: str) -> None:
         client.flush(base)
         return
     if base == "pendulum_stitch":
-        pendulum_stitch(path)
+        generate(PendulumStitch, path)
     elif base == "lunarlander_continuous":
-        lunarlander_noisy(path)
+        generate(LunarLanderNoisy, path)
     else:
-        tmaze_passive(path, corridor_length=CORRIDOR)
+        generate(TMazePassiveCoin, path, corridor_length=CORRIDOR)
     client.upload(base, path, format="d4rl", env=env)
 
 

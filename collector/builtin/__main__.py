@@ -5,17 +5,15 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from collector.builtin.generate import Summary
-from collector.builtin.generate_lunarlander import lunarlander_noisy
-from collector.builtin.generate_pendulum import pendulum_stitch
-from collector.builtin.generate_tmaze import tmaze_passive
+from collector.builtin.generate import Behaviour, generate
+from collector.builtin.generate_lunarlander import LunarLanderNoisy
+from collector.builtin.generate_pendulum import PendulumStitch
+from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell._exit_message import fail
 from stepwell.errors import StepwellError
 
@@ -35,24 +33,11 @@ examples:
       python -m collector.builtin tmaze-passive tmaze.hdf5 --corridor-length 100
 """
 
-_KINDS: dict[str, tuple[Callable[..., Summary], int, str]] = {
-    "pendulum-stitch": (
-        pendulum_stitch,
-        100_000,
-        "Pendulum-v1; random, weak and expert torque change hands inside episodes",
-    ),
-    "lunarlander-noisy": (
-        lunarlander_noisy,
-        100_000,
-        "LunarLanderContinuous-v3; a heuristic with noise (needs Box2D)",
-    ),
-    "tmaze-passive": (
-        tmaze_passive,
-        42_000,
-        "the passive T-Maze; walks right, then turns at random",
-    ),
+_KINDS: dict[str, type[Behaviour]] = {
+    "pendulum-stitch": PendulumStitch,
+    "lunarlander-noisy": LunarLanderNoisy,
+    "tmaze-passive": TMazePassiveCoin,
 }
-"""Name -> (generator, default steps, help)."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,11 +48,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, (_, steps, text) in _KINDS.items():
-        kind = kinds.add_parser(name, help=text, description=text)
+    for name, behaviour in _KINDS.items():
+        kind = kinds.add_parser(name, help=behaviour.about, description=behaviour.about)
         kind.add_argument("out", type=Path, metavar="OUT.hdf5", help="the file to write or replace")
         at_least = "at least so many steps; the last episode is finished (default: %(default)s)"
-        kind.add_argument("--steps", type=int, default=steps, help=at_least)
+        kind.add_argument("--steps", type=int, default=behaviour.steps, help=at_least)
         chance = "of initial states and behaviour; files of different seeds share no episode"
         kind.add_argument("--seed", type=int, default=0, help=f"{chance} (default: %(default)s)")
         kind.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -83,16 +68,21 @@ def main(argv: list[str] | None = None) -> int:
     if not args.out.parent.is_dir():  # checked before the work
         missing = f"no folder {args.out.parent} to write into; create it"
         return fail(args.kind, missing, status=2)
-    generator = _KINDS[args.kind][0]
+    env_args = {}
     if args.kind == "tmaze-passive":
-        generator = partial(generator, corridor_length=args.corridor_length)
+        env_args["corridor_length"] = args.corridor_length
     started = time.monotonic()
     try:
         # On stderr, so that `--json > summary.json` holds JSON and nothing else.
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task(args.kind, total=args.steps)
-            summary = generator(
-                args.out, args.steps, args.seed, lambda done, _: bar.update(task, completed=done)
+            summary = generate(
+                _KINDS[args.kind],
+                args.out,
+                args.steps,
+                args.seed,
+                lambda done, _: bar.update(task, completed=done),
+                **env_args,
             )
     except (StepwellError, OSError) as error:
         return fail(args.kind, error)

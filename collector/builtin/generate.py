@@ -10,19 +10,23 @@ files is the service's business. A hundred thousand steps take seconds.
 """
 
 import io
+import json
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import gymnasium
 import h5py
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from stepwell._files import whole_file
-from stepwell.errors import InvalidData
+from stepwell.errors import InvalidData, StepwellError
 
 # Room between two seeds, so that their episodes never start from the same reset seed.
 _SEED_STRIDE = 1_000_000
@@ -33,12 +37,30 @@ Columns = Mapping[str, NDArray[np.generic]]
 Metadata = Mapping[str, str | int | float | NDArray[np.generic]]
 
 
-class Behaviour(Protocol):
-    """Chooses the actions. `rng` is new in each episode and the only source of randomness."""
+class MissingPackage(StepwellError, ImportError):
+    """An environment's package is not installed; the message says how to install it."""
 
+
+class Behaviour(ABC):
+    """Who plays, and where. `rng` is new in each episode and the only source of randomness."""
+
+    env_id: ClassVar[str]
+    algorithm: ClassVar[str]
+    """How the file's metadata name it."""
+    steps: ClassVar[int] = 100_000
+    """Length of a file unless told."""
+    about: ClassVar[str]
+    """One line for --help."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        """Without wrappers."""
+
+    @abstractmethod
     def begin(self, rng: np.random.Generator) -> None:
         """An episode begins: forget the last one, keep `rng` for this one."""
 
+    @abstractmethod
     def act(self, observation: NDArray[np.float32]) -> Any:
         """The action for this observation, inside the environment's action space."""
 
@@ -65,35 +87,46 @@ def first_episode_seed(seed: int) -> int:
 
 
 def generate(
+    kind: type[Behaviour],
     path: str | Path,
-    env: gymnasium.Env[Any, Any],
-    behaviour: Behaviour,
-    *,
-    algorithm: str,
-    steps: int,
-    seed: int,
+    steps: int | None = None,
+    seed: int = 0,
     progress: Progress | None = None,
-    metadata: Metadata | None = None,
+    **env_args: Any,
 ) -> Summary:
-    """Play whole episodes in `env` until at least `steps` steps are recorded; write and close.
+    """Play whole episodes until at least `steps` steps are recorded, and write them to `path`.
 
-    The file is pure in (env, behaviour, steps, seed), and a longer one begins with the shorter:
+    The file is pure in (kind, steps, seed, env_args), and a longer one begins with the shorter:
     episode i depends on (seed, i) alone. Its metadata let anyone replay the episodes.
-    Raises InvalidData when `steps` or `seed` is out of range.
+    Raises InvalidData when `steps` or `seed` is out of range, MissingPackage.
     """
     try:
-        columns, returns = _play(env, behaviour, steps, seed, progress)
+        with warnings.catch_warnings():
+            # Box2D's SWIG types warn as they are created. Where warnings are errors (`-W error`,
+            # our tests) that is no exception but a segmentation fault: they must not warn at all.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            env: gymnasium.Env[Any, Any] = gymnasium.make(kind.env_id, **env_args)
+            behaviour = kind(env.unwrapped)
+    except (ImportError, DependencyNotInstalled) as error:
+        raise MissingPackage(
+            f"{kind.env_id} needs a package that is not installed: {error}; for LunarLander:\n"
+            '    pip install "gymnasium[box2d]"'
+        ) from error
+    try:
+        wanted = kind.steps if steps is None else steps
+        columns, returns = _play(env, behaviour, wanted, seed, progress)
     finally:
         env.close()
-    assert env.spec is not None
-    made_by: dict[str, str | int] = {
-        "algorithm": algorithm,
-        "environment": env.spec.id,
+    metadata: dict[str, str | int] = {
+        "algorithm": kind.algorithm,
+        "environment": kind.env_id,
         "gymnasium": gymnasium.__version__,
         "seed": seed,
         "first_episode_seed": first_episode_seed(seed),
     }
-    write_d4rl(path, columns, {**made_by, **(metadata or {})})
+    if env_args:
+        metadata["environment_kwargs"] = json.dumps(env_args)
+    write_d4rl(path, columns, metadata)
     return Summary(
         steps=len(columns["rewards"]),
         episodes=len(returns),

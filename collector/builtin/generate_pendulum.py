@@ -6,40 +6,16 @@ tenth, fails; stitching the good pieces together does not. The demo's data.
 """
 
 import math
-from pathlib import Path
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin.generate import Progress, Summary, generate
-
-ENV_ID = "Pendulum-v1"
+from collector.builtin.generate import Behaviour
 
 _RANDOM, _WEAK, _EXPERT = range(3)
 _KIND_PROBABILITIES = (0.5, 0.25, 0.25)
 _SWITCH_PROBABILITY = 1 / 12
 _MAX_TORQUE = 2.0
-
-
-def pendulum_stitch(
-    path: str | Path, steps: int = 100_000, seed: int = 0, progress: Progress | None = None
-) -> Summary:
-    """Write `steps` steps (rounded up to whole 200-step episodes) of Pendulum-v1 to `path`.
-
-    observations float32 (N, 3), actions float32 (N, 1) in [-2, 2]; every 200th row is a timeout,
-    no row is terminal. With the defaults: 500 episodes, mean return about -850, best decile above
-    about -590, where the scripted expert alone earns about -150.
-    """
-    return generate(
-        path,
-        gymnasium.make(ENV_ID),
-        _Stitch(),
-        algorithm="scripted-mixture",
-        steps=steps,
-        seed=seed,
-        progress=progress,
-    )
 
 
 def expert_torque(observation: NDArray[np.float32]) -> float:
@@ -57,8 +33,17 @@ def expert_torque(observation: NDArray[np.float32]) -> float:
     return _clip((5.0 - velocity**2 / 6.0 - 5.0 * cosine) * velocity)
 
 
-class _Stitch:
-    """The mixture: who holds the torque is redrawn with probability 1/12 at every step."""
+class PendulumStitch(Behaviour):
+    """The mixture: who holds the torque is redrawn with probability 1/12 at every step.
+
+    observations float32 (N, 3), actions float32 (N, 1) in [-2, 2]; every 200th row is a timeout,
+    no row is terminal. With the defaults: 500 episodes, mean return about -850, best decile above
+    about -590, where the scripted expert alone earns about -150.
+    """
+
+    env_id = "Pendulum-v1"
+    algorithm = "scripted-mixture"
+    about = "Pendulum-v1; random, weak and expert torque change hands inside episodes"
 
     def begin(self, rng: np.random.Generator) -> None:
         self._rng = rng

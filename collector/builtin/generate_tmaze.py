@@ -4,50 +4,31 @@ Copying it earns 0.5 of the goal with any memory; only an agent that both rememb
 learns from reward earns 1.0. The smallest offline test of memory.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.builtin import TMAZE_PASSIVE_ID
-from collector.builtin.generate import Progress, Summary, generate
+from collector.builtin.generate import Behaviour
 from collector.builtin.tmaze import DOWN, RIGHT, UP
 
 
-def tmaze_passive(
-    path: str | Path,
-    steps: int = 42_000,
-    seed: int = 0,
-    progress: Progress | None = None,
-    *,
-    corridor_length: int = 20,
-) -> Summary:
-    """Write at least `steps` steps (whole episodes of corridor_length + 1) to `path`.
+class TMazePassiveCoin(Behaviour):
+    """Walks right but for one random action in two episodes; tosses a coin at the junction.
 
-    observations float32 (N, 2), actions int32 (N,) in 0..3; each episode ends in a terminal.
-    With the defaults: 2000 episodes, mean return about 0.33.
+    observations float32 (N, 2), actions int32 (N,) in 0..3; episodes of corridor_length + 1 steps
+    end in a terminal. With the defaults: 2000 episodes, mean return about 0.33.
     """
-    kwargs: dict[str, Any] = {"corridor_length": corridor_length}
-    return generate(
-        path,
-        gymnasium.make(TMAZE_PASSIVE_ID, **kwargs),
-        _CoinTosser(corridor_length),
-        algorithm="walk-right-toss-coin",
-        steps=steps,
-        seed=seed,
-        progress=progress,
-        metadata={"environment_kwargs": json.dumps(kwargs)},
-    )
 
+    env_id = TMAZE_PASSIVE_ID
+    algorithm = "walk-right-toss-coin"
+    steps = 42_000
+    about = "the passive T-Maze; walks right, then turns at random"
 
-class _CoinTosser:
-    """Walks right but for one random action in two episodes; tosses a coin at the junction."""
-
-    def __init__(self, corridor_length: int) -> None:
-        self._noise_probability = 0.5 / corridor_length
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._noise_probability = 0.5 / env.corridor_length
 
     def begin(self, rng: np.random.Generator) -> None:
         self._rng = rng

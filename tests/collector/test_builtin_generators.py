@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from collector.builtin.__main__ import main
-from collector.builtin.generate import first_episode_seed, write_d4rl
-from collector.builtin.generate_lunarlander import Box2DMissing, lunarlander_noisy
-from collector.builtin.generate_pendulum import expert_torque, pendulum_stitch
-from collector.builtin.generate_tmaze import tmaze_passive
+from collector.builtin.generate import MissingPackage, first_episode_seed, generate, write_d4rl
+from collector.builtin.generate_lunarlander import LunarLanderNoisy
+from collector.builtin.generate_pendulum import PendulumStitch, expert_torque
+from collector.builtin.generate_tmaze import TMazePassiveCoin
 
 Columns = dict[str, NDArray[Any]]
 GENERATORS = {
-    "pendulum": (pendulum_stitch, 3, ("f4", (1,))),
-    "lunarlander": (lunarlander_noisy, 8, ("f4", (2,))),
-    "tmaze": (tmaze_passive, 2, ("i4", ())),
+    "pendulum": (PendulumStitch, 3, ("f4", (1,))),
+    "lunarlander": (LunarLanderNoisy, 8, ("f4", (2,))),
+    "tmaze": (TMazePassiveCoin, 2, ("i4", ())),
 }
 
 
@@ -46,9 +45,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One file of 2000 steps by each generator, with seed 3."""
     folder = tmp_path_factory.mktemp("generated")
     made = {}
-    for name, (generate, _, _) in GENERATORS.items():
+    for name, (kind, _, _) in GENERATORS.items():
         made[name] = folder / f"{name}.hdf5"
-        generate(made[name], steps=2000, seed=3)
+        generate(kind, made[name], steps=2000, seed=3)
     return made
 
 
@@ -146,12 +145,12 @@ def test_the_same_arguments_give_the_same_bytes(
     files: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
     """Bit-identical when made again; another seed plays otherwise; a shorter file is a prefix."""
-    generate: Callable[..., Any] = GENERATORS[name][0]
+    kind = GENERATORS[name][0]
     again, other, shorter = (tmp_path / part for part in ("again", "other", "shorter"))
-    generate(again, steps=2000, seed=3)
+    generate(kind, again, steps=2000, seed=3)
     assert again.read_bytes() == files[name].read_bytes()
-    generate(other, steps=600, seed=4)
-    generate(shorter, steps=600, seed=3)
+    generate(kind, other, steps=600, seed=4)
+    generate(kind, shorter, steps=600, seed=3)
     whole, prefix = read(files[name]), read(shorter)
     rows = len(prefix["rewards"])
     np.testing.assert_array_equal(whole["actions"][:rows], prefix["actions"])
@@ -160,7 +159,7 @@ def test_the_same_arguments_give_the_same_bytes(
 
 def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
     """Pendulum-stitch's mean is far below the scripted expert's, and so is its best decile."""
-    summary = pendulum_stitch(tmp_path / "stitch.hdf5", steps=20_000)
+    summary = generate(PendulumStitch, tmp_path / "stitch.hdf5", steps=20_000)
     assert (summary.steps, summary.episodes) == (20_000, 100)
     assert summary.mean_return == pytest.approx(-850, abs=60)
     assert -650 < summary.p90_return < -500
@@ -180,9 +179,7 @@ def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
 def test_progress_rises_to_the_total(tmp_path: Path) -> None:
     """One call an episode, never past what was asked for, the last one complete."""
     calls: list[tuple[int, int]] = []
-    pendulum_stitch(
-        tmp_path / "out.hdf5", steps=500, progress=lambda *done_total: calls.append(done_total)
-    )
+    generate(PendulumStitch, tmp_path / "out.hdf5", 500, progress=lambda *n: calls.append(n))
     assert calls == [(200, 500), (400, 500), (500, 500)]
 
 
@@ -191,8 +188,8 @@ def test_without_box2d_the_error_says_what_to_install(
 ) -> None:
     """Only LunarLander needs Box2D; its absence costs one sentence, and no half file stays."""
     monkeypatch.setitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", None)
-    with pytest.raises(Box2DMissing, match=r'pip install "gymnasium\[box2d\]"'):
-        lunarlander_noisy(tmp_path / "out.hdf5", steps=100)
+    with pytest.raises(MissingPackage, match=r'pip install "gymnasium\[box2d\]"'):
+        generate(LunarLanderNoisy, tmp_path / "out.hdf5", steps=100)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -232,7 +229,7 @@ def test_command_line_writes_the_same_file_and_reports_it(
 ) -> None:
     """`tmaze-passive OUT --steps --seed --json`: exit 0, JSON alone on stdout, the facts right."""
     by_hand, by_command = tmp_path / "hand.hdf5", tmp_path / "command.hdf5"
-    tmaze_passive(by_hand, steps=300, seed=5, corridor_length=9)
+    generate(TMazePassiveCoin, by_hand, steps=300, seed=5, corridor_length=9)
     arguments = ["--steps", "300", "--seed", "5", "--corridor-length", "9", "--json"]
     assert main(["tmaze-passive", str(by_command), *arguments]) == 0
     assert by_command.read_bytes() == by_hand.read_bytes()
