@@ -46,18 +46,12 @@ def find_known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTra
     found: dict[str, KnownTrajectory] = {}
     t, dead = trajectories.c, tombstones.c
     for some in chunks(ids):
-        rows = connection.execute(
-            sa.select(dead.id, dead.dataset_pk, dead.seq, dead.digest, sa.true()).where(
-                dead.id.in_(some)
+        for columns, evicted in ((dead, sa.true()), (t, t.state == "evicted")):
+            statement = sa.select(
+                columns.id, columns.dataset_pk, columns.seq, columns.digest, evicted
             )
-        )
-        for row in rows:
-            found[row[0]] = KnownTrajectory(row[1], row[2], row[3], True)
-        rows = connection.execute(
-            sa.select(t.id, t.dataset_pk, t.seq, t.digest, t.state).where(t.id.in_(some))
-        )
-        for row in rows:
-            found[row[0]] = KnownTrajectory(row[1], row[2], row[3], row[4] == "evicted")
+            for identity, *rest in connection.execute(statement.where(columns.id.in_(some))):
+                found[identity] = KnownTrajectory(*rest)
     return found
 
 

@@ -29,6 +29,7 @@ from server.snapshots.selection import Block, Blocks
 from server.storage.store import Store, Stored
 from stepwell.manifest import (
     GONE_KEY,
+    SCHEMA,
     SINCE_KEY,
     Key,
     blocks,
@@ -130,23 +131,13 @@ def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:
                 row = at.pop(identity)
                 shard[row], traj_idx[row], row_start[row] = name, number, first_row
         missing += len(at)
-        moved[key] = Block(
-            batch.set_column(
-                batch.schema.get_field_index("shard"),
-                batch.schema.field("shard"),
-                pa.array(shard, pa.string()).dictionary_encode(),
-            )
-            .set_column(
-                batch.schema.get_field_index("traj_idx"),
-                batch.schema.field("traj_idx"),
-                pa.array(traj_idx, pa.int32()),
-            )
-            .set_column(
-                batch.schema.get_field_index("row_start"),
-                batch.schema.field("row_start"),
-                pa.array(row_start, pa.int64()),
-            )
-        )
+        fresh = {
+            "shard": pa.array(shard, pa.string()).dictionary_encode(),
+            "traj_idx": pa.array(traj_idx, pa.int32()),
+            "row_start": pa.array(row_start, pa.int64()),
+        }
+        arrays = [fresh.get(name, batch[name]) for name in SCHEMA.names]
+        moved[key] = Block(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
     return moved, missing
 
 

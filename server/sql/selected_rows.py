@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.sql.guard import NotAllowed, tree_of
+from server.sql.query_tables import where_dataset
 
 _HARMLESS = frozenset(
     {
@@ -86,23 +87,21 @@ def columns_of(text: str, parser: Any, known: frozenset[str]) -> frozenset[str] 
     return frozenset(found)
 
 
-def relation_of(
-    request: dict[str, Any],
-    payload: bytes,
-    text: str,
-    columns: frozenset[str] | None,
-    connection: Any,
-) -> Any:
+def make_changes(connection: Any, payload: bytes, only: str | None) -> None:
+    """The payload's rows as the table `trajectories`, and no other."""
+    import pyarrow as pa
+
+    connection.register("_changes", pa.ipc.open_stream(payload).read_all())
+    connection.execute(f"CREATE VIEW trajectories AS SELECT * FROM _changes{where_dataset(only)}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def relation_of(text: str, numbered: bool, only: str | None, connection: Any) -> Any:
     """The rows of the answer, not yet fetched, of the checked SELECT `text`.
 
-    Its tables are there already (`worker._make_tables`), unless it is asked of a payload.
+    Its tables are there already. `numbered`: `id` is the row's number in them, and not a text.
     """
-    if payload:
-        if columns is None:
-            raise NotAllowed("this selection is not of one row at a time")
-        _make_changes(connection, payload, request)
-    elif columns is not None:
-        _number_ids(connection, request)
     names = [name.lower() for name in connection.sql(text).columns]
     if names not in (["id"], ["id", "weight"], ["weight", "id"]):
         raise NotAllowed(
@@ -111,39 +110,16 @@ def relation_of(
             got=", ".join(names),
         )
     weight = ", CAST(s.weight AS DOUBLE) AS weight" if "weight" in names else ""
-    if columns is not None:
+    if numbered:
         return connection.sql(f"SELECT s.id AS row{weight} FROM ({text}) AS s")
     # A selected NULL is unknown too.
     return connection.sql(
         f"SELECT t._pk AS row{weight}, CASE WHEN t._pk IS NULL"
         " THEN coalesce(CAST(s.id AS VARCHAR), 'NULL') END AS unknown"
-        f" FROM ({text}) AS s LEFT JOIN (SELECT id, _pk FROM _all_trajectories{_only(request)})"
+        f" FROM ({text}) AS s LEFT JOIN"
+        f" (SELECT id, _pk FROM _all_trajectories{where_dataset(only)})"
         " AS t ON t.id = CAST(s.id AS VARCHAR)"
     )
-
-
-def _number_ids(connection: Any, request: dict[str, Any]) -> None:
-    """`id` becomes the number: text is neither read nor joined."""
-    connection.execute(
-        "CREATE OR REPLACE VIEW trajectories AS"
-        f" SELECT * REPLACE (_pk AS id) FROM _all_trajectories{_only(request)}"
-    )
-
-
-def _only(request: dict[str, Any]) -> str:
-    """A selection for one dataset sees only that dataset's trajectories."""
-    only = request.get("only")
-    return " WHERE dataset = '" + str(only).replace("'", "''") + "'" if only else ""
-
-
-def _make_changes(connection: Any, payload: bytes, request: dict[str, Any]) -> None:
-    import pyarrow as pa
-
-    table = pa.ipc.open_stream(payload).read_all()
-    connection.register("_changes", table)
-    connection.execute(f"CREATE VIEW trajectories AS SELECT * FROM _changes{_only(request)}")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
 
 
 def _is_id(column: dict[str, Any]) -> bool:

@@ -34,6 +34,7 @@ from typing import Any, TypeAlias
 
 from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
+from server.sql import query_tables
 
 ADDRESS_SPACE = 3 << 30
 """Besides the worker's share: libraries and stacks are mapped, and hardly used."""
@@ -133,7 +134,7 @@ def _answer(
         allowed = check(request["sql"], parser)
         if request["form"] == "rows":
             return _select(request, rows, allowed, catalog, parser, connection, began)
-        excluded = _make_tables(connection, allowed.tables, catalog, request)
+        excluded = query_tables.make_tables(connection, allowed.tables, catalog, request)
         header, payload = _run(connection, allowed, request, excluded, began)
         header["excluded"] = excluded
         header["elapsed_ms"] = (time.perf_counter() - began) * 1e3
@@ -192,129 +193,6 @@ def _connect(memory: int, files: Any = None) -> Any:
     return connection
 
 
-# --- the tables a query sees ----------------------------------------------------------------------
-
-RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", "pg_catalog", "q"})
-"""Schema names that DuckDB keeps: such a dataset is reached by `dataset` in the request."""
-
-
-def _make_tables(
-    connection: Any,
-    wanted: frozenset[tuple[str, str]],
-    catalog: dict[str, Any],
-    request: dict[str, Any],
-) -> list[dict[str, Any]]:
-    """Create what the query names, allow exactly the files behind it, then close the door.
-
-    Returns the damaged files that are left out of the steps it names.
-    """
-    names = {name for schema, name in wanted if schema in ("", "main")}
-    schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
-    dataset = request.get("dataset")
-    bare = "steps" in names
-    tables = {t: v for t, v in catalog["tables"].items() if t in names}
-    chosen = {
-        name: entry
-        for name, entry in catalog["datasets"].items()
-        if name in schemas or (bare and dataset in (None, name))
-    }
-    if chosen or request["form"] == "rows":
-        tables["trajectories"] = catalog["tables"]["trajectories"]
-    files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
-    connection.execute(f"SET allowed_paths = [{', '.join(map(_stored, files))}]")
-    for name, entry in tables.items():
-        connection.execute(f"CREATE VIEW _all_{name} AS {_table_sql(entry)}")
-        # A selection for one dataset sees only that dataset's trajectories.
-        only = request.get("only") if name == "trajectories" else None
-        where = f" WHERE dataset = {_text(only)}" if only else ""
-        columns = ", ".join(_name(c[0]) for c in entry["columns"] if not c[0].startswith("_"))
-        connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM _all_{name}{where}")
-    # A view opens the files that it names: none is made for those that only `steps` of all reads.
-    one_by_one = [name for name in chosen if name in schemas or name == dataset]
-    views = {name: f"_steps_{number}" for number, name in enumerate(one_by_one)}
-    for name in views:
-        connection.execute(f"CREATE VIEW {views[name]} AS {_steps_sql(chosen[name])}")
-        if name in schemas:
-            connection.execute(f"CREATE SCHEMA {_name(name)}")
-            connection.execute(
-                f"CREATE VIEW {_name(name)}.steps AS SELECT * FROM main.{views[name]}"
-            )
-    if bare:
-        connection.execute(f"CREATE VIEW steps AS {_bare_steps(chosen, views, catalog, dataset)}")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return [
-        {"dataset": name, "file": file, "trajectories": count}
-        for name, entry in chosen.items()
-        for file, count in entry["excluded"]
-    ]
-
-
-def _table_sql(entry: dict[str, Any]) -> str:
-    columns = entry["columns"]
-    if not entry["files"]:
-        return _empty(columns)
-    names = ", ".join(_name(name) for name, _ in columns)
-    return f"SELECT {names} FROM read_parquet([{', '.join(map(_stored, entry['files']))}])"
-
-
-def _steps_sql(entry: dict[str, Any]) -> str:
-    """Rows of the shards whose trajectory is alive, found by file name and number in the file."""
-    if not entry["files"]:
-        return _empty([(name, kind) for name, kind, _ in entry["columns"]])
-    columns = ", ".join(f"{expr} AS {_name(name)}" for name, _, expr in entry["columns"])
-    files = ", ".join(map(_stored, entry["files"]))
-    return (
-        f"SELECT {columns} FROM read_parquet([{files}], filename = '_file') AS s"
-        " JOIN _all_trajectories AS t ON s._file = t._file AND s.traj_idx = t.traj_idx"
-    )
-
-
-def _bare_steps(
-    chosen: dict[str, Any], views: dict[str, str], catalog: dict[str, Any], dataset: str | None
-) -> str:
-    """One dataset's steps, or the columns that all datasets with data have in common."""
-    if dataset in views:
-        return f"SELECT * FROM {views[dataset]}"
-    full = {name: entry for name, entry in chosen.items() if entry["files"]}
-    if not full:
-        return _empty(catalog["common"])
-    first, *others = [
-        {(name, kind): expr for name, kind, expr in entry["columns"]} for entry in full.values()
-    ]
-    common = [column for column in first if all(column in other for other in others)]
-    # One scan of all their files, not one each: a GROUP BY takes megabytes for every scan.
-    scans: dict[tuple[str, ...], list[str]] = {}
-    for columns, entry in zip((first, *others), full.values(), strict=True):
-        scans.setdefault(tuple(columns[c] for c in common), []).extend(entry["files"])
-    return " UNION ALL ".join(
-        _steps_sql(
-            {
-                "files": files,
-                "columns": [(*c, expr) for c, expr in zip(common, exprs, strict=True)],
-            }
-        )
-        for exprs, files in scans.items()
-    )
-
-
-def _empty(columns: list[Any]) -> str:
-    typed = ", ".join(f"CAST(NULL AS {kind}) AS {_name(name)}" for name, kind in columns)
-    return f"SELECT {typed} WHERE false"
-
-
-def _name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _stored(file: str) -> str:
-    return _text(f"stored://{file}")  # the name that `_file` of a trajectory has too
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 # --- results --------------------------------------------------------------------------------------
 
 
@@ -348,14 +226,19 @@ def _select(
 ) -> tuple[dict[str, Any], Payload]:
     """A snapshot's selection; see selected_rows.py."""
     from server.sql import selected_rows
+    from server.sql.guard import NotAllowed
 
     columns = selected_rows.columns_of(allowed.text, parser, frozenset(request["known"]))
+    only, numbered = request.get("only"), columns is not None
     if not rows:
-        _make_tables(connection, allowed.tables, catalog, request)
+        query_tables.make_tables(connection, allowed.tables, catalog, request, numbered=numbered)
+    elif numbered:
+        selected_rows.make_changes(connection, rows, only)
+    else:
+        raise NotAllowed("this selection is not of one row at a time")
     limit, most = int(request["limit"]), int(request["max_bytes"])
-    relation = selected_rows.relation_of(
-        request, rows, allowed.wrapped(limit + 1), columns, connection
-    )
+    text = allowed.wrapped(limit + 1)
+    relation = selected_rows.relation_of(text, numbered, only, connection)
     payload, count, cut = _arrow(relation, limit, most, [], began, at_once=65_536)
     reads = None if columns is None else sorted(columns)
     return {"ok": True, "rows": count, "truncated": cut, "reads": reads}, payload
@@ -392,7 +275,7 @@ def _json(
 
 def _time_as_text(number: int, name: str, kind: str) -> str:
     value = f"CAST(c{number} AS VARCHAR)" if "TIME ZONE" in kind else f"c{number}"
-    return f"{value} AS {_name(name)}"
+    return f"{value} AS {query_tables.quoted(name)}"
 
 
 def _arrow(

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from server.sql import guard, worker
+from server.sql import guard, query_tables, worker
 from server.sql.guard import TABLE_FUNCTIONS, CheckedQuery, NotAllowed, check
 
 
@@ -296,7 +296,7 @@ def closed(tmp_path: Path) -> Any:
     (tmp_path / "secret").write_text("secret")
     connection = worker._connect(64 << 20)
     entry = {"columns": [["a", "INTEGER"]], "files": []}
-    worker._make_tables(
+    query_tables.make_tables(
         connection,
         frozenset({("", "t")}),
         {"tables": {"t": entry}, "datasets": {}, "common": []},

@@ -28,7 +28,7 @@ import pytest
 from server import pipe_frames
 from server.checksums import BLOCK, Corrupt, checksums_of
 from server.pipe_frames import read_frame, write_frame
-from server.sql import catalog, guard, selected_rows, worker
+from server.sql import catalog, guard, query_tables, selected_rows, worker
 from server.sql.checked_files import CheckedFileSystem
 from server.sql.guard import NotAllowed
 from server.sql.worker import ArrowStream
@@ -981,7 +981,7 @@ def make(
     connection: Any, tables: dict[str, Any], *wanted: tuple[str, str], **fields: Any
 ) -> list[dict[str, Any]]:
     asked = {"dataset": None, "only": None, "form": "json", **fields}
-    return worker._make_tables(connection, frozenset(wanted), tables, asked)
+    return query_tables.make_tables(connection, frozenset(wanted), tables, asked)
 
 
 def views(connection: Any) -> set[str]:
@@ -1139,10 +1139,10 @@ def test_bare_steps_beside_those_of_a_dataset(
 
 
 def test_names_that_duckdb_keeps(connect: Callable[[], Any], tables: dict[str, Any]) -> None:
-    assert worker.RESERVED == {
+    assert query_tables.RESERVED == {
         *("main", "memory", "temp", "system", "information_schema", "pg_catalog", "q")
     }
-    for name in sorted(worker.RESERVED):
+    for name in sorted(query_tables.RESERVED):
         tables["datasets"][name] = tables["datasets"]["main"]
         connection = connect()
         make(connection, tables, (name, "steps"), ("", "steps"), dataset=name)
@@ -1211,15 +1211,15 @@ def test_the_door_is_closed_behind_the_tables(
 
 def test_the_statements_that_make_tables() -> None:
     columns = [["a", "BIGINT"], ['b"c', "VARCHAR[]"]]
-    assert worker._table_sql({"columns": columns, "files": ["m/x.parquet", "it's"]}) == (
+    assert query_tables._table_sql({"columns": columns, "files": ["m/x.parquet", "it's"]}) == (
         "SELECT \"a\", \"b\"\"c\" FROM read_parquet(['stored://m/x.parquet', 'stored://it''s'])"
     )
     empty = 'SELECT CAST(NULL AS BIGINT) AS "a", CAST(NULL AS VARCHAR[]) AS "b""c" WHERE false'
-    assert worker._table_sql({"columns": columns, "files": []}) == empty
-    assert worker._empty(columns) == empty
+    assert query_tables._table_sql({"columns": columns, "files": []}) == empty
+    assert query_tables._empty(columns) == empty
     triples = [["a", "BIGINT", "s.x + 1"], ['b"c', "VARCHAR[]", "t.y"]]
-    assert worker._steps_sql({"columns": triples, "files": []}) == empty
-    assert worker._steps_sql({"columns": triples, "files": ["f", "g"]}) == (
+    assert query_tables._steps_sql({"columns": triples, "files": []}) == empty
+    assert query_tables._steps_sql({"columns": triples, "files": ["f", "g"]}) == (
         'SELECT s.x + 1 AS "a", t.y AS "b""c" FROM read_parquet(['
         "'stored://f', 'stored://g'], filename = '_file') AS s"
         " JOIN _all_trajectories AS t ON s._file = t._file AND s.traj_idx = t.traj_idx"
@@ -1235,26 +1235,26 @@ def test_the_statement_of_bare_steps() -> None:
     }
     names = {name: f"v{i}" for i, name in enumerate(chosen)}
     common = {"common": [["k", "INTEGER"]]}
-    assert worker._bare_steps(chosen, names, common, "two") == "SELECT * FROM v1"
-    assert worker._bare_steps(chosen, names, common, None) == " UNION ALL ".join(
+    assert query_tables._bare_steps(chosen, names, common, "two") == "SELECT * FROM v1"
+    assert query_tables._bare_steps(chosen, names, common, None) == " UNION ALL ".join(
         (
-            worker._steps_sql({"columns": [a, c], "files": ["f"]}),
-            worker._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
+            query_tables._steps_sql({"columns": [a, c], "files": ["f"]}),
+            query_tables._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
         )
     )
     again = {**chosen, "three": {"columns": [c, a], "files": ["h", "i"]}}
-    assert worker._bare_steps(again, names, common, None) == " UNION ALL ".join(
+    assert query_tables._bare_steps(again, names, common, None) == " UNION ALL ".join(
         (
-            worker._steps_sql({"columns": [a, c], "files": ["f", "h", "i"]}),
-            worker._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
+            query_tables._steps_sql({"columns": [a, c], "files": ["f", "h", "i"]}),
+            query_tables._steps_sql({"columns": [["a", "INTEGER", "other"], c], "files": ["g"]}),
         )
     )
-    assert worker._bare_steps({"one": chosen["one"]}, names, common, None) == (
-        worker._steps_sql({"columns": [a, b, c], "files": ["f"]})
+    assert query_tables._bare_steps({"one": chosen["one"]}, names, common, None) == (
+        query_tables._steps_sql({"columns": [a, b, c], "files": ["f"]})
     )
     nothing = 'SELECT CAST(NULL AS INTEGER) AS "k" WHERE false'
-    assert worker._bare_steps({}, {}, common, "two") == nothing
-    assert worker._bare_steps({"none": chosen["none"]}, names, common, None) == nothing
+    assert query_tables._bare_steps({}, {}, common, "two") == nothing
+    assert query_tables._bare_steps({"none": chosen["none"]}, names, common, None) == nothing
 
 
 def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
@@ -1295,7 +1295,7 @@ def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
     }
     connection = worker._connect(20 << 20, store.files)
     try:
-        worker._make_tables(connection, frozenset({("", "steps")}), asked, {"form": "json"})
+        query_tables.make_tables(connection, frozenset({("", "steps")}), asked, {"form": "json"})
         query = "SELECT t, avg(reward), count(*) FROM steps GROUP BY t ORDER BY t"
         assert connection.execute(query).fetchall() == [
             (0, (count - 1) / 2, count),
@@ -1308,9 +1308,9 @@ def test_many_datasets_are_grouped_in_little_memory(store: Store) -> None:
 
 
 def test_quoting() -> None:
-    assert worker._name('a"b""') == '"a""b"""""'
-    assert worker._text("it's ''") == "'it''s '''''"
-    assert worker._stored("a'b/c") == "'stored://a''b/c'"
+    assert query_tables.quoted('a"b""') == '"a""b"""""'
+    assert query_tables._text("it's ''") == "'it''s '''''"
+    assert query_tables._stored("a'b/c") == "'stored://a''b/c'"
 
 
 def test_the_columns_of_a_spec_can_be_selected(connect: Callable[[], Any], store: Store) -> None:

@@ -1,0 +1,136 @@
+"""The tables that one query sees, made in the SQL worker from the catalog of the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", "pg_catalog", "q"})
+"""Schema names that DuckDB keeps: such a dataset is reached by `dataset` in the request."""
+
+
+def make_tables(
+    connection: Any,
+    wanted: frozenset[tuple[str, str]],
+    catalog: dict[str, Any],
+    request: dict[str, Any],
+    *,
+    numbered: bool = False,
+) -> list[dict[str, Any]]:
+    """Create what the query names, allow exactly the files behind it, then close the door.
+
+    `numbered`: the `id` of a trajectory is its `_pk`, so that text is neither read nor joined.
+    Returns the damaged files that are left out of the steps it names.
+    """
+    names = {name for schema, name in wanted if schema in ("", "main")}
+    schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
+    dataset = request.get("dataset")
+    bare = "steps" in names
+    tables = {t: v for t, v in catalog["tables"].items() if t in names}
+    chosen = {
+        name: entry
+        for name, entry in catalog["datasets"].items()
+        if name in schemas or (bare and dataset in (None, name))
+    }
+    if chosen or request["form"] == "rows":
+        tables["trajectories"] = catalog["tables"]["trajectories"]
+    files = [file for entry in (*tables.values(), *chosen.values()) for file in entry["files"]]
+    connection.execute(f"SET allowed_paths = [{', '.join(map(_stored, files))}]")
+    for name, entry in tables.items():
+        connection.execute(f"CREATE VIEW _all_{name} AS {_table_sql(entry)}")
+        columns = [quoted(c[0]) for c in entry["columns"] if not c[0].startswith("_")]
+        where = ""
+        if name == "trajectories":
+            columns = ["_pk AS id" if numbered and c == '"id"' else c for c in columns]
+            where = where_dataset(request.get("only"))
+        connection.execute(
+            f"CREATE VIEW {name} AS SELECT {', '.join(columns)} FROM _all_{name}{where}"
+        )
+    # A view opens the files that it names: none is made for those that only `steps` of all reads.
+    one_by_one = [name for name in chosen if name in schemas or name == dataset]
+    views = {name: f"_steps_{number}" for number, name in enumerate(one_by_one)}
+    for name in views:
+        connection.execute(f"CREATE VIEW {views[name]} AS {_steps_sql(chosen[name])}")
+        if name in schemas:
+            connection.execute(f"CREATE SCHEMA {quoted(name)}")
+            connection.execute(
+                f"CREATE VIEW {quoted(name)}.steps AS SELECT * FROM main.{views[name]}"
+            )
+    if bare:
+        connection.execute(f"CREATE VIEW steps AS {_bare_steps(chosen, views, catalog, dataset)}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return [
+        {"dataset": name, "file": file, "trajectories": count}
+        for name, entry in chosen.items()
+        for file, count in entry["excluded"]
+    ]
+
+
+def _table_sql(entry: dict[str, Any]) -> str:
+    columns = entry["columns"]
+    if not entry["files"]:
+        return _empty(columns)
+    names = ", ".join(quoted(name) for name, _ in columns)
+    return f"SELECT {names} FROM read_parquet([{', '.join(map(_stored, entry['files']))}])"
+
+
+def _steps_sql(entry: dict[str, Any]) -> str:
+    """Rows of the shards whose trajectory is alive, found by file name and number in the file."""
+    if not entry["files"]:
+        return _empty([(name, kind) for name, kind, _ in entry["columns"]])
+    columns = ", ".join(f"{expr} AS {quoted(name)}" for name, _, expr in entry["columns"])
+    files = ", ".join(map(_stored, entry["files"]))
+    return (
+        f"SELECT {columns} FROM read_parquet([{files}], filename = '_file') AS s"
+        " JOIN _all_trajectories AS t ON s._file = t._file AND s.traj_idx = t.traj_idx"
+    )
+
+
+def _bare_steps(
+    chosen: dict[str, Any], views: dict[str, str], catalog: dict[str, Any], dataset: str | None
+) -> str:
+    """One dataset's steps, or the columns that all datasets with data have in common."""
+    if dataset in views:
+        return f"SELECT * FROM {views[dataset]}"
+    full = {name: entry for name, entry in chosen.items() if entry["files"]}
+    if not full:
+        return _empty(catalog["common"])
+    first, *others = [
+        {(name, kind): expr for name, kind, expr in entry["columns"]} for entry in full.values()
+    ]
+    common = [column for column in first if all(column in other for other in others)]
+    # One scan of all their files, not one each: a GROUP BY takes megabytes for every scan.
+    scans: dict[tuple[str, ...], list[str]] = {}
+    for columns, entry in zip((first, *others), full.values(), strict=True):
+        scans.setdefault(tuple(columns[c] for c in common), []).extend(entry["files"])
+    return " UNION ALL ".join(
+        _steps_sql(
+            {
+                "files": files,
+                "columns": [(*c, expr) for c, expr in zip(common, exprs, strict=True)],
+            }
+        )
+        for exprs, files in scans.items()
+    )
+
+
+def where_dataset(only: str | None) -> str:
+    """A selection for one dataset sees only that dataset's trajectories."""
+    return f" WHERE dataset = {_text(only)}" if only else ""
+
+
+def _empty(columns: list[Any]) -> str:
+    typed = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in columns)
+    return f"SELECT {typed} WHERE false"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _stored(file: str) -> str:
+    return _text(f"stored://{file}")  # the name that `_file` of a trajectory has too
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
