@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 import structlog
 from fastapi import Depends, FastAPI, Request, Response, Security
@@ -20,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.auth import AuthMiddleware
-from server.body_memory import BodyMemoryMiddleware, send_problem
+from server.body_memory import BodyMemoryMiddleware
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
@@ -106,13 +105,11 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     app.state.settings = settings
     for resource in ROUTES:
         app.include_router(resource.router)
-    app.add_exception_handler(ProblemError, _on_problem)
-    app.add_exception_handler(InvalidData, _on_invalid)
-    app.add_exception_handler(RequestValidationError, _on_validation)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    for kind in (OSError, sa.exc.DBAPIError):
-        app.add_exception_handler(kind, _on_disk)
+    for kind in (
+        *(ProblemError, InvalidData, RequestValidationError, HTTPException, ClientDisconnect),
+        *(OSError, sa.exc.DBAPIError),
+    ):
+        app.add_exception_handler(kind, _on_error)
     # The last one added runs first: Host and Origin are checked before tokens are read, and a
     # request without a valid token reserves no memory.
     app.add_middleware(BodyMemoryMiddleware, settings=settings)
@@ -122,26 +119,29 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
     return app
 
 
-def respond(error: ProblemError) -> Response:
-    """A problem document as a response."""
-    body = orjson.dumps(error.problem().model_dump(mode="json", exclude_none=True))
-    return Response(body, error.status, headers=error.headers, media_type=PROBLEM)
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _problem_of(request, error).response()
 
 
-async def _on_problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return respond(error)
+def _problem_of(request: Request, error: Exception) -> ProblemError:
+    match error:
+        case ProblemError():
+            return error
+        case InvalidData():
+            return ProblemError(
+                422, "invalid_data", str(error), expected=error.expected, got=error.got
+            )
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException():
+            return _unrouted(request, error)
+        case ClientDisconnect():  # in the middle of its body: not a defect
+            log.debug("a client went away", method=request.method, path=request.url.path[:200])
+            return ProblemError(400, "bad_request", "the body ended before its end")
+    return _disk_refusal(request, error)
 
 
-async def _on_invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, InvalidData)
-    return respond(
-        ProblemError(422, "invalid_data", str(error), expected=error.expected, got=error.got)
-    )
-
-
-async def _on_validation(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _invalid(error: RequestValidationError) -> ProblemError:
     errors: list[dict[str, Any]] = [
         {
             "where": ".".join(str(part) for part in item["loc"]),
@@ -151,34 +151,24 @@ async def _on_validation(_request: Request, error: Exception) -> Response:
         for item in error.errors()[:20]
     ]
     first = errors[0]
-    return respond(
-        ProblemError(
-            422,
-            "validation_error",
-            f"{first['where']}: {first['message']}",
-            got=first["got"],
-            errors=errors,
-        )
-    )
+    detail = f"{first['where']}: {first['message']}"
+    return ProblemError(422, "validation_error", detail, got=first["got"], errors=errors)
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _unrouted(request: Request, error: HTTPException) -> ProblemError:
     codes = {404: "not_found", 405: "method_not_allowed", 400: "bad_request"}
     detail = str(error.detail)
     if error.status_code == 404:
         detail = f"there is no route {request.method} {request.url.path[:200]}"
-    return respond(
-        ProblemError(
-            error.status_code,
-            codes.get(error.status_code, title_of(error.status_code).lower().replace(" ", "_")),
-            detail,
-            headers=dict(error.headers or {}),
-        )
+    return ProblemError(
+        error.status_code,
+        codes.get(error.status_code, title_of(error.status_code).lower().replace(" ", "_")),
+        detail,
+        headers=dict(error.headers or {}),
     )
 
 
-async def _on_disk(request: Request, error: Exception) -> Response:
+def _disk_refusal(request: Request, error: Exception) -> ProblemError:
     """A failed read or write: 507 or 503 where the disk is the cause, else a defect."""
     problem = disk_problem(
         error,
@@ -190,7 +180,7 @@ async def _on_disk(request: Request, error: Exception) -> Response:
             500, "index_damaged", "the index is damaged; stop the service and run: stepwell fsck"
         )
     if problem is None:
-        return respond(_defect(request.method, request.url.path, error))
+        return _defect(request.method, request.url.path, error)
     now = time.monotonic()
     if now - getattr(request.app.state, "disk_said", -DISK_SAID_EVERY) >= DISK_SAID_EVERY:
         request.app.state.disk_said = now
@@ -199,13 +189,7 @@ async def _on_disk(request: Request, error: Exception) -> Response:
             path=request.url.path[:200],
             error=str(error)[:300],
         )
-    return respond(problem)
-
-
-async def _on_disconnect(request: Request, _error: Exception) -> Response:
-    """The client disconnected in the middle of its body: not a defect."""
-    log.debug("a client went away", method=request.method, path=request.url.path[:200])
-    return respond(ProblemError(400, "bad_request", "the body ended before its end"))
+    return problem
 
 
 def _defect(method: str, path: str, error: Exception) -> ProblemError:
@@ -252,4 +236,4 @@ class UncaughtErrors:
         except Exception as error:
             problem = _defect(scope["method"], scope["path"], error)
         if not started:
-            await send_problem(send, problem)
+            await problem.response()(scope, receive, send)

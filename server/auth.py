@@ -24,7 +24,6 @@ import sqlalchemy as sa
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.body_memory import send_problem
 from server.index.db import Database, write_audit
 from server.index.tables import tokens
 from server.problems import ProblemError, not_found
@@ -313,22 +312,22 @@ class AuthMiddleware:
             return
         book: TokenStore = scope["app"].state.service.auth
         header = next((v for k, v in scope["headers"] if k == b"authorization"), None)
+        is_open = scope["path"] in OPEN
         try:
             principal = book.authenticate(None if header is None else header.decode("latin-1"))
-        except ProblemError as error:
-            wait = self._failed.count(address_of(scope)) if header is not None else 0.0
-            if scope["path"] in OPEN:
-                await self.app(scope, receive, send)
-            else:
-                await _refuse(_too_many(wait) if wait else error, send)
-            return
-        try:
-            if scope["path"] not in OPEN:
+            scope.setdefault("state", {})["principal"] = principal
+            if not is_open:
                 book.authorise(principal, scope["method"], scope["path"])
         except ProblemError as error:
-            await _refuse(error, send)
-            return
-        scope.setdefault("state", {})["principal"] = principal
+            wait = 0.0
+            if error.status == 401 and header is not None:
+                wait = self._failed.count(address_of(scope))
+            if not is_open:
+                refusal = _too_many(wait) if wait else error
+                # The body was not read, so the connection cannot carry another request.
+                refusal.headers["connection"] = "close"
+                await refusal.response()(scope, receive, send)
+                return
         await self.app(scope, receive, send)
 
 
@@ -342,12 +341,6 @@ def address_of(scope: Scope) -> str:
     if address.version == 6:
         return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
     return str(address)
-
-
-async def _refuse(error: ProblemError, send: Send) -> None:
-    # The body was not read, so the connection cannot carry another request.
-    error.headers["connection"] = "close"
-    await send_problem(send, error)
 
 
 def _too_many(wait: float) -> ProblemError:

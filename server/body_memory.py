@@ -22,24 +22,17 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.problems import ProblemError
 from server.settings import JSON_WEIGHT, Settings
 from server.telemetry import Telemetry
-from stepwell.messages import PROBLEM
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WAIT = 3.0
 """Seconds that a body waits for memory before its request is answered 429."""
@@ -263,7 +256,7 @@ def _wake(granted: asyncio.Future[None]) -> None:
 class BodyMemoryMiddleware:
     """Pure ASGI, inside of the token check: every body is paid for, counted and timed."""
 
-    def __init__(self, app: App, settings: Settings):
+    def __init__(self, app: ASGIApp, settings: Settings):
         self.app = app
         self.settings = settings
 
@@ -291,7 +284,7 @@ class BodyMemoryMiddleware:
         finally:
             reservation.release()
         if body.refused is not None and not started:
-            await send_problem(send, body.refused)
+            await body.refused.response()(scope, receive, send)
 
 
 class _BodyReader:
@@ -422,17 +415,3 @@ def body_too_large(limit: int, got: int) -> ProblemError:
         expected=f"at most {limit} bytes",
         got=f"{got} bytes or more",
     )
-
-
-async def send_problem(send: Send, error: ProblemError) -> None:
-    """Answer with a problem document from outside the router."""
-    body = orjson.dumps(error.problem().model_dump(mode="json", exclude_none=True))
-    headers = {"content-type": PROBLEM, "content-length": str(len(body)), **error.headers}
-    await send(
-        {
-            "type": "http.response.start",
-            "status": error.status,
-            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})

@@ -92,12 +92,14 @@ class Source:
             return content
 
 
-class CheckedFile:
+class CheckedFile(io.RawIOBase):
     """A file for reading that raises `Corrupt` rather than hand out a byte that is not as written.
 
     Each thread has a position of its own: DuckDB reads one handle from several threads, by a seek
     and then a read, and another thread may come in between.
     """
+
+    _fd = -1
 
     def __init__(self, path: str, size: int, checksums: bytes):
         self.path = path
@@ -148,30 +150,11 @@ class CheckedFile:
     def seekable(self) -> bool:
         return True
 
-    def writable(self) -> bool:
-        return False
-
-    @property
-    def closed(self) -> bool:
-        return self._fd < 0
-
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def flush(self) -> None:
-        """Nothing is ever written."""
-
-    def __enter__(self) -> CheckedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            self.close()
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
-import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.body_memory import declared_length
@@ -103,7 +102,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport is None or self.transport.is_closing():
             return
         problem = ProblemError(status, code, "the request is not answered", expected=expected)
-        body = orjson.dumps(problem.problem().model_dump(mode="json", exclude_none=True))
+        body = problem.body()
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {PROBLEM}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -26,7 +26,7 @@ from server.checksums import Corrupt, Examined, Source, examine
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
 from server.index.tables import policies, segments, shards, trajectories
-from server.problems import ProblemError
+from server.problems import ProblemError, not_found
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
 from stepwell.messages import Excluded
@@ -51,19 +51,23 @@ class IntegrityChecker:
 
     # --- what to read, and through which checksums ------------------------------------------------
 
-    def shard(self, shard_id: str) -> Source:
-        """The file of a shard. Raises 410 `damaged`, `snapshot_expired`."""
+    def shard(self, shard_id: str) -> tuple[Source, str]:
+        """A shard's file and its sha256. Raises 404, 410 `damaged`, `snapshot_expired`."""
         s = shards.c
         with self._db.read() as connection:
             row = connection.execute(
-                sa.select(s.partition, s.state, s.bytes, s.checksums).where(s.id == shard_id)
-            ).one()
+                sa.select(s.partition, s.state, s.bytes, s.checksums, s.sha256).where(
+                    s.id == shard_id
+                )
+            ).one_or_none()
+        if row is None:
+            raise not_found("shard", shard_id[:64])
         if row.state == "quarantined":
             raise damaged_shard(shard_id)
         if row.state not in _KEPT:
             raise gone(shard_id)
         path = self._store.path(f"shards/{row.partition}", f"{shard_id}.parquet")
-        return Source(path, row.bytes, row.checksums)
+        return Source(path, row.bytes, row.checksums), row.sha256
 
     # --- when something could not be read ---------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The one error of the service: raised anywhere, answered as RFC 9457 application/problem+json.
 
-A leaf: it imports nothing of ours but the message, so every layer may raise it. How an exception
-becomes a response is in `app.py`.
+A leaf: it imports nothing of ours but the message, so every layer may raise it. How other
+exceptions become problems is in `app.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Any
 
-from stepwell.messages import Problem
+import orjson
+from starlette.responses import Response
+
+from stepwell.messages import PROBLEM, Problem
 
 
 class ProblemError(Exception):
@@ -42,27 +45,18 @@ class ProblemError(Exception):
     def copy(self) -> ProblemError:
         """A copy without a traceback. One that is kept must never be raised itself: each raise
         hangs its frames on it, with the bodies in them."""
-        return ProblemError(
-            self.status,
-            self.code,
-            self.detail,
-            expected=self.expected,
-            got=self.got,
-            errors=self.errors,
-            headers=self.headers,
-        )
+        return ProblemError(**vars(self))
 
     def problem(self) -> Problem:
         """The document that goes over the wire."""
-        return Problem(
-            title=title_of(self.status),
-            status=self.status,
-            detail=self.detail,
-            code=self.code,
-            expected=self.expected,
-            got=self.got,
-            errors=self.errors,
-        )
+        return Problem(title=title_of(self.status), **vars(self))
+
+    def body(self) -> bytes:
+        return orjson.dumps(self.problem().model_dump(mode="json", exclude_none=True))
+
+    def response(self) -> Response:
+        """The answer, which is an ASGI application too: a middleware calls it."""
+        return Response(self.body(), self.status, headers=self.headers, media_type=PROBLEM)
 
 
 def title_of(status: int) -> str:

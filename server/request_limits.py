@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from server.body_memory import (
     DISCARD,
-    App,
-    Receive,
-    Scope,
-    Send,
     body_limits,
     body_too_large,
     declared_length,
     may_lack_type,
-    send_problem,
 )
 from server.problems import ProblemError
 from server.settings import Settings
@@ -32,7 +29,7 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 class RequestLimits:
     """Refuses foreign Hosts and Origins, other content types, and bodies declared too long."""
 
-    def __init__(self, app: App, settings: Settings):
+    def __init__(self, app: ASGIApp, settings: Settings):
         self.app = app
         self.settings = settings
 
@@ -49,7 +46,7 @@ class RequestLimits:
             length = declared_length(scope)
             if length is None or length > DISCARD:
                 error.headers["connection"] = "close"
-            await send_problem(send, error)
+            await error.response()(scope, receive, send)
             return
         await self.app(scope, receive, send)
 

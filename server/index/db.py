@@ -153,6 +153,23 @@ def write_audit(c: Connection, who: str, action: str, subject: str, **detail: An
     c.execute(sa.insert(audit).values(**row, detail=detail))
 
 
+def find_pk(c: Connection, table: sa.Table, name: str, *, hint: bool = True) -> int:
+    """The key of the row of `datasets` or `runs` that has this name.
+
+    Raises 404, with `hint` one that offers the nearest of the newest names: for callers who may
+    read them all.
+    """
+    pk = c.execute(sa.select(table.c.pk).where(table.c.name == name)).scalar()
+    if pk is None:
+        # Not above: `stepwell db` starts in half the time without the messages.
+        from server.problems import MAX_HINTS, not_found
+
+        newest = sa.select(table.c.name).order_by(table.c.pk.desc()).limit(MAX_HINTS)
+        known = c.execute(newest).scalars() if hint else ()
+        raise not_found(table.name.removesuffix("s"), name, known)
+    return int(pk)
+
+
 def newest_first(table: sa.Table, before: int | None, **equal: Any) -> sa.Select[Any]:
     """Rows by falling `pk`, below `before`, whose columns equal what is given (None: anything)."""
     query = sa.select(table).order_by(table.c.pk.desc())

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import first_rows, next_change_id, next_epoch, write_audit
+from server.index.db import find_pk, first_rows, next_change_id, next_epoch, write_audit
 from server.index.tables import (
     ALIVE,
     datasets,
@@ -21,7 +21,7 @@ from server.index.tables import (
 from server.ingest.dataset_registry import capacity_columns, insert_dataset
 from server.ingest.evict import evict_over_capacity
 from server.integrity import excluded
-from server.problems import MAX_HINTS, ProblemError, not_found
+from server.problems import ProblemError
 from server.service import Caller, Limit, ServiceDep, may
 from stepwell.messages import (
     Capacity,
@@ -44,14 +44,7 @@ def create_dataset(service: ServiceDep, body: CreateDataset) -> Dataset:
     spec = EnvSpec.from_json(body.spec)
     arrow_schema(spec)  # a spec that has no columns is refused here, not at the first post
     with service.db.write() as connection:
-        insert_dataset(connection, body, spec)
-        return _read(connection, body.name)
-
-
-def absent(connection: Connection, name: str) -> ProblemError:
-    """404 that offers the nearest name: for callers who may read them all."""
-    newest = sa.select(datasets.c.name).order_by(datasets.c.pk.desc()).limit(MAX_HINTS)
-    return not_found("dataset", name, connection.execute(newest).scalars())
+        return _read(connection, insert_dataset(connection, body, spec))
 
 
 @router.get("")
@@ -73,7 +66,8 @@ def list_datasets(
 @router.get("/{name}")
 def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
     with service.db.read() as connection:
-        return _read(connection, name, hint=may(request, "read", "train"))
+        pk = find_pk(connection, datasets, name, hint=may(request, "read", "train"))
+        return _read(connection, pk)
 
 
 @router.patch("/{name}")
@@ -87,12 +81,12 @@ def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset
     if body.capacity is not None:
         values |= capacity_columns(body.capacity)
     with service.db.write() as connection:
-        pk = find_dataset(connection, name)
+        pk = find_pk(connection, datasets, name)
         if values:
             connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(**values))
         if body.capacity is not None:
             evict_over_capacity(connection, pk, next_change_id(connection))
-        return _read(connection, name)
+        return _read(connection, pk)
 
 
 @router.delete("/{name}", status_code=204)
@@ -104,7 +98,7 @@ def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
     # The lock keeps the sealer from moving trajectories that are about to go.
     with service.ingest.sealer.lock, db.write() as connection:
         t = trajectories.c
-        pk = find_dataset(connection, name)
+        pk = find_pk(connection, datasets, name)
         protected = connection.execute(
             sa.select(sa.func.count()).where(t.dataset_pk == pk, t.partition == "protected")
         ).scalar_one()
@@ -141,21 +135,9 @@ def flush(service: ServiceDep, name: str) -> FlushResult:
     return service.ingest.flush(name)
 
 
-def find_dataset(connection: Connection, name: str) -> int:
-    """The key of a dataset, or 404."""
-    pk = connection.execute(sa.select(datasets.c.pk).where(datasets.c.name == name)).scalar()
-    if pk is None:
-        raise absent(connection, name)
-    return int(pk)
-
-
-def _read(connection: Connection, name: str, *, hint: bool = True) -> Dataset:
-    """Raises 404, with `hint` one that offers the nearest name."""
-    found = connection.execute(sa.select(datasets).where(datasets.c.name == name))
-    row = found.mappings().one_or_none()
-    if row is None:
-        raise absent(connection, name) if hint else not_found("dataset", name)
-    return _message(connection, row)
+def _read(connection: Connection, pk: int) -> Dataset:
+    found = connection.execute(sa.select(datasets).where(datasets.c.pk == pk))
+    return _message(connection, found.mappings().one())
 
 
 def _message(connection: Connection, row: RowMapping) -> Dataset:

@@ -12,10 +12,9 @@ import time
 import sqlalchemy as sa
 from fastapi import APIRouter
 
-from server.index.db import first_rows, newest_first
-from server.index.tables import evaluations
+from server.index.db import find_pk, first_rows, newest_first
+from server.index.tables import evaluations, runs
 from server.problems import ProblemError
-from server.routes.runs import find_run
 from server.service import Cursor, Limit, ServiceDep
 from stepwell import new_id
 from stepwell.messages import CreateEvaluation, Evaluation, Page
@@ -30,7 +29,7 @@ def create_evaluation(service: ServiceDep, body: CreateEvaluation) -> Evaluation
     made = Evaluation(id=f"ev_{new_id()}", created_at=time.time(), **body.model_dump())
     with service.db.write() as c:
         if body.run is not None:
-            find_run(c, body.run)
+            find_pk(c, runs, body.run)
         values = {**made.model_dump(), "episodes": len(body.returns)}
         c.execute(sa.insert(evaluations).values(values))
     return made

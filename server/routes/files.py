@@ -87,6 +87,12 @@ class StoredFile(StreamingResponse):
             await run_in_threadpool(self._damaged)
 
 
+def matches(condition: str | None, etag: str) -> bool:
+    """Whether an If-None-Match header covers the ETag: the caller has the file already."""
+    tags = [tag.strip().removeprefix("W/") for tag in (condition or "").split(",")]
+    return tags == ["*"] or etag in tags
+
+
 def _range_of(request: Request, size: int, etag: str) -> tuple[int, int, bool]:
     """(first byte, one past the last, whether it is a part)."""
     asked = request.headers.get("range", "")

@@ -11,7 +11,6 @@ version, never stored.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -25,11 +24,10 @@ from starlette.concurrency import run_in_threadpool
 
 from server.body_memory import STREAM_CHUNK
 from server.checksums import Source, examine
-from server.index.db import first_rows
-from server.index.tables import policies, policy_aliases
+from server.index.db import find_pk, first_rows
+from server.index.tables import policies, policy_aliases, runs
 from server.problems import ProblemError
-from server.routes.files import StoredFile
-from server.routes.runs import find_run
+from server.routes.files import StoredFile, matches
 from server.service import Cursor, Limit, Service, ServiceDep, raw_body
 from server.storage.store import Stored, Writer, new_name
 from stepwell.failpoints import failpoint
@@ -44,7 +42,6 @@ MAX_NUMBER = 2**53
 BYTES = "application/octet-stream"
 
 Version = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
-_ETAGS = re.compile(r'(?:W/)?"([^"]*)"')
 
 
 @router.put(
@@ -88,7 +85,7 @@ async def put_policy(
 def _open_writer(service: Service, run: str) -> Writer:
     """Where the body of a PUT goes; 404 before a byte is read if there is no such run."""
     with service.db.read() as c:
-        find_run(c, run)
+        find_pk(c, runs, run)
     return service.store.new("policies", new_name("pol", ".bin"))
 
 
@@ -130,7 +127,7 @@ def _publish(
 def _replace_damaged(service: Service, run: str, version: int, stored: Stored) -> bool:
     """Publishing the same bytes again is how a damaged policy is cured. True if it was one."""
     with service.db.read() as c:
-        row = _row(c, find_run(c, run), version)
+        row = _row(c, find_pk(c, runs, run), version)
     if row is None:
         return False
     try:
@@ -166,7 +163,7 @@ def _insert(
             422, "invalid_policy", "the body is empty", expected="the bytes of a policy file"
         )
     with service.db.write() as c:
-        run_pk = find_run(c, run)
+        run_pk = find_pk(c, runs, run)
         found = _row(c, run_pk, version)
         if found is not None and found["sha256"] != stored.sha256:
             raise ProblemError(
@@ -203,7 +200,7 @@ def list_policies(
 ) -> Page[Policy]:
     """Greatest version first."""
     with service.db.read() as c:
-        run_pk = find_run(c, name)
+        run_pk = find_pk(c, runs, name)
         query = sa.select(policies).where(policies.c.run_pk == run_pk)
         if cursor is not None:
             query = query.where(policies.c.version < cursor)
@@ -227,7 +224,7 @@ def get_policy(
 ) -> Response:
     """The bytes of a version or an alias (`latest`, `best`, …). The ETag is the sha256."""
     with service.db.read() as c:
-        run_pk = find_run(c, name)
+        run_pk = find_pk(c, runs, name)
         row = _which(c, run_pk, which)
         if row is None:
             raise _absent(c, name, run_pk, which)
@@ -237,7 +234,7 @@ def get_policy(
         # A version never changes; where an alias points does.
         "Cache-Control": "immutable, max-age=31536000" if which.isdecimal() else "no-cache",
     }
-    if known is not None and (known.strip() == "*" or row["sha256"] in _ETAGS.findall(known)):
+    if matches(known, headers["etag"]):
         return Response(status_code=304, headers=headers)
 
     def unreadable() -> ProblemError:
@@ -256,7 +253,7 @@ def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> P
             409, "conflict", "'latest' is always the greatest version and cannot be set"
         )
     with service.db.write() as c:
-        run_pk = find_run(c, name)
+        run_pk = find_pk(c, runs, name)
         row = _row(c, run_pk, body.version)
         if row is None:
             raise _absent(c, name, run_pk, str(body.version))

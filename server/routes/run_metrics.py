@@ -15,9 +15,10 @@ from fastapi import APIRouter, Query
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import Connection
 
+from server.index.db import find_pk
 from server.index.tables import metrics, runs
 from server.problems import ProblemError
-from server.routes.runs import LATEST, find_run
+from server.routes.runs import LATEST
 from server.service import ServiceDep
 from stepwell.messages import MetricsAccepted, MetricSeries, PostMetrics, Series
 
@@ -43,7 +44,7 @@ _EXTREME_QUERIES = (
 def post_metrics(service: ServiceDep, name: str, body: PostMetrics) -> MetricsAccepted:
     """Idempotent on (key, step): sent again, a point replaces itself."""
     with service.db.write() as c:
-        pk = find_run(c, name)
+        pk = find_pk(c, runs, name)
         # Within one body, too, the last word counts. Infinite means NULL.
         rows = {
             (point.key, point.step): {
@@ -91,7 +92,7 @@ def get_metrics(
             got=f"{len(steps)}",
         )
     with service.db.read() as c:
-        pk = find_run(c, name)
+        pk = find_pk(c, runs, name)
         if wanted is None:
             wanted = [key for key, _, _ in c.execute(LATEST, {"run": pk})]
         beyond = {} if steps is None else dict(zip(wanted, steps, strict=True))

@@ -14,9 +14,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import first_rows
+from server.index.db import find_pk, first_rows
 from server.index.tables import metrics, policies, policy_aliases, runs
-from server.problems import MAX_HINTS, ProblemError, not_found
+from server.problems import ProblemError
 from server.service import Cursor, Limit, ServiceDep
 from stepwell.messages import CreateRun, PatchRun, Run, RunKind, RunPage, RunStatus
 
@@ -70,11 +70,11 @@ def create_run(service: ServiceDep, body: CreateRun, response: Response) -> Run:
             response.status_code = 200
         else:
             if body.parent is not None:
-                find_run(c, body.parent)
+                find_pk(c, runs, body.parent)
             times = {"created_at": now, "heartbeat_at": now}
             given = body.model_dump(exclude={"exist_ok"})
             c.execute(sa.insert(runs).values(status="running", **times, **given))
-        return _read(c, body.name)
+        return _read(c, find_pk(c, runs, body.name))
 
 
 def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> None:
@@ -100,20 +100,6 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> No
         .where(runs.c.pk == found["pk"])
         .values(status="running", error="", finished_at=None, heartbeat_at=now, **given)
     )
-
-
-def absent(c: Connection, name: str) -> ProblemError:
-    """404 that offers the nearest of the newest names."""
-    newest = sa.select(runs.c.name).order_by(runs.c.pk.desc()).limit(MAX_HINTS)
-    return not_found("run", name, c.execute(newest).scalars())
-
-
-def find_run(c: Connection, name: str) -> int:
-    """The key of a run, or 404."""
-    pk = c.execute(sa.select(runs.c.pk).where(runs.c.name == name)).scalar()
-    if pk is None:
-        raise absent(c, name)
-    return int(pk)
 
 
 @router.get("")
@@ -173,7 +159,7 @@ def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool
 @router.get("/{name}")
 def get_run(service: ServiceDep, name: str) -> Run:
     with service.db.read() as c:
-        return _read(c, name)
+        return _read(c, find_pk(c, runs, name))
 
 
 @router.patch("/{name}")
@@ -183,21 +169,21 @@ def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
     text = given.pop("log", "")
     values: dict[str, Any] = {"heartbeat_at": time.time(), **given}
     with service.db.write() as c:
-        pk = find_run(c, name)
+        pk = find_pk(c, runs, name)
         if "status" in given:
             values["finished_at"] = None if given["status"] == "running" else values["heartbeat_at"]
         if text:
             text = text if text.endswith("\n") else text + "\n"
             values["log"] = sa.func.substr(runs.c.log.concat(text), -LOG_LIMIT)
         c.execute(sa.update(runs).where(runs.c.pk == pk).values(**values))
-        return _read(c, name)
+        return _read(c, pk)
 
 
 @router.delete("/{name}", status_code=204)
 def delete_run(service: ServiceDep, name: str) -> None:
     """The run, its metrics and its policies; trajectories and evaluations stay."""
     with service.db.write() as c:
-        pk = find_run(c, name)
+        pk = find_pk(c, runs, name)
         files = c.execute(sa.select(policies.c.file).where(policies.c.run_pk == pk)).scalars().all()
         for table in (policy_aliases, policies, metrics):
             c.execute(sa.delete(table).where(table.c.run_pk == pk))
@@ -210,18 +196,13 @@ def delete_run(service: ServiceDep, name: str) -> None:
 def get_log(service: ServiceDep, name: str) -> str:
     """The tail of what the run wrote (PATCH `log` appends)."""
     with service.db.read() as c:
-        text = c.execute(sa.select(runs.c.log).where(runs.c.name == name)).scalar()
-        if text is None:
-            raise absent(c, name)
-    return str(text)
+        pk = find_pk(c, runs, name)
+        return str(c.execute(sa.select(runs.c.log).where(runs.c.pk == pk)).scalar_one())
 
 
-def _read(c: Connection, name: str) -> Run:
-    query = sa.select(*_COLUMNS, _POLICIES).where(runs.c.name == name)
-    row = c.execute(query).mappings().first()
-    if row is None:
-        raise absent(c, name)
-    return _run(c, row)
+def _read(c: Connection, pk: int) -> Run:
+    query = sa.select(*_COLUMNS, _POLICIES).where(runs.c.pk == pk)
+    return _run(c, c.execute(query).mappings().one())
 
 
 def _run(c: Connection, row: RowMapping, *, brief: bool = False) -> Run:

@@ -12,14 +12,13 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
-from server.index.db import first_rows, next_change_id, write_audit
+from server.index.db import find_pk, first_rows, next_change_id, write_audit
 from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import add_totals, bucket_of
 from server.ingest.segments import SegmentDamaged, read_spooled
 from server.integrity import damaged_shard
 from server.problems import ProblemError, not_found
-from server.routes.datasets import find_dataset
 from server.service import Caller, Limit, Service, ServiceDep
 from server.storage.shards import ShardDamaged, read_trajectory
 from stepwell.codec import HEADER_KEY, encode, from_batch
@@ -78,7 +77,7 @@ def list_trajectories(
     t = trajectories.c
     column, descending = t[column_name], order.startswith("-")
     with service.db.read() as connection:
-        statement = _SELECT.where(t.dataset_pk == find_dataset(connection, name), ALIVE)
+        statement = _SELECT.where(t.dataset_pk == find_pk(connection, datasets, name), ALIVE)
         for column_of, value in filters.items():
             if value is not None:
                 statement = statement.where(t[column_of] == value)

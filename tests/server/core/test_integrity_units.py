@@ -232,7 +232,7 @@ def test_a_start_takes_back_what_was_restored_and_nothing_else(stored: Any, tmp_
     after, other = shard_rows(stored)
     assert (after.state, after.retired_uptime, after.checksums) == ("live", None, first.checksums)
     assert after.verified_at > 1.0 and other.state == "quarantined"
-    assert again.shard(first.id).read() == (tmp_path / first.id).read_bytes()
+    assert again.shard(first.id)[0].read() == (tmp_path / first.id).read_bytes()
 
 
 def test_damaged_segments_are_named_at_a_start_while_something_was_in_them(live: Any) -> None:
