@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
+
+from stepwell.commands import common
 
 
 def count(number: float | None) -> str:
@@ -25,24 +26,12 @@ def _absent(number: float | None) -> bool:
 
 def size(number: float | None) -> str:
     """Bytes for people: powers of 1000, as disks are sold."""
-    if number is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(number) < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
+    return "–" if number is None else common.size(number)
 
 
-def ago(moment: float | None, now: float | None = None) -> str:
+def ago(moment: float | None) -> str:
     """Unix seconds → "12 s ago"."""
-    if moment is None:
-        return "never"
-    seconds = max(0.0, (time.time() if now is None else now) - moment)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return "never" if moment is None else common.ago(moment)
 
 
 def literal(text: str) -> str:

@@ -5,7 +5,7 @@
     000000000017-<key>-<crc32>.<kind>      waiting (stepwell/_outbox_kinds.py lists the kinds)
     rejected/ damaged/                     set aside
 
-`summarise` and `held_by` change nothing. Only outbox.py moves and deletes items.
+`summarise` changes nothing. Only outbox.py moves and deletes items.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,12 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepwell._files import whole_file
+from stepwell._locks import held_by, take_lock
 from stepwell.errors import OutboxError, OutboxInUse
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one outbox are not kept apart there
-    fcntl = None  # type: ignore[assignment]
 
 ABOUT, LOCK = "outbox.json", "lock"
 ROOT = "STEPWELL_OUTBOX"
@@ -34,8 +29,6 @@ ROOT = "STEPWELL_OUTBOX"
 DEFAULT_ROOT = "stepwell-outbox"
 DEPTH = 4
 """How many levels below a folder `find_outboxes` searches."""
-LOCK_SECONDS = 1.0
-"""`held_by` takes the lock for an instant; `take_lock` waits that long for it."""
 _NAME = re.compile(
     r"(\d{12})-([0-9a-zA-Z-]{1,64})-([0-9a-f]{8})\.(arrow|metrics|log|policy|ending)"
 )
@@ -140,60 +133,12 @@ class Destination:
         return self.names_the_same(other) and (same_url or same_birth)
 
 
-# --- who uses it ----------------------------------------------------------------------------------
-
-
-def take_lock(folder: Path) -> IO[str]:
+def lock(folder: Path) -> IO[str]:
     """The lock of an outbox, held until the file is closed. Raises `OutboxInUse`, OSError."""
-    file = (folder / LOCK).open("a+")
-    deadline = time.monotonic() + LOCK_SECONDS
-    while not _locked(file):
-        holder = _pid(file)
-        if _exists(holder) or time.monotonic() > deadline:
-            file.close()
-            raise OutboxInUse(f"the outbox {folder} is used by process {holder or '?'}")
-        time.sleep(0.01)
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
-
-
-def _locked(file: IO[str], *, shared: bool = False) -> bool:
-    """Lock it, unless another process has done so."""
-    if os.name == "nt":
-        return True
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def held_by(folder: Path) -> int | None:
-    """Pid of the process that uses an outbox, 0 if unknown; None if no process does."""
-    try:
-        file = (folder / LOCK).open()
-    except OSError:
-        return None
-    with file:
-        return None if _locked(file, shared=True) else _pid(file)
-
-
-def _pid(file: IO[str]) -> int:
-    file.seek(0)
-    text = file.read(32).strip()
-    return int(text) if text.isdecimal() else 0
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return pid > 0
+    return take_lock(
+        folder / LOCK,
+        lambda pid: OutboxInUse(f"the outbox {folder} is used by process {pid or '?'}"),
+    )
 
 
 # --- looking --------------------------------------------------------------------------------------
@@ -247,7 +192,7 @@ def summarise(folder: Path) -> Summary | None:
         rejected=reasons.total(),
         reasons=dict(reasons),
         damaged=len(set_aside(folder / "damaged")),
-        held_by=held_by(folder),
+        held_by=held_by(folder / LOCK),
     )
 
 

@@ -13,6 +13,7 @@ runs and metrics · policies · evaluations · workers · launches · tokens
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import re
@@ -92,17 +93,10 @@ class Client(Transport):
     network (tests). Every method raises errors of `stepwell.errors` only.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        timeout: float = 30.0,
-        retry_for: float = 10.0,
-        transport: httpx2.BaseTransport | None = None,
-    ):
-        super().__init__(url, token, timeout=timeout, retry_for=retry_for, transport=transport)
-        self._specs: dict[str, EnvSpec] = {}
+    @functools.cached_property
+    def _specs(self) -> dict[str, EnvSpec]:
+        """By dataset, as far as they are known."""
+        return {}
 
     def __enter__(self) -> Client:
         return self
@@ -623,21 +617,19 @@ class Client(Transport):
         target = Path(path)
 
         def attempt() -> None:
-            asked = self._http.build_request(
-                "GET",
-                route("shards", shard_id),
-                headers={"Accept": f"{PARQUET}, */*", "Accept-Encoding": "identity"},
-                timeout=self._timeout(self.timeout),
-            )
-            with sending(self.url, self.timeout):
-                response = self._http.send(asked, stream=True)
-                try:
-                    if not response.is_success:
-                        response.read()
-                    self.raise_for(response)
-                    self._receive(response, shard_id, target, sha256)
-                finally:
-                    response.close()
+            with (
+                sending(self.url, self.timeout),
+                self._http.stream(
+                    "GET",
+                    route("shards", shard_id),
+                    headers={"Accept": f"{PARQUET}, */*", "Accept-Encoding": "identity"},
+                    timeout=self._timeout(self.timeout),
+                ) as response,
+            ):
+                if not response.is_success:
+                    response.read()
+                self.raise_for(response)
+                self._receive(response, shard_id, target, sha256)
 
         self.retrying(attempt, repeatable=True)
         return target

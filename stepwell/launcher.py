@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from stepwell._exit_message import fail
 from stepwell._files import whole_file
+from stepwell._locks import take_lock
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, StepwellError
@@ -58,8 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     folder = LauncherFolder(args.data.resolve())
     folder.make()
+    in_use = StepwellError(f"another launcher uses {folder.data}; give this one another --data")
     with (
-        _alone(folder.data),
+        take_lock(folder.data / "lock", lambda _: in_use),
         Client(args.url, args.token, timeout=TIMEOUT, retry_for=0.0) as client,
     ):
         options = Options(
@@ -106,21 +108,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         if not all(part.isidentifier() for part in module.split(".")):
             parser.error(f"--plugin: expected a module like my.module, got {module!r}")
     return args
-
-
-@contextmanager
-def _alone(data: Path) -> Iterator[None]:
-    """One launcher per directory."""
-    import fcntl
-
-    with (data / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StepwellError(
-                f"another launcher uses {data}; give this one another --data"
-            ) from None
-        yield
 
 
 def _name(data: Path, given: str) -> str:

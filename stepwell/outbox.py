@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepwell._background import FIRST_WAIT, BackgroundLoop
@@ -45,10 +44,10 @@ from stepwell._outbox_folder import (
     Destination,
     Entry,
     entries,
+    lock,
     place,
     reason_of,
     set_aside,
-    take_lock,
 )
 from stepwell._outbox_kinds import KINDS, as_json, describe, policy_item
 from stepwell.codec import encode
@@ -137,7 +136,7 @@ class Outbox:
         try:
             for folder in (self.directory, self._rejected_folder, self._damaged_folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(self.directory)
+            self._lock = lock(self.directory)
             try:
                 self._claim()
                 self._load()
@@ -152,7 +151,8 @@ class Outbox:
             self._send_all,
             every=linger or IDLE,
             expected=(StepwellError, OSError),  # the service is down; this disk is full
-        ).start()
+        )
+        self._loop.start()  # its thread reads `_loop`
         self._process = os.getpid()
         atexit.register(self._at_exit)
 
@@ -361,7 +361,7 @@ class Outbox:
         folder = Path(directory)
         moved = 0
         try:
-            lock = take_lock(folder)
+            theirs_lock = lock(folder)
             try:
                 failpoint("adopt.after_lock")
                 theirs = Destination.read(folder)
@@ -378,7 +378,7 @@ class Outbox:
                 failpoint("adopt.after_sync")
                 sync_folder(folder)
             finally:
-                lock.close()
+                theirs_lock.close()
         except OSError as error:
             raise OutboxError(f"cannot take over the outbox {folder}: {error}") from error
         self._loop.wake()
@@ -416,12 +416,7 @@ class Outbox:
     def __enter__(self) -> Outbox:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.close():
             log.warning("outbox: %s", self.undelivered())
 
@@ -457,10 +452,6 @@ class Outbox:
     def _load(self) -> None:
         """Take up what an earlier process left."""
         remove_unfinished(self.directory)
-        old = self.directory / "ending.json"  # stepwell 0.1 kept it beside the queue
-        with contextlib.suppress(FileNotFoundError):
-            crc = zlib.crc32(old.read_bytes())
-            os.replace(old, place(self.directory, 0, "0", crc, "ending"))
         self._waiting.extend(entries(self.directory))
         self._bytes = sum(e.size for e in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1

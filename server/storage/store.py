@@ -9,7 +9,6 @@ Names are made by the service (`new_name`), never by a client: no path is built 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Self
 import uuid_utils
 
 from server.checksums import Checksummer, Checksums, Examined, Source, examine
+from stepwell._locks import take_lock
 from stepwell.failpoints import failpoint
 
 FOLDERS = (
@@ -231,20 +231,13 @@ class DirectoryLock:
 
     def __init__(self, root: Path):
         root.mkdir(parents=True, exist_ok=True)
-        self._file = open(root / "lock", "a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            pid = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise DirectoryInUse(
-                f"{root} is in use by process {pid}; stop that one first, or choose another --data"
-            ) from None
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        self._file = take_lock(
+            root / "lock",
+            lambda pid: DirectoryInUse(
+                f"{root} is in use by process {pid or 'unknown'}; stop that one first, or choose "
+                "another --data"
+            ),
+        )
 
     def release(self) -> None:
         self._file.close()

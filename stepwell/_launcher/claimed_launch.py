@@ -6,12 +6,11 @@ deleted once the service knows how the launch ended.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from stepwell._files import whole_file
 from stepwell._launcher.launch_permissions import CommandLine, LauncherFolder
@@ -25,8 +24,7 @@ log = logging.getLogger("stepwell.launcher")
 LONGEST_ERROR = 8_000
 
 
-@dataclass
-class ClaimedLaunch:
+class ClaimedLaunch(BaseModel):
     """Processes of one launch, and how they ended."""
 
     launch_id: str
@@ -39,7 +37,7 @@ class ClaimedLaunch:
     stop_reason: str = ""
     cancelled: bool = False
     """The service knows that already: there is nothing to report."""
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = {}
     """Run → why it failed, or "" if it did not."""
     reported: dict[str, str] | None = None
     """The last report that the service has taken."""
@@ -50,20 +48,21 @@ class ClaimedLaunch:
     def create(
         cls, launch: Launch, slots: int, lines: list[CommandLine], folder: LauncherFolder
     ) -> ClaimedLaunch:
-        processes = []
-        for index, line in enumerate(lines):
-            log_file, lock = _files(folder, launch.id, index)
-            processes.append(
-                LaunchedProcess(
-                    run=line.run, command=line.words, role=launch.role, log=log_file, lock=lock
-                )
+        processes = [
+            LaunchedProcess(
+                run=line.run,
+                command=line.words,
+                role=launch.role,
+                log=folder.logs / f"{launch.id}-{number}.log",
+                lock=folder.launches / f"{launch.id}-{number}.lock",
             )
-        return cls(launch.id, launch.role, slots, processes)
+            for number, line in enumerate(lines, start=1)
+        ]
+        return cls(launch_id=launch.id, role=launch.role, slots=slots, processes=processes)
 
     def save(self, folder: LauncherFolder) -> None:
-        data = {**vars(self), "processes": [process.to_json() for process in self.processes]}
         with whole_file(_record(folder, self.launch_id)) as file:
-            file.write(json.dumps(data, indent=1).encode())
+            file.write(self.model_dump_json(indent=1).encode())
 
     def delete(self, folder: LauncherFolder) -> None:
         _record(folder, self.launch_id).unlink(missing_ok=True)
@@ -138,24 +137,13 @@ def load(folder: LauncherFolder) -> Iterator[ClaimedLaunch]:
     """What earlier launchers on this directory have left, oldest first."""
     for path in sorted(folder.launches.glob("*.json")):
         try:
-            data: dict[str, Any] = json.loads(path.read_bytes())
-            processes = []
-            for index, fields in enumerate(data.pop("processes")):
-                log_file, lock = _files(folder, data["launch_id"], index)
-                processes.append(LaunchedProcess(**fields, log=log_file, lock=lock))
-            yield ClaimedLaunch(**data, processes=processes)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            yield ClaimedLaunch.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
             log.warning("skipped an unreadable record: %s: %s", path, error)
 
 
 def _record(folder: LauncherFolder, launch_id: str) -> Path:
     return folder.launches / f"{launch_id}.json"
-
-
-def _files(folder: LauncherFolder, launch_id: str, index: int) -> tuple[Path, Path]:
-    """(log, lock) of one process"""
-    name = f"{launch_id}-{index + 1}"
-    return folder.logs / f"{name}.log", folder.launches / f"{name}.lock"
 
 
 def _run_status(client: Client, run: str) -> str:

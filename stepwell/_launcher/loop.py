@@ -20,6 +20,7 @@ from typing import Literal
 from stepwell._launcher import launch_permissions
 from stepwell._launcher.claimed_launch import ClaimedLaunch, load
 from stepwell._launcher.launch_permissions import LauncherFolder, Refused
+from stepwell._locks import pid_exists
 from stepwell._outbox_folder import entries, find_outboxes
 from stepwell.client import Client
 from stepwell.errors import (
@@ -195,7 +196,7 @@ class Launcher:
         for worker in self.client.workers():
             if worker.id != self.options.name or not worker.alive:
                 continue
-            if worker.host != here or (worker.pid != os.getpid() and _exists(worker.pid)):
+            if worker.host != here or (worker.pid != os.getpid() and pid_exists(worker.pid or 0)):
                 raise LauncherError(
                     f"a launcher named {worker.id} is alive on {worker.host} (pid {worker.pid}); "
                     "give this one another --name, or wait a minute if that one was killed"
@@ -291,7 +292,8 @@ class Launcher:
                 raise Refused("option 'processes'", expected=expected, got=str(slots))
         except Refused as error:
             log.warning("launch %s: refused: %s", launch.id, error)
-            claimed = ClaimedLaunch(launch.id, launch.role, 1, [], refusal=f"refused: {error}")
+            claimed = ClaimedLaunch.create(launch, 1, [], options.folder)
+            claimed.refusal = f"refused: {error}"
         else:
             log.info("launch %s: %s × %d", launch.id, launch.role, launch.count)
             claimed = ClaimedLaunch.create(launch, slots, lines, options.folder)
@@ -346,14 +348,3 @@ class Launcher:
                     log.warning("the next launcher with this --data reports the rest: %s", error)
                     return
                 time.sleep(0.5)
-
-
-def _exists(pid: int | None) -> bool:
-    """Whether a process of that number exists on this machine."""
-    try:
-        os.kill(pid or 0, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return pid is not None

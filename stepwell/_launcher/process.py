@@ -16,9 +16,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 # `evaluate` has no handler of its own for SIGTERM; as an interrupt it closes its run.
 STOP_SIGNALS = {"evaluate": signal.SIGINT}
@@ -26,8 +26,7 @@ TAIL_BYTES, TAIL_LINES = 16_384, 20
 USAGE = 2
 
 
-@dataclass(kw_only=True)
-class LaunchedProcess:
+class LaunchedProcess(BaseModel):
     """One process of a launch: its command, and where it stands."""
 
     run: str
@@ -41,13 +40,8 @@ class LaunchedProcess:
     status: int | None = None
     stopped: bool = False
     """It was told to stop, or never to start."""
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _deadline: float | None = field(default=None, repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """What a record on disk keeps; log and lock follow from the launch."""
-        kept = ("run", "command", "role", "state", "pid", "status", "stopped")
-        return {name: getattr(self, name) for name in kept}
+    _process: subprocess.Popen[bytes] | None = None
+    _deadline: float | None = None
 
     def start(self, prefix: Sequence[str], env: Mapping[str, str]) -> None:
         """Raises OSError where the machine cannot."""

@@ -27,17 +27,18 @@ from stepwell import (
     OutboxInUse,
     ServiceUnreachable,
     TooLarge,
+    _locks,
 )
 from stepwell import outbox as module
+from stepwell._locks import held_by
 from stepwell._outbox_folder import (
     Destination,
     Entry,
     entries,
     find_outboxes,
-    held_by,
+    lock,
     reason_of,
     summarise,
-    take_lock,
 )
 from stepwell.codec import END_OF_STREAM, decode
 from stepwell.messages import IngestItem, IngestResult, Problem
@@ -503,36 +504,34 @@ def test_arrow_files_of_nobody_are_not_taken(tmp_path, service):
         Outbox(tmp_path, service, "d", SPEC)
     with pytest.raises(OutboxError, match="cannot use the outbox"):
         Outbox(tmp_path / "outbox.json" / "x", service, "d", SPEC)
-    assert held_by(tmp_path) is None
+    assert held_by(tmp_path / "lock") is None
 
 
 def test_one_process_holds_it(box, service):
-    assert held_by(box.directory) == os.getpid()
+    assert held_by(box.directory / "lock") == os.getpid()
     with pytest.raises(OutboxInUse, match=f"used by process {os.getpid()}$"):
         Outbox(box.directory, service, "d", SPEC)
     box.close(0)
-    assert held_by(box.directory) is None
+    assert held_by(box.directory / "lock") is None
     again(box).close(0)
 
 
 def test_whoever_only_looks_refuses_nobody(tmp_path, monkeypatch):
     """A lock that is held for an instant is waited for; one of a living process is not."""
-    from stepwell import _outbox_folder as folder
-
     answers, naps = [False, False, True], []
-    monkeypatch.setattr(folder, "_locked", lambda *_, **__: answers.pop(0))
-    monkeypatch.setattr(folder.time, "sleep", naps.append)
+    monkeypatch.setattr(_locks, "_locked", lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr(_locks.time, "sleep", naps.append)
     (tmp_path / "lock").write_text("4194305")  # nobody has this number
-    take_lock(tmp_path).close()
+    lock(tmp_path).close()
     assert len(naps) == 2 and (tmp_path / "lock").read_text() == str(os.getpid())
-    monkeypatch.setattr(folder, "_locked", lambda *_, **__: False)
+    monkeypatch.setattr(_locks, "_locked", lambda *_, **__: False)
     with pytest.raises(OutboxInUse, match=f"process {os.getpid()}$"):
-        take_lock(tmp_path)
+        lock(tmp_path)
     (tmp_path / "lock").write_text("?")
     clock = itertools.count()
-    monkeypatch.setattr(folder.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(_locks.time, "monotonic", lambda: float(next(clock)))
     with pytest.raises(OutboxInUse, match=r"process \?$"):
-        take_lock(tmp_path)
+        lock(tmp_path)
 
 
 def test_a_summary_says_what_lies_there(box, service):
@@ -612,24 +611,24 @@ def test_adopting_moves_what_waits_behind_what_is_here(box, service, tmp_path):
     assert [e.number for e in box._waiting] == [1, 2, 3, 4]
     assert box.pending_bytes == sum(e.size for e in entries(box.directory))
     assert (folder / "stranger.arrow").exists()
-    assert box.adopt(folder) == 0 and held_by(folder) is None
+    assert box.adopt(folder) == 0 and held_by(folder / "lock") is None
     box._send_some("arrow")
     assert service.posts[-1][1] == [*mine, *theirs] and box.sent == 4
 
 
 def test_adopting_leaves_what_others_hold_or_are_meant_for(box, service, tmp_path):
     folder, theirs = left(tmp_path, service, "dead", 1)
-    lock = take_lock(folder)
+    held = lock(folder)
     with pytest.raises(OutboxInUse, match="used by process"):
         box.adopt(folder)
-    lock.close()
+    held.close()
     Destination("d", "fifo", "http://there").write(folder)
     with pytest.raises(OutboxInUse, match="holds items for dataset 'd'.*http://there, not"):
         box.adopt(folder)
     (folder / "outbox.json").unlink()
     with pytest.raises(OutboxInUse, match="unknown destination"):
         box.adopt(folder)
-    assert on_disk(folder) == theirs and held_by(folder) is None and box.pending == 0
+    assert on_disk(folder) == theirs and held_by(folder / "lock") is None and box.pending == 0
     with pytest.raises(OutboxError, match="cannot take over the outbox"):
         box.adopt(tmp_path / "nowhere")
 
@@ -647,7 +646,11 @@ def test_adopting_half_way_keeps_count(box, service, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", once)
     with pytest.raises(OutboxError, match="cross-device"):
         box.adopt(folder)
-    assert ids(box) == theirs[:1] and on_disk(folder) == theirs[1:] and held_by(folder) is None
+    assert (
+        ids(box) == theirs[:1]
+        and on_disk(folder) == theirs[1:]
+        and held_by(folder / "lock") is None
+    )
 
 
 def test_renames_are_durable_here_before_there(box, service, tmp_path, monkeypatch):
@@ -728,17 +731,6 @@ def test_a_service_that_is_there_is_told_at_once(box):
     runs.ready = lambda: True
     box.end_run("r", "finished")
     assert runs.told == [("r", {"status": "finished", "error": ""})] and box.pending == 0
-
-
-def test_the_ending_that_an_earlier_version_noted_is_queued(box):
-    note = {"run": "r", "status": "failed", "error": "why", "at": 1e12}
-    (box.directory / "ending.json").write_text(json.dumps(note))
-    reopened = again(box)
-    reopened._client = runs = Runs()
-    reopened._send_some("ending")
-    assert runs.told == [("r", {"status": "failed", "error": "why"})]
-    assert reopened.pending == 0 and not (box.directory / "ending.json").exists()
-    reopened.close(0)
 
 
 # --- what a trainer queues ----------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""One process per folder: a lock file that its process holds until it ends, however it ends.
+
+The file contains the holder's pid, for messages. On Windows two processes are not kept apart.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+LOOK_SECONDS = 1.0
+"""`held_by` takes the lock for an instant; `take_lock` waits that long for it."""
+
+
+def take_lock(path: Path, refusal: Callable[[int], Exception]) -> IO[str]:
+    """The lock, held until the file is closed. Raises the `refusal` for the pid that holds it (0
+    where unknown), OSError."""
+    file = path.open("a+")
+    deadline = time.monotonic() + LOOK_SECONDS
+    while not _locked(file):
+        holder = _pid(file)
+        if pid_exists(holder) or time.monotonic() > deadline:
+            file.close()
+            raise refusal(holder)
+        time.sleep(0.01)
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def held_by(path: Path) -> int | None:
+    """Pid of the process that holds the lock, 0 if unknown; None if no process does."""
+    try:
+        file = path.open()
+    except OSError:
+        return None
+    with file:
+        return None if _locked(file, shared=True) else _pid(file)
+
+
+def pid_exists(pid: int) -> bool:
+    """Whether a process of that number exists on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return pid > 0
+
+
+def _locked(file: IO[str], *, shared: bool = False) -> bool:
+    """Lock it, unless another process has done so."""
+    if os.name == "nt":
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _pid(file: IO[str]) -> int:
+    file.seek(0)
+    text = file.read(32).strip()
+    return int(text) if text.isdecimal() else 0
