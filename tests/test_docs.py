@@ -172,6 +172,20 @@ def test_links_between_documents_lead_somewhere(path):
         assert (path.parent / target).exists(), f"{path.name} → {target}"
 
 
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_anchor_is_a_heading_of_its_page(path):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+        page = path.parent / target if target else path
+        assert anchor in anchors(page), f"{path.name} → {target}#{anchor}"
+
+
 def test_the_paths_that_the_readme_names_exist():
     """Above all where each promise is tested."""
     for target in re.findall(r"`([a-z_]+/(?:[a-z_]+/)*)`", (ROOT / "README.md").read_text()):
