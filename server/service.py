@@ -51,17 +51,7 @@ class Service:
             self.ingest = Ingest(settings, self.db, self.store, self.telemetry)
             self.integrity = IntegrityChecker(self.db, self.store)
             self.mirror = Mirror(settings.index_file, settings.data / "mirror")
-            self.sql = SqlPool(
-                settings.data,
-                self.mirror,
-                workers=settings.sql_workers,
-                waiting=settings.sql_queue,
-                per_caller=settings.sql_per_caller,
-                memory=settings.sql_memory,
-                max_timeout=settings.sql_max_timeout,
-                max_bytes=settings.sql_max_bytes,
-                on_damage=self._on_damage,
-            )
+            self.sql = SqlPool(settings, self.mirror, self._on_damage)
             self.snapshots = Snapshots(
                 self.db, self.store, self.ingest.flush, self.sql, self.mirror, self.integrity
             )

@@ -161,17 +161,17 @@ class Imports:
             resident=self._settings.import_memory,
             check=context.check,
         )
-        plan = next(stream)
-        spec, steps, count = _plan_of(plan.header)
+        plan, _ = next(stream)
+        spec, steps, count = _plan_of(plan)
         dataset = existing or RegisteredDataset(
             0, options.dataset, spec, spec.digest, arrow_schema(spec)
         )
         bulk = BulkInsert(self._settings, self._db, self._store, dataset, options.partition, count)
         try:
             done = 0
-            for frame in stream:
-                items = list(read_body(frame.payload, dataset))
-                if frame.kind != "data" or not all(
+            for header, payload in stream:
+                items = list(read_body(payload, dataset))
+                if header.get("kind") != "data" or not all(
                     isinstance(item, ValidTrajectory) for item in items
                 ):
                     raise _foreign()
@@ -183,7 +183,7 @@ class Imports:
                 raise _foreign()
             failpoint("import.after_parse")
             context.report(_PARSE_SHARE, "storing")
-            metadata = plan.header.get("metadata") or {}
+            metadata = plan.get("metadata") or {}
             stored = bulk.commit(None if existing else self._creator(options, spec, metadata))
         except BaseException:
             bulk.abandon()
@@ -199,8 +199,8 @@ class Imports:
             "evicted": stored.evicted,
             "sha256": options.sha256,
             "created": existing is None,
-            "warnings": [str(w)[:1000] for w in plan.header.get("warnings", [])],
-            "infos_left_out": _texts(plan.header.get("dropped")),
+            "warnings": [str(w)[:1000] for w in plan.get("warnings", [])],
+            "infos_left_out": _texts(plan.get("dropped")),
             "metadata": metadata,
         }
         if stored.duplicates and not stored.stored:

@@ -110,14 +110,11 @@ class Jobs:
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop; it does at its next look. Jobs that have ended are answered as is."""
-        job = self.get(job_id)
         with self._lock:
             context = self._live.get(job_id)
             if context is not None:
                 context.cancel()
-        if context is None and job.state in ("queued", "running"):
-            job = self.get(job_id)
-        return job
+        return self.get(job_id)
 
     def close(self) -> None:
         """Stop: running jobs are cancelled, and said to have been interrupted."""

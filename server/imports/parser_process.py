@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,8 @@ MAX_PAYLOAD = 1 << 30
 _TICK = 0.1
 
 log = structlog.get_logger("stepwell.imports")
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One message of the child."""
-
-    header: dict[str, Any]
-    payload: memoryview
-
-    @property
-    def kind(self) -> str:
-        return str(self.header.get("kind", ""))
+Frame = tuple[dict[str, Any], memoryview]
+"""Header and payload of one message of the child."""
 
 
 def frames(
@@ -93,12 +82,12 @@ def frames(
                 header = reader.header()
                 if not 0 <= header["bytes"] <= MAX_PAYLOAD:
                     raise ValueError("a frame is too large")
-                frame = Frame(header, memoryview(reader.exactly(header["bytes"])))
-                if frame.kind == "end":
+                payload = memoryview(reader.exactly(header["bytes"]))
+                if header.get("kind") == "end":
                     return
-                if frame.kind == "refused":
-                    raise _refusal(frame.header)
-                yield frame
+                if header.get("kind") == "refused":
+                    raise _refusal(header)
+                yield header, payload
         except ValueError as error:
             raise _broken(str(error)) from None
         except EOFError:

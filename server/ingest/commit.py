@@ -34,7 +34,7 @@ from server.ingest.index_rows import (
     row_of,
 )
 from server.ingest.segments import Encoded, Segment, Spool
-from server.problems import ProblemError, disk_problem, not_found, title_of
+from server.problems import ProblemError, disk_problem, not_found
 from server.settings import Settings
 from server.storage.shards import Entry
 from server.storage.store import Store
@@ -361,7 +361,7 @@ class Committer:
             )
         if self.trouble is not None:
             try:
-                self._spool.probe()
+                self._spool.open()
             except OSError as error:
                 self._enter_read_only(disk_problem(error, READ_ONLY) or self.trouble)
             log.info("writable again")
@@ -395,14 +395,13 @@ def answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: KnownT
 def conflict(item: IngestItem, there: str, here: str) -> None:
     """Other content came under an id: `there` and `here` are the digests."""
     item.status = "conflict"
-    item.problem = Problem(
-        title=title_of(409),
-        status=409,
-        code="conflict",
-        detail="another trajectory was stored under this id; ids are never reused",
+    item.problem = ProblemError(
+        409,
+        "conflict",
+        "another trajectory was stored under this id; ids are never reused",
         expected=f"content of sha256 {there}",
         got=here,
-    )
+    ).problem()
 
 
 def exceeds_capacity(entry: Entry, limits: tuple[int | None, int | None]) -> Problem | None:
@@ -412,12 +411,11 @@ def exceeds_capacity(entry: Entry, limits: tuple[int | None, int | None]) -> Pro
     sizes = (entry.rows - 1, entry.bytes)
     for what, limit, size in zip(("steps", "bytes"), limits, sizes, strict=True):
         if limit is not None and size > limit:
-            return Problem(
-                title=title_of(422),
-                status=422,
-                code="exceeds_capacity",
-                detail="this trajectory alone exceeds the dataset's fifo capacity",
+            return ProblemError(
+                422,
+                "exceeds_capacity",
+                "this trajectory alone exceeds the dataset's fifo capacity",
                 expected=f"at most {limit} {what}",
                 got=size,
-            )
+            ).problem()
     return None

@@ -127,9 +127,8 @@ class Ingest:
     def flush(self, name: str | None = None) -> FlushResult:
         """Seal everything acknowledged so far; counts what belongs to `name`. Blocks."""
         pk = None if name is None else self.registry.get(name).pk
-        moved = self.sealer.flush()
-        counted = [m for key, m in moved.items() if pk is None or key == pk]
-        return FlushResult(sealed=sum(m[0] for m in counted), shards=sum(m[1] for m in counted))
+        counted = [count for key, count in self.sealer.flush() if pk in (None, key)]
+        return FlushResult(sealed=sum(counted), shards=len(counted))
 
 
 def decoded_bytes(size: int, spec: EnvSpec) -> int:

@@ -92,13 +92,13 @@ class Sealer:
             self._waiting.append(segment)
             self._changed.notify()
 
-    def flush(self, timeout: float = 120.0) -> dict[int, tuple[int, int]]:
-        """Seal everything acknowledged so far; returns dataset pk → (trajectories, shards)."""
+    def flush(self, timeout: float = 120.0) -> list[tuple[int, int]]:
+        """Seal everything acknowledged so far; returns (dataset pk, trajectories) of each shard."""
         self._take(force=True)
         with self._changed:
             mine = list(self._waiting)
             self._changed.notify()
-        moved: dict[int, tuple[int, int]] = {}
+        moved: list[tuple[int, int]] = []
         deadline = time.monotonic() + timeout
         for segment in mine:
             if not segment.sealed.wait(max(0.0, deadline - time.monotonic())):
@@ -110,9 +110,7 @@ class Sealer:
                 )
             if segment.failure is not None:
                 raise _seal_problem(segment.failure)
-            for pk, (count, files) in segment.moved.items():
-                before = moved.get(pk, (0, 0))
-                moved[pk] = (before[0] + count, before[1] + files)
+            moved += segment.moved
         return moved
 
     def _round(self) -> None:
@@ -181,13 +179,13 @@ class Sealer:
 
     # --- one segment, in the order it happens ---------------------------------------------------
 
-    def _seal(self, segment: Segment) -> dict[int, tuple[int, int]]:
+    def _seal(self, segment: Segment) -> list[tuple[int, int]]:
         if segment.pk is None:  # nothing in it was ever acknowledged
             # A commit that failed may still come back after a crash; not once another succeeded.
             with self._db.write() as connection:
                 next_change_id(connection)
             self._store.delete("segments", segment.name)
-            return {}
+            return []
         t = trajectories.c
         with self._db.read() as connection:
             rows = connection.execute(
@@ -228,11 +226,7 @@ class Sealer:
             failpoint("seal.after_unlink")
             with self._db.write() as connection:
                 connection.execute(sa.delete(segments).where(segments.c.pk == segment.pk))
-        moved: dict[int, tuple[int, int]] = {}
-        for shard in made:
-            count, files = moved.get(shard.dataset_pk, (0, 0))
-            moved[shard.dataset_pk] = (count + len(shard.entries), files + 1)
-        return moved
+        return [(shard.dataset_pk, len(shard.entries)) for shard in made]
 
     def _write(self, file: SegmentFile, rows: Sequence[Any], damaged: list[str]) -> NewShard | None:
         """One shard of one dataset and partition."""

@@ -106,8 +106,8 @@ class Segment:
     first_at: float = 0.0
     last_at: float = 0.0
     sealed: threading.Event = field(default_factory=threading.Event)
-    moved: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Once sealed: dataset pk → (trajectories, shards)."""
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    """Once sealed: (dataset pk, trajectories) of each shard."""
     failure: BaseException | None = None
 
 
@@ -125,7 +125,7 @@ class Spool:
 
         Raises OSError: then nothing of it counts, and the segment takes no more.
         """
-        segment = self.current or self._open()
+        segment = self.open()
         file = segment.file
         assert file is not None
         self._start = file.size
@@ -158,7 +158,13 @@ class Spool:
         segment.first_at = segment.first_at or segment.last_at
         return offsets
 
-    def _open(self) -> Segment:
+    def open(self) -> Segment:
+        """The segment that is being written; a new file, on disk, where there is none.
+
+        Raises OSError where the disk does not take and keep it.
+        """
+        if self.current is not None:
+            return self.current
         name = new_name("sg", ".seg")
         file = self._store.append_to("segments", name)
         try:
@@ -190,20 +196,6 @@ class Spool:
         segment.file.close()
         self.current = None
         return segment
-
-    def probe(self) -> None:
-        """Prove that the disk takes and keeps bytes again. Raises OSError."""
-        name = new_name("sg", ".seg")
-        try:
-            file = self._store.append_to("segments", name)
-            try:
-                file.append(MAGIC)
-                file.sync()
-            finally:
-                file.close()
-        finally:
-            with contextlib.suppress(OSError):
-                self._store.delete("segments", name)
 
 
 class SegmentFile:

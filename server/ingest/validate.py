@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from server.ingest.dataset_registry import RegisteredDataset
-from server.problems import ProblemError, title_of
+from server.problems import ProblemError
 from server.storage.shards import Entry
 from stepwell.codec import HEADER_KEY, TrajectoryStream, from_batch, is_canonical
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
@@ -87,14 +87,9 @@ def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:
 
 
 def problem_of(error: InvalidData) -> Problem:
-    return Problem(
-        title=title_of(422),
-        status=422,
-        code="invalid_trajectory",
-        detail=str(error),
-        expected=error.expected,
-        got=error.got,
-    )
+    return ProblemError(
+        422, "invalid_trajectory", str(error), expected=error.expected, got=error.got
+    ).problem()
 
 
 def _claimed_id(metadata: dict[bytes, bytes]) -> str:

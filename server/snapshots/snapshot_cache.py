@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,6 +56,8 @@ class SelectionMoved(Exception):
 class SelectionResult:
     """A selection as it was found at one moment of the index."""
 
+    sources: tuple[Component, ...]
+    rules: SelectionRules
     blocks: Blocks
     change_id: int
     epoch: int
@@ -72,10 +74,8 @@ class CachedSnapshot:
     pk: int
     blocks: Blocks
     """What its file says."""
-    sources: tuple[Component, ...]
-    rules: SelectionRules | None = None
     found: SelectionResult | None = None
-    """What its selection was when it was last asked: later than the file, or unknown."""
+    """What its selection was when it was last run: later than the file, or unknown."""
 
 
 class SelectionRunner:
@@ -84,7 +84,7 @@ class SelectionRunner:
     def __init__(self, sql: SqlPool, mirror: Mirror):
         self._sql, self._mirror = sql, mirror
 
-    def all(self, sources: Sequence[Component], rules: SelectionRules) -> SelectionResult:
+    def all(self, sources: tuple[Component, ...], rules: SelectionRules) -> SelectionResult:
         """Ask for everything that is selected. Raises `SelectionMoved`, and 422 as SQL does."""
         blocks: Blocks = {}
         reads: list[frozenset[str] | None] = []
@@ -107,7 +107,9 @@ class SelectionRunner:
             epochs.add(selected.state.epoch)
         if len(epochs) > 1:
             raise SelectionMoved
-        return SelectionResult(blocks, min(marks), epochs.pop(), tuple(reads), damaged)
+        return SelectionResult(
+            sources, rules, blocks, min(marks), epochs.pop(), tuple(reads), damaged
+        )
 
     def behind(self, found: SelectionResult, most: int) -> int | None:
         """How much changed since, counted up to `most`; None where changes alone do not do."""
@@ -120,7 +122,7 @@ class SelectionRunner:
         if earlier is None or earlier.found is None or not earlier.blocks:
             return None
         last = earlier.found
-        if earlier.sources != sources or earlier.rules != rules:
+        if (last.sources, last.rules) != (sources, rules):
             return None
         reads = frozenset({"dataset"}).union(*(names or () for names in last.reads))
         if None in last.reads:
@@ -181,7 +183,8 @@ class SnapshotCache:
         """The latest of the same selection."""
         with self._lock:
             for snapshot_id, recent in reversed(self._recent.items()):
-                if recent.found and (recent.sources, recent.rules) == (sources, rules):
+                found = recent.found
+                if found and (found.sources, found.rules) == (sources, rules):
                     return snapshot_id
         return None
 
@@ -213,13 +216,14 @@ class SnapshotCache:
         with self._lock:
             used = [(name, r) for name, r in self._recent.items() if self._asked[name] > since]
         for name, recent in used:
-            if self._loop.stopping or recent.found is None or recent.rules is None:
+            last = recent.found
+            if self._loop.stopping or last is None:
                 continue
-            if (self._finder.behind(recent.found, CATCH_UP_BEHIND) or 0) < CATCH_UP_BEHIND:
+            if (self._finder.behind(last, CATCH_UP_BEHIND) or 0) < CATCH_UP_BEHIND:
                 continue
-            rules = self._rules(recent.rules.include_eval)
+            rules = self._rules(last.rules.include_eval)
             # None where everything must be asked again: by who wants it, not by us at every round.
-            found = self._finder.changed(recent.sources, rules, recent)
+            found = self._finder.changed(last.sources, rules, recent)
             with self._lock:
                 if self._recent.get(name) is recent:
                     self._recent[name] = replace(recent, found=found)

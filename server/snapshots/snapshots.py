@@ -119,8 +119,7 @@ class Snapshots:
         if earlier is not None and body.since is not None:
             before = self.get(body.since)
             if before.digest == digest:
-                same = replace(earlier, sources=sources, rules=rules, found=found)
-                self.cache.put(body.since, same)
+                self.cache.put(body.since, replace(earlier, found=found))
                 self._hold_at_least(body.since, body.holder)
                 return before.model_copy(update={"added": 0, "removed": 0})
         snapshot_id, name = new_name("sn"), new_name("snap", ".arrow")
@@ -151,7 +150,7 @@ class Snapshots:
             )
             failpoint("snapshot.before_commit")
         failpoint("snapshot.after_commit")
-        self.cache.put(snapshot_id, CachedSnapshot(pk, found.blocks, sources, rules, found))
+        self.cache.put(snapshot_id, CachedSnapshot(pk, found.blocks, found))
         return self.get(snapshot_id)
 
     def _rules(self, include_eval: bool) -> SelectionRules:
@@ -241,7 +240,7 @@ class Snapshots:
             if recent is not None:
                 return recent
             blocks = self._load(connection, row)
-        return self.cache.put(snapshot_id, CachedSnapshot(row["pk"], blocks, ()))
+        return self.cache.put(snapshot_id, CachedSnapshot(row["pk"], blocks))
 
     def _load(self, connection: Connection, row: Any) -> Blocks:
         """What the files of a snapshot hold. Raises 410 `damaged`."""

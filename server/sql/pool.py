@@ -24,7 +24,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -34,6 +33,7 @@ import structlog
 from server.index.mirror import Mirror, MirrorState
 from server.index.sql_tables import TABLES
 from server.problems import ProblemError, not_found
+from server.settings import Settings
 from server.sql.catalog import catalog
 from server.sql.fair_queue import FairQueue
 from server.sql.memory import OWN, AnswerMemory, Memory
@@ -71,28 +71,22 @@ class SqlPool:
 
     def __init__(
         self,
-        data: Path,
+        settings: Settings,
         mirror: Mirror,
-        *,
-        workers: int = 2,
-        waiting: int = 8,
-        per_caller: int = 4,
-        memory: int = 1 << 30,
-        max_timeout: float = 60.0,
-        max_bytes: int = 64 << 20,
         on_damage: Callable[[list[str]], object] = lambda _files: None,
     ):
-        self._data = data.resolve()
+        workers, waiting = settings.sql_workers, settings.sql_queue
+        self._data = settings.data.resolve()
         self._mirror = mirror
         self._workers = workers
-        self.memory = Memory.of(memory, workers)
-        self._max_timeout = max_timeout
-        self._max_bytes = min(max_bytes, self.memory.answers // 2)
+        self.memory = Memory.of(settings.sql_memory, workers)
+        self._max_timeout = settings.sql_max_timeout
+        self._max_bytes = min(settings.sql_max_bytes, self.memory.answers // 2)
         self._on_damage = on_damage
         self.most_at_once = workers + waiting
         """Queries of callers that are admitted at one time."""
         self._callers = FairQueue[WorkerProcess](
-            running=max(1, workers - 1), waiting=waiting, per_caller=per_caller
+            running=max(1, workers - 1), waiting=waiting, per_caller=settings.sql_per_caller
         )
         self._own = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
@@ -121,12 +115,6 @@ class SqlPool:
         for worker in workers:
             worker.wait()
         self._tables.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def confinement(self) -> dict[str, bool]:
-        """Which layers hold in the workers; empty before the first has started."""
-        with self._lock:
-            return next((dict(w.layers) for w in self._all if w.layers), {})
 
     def query(
         self,

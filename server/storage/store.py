@@ -23,7 +23,7 @@ from typing import Self
 
 import uuid_utils
 
-from server.checksums import Checksummer, Checksums, Examined, Source, examine
+from server.checksums import Checksummer, Checksums, Examined, examine
 from stepwell._locks import take_lock
 from stepwell.failpoints import failpoint
 
@@ -54,10 +54,6 @@ class Stored:
     sha256: str
     checksums: Checksums
     """Of its blocks (server/checksums.py): the index keeps them, so that every read is checked."""
-
-    @property
-    def source(self) -> Source:
-        return Source(self.path, self.bytes, self.checksums)
 
 
 def new_name(prefix: str, suffix: str = "") -> str:

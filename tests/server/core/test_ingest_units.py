@@ -381,17 +381,15 @@ def test_a_spec_is_written_once_per_dataset_and_segment(tmp_path: Path) -> None:
 def test_a_segment_that_cannot_begin_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in the folder nor open, whether it is a first write or a probe of the disk."""
+    """Neither in the folder nor open, whether it is a first write or a look at the disk."""
     store = Store(tmp_path)
     writer = Spool(store)
-    writer.probe()
-    assert store.names("segments") == []
 
     def full(self: Any, *parts: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(storage.Appender, "append", full)
-    for attempt in (writer.probe, lambda: writer.append([("d", SPEC, [encode_record({})])])):
+    for attempt in (writer.open, lambda: writer.append([("d", SPEC, [encode_record({})])])):
         with pytest.raises(OSError, match="full"):
             attempt()
         assert store.names("segments") == [] and writer.current is None
@@ -583,7 +581,7 @@ def test_read_only_is_told_once_and_ends_by_a_probe(
     assert committer.trouble is not problem and writable._value.get() == 0
     monkeypatch.setattr(store, "free", lambda: least)
     probes: list[float] = []
-    monkeypatch.setattr(committer._spool, "probe", lambda: probes.append(1))
+    monkeypatch.setattr(committer._spool, "open", lambda: probes.append(1))
     with pytest.raises(ProblemError):
         committer.check_disk()  # not long ago: the disk is left alone
     assert probes == []
@@ -599,7 +597,7 @@ def test_a_probe_that_fails_stays_read_only(still: Any, monkeypatch: pytest.Monk
     before = ProblemError(503, "read_only", "before")
 
     for number, code in ((errno.ENOSPC, "storage_full"), (errno.EIO, "read_only")):
-        monkeypatch.setattr(committer._spool, "probe", Mock(side_effect=OSError(number, "odd")))
+        monkeypatch.setattr(committer._spool, "open", Mock(side_effect=OSError(number, "odd")))
         committer.trouble, committer._probed = before, 0.0
         with pytest.raises(ProblemError) as failed:
             committer.check_disk()
@@ -625,8 +623,8 @@ def test_a_flush_counts_what_it_moved_by_dataset(live: Any) -> None:
     live.post(make(1, 5), partition="protected")
     live.post(make(3, 9), "other")
     first, second = (live.service.ingest.registry.get(name).pk for name in ("d", "other"))
-    assert live.service.ingest.sealer.flush() == {first: (3, 2), second: (3, 1)}
-    assert live.service.ingest.sealer.flush() == {}
+    assert live.service.ingest.sealer.flush() == [(first, 2), (first, 1), (second, 3)]
+    assert live.service.ingest.sealer.flush() == []
     assert live.service.store.names("segments") == []
     with live.service.db.read() as connection:
         assert connection.execute(sa.select(segments)).all() == []
@@ -686,7 +684,7 @@ def test_what_was_never_acknowledged_is_removed_and_not_believed(live: Any) -> N
     store, sealer = live.service.store, live.service.ingest.sealer
     before = change_id_of(live)
     store.append_to("segments", "sg_x.seg").close()
-    assert sealer._seal(segment_files.Segment("sg_x.seg")) == {}
+    assert sealer._seal(segment_files.Segment("sg_x.seg")) == []
     assert store.names("segments") == [] and change_id_of(live) == before + 1
 
 

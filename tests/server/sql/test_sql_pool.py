@@ -229,7 +229,8 @@ def test_answers_count_until_they_are_delivered(make_world: Callable[..., Any]) 
 
 def test_nobody_fills_the_room_for_answers(world: Any) -> None:
     """A caller has half of it, all callers three quarters: the rest is the service's own."""
-    pool = SqlPool(world.service.settings.data, world.service.mirror, workers=0, memory=8 << 20)
+    settings = world.service.settings.model_copy(update={"sql_workers": 0, "sql_memory": 8 << 20})
+    pool = SqlPool(settings, world.service.mirror)
     most = pool.memory.answers
     assert most == 1 << 20
 
@@ -360,7 +361,7 @@ def test_a_worker_that_does_not_start_is_tried_again(
 
 def test_workers_are_confined(world: Any) -> None:
     world.rows("select 1")
-    assert world.service.sql.confinement["limits"] is True
+    assert all(worker.layers["limits"] for worker in world.service.sql._all)
 
 
 def test_closing_ends_every_worker_and_whoever_waits(make_world: Callable[..., Any]) -> None:
