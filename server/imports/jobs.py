@@ -9,7 +9,6 @@ it would be an fsync.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -81,7 +80,7 @@ class Jobs:
                     kind=kind,
                     state="queued",
                     message=message,
-                    payload=json.dumps(payload),
+                    payload=payload,
                     created_at=time.time(),
                 )
             )
@@ -153,8 +152,8 @@ class Jobs:
                 state=state,
                 progress=done,
                 message=context.message if state != "succeeded" else "done",
-                result=None if result is None else json.dumps(result),
-                error=None if error is None else error.model_dump_json(),
+                result=result,
+                error=None if error is None else error.model_dump(mode="json"),
                 finished_at=time.time(),
             )
         except Exception as defect:
@@ -183,7 +182,7 @@ class Jobs:
                 .where(unfinished)
                 .values(
                     state="failed",
-                    error=_interrupted().model_dump_json(),
+                    error=_interrupted().model_dump(mode="json"),
                     finished_at=time.time(),
                 )
             )
@@ -191,18 +190,9 @@ class Jobs:
     def _message(self, row: Any) -> Job:
         with self._lock:
             live = self._live.get(row["id"])
-        running = live is not None and row["state"] in ("queued", "running")
-        return Job(
-            id=row["id"],
-            kind=row["kind"],
-            state=row["state"],
-            progress=live.progress if running and live is not None else row["progress"],
-            message=live.message if running and live is not None else row["message"],
-            result=None if row["result"] is None else json.loads(row["result"]),
-            error=None if row["error"] is None else Problem.model_validate_json(row["error"]),
-            created_at=row["created_at"],
-            finished_at=row["finished_at"],
-        )
+        if live is None or row["state"] not in ("queued", "running"):
+            return Job(**row)
+        return Job(**{**row, "progress": live.progress, "message": live.message})
 
 
 def _interrupted() -> Problem:

@@ -236,9 +236,9 @@ snapshots = Table(
     Column("pk", Integer, primary_key=True),
     Column("id", String(64), nullable=False, unique=True),  # sn_<uuidv7>
     Column("digest", String(64), nullable=False),  # over the ordered selection
-    Column("selection", Text, nullable=False),  # JSON: the request as resolved
-    Column("spec", Text, nullable=False),
-    Column("datasets", Text, nullable=False),  # JSON list of names
+    Column("selection", JSON, nullable=False),  # the request as resolved
+    Column("spec", JSON, nullable=False),
+    Column("datasets", JSON, nullable=False),  # list of names
     Column("file", String(128), nullable=False),  # frozen rows, in snapshots/
     Column("trajectories", BigInteger, nullable=False),
     Column("steps", BigInteger, nullable=False),
@@ -252,7 +252,7 @@ snapshots = Table(
     Column("base_pk", Integer, index=True),
     Column("depth", Integer, nullable=False, server_default="0"),  # files before this one …
     Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … but the first: rows
-    Column("excluded", Text, nullable=False, server_default="[]"),  # JSON: damaged files left out
+    Column("excluded", JSON, nullable=False, server_default="[]"),  # damaged files left out
     Column("checksums", LargeBinary, nullable=False),  # as of shards
 )
 
@@ -405,9 +405,9 @@ jobs = Table(
     Column("state", String(16), nullable=False, index=True),
     Column("progress", Float, nullable=False, server_default="0"),
     Column("message", Text, nullable=False, server_default=""),
-    Column("payload", Text, nullable=False, server_default="{}"),  # JSON: the arguments
-    Column("result", Text),
-    Column("error", Text),  # JSON: a Problem
+    Column("payload", JSON, nullable=False, server_default="{}"),  # the arguments
+    Column("result", JSON(none_as_null=True)),
+    Column("error", JSON(none_as_null=True)),  # a Problem
     Column("created_at", Float, nullable=False),
     Column("started_at", Float),
     Column("finished_at", Float),

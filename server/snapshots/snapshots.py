@@ -134,14 +134,12 @@ class Snapshots:
                 found.blocks,
                 id=snapshot_id,
                 digest=digest,
-                selection=json.dumps(
-                    body.model_dump(mode="json", by_alias=True, exclude_none=True)
-                ),
-                spec=json.dumps(spec.to_json()),
-                datasets=json.dumps(sorted({dataset for _, dataset, _ in found.blocks})),
+                selection=body.model_dump(mode="json", by_alias=True, exclude_none=True),
+                spec=spec.to_json(),
+                datasets=sorted({dataset for _, dataset, _ in found.blocks}),
                 file=name,
                 **(told if body.since is not None else {}),
-                excluded=json.dumps(_excluded(found.damaged)),
+                excluded=_excluded(found.damaged),
                 **chain,
             )
             expires = self._db.uptime() + FIRST_TTL
@@ -290,12 +288,10 @@ class Snapshots:
         longest = connection.execute(
             sa.select(sa.func.max(leases.c.expires_uptime)).where(leases.c.snapshot_pk == row["pk"])
         ).scalar()
-        values = dict(row)
-        for name in ("selection", "spec", "datasets", "excluded"):
-            values[name] = json.loads(values[name])
+        snapshot = Snapshot(**row)
         if longest is not None and (left := longest - self._db.uptime()) > 0:
-            values["leased_until"] = self._db.clock.wall() + left
-        return Snapshot.model_validate(values)
+            snapshot.leased_until = self._db.clock.wall() + left
+        return snapshot
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -418,7 +414,7 @@ def _metadata(snapshot_id: str, digest: str, shares: Sequence[float]) -> dict[by
 
 def _request(row: Mapping[str, Any]) -> CreateSnapshot:
     """What the snapshot was made from."""
-    return CreateSnapshot.model_validate(json.loads(row["selection"]))
+    return CreateSnapshot.model_validate(row["selection"])
 
 
 def _existing(connection: Connection, names: frozenset[str]) -> tuple[int, int]:

@@ -65,9 +65,9 @@ CREATE TABLE jobs (
 	state VARCHAR(16) NOT NULL, 
 	progress FLOAT DEFAULT '0' NOT NULL, 
 	message TEXT DEFAULT '' NOT NULL, 
-	payload TEXT DEFAULT '{}' NOT NULL, 
-	result TEXT, 
-	error TEXT, 
+	payload JSON DEFAULT '{}' NOT NULL, 
+	result JSON, 
+	error JSON, 
 	created_at FLOAT NOT NULL, 
 	started_at FLOAT, 
 	finished_at FLOAT, 
@@ -208,9 +208,9 @@ CREATE TABLE snapshots (
 	pk INTEGER NOT NULL, 
 	id VARCHAR(64) NOT NULL, 
 	digest VARCHAR(64) NOT NULL, 
-	selection TEXT NOT NULL, 
-	spec TEXT NOT NULL, 
-	datasets TEXT NOT NULL, 
+	selection JSON NOT NULL, 
+	spec JSON NOT NULL, 
+	datasets JSON NOT NULL, 
 	file VARCHAR(128) NOT NULL, 
 	trajectories BIGINT NOT NULL, 
 	steps BIGINT NOT NULL, 
@@ -223,7 +223,7 @@ CREATE TABLE snapshots (
 	base_pk INTEGER, 
 	depth INTEGER DEFAULT '0' NOT NULL, 
 	delta_rows BIGINT DEFAULT '0' NOT NULL, 
-	excluded TEXT DEFAULT '[]' NOT NULL, 
+	excluded JSON DEFAULT '[]' NOT NULL, 
 	checksums BLOB NOT NULL, 
 	CONSTRAINT pk_snapshots PRIMARY KEY (pk), 
 	CONSTRAINT uq_snapshots_id UNIQUE (id)
@@ -317,21 +317,21 @@ CREATE INDEX ix_evaluations_env ON evaluations (env);
 CREATE INDEX ix_launches_state ON launches (state);
 CREATE INDEX ix_jobs_state ON jobs (state);
 CREATE INDEX ix_audit_action_subject ON audit (action, subject);
-CREATE INDEX ix_shards_state ON shards (state);
 CREATE INDEX ix_shards_dataset_pk ON shards (dataset_pk);
-CREATE INDEX ix_tombstones_evicted_uptime ON tombstones (evicted_uptime);
-CREATE INDEX ix_tombstones_change_id ON tombstones (change_id);
+CREATE INDEX ix_shards_state ON shards (state);
 CREATE INDEX ix_tombstones_dataset_pk ON tombstones (dataset_pk);
+CREATE INDEX ix_tombstones_change_id ON tombstones (change_id);
+CREATE INDEX ix_tombstones_evicted_uptime ON tombstones (evicted_uptime);
 CREATE INDEX ix_leases_expires_uptime ON leases (expires_uptime);
-CREATE INDEX ix_trajectories_eval ON trajectories (dataset_pk, partition, seq) WHERE purpose = 'eval' AND state <> 'evicted';
 CREATE INDEX ix_trajectories_fifo ON trajectories (dataset_pk, seq) WHERE partition = 'fifo' AND purpose = 'train' AND state <> 'evicted';
-CREATE INDEX ix_trajectories_length ON trajectories (dataset_pk, length, seq) WHERE state <> 'evicted';
-CREATE INDEX ix_trajectories_dead ON trajectories (shard_pk, length) WHERE state = 'evicted';
+CREATE INDEX ix_trajectories_created_at ON trajectories (dataset_pk, created_at, seq) WHERE state <> 'evicted';
 CREATE INDEX ix_trajectories_segment_pk ON trajectories (segment_pk);
 CREATE INDEX ix_trajectories_return ON trajectories (dataset_pk, return) WHERE state <> 'evicted';
 CREATE INDEX ix_trajectories_shard_pk ON trajectories (shard_pk);
+CREATE INDEX ix_trajectories_length ON trajectories (dataset_pk, length, seq) WHERE state <> 'evicted';
 CREATE INDEX ix_trajectories_change_id ON trajectories (change_id);
-CREATE INDEX ix_trajectories_created_at ON trajectories (dataset_pk, created_at, seq) WHERE state <> 'evicted';
+CREATE INDEX ix_trajectories_eval ON trajectories (dataset_pk, partition, seq) WHERE purpose = 'eval' AND state <> 'evicted';
+CREATE INDEX ix_trajectories_dead ON trajectories (shard_pk, length) WHERE state = 'evicted';
 CREATE INDEX ix_snapshot_shards_shard_pk ON snapshot_shards (shard_pk);
 CREATE TRIGGER protected_update BEFORE UPDATE ON trajectories
         WHEN OLD.partition = 'protected' AND (
