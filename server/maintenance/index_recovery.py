@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         for table in TABLES:
             rows = _Rows(source, table, [column.name for column in metadata.tables[table].c])
             kept[table] = set()
-            for some in _batches(rows):
+            rest = iter(rows)
+            while some := list(islice(rest, ROWS_AT_ONCE)):
                 good = [row for row in some if _fits(table, row, kept, files)]
                 _insert(connection, table, good)
                 found.counts[table] += len(good)
@@ -134,12 +136,8 @@ def _add_policy(
     pk = connection.execute(sa.select(r.pk).where(r.name == run.name)).scalar()
     if pk is None:
         values = {
-            "name": run.name,
-            "kind": run.kind,
+            **run.model_dump(exclude={"exist_ok"}),
             "status": "stopped",
-            "config": run.config,
-            "git_commit": run.git_commit,
-            "snapshots": run.snapshots,
             "notes": "rebuilt from its policy files",
             "created_at": made,
             "heartbeat_at": made,
@@ -222,16 +220,6 @@ class _Rows:
                 yield dict(zip(names, row, strict=True))
         except sqlite3.DatabaseError as error:
             self.trouble = str(error)
-
-
-def _batches(rows: _Rows) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == ROWS_AT_ONCE:
-            yield batch
-            batch = []
-    yield batch
 
 
 def _fits(table: str, row: dict[str, Any], kept: dict[str, set[int]], files: set[str]) -> bool:
