@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 
 from collector.config import CollectConfig
-from collector.control import Control, signals
+from collector.control import Control
 from collector.envs import Env, Interface, open_envs
 from collector.exploration import Exploration
 from collector.policy_actor import Actor, ActorError, PolicyActor, RandomActor
@@ -40,6 +40,7 @@ from collector.registered_run import (
 )
 from collector.rollout import Rollout
 from collector.stats import CollectorStatistics, load_clock, save_clock
+from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
 from stepwell.messages import Capacity, MetricPoint
@@ -62,7 +63,7 @@ def collect(
     say = partial(console.print, soft_wrap=True, highlight=False)
     prepare(config)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(signals(control))
+        stack.enter_context(stop_signals(lambda: control.command("stop")))
 
         # --- environments, the service, who plays, the dataset
         envs = stack.enter_context(open_envs(lambda: configured_env(config), config.envs))

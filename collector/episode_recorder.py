@@ -43,13 +43,8 @@ class EpisodeSummary:
     total_reward: float
     """Sum of the recorded (float32) rewards: what SQL answers as `return`."""
     length: int
-    terminated: bool
-    truncated: bool
     success: bool | None
-    metrics: Mapping[str, float]
     tags: tuple[str, ...] = ()
-    error: str = ""
-    """Why the environment failed, if it did."""
 
     @property
     def complete(self) -> bool:
@@ -145,7 +140,7 @@ class Recorder:
         # A task that ended was not cut short, even if a time limit fell into the same step.
         return self._end(terminated, truncated and not terminated)
 
-    def truncate(self, tag: str, error: str = "") -> EpisodeSummary | None:
+    def truncate(self, tag: str) -> EpisodeSummary | None:
         """End the running episode here: a truncated trajectory with `tag`.
 
         None where no transition was recorded: an observation alone is no trajectory.
@@ -155,7 +150,7 @@ class Recorder:
         if not self._rows.rewards:
             self._rows = None
             return None
-        return self._end(False, True, tags=(tag,), error=error)
+        return self._end(False, True, tags=(tag,))
 
     def _next_piece(self, rows: _Rows) -> _Rows:
         self._episode_id = self._episode_id or new_id()
@@ -164,9 +159,7 @@ class Recorder:
         self._first_step += len(rows.rewards)
         return following
 
-    def _end(
-        self, terminated: bool, truncated: bool, tags: tuple[str, ...] = (), error: str = ""
-    ) -> EpisodeSummary:
+    def _end(self, terminated: bool, truncated: bool, tags: tuple[str, ...] = ()) -> EpisodeSummary:
         rows = self._rows
         assert rows is not None
         self._rows = None  # over, even if the sink refuses the trajectory
@@ -178,12 +171,8 @@ class Recorder:
             policy_id=self._policy_id,
             total_reward=self._total,
             length=self._first_step + len(rows.rewards),
-            terminated=terminated,
-            truncated=truncated,
             success=self._success,
-            metrics=dict(self._metrics),
             tags=tags,
-            error=error,
         )
 
     def _send(

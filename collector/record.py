@@ -21,7 +21,6 @@ from collector.envs import Arrays, Env, Interface, interface_of
 from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
 from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
-from stepwell._plugins import describe_error
 from stepwell.client import Client
 from stepwell.errors import Undelivered
 from stepwell.outbox import Outbox
@@ -110,8 +109,8 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             next_obs = self._interface.encode_observation(obs)
-        except Exception as error:
-            self._recorder.truncate(BROKEN, describe_error(error))
+        except Exception:
+            self._recorder.truncate(BROKEN)
             raise
         if self._recorder.running:
             self._recorder.add_step(recorded, float(reward), next_obs, terminated, truncated, info)

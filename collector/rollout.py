@@ -204,7 +204,7 @@ class Rollout:
         return episode
 
     def _on_error(self, env_index: int, error: str) -> EpisodeSummary | None:
-        episode = self._recorders[env_index].truncate(BROKEN, error)
+        episode = self._recorders[env_index].truncate(BROKEN)
         self._failures[env_index] += 1
         self.broken, self.last_error = self.broken + 1, error
         if self._failures[env_index] >= MAX_FAILURES:

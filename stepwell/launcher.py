@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -26,12 +25,13 @@ from typing import TYPE_CHECKING
 from stepwell._exit_message import fail
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
+from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, StepwellError
 
 if TYPE_CHECKING:
-    from stepwell._launcher.loop import Launcher
+    pass
 
 ROLES = ("train", "collect", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
             grace=args.grace,
         )
         launcher = Launcher(options, client, args.token)
-        with _signals(launcher):
+        with stop_signals(lambda: launcher.request("stop"), lambda: launcher.request("kill")):
             launcher.run()
     return 0
 
@@ -126,24 +126,6 @@ def _name(data: Path, given: str) -> str:
     with whole_file(path) as file:
         file.write(json.dumps({"name": name}).encode())
     return name
-
-
-@contextmanager
-def _signals(launcher: Launcher) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the processes and then the launcher; the second one does not wait."""
-    seen: list[int] = []
-
-    def on_signal(number: int, frame: object) -> None:
-        del frame
-        launcher.request("kill" if seen else "stop")
-        seen.append(number)
-
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ Periodic work in the loop begins with "Once in a while" and says who takes part.
 from __future__ import annotations
 
 import logging
-import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
 from stepwell._plugins import import_plugins
 from stepwell._settings import flatten
+from stepwell._signals import stop_signals
 from stepwell.client import Client
 from trainer import checkpoint as checkpoints
 from trainer.config import TrainConfig
@@ -66,7 +66,12 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         resumed = checkpoints.find(config.resume, home, world, echo)
         if resumed is None and config.resume == "auto":
             world.on_main(lambda: checkpoints.refuse_second_start(config.run, home, client))
-        requests = _StopSignals(closing)
+        stopped = threading.Event()
+        closing.enter_context(stop_signals(stopped.set))
+
+        def newest_request() -> int:
+            """Of the service and of signals, which ask for a checkpoint and an orderly end."""
+            return STOP if stopped.is_set() else reporter.request
 
         # --- act two: the data ------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
@@ -119,7 +124,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
         # --- act four: the run's row, log, metrics and policies at the service (rank 0) ---------
         world.on_main(lambda: reporter.open(data, resumed=known_here))
-        closing.push(reporter.end)  # with what was raised, if anything was
+        closing.push(reporter.close)  # with what was raised, if anything was
         client.retry_for = 0.0  # from here on an absent service costs no time
 
         # --- the loop ---------------------------------------------------------------------------
@@ -199,7 +204,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 request, switched = data.sync(
                     loader,
                     update,
-                    max(requests.request, reporter.request),
+                    newest_request(),
                     oldest=(update if oldest is None else oldest) if world.is_main else 0,
                 )
                 if switched:
@@ -219,7 +224,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             while request == PAUSE:
                 reporter.set_state("paused")
                 time.sleep(0.5)
-                request = world.maximum([max(requests.request, reporter.request)])[0]
+                request = world.maximum([newest_request()])[0]
                 clock.restart(update)
             reporter.set_state("running")
             if request == STOP:
@@ -227,10 +232,9 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
         if saved != update:
             save()
-        stopped = update < config.updates
-        if not stopped and published != update:
+        reporter.status = "finished" if update >= config.updates else "stopped"
+        if reporter.status == "finished" and published != update:
             reporter.publish(agent, update, data)
-        reporter.status = "stopped" if stopped else "finished"
         return reporter.status
 
 
@@ -254,24 +258,6 @@ class _Clock:
 
     def wait_fraction(self) -> float:
         return self.waited / max(time.perf_counter() - self.began, 1e-9)
-
-
-class _StopSignals:
-    """SIGTERM and SIGINT request a checkpoint and an orderly end; the second one ends at once."""
-
-    def __init__(self, closing: ExitStack):
-        self.request = CONTINUE
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                old = signal.signal(number, self._handle)
-                closing.callback(signal.signal, number, old)
-        except ValueError:  # not in the main thread, as in some notebooks: signals stay as they are
-            return
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.request == STOP:
-            raise KeyboardInterrupt
-        self.request = STOP
 
 
 def _differences(

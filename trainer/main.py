@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from stepwell._exit_message import fail
 from stepwell._git import git_commit
 from stepwell._ports import free_port
 from stepwell._settings import Resolved
+from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from trainer.config import TrainConfig
@@ -137,22 +137,16 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     # A session of its own: Ctrl-C in a terminal would reach launcher and workers at once.
     process = subprocess.Popen(command, env=env, start_new_session=True)
 
-    def forward(number: int, frame: object) -> None:
+    def forward() -> None:
         """To the workers, which save and stop cleanly; the launcher itself would only kill them."""
-        del frame
         try:
-            workers = psutil.Process(process.pid).children() or [process]
-            for worker in workers:
-                worker.send_signal(number)
+            for worker in psutil.Process(process.pid).children() or [process]:
+                worker.terminate()
         except psutil.NoSuchProcess:
             pass  # it ended meanwhile
 
-    old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with stop_signals(forward, forward):
         return process.wait()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,6 @@ class RunReporter:
         """The agent's compute kernels, such as {"attention": "sdpa"}."""
         self._newest: dict[str, float] = {}
         self._shown_at = self._logged_at = 0.0
-        self._ended = False
         self._warned: set[str] = set()
         self._early: list[tuple[str, float]] = []
         self._run_log: RunLog | None = None
@@ -257,23 +256,20 @@ class RunReporter:
             self._log(state)
             self.heartbeat.wake()
 
-    def end(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """`close` with the exception that ends the run, if any; for `ExitStack.push`."""
+    def close(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """After `open`, with the exception that ends the run, if any; for `ExitStack.push`."""
         del kind, trace
-        if error is not None:
-            self.error = f"{type(error).__name__}: {error}"
-        self.close("failed" if error is not None else self.status)
-
-    def close(self, status: str) -> None:
-        if self.client is None or self._ended or not hasattr(self, "heartbeat"):
+        if self.client is None:
             return
-        self._ended = True
         assert self._run_log is not None
+        status = self.status
+        if error is not None:
+            status, self.error = "failed", f"{type(error).__name__}: {error}"
         self._log(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._run_log)
         self.outbox.flush(self.config.schedule.drain_timeout)
-        state = {"finished": "stopped", "stopped": "stopped"}.get(status, "failed")
+        state = "failed" if status == "failed" else "stopped"
         self.heartbeat.close(state=state, last_error=self.error)
         self.outbox.end_run(self.config.run, status, self.error)
         if undelivered := self.outbox.undelivered():
@@ -295,13 +291,8 @@ class RunReporter:
 def _open_outbox(home: Path, client: Client, run: str) -> Outbox:
     """The queue in the folder of a run; it also keeps a second trainer out of that folder.
 
-    Raises `TrainerError` where another process trains there, or an older version did.
+    Raises `TrainerError` where another process trains there.
     """
-    if (home / "metrics.sent").exists() or any((home / "policies").glob("*.json")):
-        raise TrainerError(
-            f"{home} was written by an earlier stepwell, which queued metrics and policies in "
-            "another way: finish the run with that version, or train under another --run"
-        )
     try:
         return Outbox(home / "outbox", client, run=run, linger=LINGER)
     except OutboxInUse as error:

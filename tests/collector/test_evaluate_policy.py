@@ -97,10 +97,7 @@ def episodes(returns: list[float]) -> list[EpisodeSummary]:
             policy_id="p",
             total_reward=r,
             length=1,
-            terminated=True,
-            truncated=False,
             success=None,
-            metrics={},
         )
         for i, r in enumerate(returns)
     ]

@@ -249,14 +249,6 @@ def test_one_process_has_a_run_s_folder(service, tmp_path):
     _open_outbox(tmp_path, service, "r").close(0.0)
 
 
-@pytest.mark.parametrize("left", ["metrics.sent", "policies/50.json"])
-def test_the_queue_of_an_earlier_version_is_refused_with_what_to_do(service, tmp_path, left):
-    (tmp_path / "policies").mkdir()
-    (tmp_path / left).write_text("1")
-    with pytest.raises(TrainerError, match="earlier stepwell.*finish the run with that version"):
-        _open_outbox(tmp_path, service, "r")
-
-
 def test_what_an_ended_run_keeps_is_sent_by_a_command(
     fresh_service, agents, tmp_path, capsys, monkeypatch
 ):
