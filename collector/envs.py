@@ -217,39 +217,29 @@ class Interface:
         names, shapes and kinds must agree, and its dtypes are taken. Infos that it has and the
         environment does not report become NaN, so they must be floats. Raises `InvalidSpace`.
         """
-        if strange := sorted(self.spec.infos.keys() - spec.infos.keys()):
-            raise InvalidSpace(
-                f"dataset {name} has no place for the infos {strange}; collect into a dataset of "
-                "its own (--dataset NEW-NAME)",
-                expected=f"some of {sorted(spec.infos)}",
-                got=str(sorted(self.spec.infos)),
+
+        def misfit(why: str, expected: object, got: object) -> InvalidSpace:
+            return InvalidSpace(
+                f"{self.env_id} does not fit dataset {name}: {why}; collect into a dataset of its "
+                "own (--dataset NEW-NAME)",
+                expected=str(expected),
+                got=str(got),
             )
+
+        if strange := sorted(self.spec.infos.keys() - spec.infos.keys()):
+            why = f"it has no place for the infos {strange}"
+            raise misfit(why, f"some of {sorted(spec.infos)}", sorted(self.spec.infos))
         for key, space in spec.infos.items():
             if np.dtype(space.dtype).kind != "f":
-                raise InvalidSpace(
-                    f"dataset {name} wants info {key!r}, in a type that has no word for unknown; "
-                    "collect into a dataset of its own (--dataset NEW-NAME)",
-                    expected="infos of floats, or none",
-                    got=space.dtype,
-                )
-        for what, ours, theirs in (
-            ("observations", self.spec.observations, spec.observations),
-            ("actions", self.spec.actions, spec.actions),
-        ):
+                why = f"the type of its info {key!r} has no word for unknown"
+                raise misfit(why, "infos of floats, or none", space.dtype)
+        for what in ("observations", "actions"):
+            ours, theirs = getattr(self.spec, what), getattr(spec, what)
             if ours.keys() != theirs.keys():
-                raise InvalidSpace(
-                    f"{self.env_id} does not fit dataset {name}: other {what}",
-                    expected=str(sorted(theirs)),
-                    got=str(sorted(ours)),
-                )
+                raise misfit(f"other {what}", sorted(theirs), sorted(ours))
             for key, space in theirs.items():
                 if not _same_kind(ours[key], space):
-                    raise InvalidSpace(
-                        f"{self.env_id} does not fit dataset {name}: {what} {key!r}; "
-                        "collect into a dataset of its own (--dataset NEW-NAME)",
-                        expected=str(space),
-                        got=str(ours[key]),
-                    )
+                    raise misfit(f"{what} {key!r}", space, ours[key])
         return replace(self, spec=replace(spec, env=self.env_id))
 
     def check_policy(self, spaces: Spaces, policy_id: str) -> None:

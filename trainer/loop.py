@@ -59,7 +59,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError(f"output: {home} cannot be used: {error}") from error
-        echo = echo if world.is_main else _no_echo
+        echo = echo if world.is_main else (lambda _: None)
         reporter = RunReporter(config, client if world.is_main else None, info, home, world, echo)
         echo = reporter.log  # on the screen, and in the run's log
         known_here = world.broadcast((home / "run.json").exists())
@@ -280,10 +280,6 @@ def _compute_dtype(config: TrainConfig) -> torch.dtype:
 
 def _due(every: int, update: int) -> bool:
     return every > 0 and update % every == 0
-
-
-def _no_echo(text: str) -> None:
-    del text
 
 
 __all__ = ["RunInfo", "TrainingDiverged", "train"]

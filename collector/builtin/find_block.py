@@ -15,10 +15,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
-from stepwell.errors import InvalidData
+from collector.builtin.checks import require, require_step
 
 SQUARE, BLOCK = 6, 4
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
@@ -41,10 +40,8 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, colours: int = 2, steps: int = 5, render_mode: None = None) -> None:
-        if not 2 <= colours <= len(COLOURS):
-            raise InvalidData("colours", expected=f"2 … {len(COLOURS)}", got=str(colours))
-        if steps < 1:
-            raise InvalidData("steps", expected="at least 1", got=str(steps))
+        require(2 <= colours <= len(COLOURS), "colours", f"2 … {len(COLOURS)}", colours)
+        require(steps >= 1, "steps", "at least 1", steps)
         self.colours, self.steps = colours, steps
         self.render_mode = render_mode
         self.observation_space = spaces.Dict(  # type: ignore[assignment]
@@ -72,10 +69,7 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._t >= self.steps:
-            raise ResetNeeded("The episode is over; call reset() before step().")
-        if not self.action_space.contains(action):
-            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        require_step(self, action, over=self._t >= self.steps)
         right = int(self._colour_of[int(action)]) == self._wanted
         self._t, self._right = self._t + 1, self._right + right
         over = self._t == self.steps

@@ -18,10 +18,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
-from stepwell.errors import InvalidData
+from collector.builtin.checks import require, require_step
 
 WEST, NORTH, EAST, SOUTH, STAY = range(5)
 _MOVES = ((0, -1), (-1, 0), (0, 1), (1, 0), (0, 0))
@@ -64,20 +63,11 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
         hide_plan: bool = False,
         render_mode: None = None,
     ) -> None:
-        if size < 7 or size % 2 == 0:
-            raise InvalidData("size", expected="an odd number from 7 up", got=str(size))
-        if not 1 <= min_goals <= max_goals:
-            raise InvalidData(
-                "min_goals, max_goals",
-                expected="1 <= min_goals <= max_goals",
-                got=f"{min_goals}, {max_goals}",
-            )
-        if max_goals > size:
-            raise InvalidData(
-                "max_goals", expected=f"at most {size}, the maze's size", got=str(max_goals)
-            )
-        if time_limit < 1:
-            raise InvalidData("time_limit", expected="at least 1 step", got=str(time_limit))
+        require(size >= 7 and size % 2 == 1, "size", "an odd number from 7 up", size)
+        fine, got = 1 <= min_goals <= max_goals, f"{min_goals}, {max_goals}"
+        require(fine, "min_goals, max_goals", "1 <= min_goals <= max_goals", got)
+        require(max_goals <= size, "max_goals", f"at most {size}, the maze's size", max_goals)
+        require(time_limit >= 1, "time_limit", "at least 1 step", time_limit)
         self.size, self.time_limit = size, time_limit
         self.min_goals, self.max_goals = min_goals, max_goals
         self.shuffle_actions, self.maze_seed, self.hide_plan = shuffle_actions, maze_seed, hide_plan
@@ -123,10 +113,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._t >= self.time_limit or self.active is None:
-            raise ResetNeeded("The episode is over; call reset() before step().")
-        if not self.action_space.contains(action):
-            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        require_step(self, action, over=self._t >= self.time_limit or self.active is None)
         self._t += 1
         di, dj = self.moves[int(action)]
         i, j = self.position

@@ -13,10 +13,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
-from stepwell.errors import InvalidData
+from collector.builtin.checks import require, require_step
 
 
 class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -30,10 +29,8 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, symbols: int = 4, delay: int = 8, render_mode: None = None) -> None:
-        if symbols < 2:
-            raise InvalidData("symbols", expected="at least 2", got=str(symbols))
-        if delay < 0:
-            raise InvalidData("delay", expected="0 or more blank steps", got=str(delay))
+        require(symbols >= 2, "symbols", "at least 2", symbols)
+        require(delay >= 0, "delay", "0 or more blank steps", delay)
         self.symbols = symbols
         self.delay = delay
         self.render_mode = render_mode
@@ -52,10 +49,7 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        if self._t > self.delay + 1:
-            raise ResetNeeded("The episode is over; call reset() before step().")
-        if not self.action_space.contains(action):
-            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        require_step(self, action, over=self._t > self.delay + 1)
         answered = self._t == self.delay + 1
         self._t += 1
         if not answered:

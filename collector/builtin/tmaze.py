@@ -14,10 +14,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
-from stepwell.errors import InvalidData
+from collector.builtin.checks import require, require_step
 
 RIGHT, UP, LEFT, DOWN = range(4)
 _MOVES = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
@@ -48,8 +47,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
         goal_reward: float = 1.0,
         render_mode: None = None,
     ) -> None:
-        if corridor_length < 1:
-            raise InvalidData("corridor_length", expected="at least 1", got=str(corridor_length))
+        require(corridor_length >= 1, "corridor_length", "at least 1", corridor_length)
         self.corridor_length = corridor_length
         self.penalty = -1.0 / corridor_length if penalty is None else penalty
         self.goal_reward = goal_reward
@@ -70,10 +68,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        if self._t > self.corridor_length:
-            raise ResetNeeded("The episode is over; call reset() before step().")
-        if not self.action_space.contains(action):
-            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        require_step(self, action, over=self._t > self.corridor_length)
         self._t += 1
         self._move(int(action))
         if self._t <= self.corridor_length:

@@ -24,8 +24,8 @@ import resource
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, finalize
@@ -139,7 +139,9 @@ class Cache:
         paths = {self._path(shard, field): field for field in fields}
         try:
             self._use(shard)  # before the lock, which a process that evicts this shard may hold
-            with self._locked(shard):
+            with (self.root / "locks" / shard).open("w") as lock:
+                # The kernel drops a flock with its process: a killed builder blocks nobody.
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 missing = [paths[path] for path in self._missing(folder, list(paths))]
                 for field in missing:
                     self._mapped.pop(self._path(shard, field), None)
@@ -260,13 +262,6 @@ class Cache:
             failpoint("cache.after_eviction")
             shutil.rmtree(folder, ignore_errors=True)
             return True
-
-    @contextmanager
-    def _locked(self, shard: str) -> Iterator[None]:
-        # The kernel drops a flock with its process: a killed builder blocks nobody.
-        with (self.root / "locks" / shard).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _folder(self, shard: str) -> Path:
         if not _SHARD.fullmatch(shard):

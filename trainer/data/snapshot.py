@@ -144,26 +144,24 @@ def create_snapshot(
     deadline = time.monotonic() + config.data.wait_for_data
     while True:
         try:
-            return _freeze(client, config, holder, since)
+            snapshot = client.create_snapshot(
+                dataset=config.dataset or None,
+                where=config.where.replace("{dataset}", config.dataset) or None,
+                # A share of 0 now is one of later: the service freezes what may ever be drawn.
+                sources=[
+                    {"select": s.select, "share": s.share or s.last_share} for s in config.sources
+                ]
+                or None,
+                since=since,
+                include_eval=config.data.include_eval,
+                holder=holder,
+            )
+            return snapshot.id
         except (BadRequest, NotFound) as error:
             if error.code not in ("empty_selection", "not_found") or time.monotonic() > deadline:
                 raise
             log.warning("waiting for the first trajectory: %s", error.detail)
         time.sleep(min(2.0, config.data.wait_for_data))
-
-
-def _freeze(client: Client, config: TrainConfig, holder: str, since: str | None) -> str:
-    snapshot = client.create_snapshot(
-        dataset=config.dataset or None,
-        where=config.where.replace("{dataset}", config.dataset) or None,
-        # A share of 0 now is one of later: the service freezes what may ever be drawn.
-        sources=[{"select": s.select, "share": s.share or s.last_share} for s in config.sources]
-        or None,
-        since=since,
-        include_eval=config.data.include_eval,
-        holder=holder,
-    )
-    return snapshot.id
 
 
 def load_manifest(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Manifest:
@@ -175,7 +173,8 @@ def load_manifest(client: Client, snapshot_id: str, folder: Path, since: str = "
     path = _kept(folder, snapshot_id)
     if path.exists():
         table = _read(folder, snapshot_id)
-        return manifest_from_table(table, _spec(table.schema.metadata[_SPEC].decode()))
+        spec = EnvSpec.from_json(json.loads(table.schema.metadata[_SPEC]))
+        return manifest_from_table(table, spec)
     snapshot = client.snapshot(snapshot_id)
     fresh, table = _fetch(client, snapshot_id, folder, since)
     # Locations may move when shards are compacted; what this run sampled from must not.
@@ -327,7 +326,3 @@ class LeaseKeeper:
                 self._held.discard(snapshot_id)
         except (ServiceError, StepwellError) as error:
             log.warning("lease of %s not renewed, will try again: %s", snapshot_id, error)
-
-
-def _spec(text: str) -> EnvSpec:
-    return EnvSpec.from_json(json.loads(text))

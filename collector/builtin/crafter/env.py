@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import DependencyNotInstalled, InvalidAction, ResetNeeded
+from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
+from collector.builtin.checks import require, require_step
 from collector.builtin.crafter import goals as asked
 from collector.builtin.crafter.goals import COMPLETED, NOTHING, WIDTH, Goal
-from stepwell.errors import InvalidData
 
 View = Literal["textures", "crop", "render"]
 Observation = dict[str, NDArray[Any]]
@@ -87,13 +87,13 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
             from collector.builtin.crafter import world
         except ModuleNotFoundError as error:
             raise DependencyNotInstalled(f"{error}; pip install 'stepwell[crafter]'") from None
-        _check(view in get_args(View), "view", ", ".join(get_args(View)), view)
+        require(view in get_args(View), "view", ", ".join(get_args(View)), view)
         for name, share in (("located", located), ("tech_tree", tech_tree)):
-            _check(0 <= share <= 1, name, "a share, 0 … 1", share)
-        _check(0 <= tolerance <= 2, "tolerance", "0, 1 or 2 tiles", tolerance)
-        _check(time_limit >= 1, "time_limit", "at least 1 step", time_limit)
-        _check(steps_after >= 0, "steps_after", "0 or more", steps_after)
-        _check(16 <= area <= 64, "area", "16 … 64 tiles", area)
+            require(0 <= share <= 1, name, "a share, 0 … 1", share)
+        require(0 <= tolerance <= 2, "tolerance", "0, 1 or 2 tiles", tolerance)
+        require(time_limit >= 1, "time_limit", "at least 1 step", time_limit)
+        require(steps_after >= 0, "steps_after", "0 or more", steps_after)
+        require(16 <= area <= 64, "area", "16 … 64 tiles", area)
         self.view, self.tolerance = view, tolerance
         self.located, self.tech_tree = located, tech_tree
         self.time_limit, self.steps_after = time_limit, steps_after
@@ -129,22 +129,24 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
     def _choose_goals(
         self, least: int, most: int, among: Sequence[str], instruction: Sequence[str]
     ) -> None:
-        _check(not (among and instruction), "among", "none beside an instruction", among)
+        require(not (among and instruction), "among", "none beside an instruction", among)
         self.min_goals, self.max_goals = least, most
         self.among = tuple(dict.fromkeys(map(asked.tokens, among)))
         self.instruction = tuple(map(asked.tokens, instruction))
         chosen = self.among or self.instruction
         for name in ("located", "tech_tree"):
-            _check(not (chosen and getattr(self, name)), name, "0 where goals are given", chosen)
+            require(not (chosen and getattr(self, name)), name, "0 where goals are given", chosen)
         self._known = frozenset(chosen)
         top = len(self.among) if among else len(asked.TECH_TREE)
-        _check(
+        require(
             1 <= least <= most <= top,
             "min_goals, max_goals",
             f"1 <= min_goals <= max_goals <= {top}",
             f"{least}, {most}",
         )
-        _check(len(instruction) <= most, "max_goals", "room for the instruction's goals", str(most))
+        require(
+            len(instruction) <= most, "max_goals", "room for the instruction's goals", str(most)
+        )
 
     @property
     def active(self) -> Goal | None:
@@ -162,10 +164,7 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         return self._observe(self._achieved(set())), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._over:
-            raise ResetNeeded("The episode is over; call reset() before step().")
-        if not self.action_space.contains(action):
-            raise InvalidAction(f"action: expected a member of {self.action_space}, got {action}.")
+        require_step(self, action, over=self._over)
         self._t += 1
         self._after += self.active is None
         events, dead = self._world.act(int(action))
@@ -235,8 +234,3 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         elif self.active is not None:
             slots[-1] = self.active
         return slots
-
-
-def _check(fine: bool, what: str, expected: str, got: object) -> None:
-    if not fine:
-        raise InvalidData(what, expected=expected, got=str(got))

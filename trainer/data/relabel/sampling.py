@@ -8,7 +8,7 @@ order and a counter made of k and the relabeler's place in the config. So a samp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -37,7 +37,7 @@ class Relabeling:
         self._columns = {c.field.name: c for c in columns}
         for relabeler in relabelers:
             relabeler.check(manifest.spec)
-        self._relabelers = [r.fit(self._all()) for r in relabelers]
+        self._relabelers = [r.fit(map(self.episode, range(len(manifest)))) for r in relabelers]
 
     def draw(
         self, sampler: WindowSampler, step: int, rank: int
@@ -88,10 +88,6 @@ class Relabeling:
             id=manifest.trajectory_ids([row])[0],
             **masks,
         )
-
-    def _all(self) -> Iterator[Episode]:
-        for row in range(len(self._manifest)):
-            yield self.episode(row)
 
     def _relabel(self, key: NDArray[np.uint64], sample: int, episode: Episode) -> Episode:
         for place, relabeler in enumerate(self._relabelers):

@@ -1,0 +1,22 @@
+"""What every built-in environment refuses: wrong arguments, and steps that have no place."""
+
+from typing import Any
+
+import gymnasium
+from gymnasium.error import InvalidAction, ResetNeeded
+
+from stepwell.errors import InvalidData
+
+
+def require(fine: bool, what: str, expected: str, got: object) -> None:
+    """Raise `InvalidData` about an argument unless it is fine."""
+    if not fine:
+        raise InvalidData(what, expected=expected, got=str(got))
+
+
+def require_step(env: gymnasium.Env[Any, Any], action: object, over: bool) -> None:
+    """Raise where the episode is over, or the action is none of the environment's."""
+    if over:
+        raise ResetNeeded("The episode is over; call reset() before step().")
+    if not env.action_space.contains(action):
+        raise InvalidAction(f"action: expected a member of {env.action_space}, got {action}.")
