@@ -50,15 +50,15 @@ def action_column(spec: EnvSpec, key: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def arrow_type(space: Space) -> pa.DataType:
-    size = 1
-    for n in space.shape:
-        size *= n
+    size = math.prod(space.shape)
     if space.shape == ():
         return pa.bool_() if space.dtype == "bool" else pa.from_numpy_dtype(space.dtype)
     if space.dtype == "uint8":
         return pa.binary(size)
     item = "int8" if space.dtype == "bool" else space.dtype
-    return pa.list_(pa.field("item", pa.from_numpy_dtype(item), nullable=False), size)
+    return pa.list_(
+        pa.field("item", pa.from_numpy_dtype(item), nullable=False), math.prod(space.shape)
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,8 @@ class Box:
 class Discrete:
     """One integer out of `start … start + n - 1`."""
 
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[str] = "int64"
     n: int
     start: int = 0
 
@@ -97,19 +99,12 @@ class Discrete:
         if not -(2**63) <= self.start <= self.start + self.n - 1 < 2**63:
             raise InvalidSpace("too wide", expected="64-bit integers", got=f"{self.start}+{self.n}")
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> str:
-        return "int64"
-
 
 @dataclass(frozen=True, slots=True)
 class MultiDiscrete:
     """A vector of integers, element i in `0 … nvec[i] - 1`."""
 
+    dtype: ClassVar[str] = "int64"
     nvec: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -124,15 +119,12 @@ class MultiDiscrete:
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
 
-    @property
-    def dtype(self) -> str:
-        return "int64"
-
 
 @dataclass(frozen=True, slots=True)
 class MultiBinary:
     """A vector of n zeros and ones."""
 
+    dtype: ClassVar[str] = "int8"
     n: int
 
     def __post_init__(self) -> None:
@@ -145,10 +137,6 @@ class MultiBinary:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.n,)
-
-    @property
-    def dtype(self) -> str:
-        return "int8"
 
 
 Space = Box | Discrete | MultiDiscrete | MultiBinary

@@ -46,25 +46,6 @@ def make_spec(
     )
 
 
-def make_rich_spec(env: str = "Rich-v0") -> EnvSpec:
-    """One of everything: each kind of space, image, mask, scalar, several actions, infos."""
-    return EnvSpec.of(
-        {
-            "arm/angles": Box((2, 3), "float64"),
-            "camera": Box((4, 5, 3), "uint8", 0.0, 255.0),
-            "contacts": MultiBinary(4),
-            "legal": Box((3,), "bool", 0.0, 1.0),
-            "room": Discrete(5, start=-2),
-            "speed": Box((), "float16"),
-        },
-        {"grip": MultiDiscrete((2, 3)), "move": Box((2,), low=(-1.0, -2.0), high=(1.0, 2.0))},
-        roles={"legal": "mask", "room": "critic"},
-        infos={"distance": Box(()), "lidar": Box((3,), "int16", -100.0, 100.0)},
-        action_known=True,
-        env=env,
-    )
-
-
 def make_trajectory(
     spec: EnvSpec | None = None,
     *,

@@ -49,17 +49,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def list_trajectories(client: Client, args: argparse.Namespace) -> common.Answer:
-    page = client.trajectories(
-        args.dataset,
-        partition=args.partition,
-        env=args.env,
-        policy=args.policy,
-        run=args.run,
-        purpose=args.purpose,
-        tag=args.tag,
-        order=args.order,
-        limit=args.limit,
-    )
+    filters = ("partition", "env", "policy", "run", "purpose", "tag", "order", "limit")
+    page = client.trajectories(args.dataset, **{name: getattr(args, name) for name in filters})
     return page, lambda: _list(page, args.dataset)
 
 

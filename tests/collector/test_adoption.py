@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from collector.outbox_slots import open_outbox
-from stepwell import Client, failpoints
+from stepwell import Client
 from stepwell._outbox_folder import find_outboxes, summarise
 from stepwell.errors import ServiceUnreachable
 from stepwell.outbox import Outbox
 from stepwell.testing import make_spec, make_trajectory
+from tests.failpoints import failpoints_of
 
 SPEC = make_spec(action=1)
 COLLECTOR = """
@@ -83,7 +84,7 @@ def hear(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("name", [n for n in failpoints.CLIENTS if n.startswith("adopt.")])
+@pytest.mark.parametrize("name", [n for n in failpoints_of("stepwell") if n.startswith("adopt.")])
 def test_whoever_dies_while_taking_over_loses_and_doubles_nothing(
     client: Client, service, name: str, tmp_path: Path
 ):

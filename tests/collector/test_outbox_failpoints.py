@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from collector.stats import CollectorStatistics, load_clock, save_clock
-from stepwell import Client, failpoints
+from stepwell import Client
 from stepwell.codec import decode
 from stepwell.outbox import Outbox
 from stepwell.testing import make_spec
+from tests.failpoints import failpoints_of
 
 PLAYER = """
 import sys
@@ -47,7 +48,7 @@ def die_at(name: str, code: str, *args: str) -> None:
     assert done.returncode == -9, (name, done.stderr)
 
 
-@pytest.mark.parametrize("name", [n for n in failpoints.CLIENTS if n.startswith("outbox.")])
+@pytest.mark.parametrize("name", [n for n in failpoints_of("stepwell") if n.startswith("outbox.")])
 def test_an_outbox_keeps_its_promise_wherever_it_dies(
     client: Client, service, name: str, tmp_path: Path
 ):
@@ -81,7 +82,7 @@ def test_an_outbox_keeps_its_promise_wherever_it_dies(
     assert not list((tmp_path / "outbox").glob(".*")), "no litter"
 
 
-@pytest.mark.parametrize("name", [n for n in failpoints.CLIENTS if n.startswith("clock.")])
+@pytest.mark.parametrize("name", [n for n in failpoints_of("collector") if n.startswith("clock.")])
 def test_a_clock_is_the_old_one_or_the_new_one(name: str, tmp_path: Path):
     """Killed while writing it: it reads back, and a session was counted at least once."""
     save_clock(tmp_path, CollectorStatistics(earlier_steps=100, earlier_sessions=1))

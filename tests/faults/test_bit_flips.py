@@ -32,7 +32,8 @@ from server.settings import Settings
 from stepwell import Client
 from stepwell.errors import Gone
 from stepwell.messages import MetricPoint
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.specs import make_rich_spec
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
 from trainer.data.snapshot import manifest_from_table

@@ -11,7 +11,8 @@ import pytest
 from stepwell import Box, Discrete, EnvSpec, InvalidSpace, MultiBinary, MultiDiscrete
 from stepwell.schema import arrow_schema, spec_of
 from stepwell.spaces import space_from_json, space_to_json, why_outside
-from stepwell.testing import make_rich_spec, make_spec
+from stepwell.testing import make_spec
+from tests.specs import make_rich_spec
 
 SPACES = [
     Box((3,)),

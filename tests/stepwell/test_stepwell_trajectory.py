@@ -17,7 +17,8 @@ from stepwell import (
     TrajectoryMetadata,
     new_id,
 )
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory
+from tests.specs import make_rich_spec
 
 T = 4
 GOOD = {

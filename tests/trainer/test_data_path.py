@@ -19,7 +19,8 @@ from amago_model.config import AgentConfig, Spaces
 from amago_model.data.batch import previous_features
 from amago_model.errors import SpaceError
 from stepwell import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Trajectory
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.specs import make_rich_spec
 from trainer.config import DataConfig, SettingError, TrainConfig
 from trainer.data import stream
 from trainer.data.cache import Cache

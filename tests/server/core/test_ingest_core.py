@@ -19,8 +19,9 @@ from server.problems import ProblemError
 from server.storage.store import Appender
 from stepwell.codec import HEADER_KEY, encode, to_batch
 from stepwell.schema import arrow_schema
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
 

@@ -19,8 +19,9 @@ from server.index.tables import segments, trajectories
 from server.maintenance.rebuild import rebuild
 from server.service import Service
 from server.storage.store import DirectoryInUse
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
 

@@ -24,8 +24,9 @@ from server.storage.shards import (
 from stepwell.codec import HEADER_KEY, from_batch, to_batch
 from stepwell.schema import arrow_schema
 from stepwell.spaces import Box, EnvSpec
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory, wait_until
 from stepwell.trajectory import Trajectory
+from tests.specs import make_rich_spec
 
 SPEC = make_spec(observation=3, action=2)
 

@@ -19,8 +19,9 @@ from server.sql import worker
 from stepwell.codec import encode
 from stepwell.messages import CreateDataset
 from stepwell.spaces import EnvSpec
-from stepwell.testing import make_rich_spec, make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
+from tests.specs import make_rich_spec
 
 
 @dataclass
