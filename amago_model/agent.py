@@ -8,16 +8,16 @@ samples.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from functools import partial
 from itertools import repeat
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import AgentConfig, PopArtConfig, Spaces
+from amago_model.config import AgentConfig, Spaces
+from amago_model.critics import Critics
 from amago_model.data.batch import Batch
 from amago_model.data.noise import UpdateNoise
 from amago_model.data.transitions import (
@@ -28,17 +28,13 @@ from amago_model.data.transitions import (
     make_transitions,
     select,
 )
-from amago_model.encoders.privileged import PrivilegedEncoder
 from amago_model.errors import ConfigError
 from amago_model.heads.actor import Actor
-from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Distribution, data_log_prob, with_sampled_actions
-from amago_model.heads.observations import critic_observation_keys
-from amago_model.heads.popart import PopArt
 from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
 from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
-from amago_model.losses.critic_losses import classification_loss, critic_loss
+from amago_model.losses.critic_losses import critic_term
 from amago_model.losses.filters import advantage_weight, normalized_advantage
 from amago_model.losses.loss_inputs import LossInputs
 from amago_model.losses.metrics import Values, mean_and_std, update_metrics
@@ -70,9 +66,10 @@ class Agent(nn.Module):
     Each loss is a mean over the transitions its mask leaves: DPG needs an observation, BC also a
     known action, the critic also a termination or a recorded next observation; and the data may
     exclude any transition (Batch.actor_mask, critic_mask). Truncation bootstraps, termination does
-    not. With behavior_cloning and dpg_weight 0 this is behaviour cloning, without critics. Settings
-    that restore the published formulas are in presets.py; with lagged_critics v is evaluated by the
-    critics from before the last step, with dpg_detach_state a_pi has no gradient to s.
+    not. With filter kind behavior_cloning, dpg_weight 0 and no critic this is behaviour cloning.
+    Settings that restore the published formulas are in presets.py; with lagged_critics v is
+    evaluated by the critics from before the last step, with dpg_detach_state a_pi has no gradient
+    to s.
 
     With algorithm=multitask discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024):
     critics take one-hots as an input, values of the policy are means over its samples, and
@@ -80,58 +77,33 @@ class Agent(nn.Module):
     """
 
     gammas: Tensor
-    privileged_encoder: PrivilegedEncoder
-    target_critic: CriticEnsemble
     target_actor: Actor
-    popart: PopArt
-    advantage_moments: BatchMoments
 
     def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
         super().__init__()
         self.config, self.spaces = config, spaces
         losses, custom = config.losses, config.custom
         self.sampled = config.algorithm == "multitask"
+        self._soften = config.critic is not None and config.critic.soften_data_actions
         self.register_buffer("gammas", torch.tensor(losses.gammas))
         self.policy = ActingPolicy(config, spaces)
-        self._custom_filter: Callable[..., Any] | None = (
-            custom_module(custom, "filter", custom.filter) if custom.filter else None
+        self.critics: Critics | None = None
+        if config.critic is not None:
+            self.critics = Critics(config, spaces, self.policy.d_state)
+            if losses.use_target_actor:
+                self.target_actor = frozen_copy(self.policy.actor)
+        self.advantage_moments = BatchMoments()
+        self._filter: Callable[[Tensor], Tensor] = (
+            custom_module(custom, "filter", custom.filter)
+            if custom.filter
+            else partial(advantage_weight, config=losses.filter)
         )
         self._custom_losses = {name: custom_module(custom, "loss", name) for name in custom.losses}
         every_action = spaces.action.kind == "discrete" and not self.sampled
         noise_width = 0 if every_action else int(self.policy.actor.noise_width)
         self._noise = UpdateNoise.of(config, width=noise_width)
-        self._keys = ObservationKeys(self.policy.legal_key, self.policy.actor_keys, ())
-        self.critic: CriticEnsemble | None = None
-        self.lagged_critic: CriticEnsemble | None = None
-        if not losses.trains_critic:
-            return
-        self.privileged_encoder = PrivilegedEncoder(config.timestep_encoder, spaces)
-        make_critic = (
-            custom_module(custom, "critic", custom.critic) if custom.critic else CriticEnsemble
-        )
-        self.critic = make_critic(
-            config.critic,
-            spaces.action,
-            losses.gammas,
-            d_state=self.policy.d_state + self.privileged_encoder.width,
-            sampled=self.sampled,
-        )
-        critic_keys = critic_observation_keys(self.critic, spaces)
-        self._keys = dataclasses.replace(self._keys, critic=critic_keys)
-        self.target_critic = frozen_copy(self.critic)
-        if losses.lagged_critics:
-            self.lagged_critic = frozen_copy(self.critic)
-        if losses.use_target_actor:
-            self.target_actor = frozen_copy(self.policy.actor)
-        popart = config.critic.popart or PopArtConfig()
-        self.popart = PopArt(
-            len(losses.gammas),
-            beta=popart.beta,
-            init_nu=popart.init_nu,
-            enabled=config.critic.popart is not None,
-            bins=self.critic.bins is not None,
-        )
-        self.advantage_moments = BatchMoments()
+        critic_keys = () if self.critics is None else self.critics.observation_keys
+        self._keys = ObservationKeys(self.policy.legal_key, self.policy.actor_keys, critic_keys)
 
     # ------------------------------------------------------------------------- from batch to loss
 
@@ -168,7 +140,7 @@ class Agent(nn.Module):
             loss = loss + weights[name] * term
             metrics[f"loss/{name}"] = term.detach()
         if detailed:
-            popart = None if self.critic is None else self.popart
+            popart = None if self.critics is None else self.critics.popart
             metrics |= update_metrics(inputs, popart, self.config.losses.reward_multiplier)
         return loss, metrics | {"loss/total": loss.detach()}
 
@@ -181,16 +153,17 @@ class Agent(nn.Module):
             dpg_policy = actor(tr.state_t.detach(), tr.legal_t, **tr.actor_inputs_t)
         given = {k: torch.as_tensor(v, device=device) for k, v in (counts or {}).items()}
         inputs = LossInputs(tr, given, policy)
-        if self.critic is not None:
+        if self.critics is not None:
+            popart = self.critics.popart
             inputs.td_target = self.td_target(batch, tr)
             if self.training:
-                self.popart.update(inputs.td_target, tr.critic_mask)
+                popart.update(inputs.td_target, tr.critic_mask)
             evaluation = self.evaluate(tr, dpg_policy)
             inputs.critic_output, inputs.q_values = evaluation.output, evaluation.q
-            inputs.policy_values = self.popart.to_normalized(evaluation.dpg_q)
+            inputs.policy_values = popart.to_normalized(evaluation.dpg_q)
             inputs.advantage = self.advantage(evaluation)
         if c.bc_weight > 0:
-            soften = self.sampled and self.config.critic.soften_data_actions
+            soften = self.sampled and self._soften
             imitated = with_sampled_actions(policy, soften)
             action = tr.encoded_action if soften else tr.action
             inputs.log_prob = data_log_prob(imitated, action)
@@ -205,19 +178,10 @@ class Agent(nn.Module):
         """
         c, tr, n = self.config.losses, inputs.transitions, inputs.counts
         terms: dict[str, Tensor] = {}
-        if self.critic is not None:
-            assert inputs.critic_output is not None and inputs.q_values is not None
-            assert inputs.td_target is not None and inputs.policy_values is not None
-            if self.critic.bins is None:
-                prediction = self.popart.to_normalized(inputs.q_values)
-                target = self.popart.normalize(inputs.td_target)
-                terms["critic"] = critic_loss(prediction, target, tr.critic_mask, n.get("critic"))
-            else:
-                label = self.critic.bins.label(inputs.td_target)
-                terms["critic"] = classification_loss(
-                    inputs.critic_output, label, tr.critic_mask, n.get("critic")
-                )
+        if self.critics is not None:
+            terms["critic"] = critic_term(inputs, self.critics)
             if c.dpg_weight > 0:
+                assert inputs.policy_values is not None
                 terms["dpg"] = dpg_loss(inputs.policy_values, tr.dpg_mask, n.get("dpg"))
         if inputs.log_prob is not None:
             terms["bc"] = bc_loss(inputs.log_prob, inputs.filter_weight, tr.bc_mask, n.get("bc"))
@@ -240,9 +204,8 @@ class Agent(nn.Module):
         if packing is not None and index is None:
             state, packing = packing.unpack(state), None
         critic_state = state
-        if self.critic is not None and self.privileged_encoder.width:
-            privileged = self.privileged_encoder(batch.obs, batch.timestep_mask, packing)
-            critic_state = torch.cat((state, privileged), dim=-1)
+        if self.critics is not None:
+            critic_state = self.critics.encode(state, batch, packing)
         noise = self.draw_noise(*batch.mask.shape) if batch.noise is None else batch.noise
         noise = select(index, noise.flatten(0, 1)).to(self.gammas.dtype)
         named, keys = self._noise.split(noise), self._keys
@@ -258,39 +221,34 @@ class Agent(nn.Module):
         actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
         policy = actor(tr.state_tp1, tr.legal_tp1, **tr.actor_inputs_tp1)
         policy = with_sampled_actions(policy, self.sampled)
-        return td_targets(batch, tr, policy, self.target_critic, self.popart, self.gammas, c)
+        assert self.critics is not None
+        return td_targets(batch, tr, policy, self.critics, self.gammas, c)
 
     def evaluate(self, tr: Transitions, policy: Distribution | None = None) -> CriticEvaluation:
         """The critics on the data's and the policy's actions; `policy` is the actor's, if known."""
-        assert self.critic is not None
+        assert self.critics is not None
         if policy is None:
             policy = self.policy.actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
-        return evaluate_critics(
-            self.critic,
-            self.lagged_critic,
-            tr,
-            with_sampled_actions(policy, self.sampled),
-            soften=self.config.critic.soften_data_actions,
-            dpg=self.config.losses.dpg_weight > 0,
-        )
+        policy = with_sampled_actions(policy, self.sampled)
+        dpg = self.config.losses.dpg_weight > 0
+        return evaluate_critics(self.critics, tr, policy, soften=self._soften, dpg=dpg)
 
     def advantage(self, evaluation: CriticEvaluation) -> Tensor:
-        """[N, G]: the filter's input, in the unit of LossConfig.filter_advantage. No gradient."""
-        advantage = (evaluation.q - evaluation.v).detach().mean(0)
-        if self.config.losses.filter_advantage == "raw":
+        """[N, G]: the filter's input, in the unit of its setting `advantage`. No gradient."""
+        assert self.critics is not None
+        advantage, c = (evaluation.q - evaluation.v).detach().mean(0), self.config.losses.filter
+        if c.kind != "behavior_cloning" and c.advantage == "raw":
             return advantage
-        return self.popart.normalized_difference(advantage)
+        return self.critics.popart.normalized_difference(advantage)
 
     def filter_weight(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
         """[N, G] -> [N, G]: the weights of behaviour cloning; None without a filter."""
-        c = self.config.losses
-        if c.behavior_cloning or advantage is None:
+        c = self.config.losses.filter
+        if c.kind == "behavior_cloning" or advantage is None:
             return None
-        if c.filter_batch_norm:
+        if c.batch_norm:
             advantage = normalized_advantage(advantage, *self.advantage_moments(advantage, mask))
-        if self._custom_filter is not None:
-            return self._custom_filter(advantage)  # type: ignore[no-any-return]
-        return advantage_weight(advantage, c.filter)
+        return self._filter(advantage)
 
     # -------------------------------------------------------------------------- around the update
 
@@ -312,8 +270,8 @@ class Agent(nn.Module):
     def update_targets(self, bad: Tensor | None = None) -> None:
         """Move the target networks towards the learned weights. Call it after each optimiser step
         (before it, if `LossConfig.targets_before_step`). `bad` is that of step_adamw."""
-        if self.critic is not None:
-            pairs: list[tuple[nn.Module, nn.Module]] = [(self.target_critic, self.critic)]
+        if self.critics is not None:
+            pairs: list[tuple[nn.Module, nn.Module]] = [(self.critics.target, self.critics.online)]
             if self.config.losses.use_target_actor:
                 pairs.append((self.target_actor, self.policy.actor))
             polyak_update(pairs, self.config.losses.tau, bad)
@@ -321,8 +279,8 @@ class Agent(nn.Module):
     def update_lagged_critics(self, bad: Tensor | None = None) -> None:
         """With `LossConfig.lagged_critics`, copy the critics for the next update. Call it before
         each optimiser step. `bad` is that of step_adamw."""
-        if self.critic is not None and self.lagged_critic is not None:
-            copy_weights(self.lagged_critic, self.critic, bad)
+        if self.critics is not None and self.critics.lagged is not None:
+            copy_weights(self.critics.lagged, self.critics.online, bad)
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> Values:
@@ -332,14 +290,11 @@ class Agent(nn.Module):
         draw some, come from torch's global generator.
 
         Raises:
-            ConfigError: pure behaviour cloning has no critic.
+            ConfigError: there is no critic.
             BatchError: a shape does not fit the spaces.
         """
-        if self.critic is None:
-            raise ConfigError(
-                "get_values: with behavior_cloning and dpg_weight=0 there is no critic; train with "
-                "a critic to compare actions"
-            )
+        if self.critics is None:
+            raise ConfigError("get_values: there is no critic; train with one to compare actions")
         batch.check(self.spaces)
         was_training = self.training
         self.eval()
@@ -351,7 +306,7 @@ class Agent(nn.Module):
         finally:
             self.train(was_training)
         scale = self.config.losses.reward_multiplier
-        q, v = (self.popart.to_return(x) / scale for x in (evaluation.q, evaluation.v))
+        q, v = (self.critics.popart.to_return(x) / scale for x in (evaluation.q, evaluation.v))
         weight = torch.ones_like(advantage) if weight is None else weight
         fields = (*mean_and_std(q), *mean_and_std(v), advantage, weight)
         q, q_std, v, v_std, advantage, weight = (tr.unflatten(x) for x in fields)

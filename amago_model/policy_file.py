@@ -26,8 +26,8 @@ from amago_model.agent import Agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
-FORMAT = 3
-"""Formats 1 and 2 had other names of settings and tensors."""
+FORMAT = 4
+"""Those before had other names of settings and tensors."""
 _FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
 _MAX_HEADER = 100_000_000  # as safetensors itself
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from amago_model.config import AgentConfig, Settings, TwoHotCriticConfig
+from amago_model.config import AgentConfig, TwoHotCriticConfig
 
 
 class Deviation(NamedTuple):
@@ -53,7 +53,7 @@ DEVIATIONS: dict[str, Deviation] = {
     "losses.lagged_critics": Deviation(
         True, "DPG and advantages ask critics one update old; here the critics as they are"
     ),
-    "losses.filter_advantage": Deviation(
+    "losses.filter.advantage": Deviation(
         "raw",
         "exp and leaky_relu filters see the critics' raw outputs, so their temperature drifts with "
         "PopArt; here deviations of the return",
@@ -68,32 +68,25 @@ docs/parity.md lists them all with their tests, and the differences without a se
 def published_v3(config: AgentConfig | None = None) -> AgentConfig:
     """A config (default: the default) with each deviation of `DEVIATIONS` switched back whose
     setting the chosen kinds have."""
-    config = config or AgentConfig()
+    tree = (config or AgentConfig()).to_dict()
     for path, deviation in DEVIATIONS.items():
-        config = _with(config, path.split("."), deviation.published)
-    return config
-
-
-def _with(config: Any, path: list[str], value: Any) -> Any:
-    """A copy with the setting changed, where there is such a setting."""
-    name, *inside = path
-    if not isinstance(config, Settings) or not hasattr(config, name):
-        return config
-    return config.replace(
-        **{name: _with(getattr(config, name), inside, value) if inside else value}
-    )
+        *sections, name = path.split(".")
+        section = tree
+        for inside in sections:
+            section = section.get(inside) or {}
+        if name in section:
+            section[name] = deviation.published
+    return AgentConfig.from_dict(tree)
 
 
 def multitask(config: AgentConfig | None = None) -> AgentConfig:
     """A config (default: the default) with AMAGO-2's multi-task agent and its usual companions."""
     config = config or AgentConfig()
-    shared = {
-        name: value
-        for name, value in config.critic.__dict__.items()
-        if name in TwoHotCriticConfig.model_fields and name != "kind"
-    }
+    if config.critic is not None:
+        fields = TwoHotCriticConfig.model_fields.keys() - {"kind"}
+        shared = {k: v for k, v in config.critic.__dict__.items() if k in fields}
+        config = config.replace(critic=TwoHotCriticConfig(**shared))
     return config.replace(
         algorithm="multitask",
-        critic=TwoHotCriticConfig(**shared),
         losses=config.losses.replace(dpg_weight=0.0, bc_weight=1.0, n_actions_in_actor_loss=3),
     )

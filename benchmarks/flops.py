@@ -69,7 +69,7 @@ def update_matmuls(
     n = windows * window if transitions is None else transitions
     found = _encoders(config, spaces, windows, window + 1, rows or windows * (window + 1))
     found += _actor(config, spaces, n)
-    if config.losses.trains_critic:
+    if config.critic is not None:
         found += _critics(config, spaces, n, plain)
     return [x for x in found if x.times]
 
@@ -120,7 +120,7 @@ def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     widths = [d, *[a.d_hidden] * a.n_layers, out]
     pairs = list(zip(widths, widths[1:], strict=False))
     found: list[Matmul] = []
-    if loss.trains_critic:
+    if c.critic is not None:
         found += [_linear("target actor", n, i, o, passes=1) for i, o in pairs]
     learns = loss.bc_weight > 0 or not loss.dpg_detach_state
     found += [_linear("actor", n, i, o, passes=3 if learns else 1) for i, o in pairs]

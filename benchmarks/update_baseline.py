@@ -66,20 +66,20 @@ class Baseline:
     """An update of its own copies of an agent's weights and statistics."""
 
     def __init__(self, agent: Agent, *, learning_rate: float, grad_clip: float) -> None:
-        assert agent.critic is not None and agent.critic.bins is None and not agent.sampled
+        assert agent.critics is not None and agent.critics.online.bins is None and not agent.sampled
         self.agent = copy.deepcopy(agent)  # encoders, actors, statistics
         self.config, self.grad_clip = agent.config, grad_clip
         device = agent.gammas.device
-        self.critics = PlainCritics(agent.critic).to(device)
+        self.critics = PlainCritics(agent.critics.online).to(device)
         self.frozen_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.targets = PlainCritics(agent.target_critic).to(device).requires_grad_(False)
-        self.norm: PopArt = self.agent.popart
+        self.targets = PlainCritics(agent.critics.target).to(device).requires_grad_(False)
+        self.norm: PopArt = self.agent.critics.popart
         self.parameters = [*self.agent.policy.parameters(), *self.critics.parameters()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate)
 
     def named_gradients(self) -> dict[str, Tensor]:
         """By the names that our agent's parameters have."""
-        parts = {"policy": self.agent.policy, "critic": self.critics}
+        parts = {"policy": self.agent.policy, "critics.online": self.critics}
         return {
             f"{part}.{name}": p.grad
             for part, module in parts.items()

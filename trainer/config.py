@@ -221,10 +221,10 @@ class TrainConfig(RunSettings):
                 f"data.batch: {self.data.batch} windows cannot be shared by {self.processes} "
                 "processes; choose a batch that processes divides"
             )
-        if self.data.critic_mask and not self.agent.losses.trains_critic:
+        if self.data.critic_mask and self.agent.critic is None:
             raise ValueError(
-                f"data.critic_mask: {self.data.critic_mask!r}, but there is no critic with "
-                "behavior_cloning and dpg_weight=0; leave it out, or name it in data.actor_mask"
+                f"data.critic_mask: {self.data.critic_mask!r}, but there is no critic; leave it "
+                "out, or name it in data.actor_mask"
             )
         return self
 

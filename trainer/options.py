@@ -41,7 +41,7 @@ agent.trajectory_encoder.context agent.trajectory_encoder.d_hidden agent.actor.d
 agent.actor.continuous.kind agent.critic.kind agent.critic.n_critics agent.critic.d_hidden
 agent.losses.gamma agent.losses.auxiliary_gammas agent.losses.reward_multiplier agent.losses.n_step
 agent.losses.dpg_weight agent.losses.bc_weight agent.losses.filter.kind
-agent.losses.behavior_cloning agent.losses.tau
+agent.losses.tau
 """.split()
 """What --help shows."""
 

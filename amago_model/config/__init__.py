@@ -38,6 +38,7 @@ from amago_model.config.heads import (
     TwoHotCriticConfig,
 )
 from amago_model.config.losses import (
+    BehaviorCloningConfig,
     BinaryFilterConfig,
     ExpFilterConfig,
     FilterConfig,
@@ -50,6 +51,7 @@ from amago_model.config.timestep import (
     AugmentConfig,
     GoalConfig,
     ImageConfig,
+    ImageTimestepEncoderConfig,
     ImpalaImageConfig,
     InputNormConfig,
     PlainImageConfig,
@@ -63,6 +65,7 @@ __all__ = [
     "ActorConfig",
     "AgentConfig",
     "AugmentConfig",
+    "BehaviorCloningConfig",
     "BetaConfig",
     "BinaryFilterConfig",
     "BinnedCriticConfig",
@@ -78,6 +81,7 @@ __all__ = [
     "HLGaussCriticConfig",
     "IdentityConfig",
     "ImageConfig",
+    "ImageTimestepEncoderConfig",
     "ImpalaImageConfig",
     "InputNormConfig",
     "LeakyReLUFilterConfig",

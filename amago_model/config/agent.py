@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,7 @@ from amago_model.config.base import Settings
 from amago_model.config.encoders import TrajectoryEncoderConfig, TransformerConfig
 from amago_model.config.heads import ActorConfig, CriticConfig, MLPActorConfig, ScalarCriticConfig
 from amago_model.config.losses import LossConfig
-from amago_model.config.timestep import TimestepEncoderConfig
+from amago_model.config.timestep import ImageTimestepEncoderConfig, TimestepEncoderConfig
 
 
 class CustomConfig(Settings):
@@ -92,18 +92,36 @@ class AgentConfig(Settings):
     """agent: the value of a discrete policy is the mean over all actions; multitask: discrete
     actions are sampled, as continuous ones are (AMAGO-2; the preset `multitask` does more)."""
 
-    timestep_encoder: TimestepEncoderConfig = Field(default_factory=TimestepEncoderConfig)
+    timestep_encoder: Annotated[
+        TimestepEncoderConfig | ImageTimestepEncoderConfig, Field(discriminator="kind")
+    ] = Field(default_factory=TimestepEncoderConfig)
     """One timestep to one vector."""
     trajectory_encoder: TrajectoryEncoderConfig = Field(default_factory=TransformerConfig)
     """Timestep vectors to state vectors: the memory."""
     actor: ActorConfig = Field(default_factory=MLPActorConfig)
     """State vector to action distribution."""
-    critic: CriticConfig = Field(default_factory=ScalarCriticConfig)
-    """State vector and action to value."""
+    critic: CriticConfig | None = Field(default_factory=ScalarCriticConfig)
+    """State vector and action to value; behaviour cloning alone does without."""
     losses: LossConfig = Field(default_factory=LossConfig)
     """What is minimised."""
     custom: CustomConfig = Field(default_factory=CustomConfig)
     """Custom modules."""
+
+    @model_validator(mode="after")
+    def _critic_for_the_actor(self) -> Self:
+        c = self.losses
+        if self.critic is None and (c.dpg_weight > 0 or c.filter.kind != "behavior_cloning"):
+            raise ValueError(
+                f"critic: none, but DPG and filters follow one (dpg_weight={c.dpg_weight}, filter "
+                f"kind {c.filter.kind!r}); set losses.dpg_weight=0 and losses.filter.kind="
+                "'behavior_cloning', or leave a critic"
+            )
+        if self.critic is not None and c.critic_weight == 0:
+            raise ValueError(
+                "losses.critic_weight: 0 leaves the critic untrained; raise it, or do without a "
+                "critic: behaviour cloning"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gradient_for_dpg(self) -> Self:

@@ -14,7 +14,24 @@ Weight = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
 
-class BinaryFilterConfig(Settings):
+class BehaviorCloningConfig(Settings):
+    """Every action of the data counts 1."""
+
+    kind: Literal["behavior_cloning"] = "behavior_cloning"
+    """behavior_cloning: no filter, every action is imitated."""
+
+
+class _FilterConfig(Settings):
+    """What all filters share, custom ones too."""
+
+    advantage: Literal["normalized", "raw"] = "normalized"
+    """What the filter sees: advantages in deviations of the return, or (as published) of the
+    critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
+    batch_norm: bool = False
+    """First bring the advantages of a batch to mean 0 and deviation 1, per discount."""
+
+
+class BinaryFilterConfig(_FilterConfig):
     """Actions of the data count 1 where their advantage is large enough, else 0."""
 
     kind: Literal["binary"] = "binary"
@@ -23,7 +40,7 @@ class BinaryFilterConfig(Settings):
     """Advantage above which an action is imitated."""
 
 
-class ExpFilterConfig(Settings):
+class ExpFilterConfig(_FilterConfig):
     """Actions of the data count exp(beta x advantage), at most 20."""
 
     kind: Literal["exp"] = "exp"
@@ -32,7 +49,7 @@ class ExpFilterConfig(Settings):
     """Factor on the advantage, which is in units of the target's standard deviation."""
 
 
-class LeakyReLUFilterConfig(Settings):
+class LeakyReLUFilterConfig(_FilterConfig):
     """Weight of a data action by a bent line through its advantage."""
 
     kind: Literal["leaky_relu"] = "leaky_relu"
@@ -62,7 +79,8 @@ class LeakyReLUFilterConfig(Settings):
 
 
 FilterConfig = Annotated[
-    BinaryFilterConfig | ExpFilterConfig | LeakyReLUFilterConfig, Field(discriminator="kind")
+    BinaryFilterConfig | ExpFilterConfig | LeakyReLUFilterConfig | BehaviorCloningConfig,
+    Field(discriminator="kind"),
 ]
 """Weight of a data action by its advantage, by `kind`."""
 
@@ -94,14 +112,6 @@ class LossConfig(Settings):
     """Weight of the (filtered) behaviour cloning loss."""
     filter: FilterConfig = Field(default_factory=BinaryFilterConfig)
     """Weight of a data action by its advantage."""
-    filter_batch_norm: bool = False
-    """First bring the advantages of a batch to mean 0 and deviation 1, per discount."""
-    filter_advantage: Literal["normalized", "raw"] = "normalized"
-    """What the filter sees: advantages in deviations of the return, or (as published) of the
-    critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
-    behavior_cloning: bool = False
-    """Imitate every action, without a filter. With dpg_weight 0 this is behaviour cloning, and
-    there is no critic at all."""
     n_actions_in_critic_loss: Count = 1
     """Policy samples that estimate the value of the next state. Not for discrete actions, unless
     algorithm=multitask: critics answer for all of them."""
@@ -140,19 +150,9 @@ class LossConfig(Settings):
                 "bc_weight: it and dpg_weight are both 0, so nothing would train the actor; raise "
                 "one of them"
             )
-        if self.trains_critic and self.critic_weight == 0:
-            raise ValueError(
-                "critic_weight: 0 leaves the critic untrained while the actor follows it; raise "
-                "it, or set behavior_cloning with dpg_weight=0 for behaviour cloning"
-            )
         return self
 
     @property
     def gammas(self) -> tuple[float, ...]:
         """All discounts; the last one acts."""
         return (*(g for g in self.auxiliary_gammas if g != self.gamma), self.gamma)
-
-    @property
-    def trains_critic(self) -> bool:
-        """False for pure behaviour cloning, which builds no critic."""
-        return not (self.behavior_cloning and self.dpg_weight == 0)

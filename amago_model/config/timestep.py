@@ -144,13 +144,8 @@ class TimestepEncoderConfig(Settings):
     features by networks of their own; an MLP makes one vector of them all.
     """
 
-    kind: Literal["any", "image"] = "any"
-    """any: observations of all kinds, as said above. image, as published, for one image and nothing
-    else: symlog of the previous action and reward, and a small layer of their own, beside the
-    image's features; then one layer in place of the MLP, and nothing is whitened. For other
-    observations it is the same as any, with a warning."""
-    previous_features: Width = 12
-    """kind=image: features made of the previous action and reward."""
+    kind: Literal["any"] = "any"
+    """any: observations of all kinds, by an MLP."""
     n_layers: Layers = 2
     """Hidden layers."""
     d_hidden: Width = 512
@@ -209,3 +204,17 @@ class TimestepEncoderConfig(Settings):
                         "kind"
                     )
         return self
+
+
+class ImageTimestepEncoderConfig(TimestepEncoderConfig):
+    """As published, for one image and nothing else; for other observations the same as kind any.
+
+    Symlog of the previous action and reward, and a small layer of their own, beside the image's
+    features; then one layer in place of the MLP, and nothing is whitened.
+    """
+
+    kind: Literal["image"] = "image"  # type: ignore[assignment]
+    """image: as published, for one image and nothing else; for other observations the same as any,
+    with a warning."""
+    previous_features: Width = 12
+    """Features made of the previous action and reward."""

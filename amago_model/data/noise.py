@@ -31,11 +31,11 @@ class UpdateNoise:
     def of(cls, config: AgentConfig, *, width: int) -> UpdateNoise:
         """width: W, which is 0 where actions are not sampled."""
         g, c = len(config.losses.gammas), config.critic
-        all_critics = c.n_critics_target == c.n_critics and not c.subset_replacement
+        all_critics = c is None or (c.n_critics_target == c.n_critics and not c.subset_replacement)
         return cls(
             (config.losses.n_actions_in_critic_loss, g, width),
             (config.losses.n_actions_in_actor_loss, g, width),
-            (0 if all_critics or not config.losses.trains_critic else c.n_critics, g),
+            (0 if c is None or all_critics else c.n_critics, g),
         )
 
     @property

@@ -147,7 +147,7 @@ def make_transitions(
         action = action_index(space, batch.action).clamp(0, space.n - 1)
         action = select(index, action.flatten())
         encoded_action = one_hot(action, space.n).to(dtype)
-        if config.critic.soften_data_actions:
+        if config.critic is not None and config.critic.soften_data_actions:
             low, high = config.actor.prob_low, config.actor.prob_high
             encoded_action = encoded_action.clamp(low, high)
             encoded_action = encoded_action / encoded_action.sum(-1, keepdim=True)

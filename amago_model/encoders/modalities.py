@@ -109,8 +109,11 @@ def unused_settings(config: AgentConfig, spaces: Spaces) -> list[str]:
     """
     action, encoder = spaces.action.kind, config.timestep_encoder
     kinds = {*_recognised(encoder, spaces)[0].values()}
+    sampled = action != "discrete" or config.algorithm == "multitask"
     used = {
         "algorithm": action == "discrete",
+        "losses.n_actions_in_actor_loss": sampled,
+        "losses.n_actions_in_critic_loss": sampled,
         "actor.prob_low": action in ("discrete", "multi_discrete"),
         "actor.prob_high": action in ("discrete", "multi_discrete"),
         "timestep_encoder.kind": sees_one_image(encoder, spaces),

@@ -19,7 +19,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import InputNormConfig, Spaces, TimestepEncoderConfig
+from amago_model.config import (
+    ImageTimestepEncoderConfig,
+    InputNormConfig,
+    Spaces,
+    TimestepEncoderConfig,
+)
 from amago_model.config.names import SIMNORM_GROUP
 from amago_model.data.packing import Packing
 from amago_model.encoders.modalities import sees_one_image
@@ -113,6 +118,7 @@ class ImageTimestepEncoder(TimestepEncoder):
 
     def _make_layers(self) -> None:
         c = self.config
+        assert isinstance(c, ImageTimestepEncoderConfig)
         self.previous = nn.Sequential(
             Linear(self.d_previous + c.show_reset, c.previous_features),
             make_activation(c.images.activation),
@@ -129,7 +135,7 @@ class ImageTimestepEncoder(TimestepEncoder):
 
 def make_timestep_encoder(config: TimestepEncoderConfig, spaces: Spaces) -> TimestepEncoder:
     """The encoder that `config.kind` names; kind 'image' is for one image and nothing else."""
-    image = config.kind == "image" and sees_one_image(config, spaces)
+    image = isinstance(config, ImageTimestepEncoderConfig) and sees_one_image(config, spaces)
     return (ImageTimestepEncoder if image else TimestepEncoder)(config, spaces)
 
 

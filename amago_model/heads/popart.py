@@ -11,19 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amago_model.config import PopArtConfig
 from amago_model.running_statistics import RunningMoments, Statistics
 
 
 class PopArt(Statistics):
     """Statistics of G returns, one for each discount; the last dimension of every input is G."""
 
-    def __init__(
-        self, n_gammas: int, *, beta: float, init_nu: float, enabled: bool, bins: bool = False
-    ) -> None:
-        """`bins`: critics output returns, by bins, and not normalised values."""
+    def __init__(self, n_gammas: int, config: PopArtConfig | None, *, bins: bool = False) -> None:
+        """Without a config nothing is normalised. `bins`: critics output returns, by bins."""
         super().__init__()
-        self.enabled, self.bins = enabled, bins
-        self.moments = RunningMoments((n_gammas,), beta=beta, init_nu=init_nu)
+        self.enabled, self.bins = config is not None, bins
+        c = config or PopArtConfig()
+        self.moments = RunningMoments((n_gammas,), beta=c.beta, init_nu=c.init_nu)
         self.register_buffer("w", torch.ones(n_gammas))
         self.register_buffer("b", torch.zeros(n_gammas))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from amago_model.critics import Critics
 from amago_model.data.transitions import Transitions
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.critic_layers import StateProjection
@@ -32,8 +33,7 @@ class CriticEvaluation(NamedTuple):
 
 
 def evaluate_critics(
-    critic: CriticEnsemble,
-    lagged_critic: CriticEnsemble | None,
+    critics: Critics,
     tr: Transitions,
     policy: Distribution,
     *,
@@ -43,11 +43,13 @@ def evaluate_critics(
     """Critics on all transitions.
 
     Args:
-        lagged_critic: evaluates the policy's actions instead; of critics over bins for DPG alone.
+        critics: a lagged copy evaluates the policy's actions instead; of critics over bins for
+            DPG alone.
         policy: before each transition, [N, G, ...].
         soften: the data's actions are `tr.encoded_action`, not one-hots (CriticConfig).
         dpg: keep the gradient of the policy's actions.
     """
+    critic, lagged_critic = critics.online, critics.lagged
     with_dpg = dpg and torch.is_grad_enabled()
     if isinstance(policy, Categorical) and critic.table:
         every = critic.action_values(tr.critic_state_t, **tr.critic_inputs_t)  # [C, N, G, A]

@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from amago_model.critics import Critics
+from amago_model.losses.loss_inputs import LossInputs
 from amago_model.running_statistics import masked_mean
+
+
+def critic_term(inputs: LossInputs, critics: Critics) -> Tensor:
+    """The loss of critics of either kind, a scalar."""
+    assert inputs.critic_output is not None and inputs.q_values is not None
+    assert inputs.td_target is not None
+    mask, count = inputs.transitions.critic_mask, inputs.counts.get("critic")
+    if critics.online.bins is not None:
+        label = critics.online.bins.label(inputs.td_target)
+        return classification_loss(inputs.critic_output, label, mask, count)
+    prediction = critics.popart.to_normalized(inputs.q_values)
+    return critic_loss(prediction, critics.popart.normalize(inputs.td_target), mask, count)
 
 
 def critic_loss(prediction: Tensor, target: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:

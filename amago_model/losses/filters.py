@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.config import FilterConfig
+from amago_model.config import FilterConfig, LeakyReLUFilterConfig
 
 MAX_EXP_WEIGHT = 20.0
 """Of the exponential filter, so that one transition cannot outweigh a batch."""
@@ -22,23 +22,13 @@ def exp_filter(advantage: Tensor, beta: float) -> Tensor:
     return torch.exp(beta * advantage).clamp(max=MAX_EXP_WEIGHT)
 
 
-def leaky_relu_filter(
-    advantage: Tensor,
-    *,
-    threshold: float,
-    beta: float,
-    slope: float,
-    at_zero: float,
-    smallest: float,
-    largest: float,
-    add_step: bool,
-) -> Tensor:
+def leaky_relu_filter(advantage: Tensor, c: LeakyReLUFilterConfig) -> Tensor:
     """A line bent at the threshold: at_zero at advantage 0 (if that is below the threshold), rising
     by 1 / beta above the bend and by slope / beta below; clipped, plus a step of 1 at the bend."""
-    bias = at_zero + slope * threshold / beta
-    line = bias + F.leaky_relu((advantage - threshold) / beta, slope)
-    weight = line.clamp(smallest, largest)
-    return weight + binary_filter(advantage, threshold) if add_step else weight
+    bias = c.at_zero + c.slope * c.threshold / c.beta
+    line = bias + F.leaky_relu((advantage - c.threshold) / c.beta, c.slope)
+    weight = line.clamp(c.smallest, c.largest)
+    return weight + binary_filter(advantage, c.threshold) if c.add_step else weight
 
 
 def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
@@ -49,7 +39,9 @@ def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
         case "exp":
             return exp_filter(advantage, config.beta)
         case "leaky_relu":
-            return leaky_relu_filter(advantage, **config.model_dump(exclude={"kind"}))
+            return leaky_relu_filter(advantage, config)
+        case "behavior_cloning":
+            return torch.ones_like(advantage)
 
 
 def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

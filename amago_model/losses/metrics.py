@@ -28,7 +28,7 @@ class Values:
     v: Tensor
     """Value of the policy's actions, mean over critics."""
     advantage: Tensor
-    """The filter's input: see LossConfig.filter_advantage for its unit."""
+    """The filter's input: see `losses.filter.advantage` for its unit."""
     weight: Tensor
     """The filter's output."""
     q_std: Tensor

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from amago_model.config import AgentConfig, LossConfig
+from amago_model.critics import Critics
 from amago_model.data.batch import Batch
 from amago_model.data.transitions import Transitions
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Categorical, Distribution
-from amago_model.heads.popart import PopArt
 from amago_model.losses.critic_evaluation import policy_values
 
 
@@ -30,14 +30,14 @@ def td_targets(
     batch: Batch,
     tr: Transitions,
     next_policy: Distribution,
-    target_critic: CriticEnsemble,
-    popart: PopArt,
+    critics: Critics,
     gammas: Tensor,
     config: AgentConfig,
 ) -> Tensor:
     """[N, G] in units of the multiplied reward: each bootstraps from the minimum (mean, without
     DPG) over a random subset of the target critics, on the actions of `next_policy` [N, G, ...]."""
-    c = config.critic
+    c, target_critic = config.critic, critics.target
+    assert c is not None
     subset = subset_indices(
         c.n_critics, c.n_critics_target, tr.ensemble_noise, replacement=c.subset_replacement
     )
@@ -56,7 +56,7 @@ def td_targets(
             tr.target_noise,
             subset=subset if sparse else None,
         )
-    value = popart.to_return(over_subset(q, subset, minimum=config.losses.dpg_weight > 0))
+    value = critics.popart.to_return(over_subset(q, subset, minimum=config.losses.dpg_weight > 0))
     return tr.flatten(bootstrapped_returns(batch, tr.unflatten(value), gammas, config.losses))
 
 

@@ -29,13 +29,15 @@ def update_statistics(agent: Agent, batch: Batch) -> None:
         ConfigError: a custom head has statistics: it sees a batch more than once in an update.
     """
     _reject_statistics("CustomConfig.actor", agent.policy.actor)
-    if agent.critic is not None:
-        _reject_statistics("CustomConfig.critic", agent.critic)
+    critics = agent.critics
+    if critics is not None:
+        _reject_statistics("CustomConfig.critic", critics.online)
     transitions = agent.encode(batch)
-    batch_norm = agent.config.losses.filter_batch_norm
-    if agent.critic is None or not (agent.popart.enabled or batch_norm):
+    c = agent.config.losses.filter
+    batch_norm = c.kind != "behavior_cloning" and c.batch_norm
+    if critics is None or not (critics.popart.enabled or batch_norm):
         return
-    agent.popart.update(agent.td_target(batch, transitions), transitions.critic_mask)
+    critics.popart.update(agent.td_target(batch, transitions), transitions.critic_mask)
     if batch_norm:
         advantage = agent.advantage(agent.evaluate(transitions))
         agent.advantage_moments.update(advantage, transitions.bc_mask)

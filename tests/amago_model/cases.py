@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -56,7 +56,7 @@ def agent_of(
     memory: str = "identity",
     algorithm: str = "agent",
     actor: dict[str, Any] | None = None,
-    critic: dict[str, Any] | None = None,
+    critic: dict[str, Any] | Literal[False] | None = None,
     losses: dict[str, Any] | None = None,
 ) -> Agent:
     """In float64, with statistics and target networks that have already gone their own ways."""
@@ -67,19 +67,19 @@ def agent_of(
         timestep_encoder=TimestepEncoderConfig(n_layers=1, d_hidden=5, d_output=4),
         trajectory_encoder=MEMORIES[memory],
         actor={"d_hidden": 4, "n_layers": 1} | (actor or {}),
-        critic=small | (critic or {}),
+        critic=critic is not False and small | (critic or {}),
         losses=defaults | (losses or {}),
     )
     agent = make_agent(config, spaces).double()
     with torch.no_grad():
         for p in agent.parameters():
             p.add_(0.1 * torch.randn(p.shape))
-        if agent.critic is not None:
-            agent.popart.moments.mean.copy_(torch.tensor([2.0, -1.0]))
-            agent.popart.moments.variance.copy_(torch.tensor([9.0, 40.0]))
-            agent.popart.moments.updates.fill_(7.0)
-            agent.popart.w.copy_(torch.tensor([0.7, 1.3]))
-            agent.popart.b.copy_(torch.tensor([-0.2, 0.4]))
+        if agent.critics is not None:
+            agent.critics.popart.moments.mean.copy_(torch.tensor([2.0, -1.0]))
+            agent.critics.popart.moments.variance.copy_(torch.tensor([9.0, 40.0]))
+            agent.critics.popart.moments.updates.fill_(7.0)
+            agent.critics.popart.w.copy_(torch.tensor([0.7, 1.3]))
+            agent.critics.popart.b.copy_(torch.tensor([-0.2, 0.4]))
     return agent
 
 
@@ -118,6 +118,10 @@ def batch_of(spaces: Spaces, lengths: list[int], size: int, *, masks: bool = Fal
 Case = dict[str, Any]
 # Where the policy's samples are the data's action, the advantage is 0 and its sign mere rounding.
 CLEAR = {"filter": {"threshold": 0.01}}
+CLONING: Case = {
+    "critic": False,
+    "losses": {"filter": {"kind": "behavior_cloning"}, "dpg_weight": 0.0},
+}
 CASES: dict[str, Case] = {
     "discrete": {},
     "discrete, mean of critics": {"losses": {"dpg_weight": 0.0}},
@@ -152,15 +156,15 @@ CASES: dict[str, Case] = {
     },
     "leaky without step": {"losses": {"filter": {"kind": "leaky_relu", "add_step": False}}},
     "binary, threshold": {"losses": {"filter": {"threshold": 0.1}}},
-    "binary, normalised": {"losses": {"filter_batch_norm": True}},
-    "exponential, normalised": {"losses": {"filter_batch_norm": True, "filter": {"kind": "exp"}}},
-    "leaky, normalised": {"losses": {"filter_batch_norm": True, "filter": {"kind": "leaky_relu"}}},
-    "raw advantage": {"losses": {"filter_advantage": "raw", "filter": {"kind": "exp"}}},
+    "binary, normalised": {"losses": {"filter": {"batch_norm": True}}},
+    "exponential, normalised": {"losses": {"filter": {"kind": "exp", "batch_norm": True}}},
+    "leaky, normalised": {"losses": {"filter": {"kind": "leaky_relu", "batch_norm": True}}},
+    "raw advantage": {"losses": {"filter": {"kind": "exp", "advantage": "raw"}}},
     "raw, normalised": {
-        "losses": {"filter_advantage": "raw", "filter_batch_norm": True, "filter": {"kind": "exp"}}
+        "losses": {"filter": {"kind": "exp", "advantage": "raw", "batch_norm": True}}
     },
-    "no filter": {"losses": {"behavior_cloning": True}},
-    "cloning alone": {"losses": {"behavior_cloning": True, "dpg_weight": 0.0}},
+    "no filter": {"losses": {"filter": {"kind": "behavior_cloning"}}},
+    "cloning alone": CLONING,
     "DPG alone": {"losses": {"bc_weight": 0.0}},
     "continuous": {"kind": "continuous"},
     "DPG detached": {"losses": {"dpg_detach_state": True}},
@@ -179,12 +183,12 @@ CASES: dict[str, Case] = {
     "loss masks, continuous": {
         "kind": "continuous",
         "masks": True,
-        "losses": {"filter_batch_norm": True, "td_lambda": 0.7, "filter": {"kind": "exp"}},
+        "losses": {"td_lambda": 0.7, "filter": {"kind": "exp", "batch_norm": True}},
     },
     "loss masks, classified": {"masks": True, "critic": {"kind": "twohot", **NARROW}},
     "loss masks, cloning alone": {
         "masks": True,
-        "losses": {"behavior_cloning": True, "dpg_weight": 0.0},
+        **CLONING,
     },
     "continuous, samples": {
         "kind": "continuous",
@@ -194,7 +198,7 @@ CASES: dict[str, Case] = {
     "continuous, raw two-hot": {
         "kind": "continuous",
         "critic": {"kind": "twohot", **NARROW},
-        "losses": {"filter_advantage": "raw", "filter": {"kind": "exp"}},
+        "losses": {"filter": {"kind": "exp", "advantage": "raw"}},
     },
     "beta": {
         "kind": "continuous",
@@ -238,7 +242,7 @@ CASES: dict[str, Case] = {
     },
     "lagged critics, normalised": {
         "kind": "continuous",
-        "losses": {"lagged_critics": True, "filter_batch_norm": True, "filter": {"kind": "exp"}},
+        "losses": {"lagged_critics": True, "filter": {"kind": "exp", "batch_norm": True}},
     },
     "no gradient below": {
         "legal": True,

@@ -57,7 +57,7 @@ def make_config() -> Callable[..., AgentConfig]:
         trajectory_encoder: TrajectoryEncoderConfig = IDENTITY,
         *,
         losses: dict | None = None,
-        critic: dict | None = None,
+        critic: dict | bool | None = None,
         actor: dict | None = None,
         encoder: TimestepEncoderConfig = SMALL_ENCODER,
     ) -> AgentConfig:
@@ -65,7 +65,7 @@ def make_config() -> Callable[..., AgentConfig]:
             timestep_encoder=encoder,
             trajectory_encoder=trajectory_encoder,
             actor=({"d_hidden": 16} if "kind" not in (actor or {}) else {}) | (actor or {}),
-            critic={"d_hidden": 16, "n_critics": 3} | (critic or {}),
+            critic=critic is not False and {"d_hidden": 16, "n_critics": 3} | (critic or {}),
             losses={"gamma": 0.9, "auxiliary_gammas": (0.5,)} | (losses or {}),
         )
 

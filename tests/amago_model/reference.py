@@ -79,9 +79,9 @@ class _Loops:
         self.gammas = [plain(g) for g in agent.gammas]
         self.b, self.t = batch.mask.shape
         self._split(noise)
-        self.scalar = agent.critic is None or agent.config.critic.kind == "scalar"
+        self.scalar = agent.critics is None or agent.config.critic.kind == "scalar"
         self.exact = self.space.kind == "discrete" and not agent.sampled
-        norm = getattr(agent, "popart", None)
+        norm = agent.critics and agent.critics.popart
         self.popart = [
             SlowPopArt(
                 *(plain(x[g]) for x in (norm.moments.mean, norm.moments.variance)),
@@ -161,8 +161,8 @@ class _Loops:
                 if "truth" in batch.obs:
                     taken["privileged"].append(batch.obs["truth"][i, r].double().tolist())
         norms = {"inputs": self.agent.policy.timestep_encoder.input_norm.moments}
-        if "truth" in batch.obs and self.agent.critic is not None:
-            norms["privileged"] = self.agent.privileged_encoder.norm.moments
+        if "truth" in batch.obs and self.agent.critics is not None:
+            norms["privileged"] = self.agent.critics.privileged_encoder.norm.moments
         for name, moments in norms.items():
             updates = plain(moments.updates)
             for f in range(len(moments.mean)):
@@ -189,8 +189,8 @@ class _Loops:
             previous_known=one.previous_known[:, : n + 1],
         )
         state = seen = self.agent.policy.encode_trajectory(rows, one.time_idx[:, : n + 1])[0]
-        if self.agent.critic is not None and self.agent.privileged_encoder.width:
-            more = self.agent.privileged_encoder(
+        if self.agent.critics is not None and self.agent.critics.privileged_encoder.width:
+            more = self.agent.critics.privileged_encoder(
                 {key: x[:, : n + 1] for key, x in one.obs.items()}, one.timestep_mask[:, : n + 1]
             )[0]
             seen = torch.cat((state, more), -1)
@@ -252,7 +252,13 @@ class _Loops:
         values = [
             plain(
                 self.value_of(
-                    a.target_critic, c, seen[k + 1], g, policy, self.next_noise[i, k], constant=True
+                    a.critics.target,
+                    c,
+                    seen[k + 1],
+                    g,
+                    policy,
+                    self.next_noise[i, k],
+                    constant=True,
                 )
             )
             for c in range(critics.n_critics)
@@ -298,7 +304,7 @@ class _Loops:
         advantages: dict[Place, float] = {}
         own = agent.policy.actor
 
-        if agent.critic is not None:
+        if agent.critics is not None:
             for i, (state, seen) in states.items():
                 fixed, n = (state.detach(), seen.detach()), int(self.batch.mask[i].sum())
                 for g in self._discounts:
@@ -311,7 +317,9 @@ class _Loops:
                 for g in self._discounts:
                     self.popart[g].update([y for (_, _, h), y in result.targets.items() if h == g])
             # As published, regressing critics judge the policy's actions as they were a step ago.
-            judge = agent.lagged_critic if c.lagged_critics and self.scalar else agent.critic
+            judge = (
+                agent.critics.lagged if c.lagged_critics and self.scalar else agent.critics.online
+            )
             for i, k, g in every:
                 state, seen = states[i]
                 n_critics = range(agent.config.critic.n_critics)
@@ -330,7 +338,7 @@ class _Loops:
                     dpg_v = [
                         self.normalized(
                             self.value_of(
-                                agent.lagged_critic, j, seen[k].detach(), g, policy,
+                                agent.critics.lagged, j, seen[k].detach(), g, policy,
                                 self.policy_noise[i, k], constant=True,
                             ),
                             g,
@@ -343,11 +351,11 @@ class _Loops:
                     continue
                 action = self.shown(i, k)
                 out = [
-                    self.critic(agent.critic, j, seen[k], g, action, constant=False)
+                    self.critic(agent.critics.online, j, seen[k], g, action, constant=False)
                     for j in n_critics
                 ]
                 q_sa = [self.number(x) for x in out]
-                if c.filter_advantage == "raw":
+                if c.filter.kind != "behavior_cloning" and c.filter.advantage == "raw":
                     gain = [a - b for a, b in zip(q_sa, v, strict=True)]
                 else:
                     gain = [self.normalized(a, g) - b for a, b in zip(q_sa, norm_v, strict=True)]
@@ -371,7 +379,7 @@ class _Loops:
 
         weights = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
         for name, parts in terms.items():
-            there = weights[name] > 0 and (agent.critic is not None or name == "bc")
+            there = weights[name] > 0 and (agent.critics is not None or name == "bc")
             if there:
                 result.terms[name] = sum(parts, NOTHING) / max(len(parts), 1)
                 result.loss = result.loss + weights[name] * result.terms[name]
@@ -394,9 +402,9 @@ class _Loops:
         return sum(each, NOTHING) / len(each)
 
     def _weights(self, advantages: dict[Place, float]) -> dict[Place, float]:
-        if self.c.behavior_cloning or not advantages:
+        if self.c.filter.kind == "behavior_cloning" or not advantages:
             return {}
-        if self.c.filter_batch_norm:
+        if self.c.filter.batch_norm:
             for g in self._discounts:
                 mine = {key: a for key, a in advantages.items() if key[2] == g}
                 mean = sum(mine.values()) / len(mine)

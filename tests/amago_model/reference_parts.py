@@ -236,7 +236,7 @@ def slow_centres(agent: Agent) -> tuple[list[float], float]:
         low, high = symlog(low), symlog(high)
     width = (high - low) / (c.n_bins - 1)
     exact = [low + i * width for i in range(c.n_bins)]
-    kept = agent.critic.bins.centres.tolist()
+    kept = agent.critics.online.bins.centres.tolist()
     assert all(abs(a - b) < 1e-5 * (high - low) for a, b in zip(exact, kept, strict=True))
     return kept, width
 

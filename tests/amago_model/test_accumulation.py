@@ -32,6 +32,7 @@ from amago_model.running_statistics import (
     freeze_statistics,
 )
 from amago_model.runtime.micro_batches import update_statistics
+from tests.amago_model import cases
 
 NARROW = {"n_bins": 9, "min_return": -30.0, "max_return": 40.0}
 TRANSFORMER = TransformerConfig(
@@ -44,11 +45,11 @@ CASES = {
         "continuous",
         {},
         {"subset_replacement": True},
-        {"filter_batch_norm": True, "n_actions_in_actor_loss": 2, "filter": {"kind": "exp"}},
+        {"n_actions_in_actor_loss": 2, "filter": {"kind": "exp", "batch_norm": True}},
     ),
     "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", **NARROW}, {}),
     "choices": ("multi_discrete", {}, {"kind": "hlgauss", **NARROW}, {"td_lambda": 0.8}),
-    "cloning alone": ("continuous", {}, {}, {"behavior_cloning": True, "dpg_weight": 0.0}),
+    "cloning alone": ("continuous", {}, False, cases.CLONING["losses"]),
 }
 MASKED = ("continuous, normalised filter", "multitask", "cloning alone")
 LENGTHS = (6, 1, 0, 3, 2, 5, 1)
@@ -98,7 +99,11 @@ def test_parts_equal_the_whole_with_every_statistic_moving(
     spaces = make_spaces(kind)
     truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
     spaces = Spaces(observations={**spaces.observations, "truth": truth}, action=spaces.action)
-    config = make_config(TRANSFORMER, critic={"popart": {"beta": 0.1}} | critic, losses=losses)
+    config = make_config(
+        TRANSFORMER,
+        critic=critic is not False and {"popart": {"beta": 0.1}} | critic,
+        losses=losses,
+    )
     agent = make_agent(_config(config, algorithm), spaces).double()
     batch = make_batch(spaces, lengths=LENGTHS)
     batch.prev_reward = batch.prev_reward.double()
@@ -115,8 +120,8 @@ def test_parts_equal_the_whole_with_every_statistic_moving(
     moved = {n for n, b in agent.named_buffers() if not torch.equal(b, whole[n])}
     assert any(n.endswith("timestep_encoder.input_norm.moments.mean") for n in moved)
     assert any(n.endswith(".u") for n in moved)  # power iterations too are statistics
-    if agent.critic is not None:
-        assert {"popart.w", "privileged_encoder.norm.moments.mean"} <= moved
+    if agent.critics is not None:
+        assert {"critics.popart.w", "critics.privileged_encoder.norm.moments.mean"} <= moved
 
 
 def test_a_batch_carries_the_noise_that_the_agent_would_draw(

@@ -27,6 +27,7 @@ from amago_model import (
 from amago_model.config import ActorConfig, BetaConfig, GMMConfig, LossConfig
 from amago_model.heads.actor import make_distribution, n_parameters, noise_width
 from amago_model.heads.distributions import Beta, GaussianMixture, MultiBinary, OneHots
+from tests.amago_model.cases import CLONING
 
 BOX = ActionSpace(kind="continuous", shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0))
 FLOAT64 = torch.float64
@@ -274,8 +275,8 @@ def test_cloning_recovers_one_action(
     """Behaviour cloning of a constant action makes it the greedy one."""
     del online
     spaces = make_spaces(kind)
-    losses = {"dpg_weight": 0.0, "bc_weight": 1.0, "behavior_cloning": True}
-    agent = Agent(make_config(losses=losses, actor=actor), spaces)
+    losses = {"bc_weight": 1.0} | CLONING["losses"]
+    agent = Agent(make_config(losses=losses, actor=actor, critic=False), spaces)
     batch = make_batch(spaces)
     wanted = {
         "multi_binary": torch.tensor([1, 0, 1]),

@@ -78,7 +78,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
             "auxiliary_gammas: expected each discount once",
         ),
         (lambda: LossConfig(dpg_weight=0, bc_weight=0), "bc_weight"),
-        (lambda: LossConfig(critic_weight=0), "critic_weight"),
+        (lambda: AgentConfig(losses=LossConfig(critic_weight=0)), "critic_weight"),
+        (lambda: AgentConfig(critic=None), "critic: none, but DPG"),
         (lambda: LossConfig(tau=0.0), "tau"),
         (
             lambda: AgentConfig.from_dict({"losses": {"filter": {"kind": "sharp"}}}),
@@ -136,8 +137,14 @@ def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
         ({"critic": {"kind": "scalar", "n_bins": 9}}, "n_bins", "'twohot', 'hlgauss'"),
         ({"critic": {"kind": "twohot", "sigma": 0.5}}, "sigma", "'hlgauss'"),
         ({"losses": {"filter": {"kind": "exp", "threshold": 0.5}}}, "threshold", "'binary'"),
+        ({"losses": {"filter": {"kind": "behavior_cloning", "beta": 0.5}}}, "beta", "'exp'"),
         (
-            {"timestep_encoder": {"images": {"kind": "drq", "block_depths": [4]}}},
+            {"timestep_encoder": {"kind": "any", "previous_features": 3}},
+            "previous_features",
+            "'image'",
+        ),
+        (
+            {"timestep_encoder": {"kind": "any", "images": {"kind": "drq", "block_depths": [4]}}},
             "block_depths",
             "'impala'",
         ),

@@ -23,6 +23,7 @@ from amago_model import (
     multitask,
 )
 from amago_model.losses.filters import binary_filter, exp_filter
+from tests.amago_model.cases import CLONING
 from tests.amago_model.settings import configured
 
 KINDS = ("discrete", "continuous")
@@ -119,11 +120,11 @@ def test_legal_actions_reach_the_targets_and_the_policy() -> None:
 
 
 def test_behaviour_cloning_builds_no_critic(make_spaces, make_config, make_batch) -> None:
-    losses = {"behavior_cloning": True, "dpg_weight": 0.0, "bc_weight": 1.0}
-    agent = Agent(make_config(losses=losses), make_spaces())
+    losses = CLONING["losses"] | {"bc_weight": 1.0}
+    agent = Agent(make_config(losses=losses, critic=False), make_spaces())
     loss, metrics = agent(make_batch(agent.spaces))
     loss.backward()
-    assert agent.critic is None and not any("target" in n for n, _ in agent.named_parameters())
+    assert agent.critics is None and not any("target" in n for n, _ in agent.named_parameters())
     assert set(k for k in metrics if k.startswith("loss/")) == {"loss/bc", "loss/total"}
     assert all(p.grad is not None for p in agent.trainable_parameters())
     agent.update_targets()
@@ -134,9 +135,9 @@ def test_targets_move_a_fraction_towards_the_learned_weights(make_spaces, make_c
     with torch.no_grad():
         for p in agent.trainable_parameters():
             p.add_(1.0)
-    before = [p.clone() for p in agent.target_critic.parameters()]
+    before = [p.clone() for p in agent.critics.target.parameters()]
     agent.update_targets()
-    for old, new in zip(before, agent.target_critic.parameters(), strict=True):
+    for old, new in zip(before, agent.critics.target.parameters(), strict=True):
         torch.testing.assert_close(new, old + 0.25)
     for online, target in zip(
         agent.policy.actor.parameters(), agent.target_actor.parameters(), strict=True
@@ -186,7 +187,7 @@ def test_parameter_counts_are_the_published_ones(encoder: str, count: int) -> No
         (box, (400_640, 534_532, 153_172)),
     ):
         agent = Agent(config, Spaces(observations=obs, action=action))
-        parts = agent.policy.timestep_encoder, agent.critic, agent.policy.actor
+        parts = agent.policy.timestep_encoder, agent.critics.online, agent.policy.actor
         assert tuple(sum(p.numel() for p in m.parameters()) for m in parts) == expected
         assert sum(p.numel() for p in agent.policy.trajectory_encoder.parameters()) == count
 
@@ -204,8 +205,8 @@ def test_classifying_critics_have_the_published_number_of_parameters(kind: str, 
     if kind == "continuous":
         config = config.replace(algorithm="agent")
     agent = make_agent(config, Spaces(observations=obs, action=action))
-    assert agent.critic is not None
-    assert sum(p.numel() for p in agent.critic.parameters()) == count
+    assert agent.critics is not None
+    assert sum(p.numel() for p in agent.critics.online.parameters()) == count
 
 
 def test_permuted_observation_keys_give_the_same_update(make_config, make_batch) -> None:

@@ -142,7 +142,7 @@ def test_an_agent_frozen_far_out_learns_again_by_dpg_and_cloning(
         {
             "kind": "continuous",
             "actor": {"continuous": {"bound_gradient": bound_gradient}},
-            "losses": {"dpg_weight": 0.1, "bc_weight": 1.0, "behavior_cloning": True},
+            "losses": {"dpg_weight": 0.1, "bc_weight": 1.0, "filter": {"kind": "behavior_cloning"}},
         }
     )
     last = agent.policy.actor.mlp[-1]

@@ -66,7 +66,8 @@ class Absolute(Agent):
     """A critic's error counts by its size, not its square; twice as much as it says."""
 
     def terms(self, seen: LossInputs) -> dict[str, torch.Tensor]:
-        error = self.popart.to_normalized(seen.q_values) - self.popart.normalize(seen.td_target)
+        popart = self.critics.popart
+        error = popart.to_normalized(seen.q_values) - popart.normalize(seen.td_target)
         return super().terms(seen) | {"critic": seen.mean(error.abs().mean(0), "critic")}
 
     def weights(self) -> dict[str, float]:
@@ -130,7 +131,7 @@ def test_parts_of_one_s_own_take_their_places_and_learn(
 ) -> None:
     config = make_config().replace(custom=CUSTOM)
     agent = make_agent(AgentConfig.from_dict(config.to_dict()), make_spaces("continuous"))
-    assert isinstance(agent, Lazy) and isinstance(agent.critic, MyCritic)
+    assert isinstance(agent, Lazy) and isinstance(agent.critics.online, MyCritic)
     assert isinstance(agent.policy.actor, MyActor)
     batch = make_batch(agent.spaces)
     loss, _ = agent(batch)
@@ -232,7 +233,7 @@ def test_a_loss_of_one_s_own_adds_its_own_gradient_and_no_more(name: str) -> Non
     for n, gradient in both.items():
         torch.testing.assert_close(gradient, plain[n] + 0.3 * first[n] + 2.0 * second[n])
     assert any(g.any() for n, g in first.items() if n.startswith("policy.actor."))
-    assert any(g.any() for n, g in second.items() if n.startswith("critic."))
+    assert any(g.any() for n, g in second.items() if n.startswith("critics.online."))
     loss, metrics = own(batch)
     shares = agent.weights() | {"predictable": 0.3, "small": 2.0}
     whole = sum(w * metrics[f"loss/{n}"] for n, w in shares.items() if f"loss/{n}" in metrics)

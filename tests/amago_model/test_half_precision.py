@@ -47,7 +47,7 @@ def test_every_agent_learns_from_parts_and_looks_at_data(name: str) -> None:
     counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
     with half():
         update_statistics(agent, batch)
-        if agent.critic is not None:
+        if agent.critics is not None:
             agent.get_values(batch)
     with freeze_statistics(agent):
         for part in parts:

@@ -10,6 +10,7 @@ from amago_model import (
     Agent,
     AgentConfig,
     Batch,
+    BehaviorCloningConfig,
     GRUConfig,
     IdentityConfig,
     LossConfig,
@@ -82,9 +83,13 @@ def _act(agent: Agent, obs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def test_behaviour_cloning_recovers_the_action_of_the_data() -> None:
     box = ActionSpace(kind="continuous", shape=(2,), low=(-3.0, 0.0), high=(3.0, 1.0))
     losses = LossConfig(
-        gamma=0.5, auxiliary_gammas=(), behavior_cloning=True, dpg_weight=0.0, bc_weight=1.0
+        gamma=0.5,
+        auxiliary_gammas=(),
+        filter=BehaviorCloningConfig(),
+        dpg_weight=0.0,
+        bc_weight=1.0,
     )
-    cloning = NO_MEMORY.replace(critic=ScalarCriticConfig(), losses=losses)
+    cloning = NO_MEMORY.replace(critic=None, losses=losses)
     agent = Agent(cloning, _spaces(box, 3))
 
     def wise(obs: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from amago_model import (
     ExpFilterConfig,
     LeakyReLUFilterConfig,
     LossConfig,
+    PopArtConfig,
 )
 from amago_model.heads.popart import PopArt
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
@@ -183,10 +184,10 @@ def test_the_leaky_filter_bends_at_the_threshold_and_has_its_value_at_zero() -> 
         t(-2.0, 0.0, 0.5, 0.5 + 1e-9, 2.5, 100.0),
         {"smallest": 0.15, "largest": 3.0},
     )
-    plain = leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=False)
+    plain = leaky_relu_filter(advantage, LeakyReLUFilterConfig(**LEAKY, **bounds, add_step=False))
     # 0.2 + 0.1 a / 2 up to 0.5, then 0.225 + (a - 0.5) / 2.
     exactly(plain, 0.15, 0.2, 0.225, 0.225 + 5e-10, 1.225, 3.0)
-    stepped = leaky_relu_filter(advantage, **LEAKY, **bounds, add_step=True)
+    stepped = leaky_relu_filter(advantage, LeakyReLUFilterConfig(**LEAKY, **bounds))
     exactly(stepped, 0.15, 0.2, 0.225, 1.225 + 5e-10, 2.225, 4.0)
 
 
@@ -373,14 +374,14 @@ def test_targets_use_what_exists_and_either_ends_or_arrives(how: dict[str, Any])
 
 
 def popart(mean: float, variance: float, *, enabled: bool = True) -> PopArt:
-    norm = PopArt(1, beta=0.5, init_nu=1.0, enabled=enabled).double()
+    norm = PopArt(1, PopArtConfig(beta=0.5, init_nu=1.0) if enabled else None).double()
     norm.moments.mean.fill_(mean)
     norm.moments.variance.fill_(variance)
     return norm
 
 
 def test_a_fresh_normaliser_has_its_settings_and_changes_no_output() -> None:
-    norm = PopArt(3, beta=0.25, init_nu=49.0, enabled=True).double()
+    norm = PopArt(3, PopArtConfig(beta=0.25, init_nu=49.0)).double()
     exactly(norm.mean, 0.0, 0.0, 0.0)
     exactly(norm.sigma, 7.0, 7.0, 7.0)
     exactly(norm.w, 1.0, 1.0, 1.0)
@@ -422,7 +423,7 @@ def test_sigma_stays_within_its_floor_and_its_ceiling(variance: float, sigma: fl
 
 def test_returns_that_never_vary_meet_the_floor_and_no_value_moves() -> None:
     """Their variance goes to 0. Without a floor, w would grow without end."""
-    norm, x = PopArt(1, beta=0.3, init_nu=1.0, enabled=True).double(), t([-1.0], [0.0], [2.0])
+    norm, x = PopArt(1, PopArtConfig(beta=0.3, init_nu=1.0)).double(), t([-1.0], [0.0], [2.0])
     before = norm.to_return(x)
     for _ in range(200):
         norm.update(torch.full((4, 1), 7.0).double(), torch.ones(4).bool())

@@ -75,11 +75,13 @@ def with_hidden(batch: Batch, garbage: float = 0.0) -> Batch:
 
 
 def test_each_kind_has_its_network_and_plain_numbers_are_whitened(agent) -> None:
-    kinds = {part.key: type(part) for part in agent.privileged_encoder.observations.encoders}
+    kinds = {
+        part.key: type(part) for part in agent.critics.privileged_encoder.observations.encoders
+    }
     images = dict.fromkeys(("camera", "map"), ImageEncoder)
     assert kinds == images | {"goals": GoalEncoder, "word": TokenEncoder}
-    assert agent.privileged_encoder.width == 2 + 4 + 4 + 3 + 5
-    assert agent.privileged_encoder.norm.moments.mean.shape == (2,)
+    assert agent.critics.privileged_encoder.width == 2 + 4 + 4 + 3 + 5
+    assert agent.critics.privileged_encoder.norm.moments.mean.shape == (2,)
     assert not agent.policy.timestep_encoder.observations.n_images
 
 
@@ -91,7 +93,7 @@ def test_critics_see_it_learn_from_it_and_acting_needs_none_of_it(
     other = dataclasses.replace(batch, obs=batch.obs | {key: with_hidden(batch).obs[key]})
     loss, _ = agent(batch)
     loss.backward()
-    for part in agent.privileged_encoder.observations.encoders:
+    for part in agent.critics.privileged_encoder.observations.encoders:
         assert all(bool((p.grad != 0).any()) for p in part.parameters() if p.ndim > 1), part.key
     agent.eval()
     before, after = agent.get_values(batch), agent.get_values(other)
@@ -110,7 +112,7 @@ def test_rows_that_were_not_recorded_are_not_read(agent, make_batch) -> None:
         twin = copy.deepcopy(agent)
         loss, _ = twin(with_hidden(make_batch(SPACES, lengths=(3, 2, 0)), garbage))
         loss.backward()
-        results.append([loss, *(p.grad for p in twin.privileged_encoder.parameters())])
+        results.append([loss, *(p.grad for p in twin.critics.privileged_encoder.parameters())])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
@@ -118,11 +120,11 @@ def test_rows_of_padding_are_not_computed(agent, make_batch) -> None:
     batch = with_hidden(make_batch(SPACES, lengths=(3, 2, 0)))
     packing = make_packing(batch.mask)
     assert packing is not None
-    whole = agent.eval().privileged_encoder(batch.obs, batch.timestep_mask)
+    whole = agent.eval().critics.privileged_encoder(batch.obs, batch.timestep_mask)
     rows: list[int] = []
-    for embedder in agent.privileged_encoder.observations.encoders:
+    for embedder in agent.critics.privileged_encoder.observations.encoders:
         embedder.register_forward_pre_hook(lambda _, x: rows.append(x[0].shape[:2].numel()))
-    packed = agent.privileged_encoder(batch.obs, batch.timestep_mask, packing)
+    packed = agent.critics.privileged_encoder(batch.obs, batch.timestep_mask, packing)
     torch.testing.assert_close(packed, packing.pack(whole))
     rows.clear()
     agent(batch)
@@ -156,13 +158,15 @@ def test_images_are_shifted_in_training_alone(agent, make_batch) -> None:
     for mode in (True, True, False, False):
         shifted.train(mode)
         with freeze_statistics(shifted):
-            features.append(shifted.privileged_encoder(batch.obs, batch.timestep_mask))
+            features.append(shifted.critics.privileged_encoder(batch.obs, batch.timestep_mask))
     assert not torch.equal(features[0], features[1]) and torch.equal(features[2], features[3])
 
 
 def test_settings_name_privileged_observations_or_are_refused() -> None:
     config = AgentConfig(timestep_encoder=ENCODER.replace(vector_keys=("camera",)))
-    kinds = [part.key for part in Agent(config, SPACES).privileged_encoder.observations.encoders]
+    kinds = [
+        part.key for part in Agent(config, SPACES).critics.privileged_encoder.observations.encoders
+    ]
     assert sorted(kinds) == ["goals", "map", "word"]
     for wrong, says in (
         ({"hide_keys": ("truth",)}, "hide_keys: 'truth'"),

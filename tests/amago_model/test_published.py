@@ -24,6 +24,7 @@ from amago_model import (
     AugmentConfig,
     Batch,
     HLGaussCriticConfig,
+    ImageTimestepEncoderConfig,
     LossConfig,
     MLPActorConfig,
     ObsSpace,
@@ -40,7 +41,7 @@ from amago_model.heads.actor import make_distribution
 from amago_model.heads.bins import Bins
 from amago_model.losses.td_targets import over_subset, subset_indices
 from amago_model.presets import DEVIATIONS
-from tests.amago_model.cases import CASES, MEMORIES, batch_of, make
+from tests.amago_model.cases import CASES, CLONING, MEMORIES, batch_of, make
 from tests.amago_model.reference import slow_update
 from tests.amago_model.settings import configured, leaves, value_at
 
@@ -66,7 +67,7 @@ def both(kind: str = "discrete", **losses: object) -> tuple[Agent, Agent]:
         {"losses": {"filter": {"kind": "exp"}}},
         {"critic": {"kind": "hlgauss"}},
         {"actor": {"kind": "residual", "continuous": {"kind": "beta"}}},
-        {"losses": {"behavior_cloning": True, "dpg_weight": 0.0}},
+        CLONING,
     ],
 )
 def test_the_preset_switches_back_what_it_lists_and_nothing_else(sections: dict[str, Any]) -> None:
@@ -116,8 +117,8 @@ def test_the_filter_sees_raw_outputs_or_deviations_of_the_return() -> None:
         torch.manual_seed(1)
         seen.append(agent.get_values(batch))
     mine, published = seen
-    torch.testing.assert_close(mine.advantage, ours.popart.w * published.advantage)
-    scale = ours.config.losses.reward_multiplier / ours.popart.sigma
+    torch.testing.assert_close(mine.advantage, ours.critics.popart.w * published.advantage)
+    scale = ours.config.losses.reward_multiplier / ours.critics.popart.sigma
     torch.testing.assert_close(mine.advantage, (mine.q - mine.v) * scale)
     for seen_by in (mine, published):
         weight = (0.5 * seen_by.advantage).exp().clamp(max=20.0)
@@ -139,7 +140,7 @@ def test_policies_are_judged_by_critics_as_they_are_or_as_they_were(kind: str) -
     torch.testing.assert_close(before.v, ask(ours).v)
     with torch.no_grad():  # a step
         for agent in (ours, theirs):
-            for p in agent.critic.parameters():
+            for p in agent.critics.online.parameters():
                 p += 0.1
     now, mine = ask(theirs), ask(ours)
     torch.testing.assert_close(now.v, before.v)
@@ -155,7 +156,7 @@ def test_dpg_follows_the_old_critics() -> None:
     """The gradient of an actor with a step's lag is that of one whose critics are the old ones."""
     ours, theirs = both("continuous", filter={"threshold": 1e9})  # nothing is cloned
     with torch.no_grad():
-        for p in theirs.critic.parameters():
+        for p in theirs.critics.online.parameters():
             p += 0.1
     batch = batch_of(ours.spaces, [5, 5], 5)
     batch = dataclasses.replace(batch, noise=ours.draw_noise(2, 5))
@@ -305,7 +306,7 @@ def test_one_image_has_the_published_encoder_and_no_parameter_more() -> None:
 def test_its_rows_are_the_published_formula() -> None:
     """By plain functions: x / 128 - 1, symlog of the previous step, one activation over both."""
     spaces = Spaces(observations=EYE, action=DISCRETE)
-    rows = ImageTimestepEncoder(TimestepEncoderConfig(kind="image"), spaces)
+    rows = ImageTimestepEncoder(ImageTimestepEncoderConfig(), spaces)
     pixels = torch.randint(0, 256, (2, 3, 84, 84, 4), dtype=torch.uint8)
     previous = torch.randn(2, 3, 7) * 5
     x = (pixels.float() / 128 - 1).flatten(0, 1).permute(0, 3, 1, 2)
@@ -380,7 +381,7 @@ def test_it_can_hide_the_reward_or_all_of_the_previous_step() -> None:
     pixels = torch.zeros(1, 1, 84, 84, 4, dtype=torch.uint8)
     valid = torch.ones(1, 1, dtype=torch.bool)
     for hidden, tells in (({"hide_previous": True}, []), ({"hide_reward": True}, [3])):
-        rows = ImageTimestepEncoder(TimestepEncoderConfig(kind="image", **hidden), spaces)
+        rows = ImageTimestepEncoder(ImageTimestepEncoderConfig(**hidden), spaces)
         plain = rows({"eye": pixels}, torch.zeros(1, 1, 7), valid)
         for place in (0, 3):
             previous = torch.zeros(1, 1, 7)

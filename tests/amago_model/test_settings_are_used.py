@@ -18,9 +18,11 @@ from amago_model import (
     AgentConfig,
     AugmentConfig,
     Batch,
+    BehaviorCloningConfig,
     FeedForwardConfig,
     GRUConfig,
     IdentityConfig,
+    ImageTimestepEncoderConfig,
     ImpalaImageConfig,
     LearnablePositionConfig,
     LossConfig,
@@ -96,9 +98,9 @@ def heads(
 
 
 def cloning(action: str) -> Scenario:
-    losses = LossConfig(behavior_cloning=True, dpg_weight=0.0, auxiliary_gammas=(0.5,))
+    losses = LossConfig(filter=BehaviorCloningConfig(), dpg_weight=0.0, auxiliary_gammas=(0.5,))
     actor = BASE.actor.replace(**ODDS.get(action, {}))
-    config = BASE.replace(critic=ScalarCriticConfig(), losses=losses, actor=actor)
+    config = BASE.replace(critic=None, losses=losses, actor=actor)
     return Scenario(config, action)
 
 
@@ -140,7 +142,7 @@ SCENARIOS = {
     "exponential filter": heads(tried=("losses.",), losses={"filter": {"kind": "exp"}}),
     "leaky filter": heads(tried=("losses.",), losses={"filter": {"kind": "leaky_relu"}}),
     "lambda returns": heads(tried=("losses.",), losses={"td_lambda": 0.7}),
-    "no filter": heads(tried=("losses.",), losses={"behavior_cloning": True}),
+    "no filter": heads(tried=("losses.",), losses={"filter": {"kind": "behavior_cloning"}}),
     "DPG alone": heads("continuous", losses={"bc_weight": 0.0}),
     "cloning alone": cloning("continuous"),
     "cloning alone, discrete": cloning("discrete"),
@@ -166,8 +168,7 @@ SCENARIOS = {
     ),
     "one image": Scenario(
         BASE.replace(
-            timestep_encoder=TimestepEncoderConfig(
-                kind="image",
+            timestep_encoder=ImageTimestepEncoderConfig(
                 d_output=6,
                 images=PlainImageConfig(d_output=8, augment=AugmentConfig(share=0.8)),
             )

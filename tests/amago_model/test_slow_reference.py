@@ -31,7 +31,7 @@ def shown_numbers(agent: Agent, slow: SlowUpdate) -> dict[str, float]:
         numbers["count/bc"] = len(log_probs)
         if slow.weights:
             numbers["policy/filter_mean"] = mean(list(of_acting(slow.weights).values()))
-    if agent.critic is None:
+    if agent.critics is None:
         return numbers
     targets = {place: y / scale for place, y in of_acting(slow.targets).items()}
     values = {place: [q / scale for q in slow.values[place]] for place in targets}
@@ -68,9 +68,9 @@ def assert_equal_to_the_slow_loops(agent: Agent, batch: Batch) -> None:
         got = torch.zeros_like(p) if p.grad is None else p.grad
         want = torch.zeros_like(p) if slow.grad is None else slow.grad
         torch.testing.assert_close(got, want, msg=lambda m, n=name: f"{n}: {m}", **close)
-    if agent.critic is not None:
+    if agent.critics is not None:
         for g, slow in enumerate(expected.popart):
-            norm = agent.popart
+            norm = agent.critics.popart
             got = torch.stack((norm.mean[g], norm.sigma[g], norm.w[g], norm.b[g]))
             want = torch.tensor([slow.mean, slow.sigma, slow.w, slow.b], dtype=torch.float64)
             torch.testing.assert_close(got, want, **close)

@@ -14,8 +14,12 @@ from tests.amago_model.cases import CASES, make
 def test_target_networks_have_no_gradient_and_take_no_step(name: str) -> None:
     """For every kind of agent: everything else that is learned has one, and moves."""
     agent, windows = make({**CASES[name], "memory": "gru"})
-    copies = {n: p for n, p in agent.named_parameters() if n.startswith(("target_", "lagged_"))}
-    assert bool(copies) == (agent.critic is not None)
+    copies = {
+        n: p
+        for n, p in agent.named_parameters()
+        if n.startswith(("target_", "critics.target.", "critics.lagged."))
+    }
+    assert bool(copies) == (agent.critics is not None)
     learned = agent.trainable_parameters()
     assert not {id(p) for p in copies.values()} & {id(p) for p in learned}
     assert len(learned) + len(copies) == len(list(agent.parameters()))

@@ -20,7 +20,9 @@ from amago_model import (
     ConfigError,
     GoalConfig,
     GRUConfig,
+    ImageTimestepEncoderConfig,
     ImpalaImageConfig,
+    LossConfig,
     ObsSpace,
     PlainImageConfig,
     Spaces,
@@ -156,7 +158,6 @@ def test_settings_that_fit_nothing_are_refused_by_name(spaces, changes: dict, wh
         ({"keys": ("type",), "images": PlainImageConfig(d_output=3)}, ["timestep_encoder.images"]),
         ({"keys": ("type",), "tokens": TokenConfig(d_hidden=3)}, ["timestep_encoder.tokens"]),
         ({"goals": GoalConfig(d_output=3)}, ["timestep_encoder.goals"]),
-        ({"kind": "image"}, ["timestep_encoder.kind='image'"]),
         ({"d_hidden": 3}, []),
     ],
 )
@@ -165,6 +166,16 @@ def test_settings_of_observations_that_do_not_occur_are_told(
 ) -> None:
     config = AgentConfig(timestep_encoder=TimestepEncoderConfig(**changes))
     assert unused_settings(config, spaces) == named
+
+
+def test_the_encoder_of_one_image_and_samples_of_discrete_actions_may_be_without_use(
+    spaces,
+) -> None:
+    losses = LossConfig(n_actions_in_actor_loss=2)
+    config = AgentConfig(timestep_encoder=ImageTimestepEncoderConfig(), losses=losses)
+    found = unused_settings(config, spaces)
+    assert found == ["losses.n_actions_in_actor_loss=2", "timestep_encoder.kind='image'"]
+    assert not unused_settings(AgentConfig(losses=losses, algorithm="multitask"), spaces)
 
 
 def test_a_key_has_one_kind() -> None:

@@ -136,7 +136,10 @@ def test_the_statistics_start_and_move_as_told(make_config) -> None:  # type: ig
     for beta, nu in ((1e-4, 1.0), (0.3, 9.0)):
         encoder = SMALL.replace(input_norm=InputNormConfig(beta=beta, init_nu=nu))
         agent = Agent(make_config(encoder=encoder), SPACES).train()
-        for norm in (agent.policy.timestep_encoder.input_norm, agent.privileged_encoder.norm):
+        for norm in (
+            agent.policy.timestep_encoder.input_norm,
+            agent.critics.privileged_encoder.norm,
+        ):
             assert norm.moments.variance.eq(nu).all()
             for _ in range(200):
                 x = torch.full((1, norm.width), 2.0)

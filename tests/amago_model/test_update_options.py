@@ -52,9 +52,11 @@ def test_the_leaky_filter_is_a_bent_line_and_a_step() -> None:
     """By hand at threshold .5, beta 2, slope .1, at_zero .2: below, at 0, above, at the clips."""
     config = {"threshold": 0.5, "beta": 2.0, "slope": 0.1, "at_zero": 0.2, "smallest": 0.05}
     advantage = torch.tensor([0.0, -1.0, 0.5, 2.5, -100.0, 100.0])
-    bare = leaky_relu_filter(advantage, **config, largest=3.0, add_step=False)
+    bare = leaky_relu_filter(
+        advantage, LeakyReLUFilterConfig(**config, largest=3.0, add_step=False)
+    )
     torch.testing.assert_close(bare, torch.tensor([0.2, 0.15, 0.225, 1.225, 0.05, 3.0]))
-    stepped = leaky_relu_filter(advantage, **config, largest=3.0, add_step=True)
+    stepped = leaky_relu_filter(advantage, LeakyReLUFilterConfig(**config, largest=3.0))
     torch.testing.assert_close(stepped - bare, torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 1.0]))
 
 
@@ -80,7 +82,7 @@ def test_every_filter_weighs_the_cloning_of_an_update(
     make_spaces, make_config, make_batch, name: str, normalised: bool
 ) -> None:
     """The loss is the mean of -weight x log-probability with the weight by its formula."""
-    losses = {"filter": {"kind": name}, "filter_batch_norm": normalised, "dpg_weight": 0.0}
+    losses = {"filter": {"kind": name, "batch_norm": normalised}, "dpg_weight": 0.0}
     agent = Agent(make_config(losses=losses), make_spaces("continuous")).eval()
     batch = make_batch(agent.spaces)
     seen = {}

@@ -107,8 +107,8 @@ def test_three_updates_leave_the_weights_that_plain_ones_leave(
         plain.update(batch)
     pairs = {
         "policy": (agent.policy, plain.agent.policy),
-        "critic": (agent.critic, plain.critics),
-        "target_critic": (agent.target_critic, plain.targets),
+        "critics.online": (agent.critics.online, plain.critics),
+        "critics.target": (agent.critics.target, plain.targets),
         "target_actor": (agent.target_actor, plain.agent.target_actor),
     }
     for part, (ours, other) in pairs.items():
@@ -116,7 +116,7 @@ def test_three_updates_leave_the_weights_that_plain_ones_leave(
         expected = {n: p.detach() - begin[f"{part}.{n}"] for n, p in other.named_parameters()}
         # Adam makes a step of a gradient of nothing but rounding, too.
         assert _relative(moved, expected) < 0.01, part
-    torch.testing.assert_close(agent.popart.mean, plain.norm.mean)
+    torch.testing.assert_close(agent.critics.popart.mean, plain.norm.mean)
 
 
 @pytest.mark.parametrize("bins", ["scalar", "twohot"])
@@ -133,15 +133,17 @@ def test_critics_answer_as_in_one_block_and_only_when_asked(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     chosen = torch.rand(4, 9, 2).topk(2, dim=0).indices
     asked = torch.zeros(4, 9, 2, dtype=torch.bool).scatter_(0, chosen, True).unsqueeze(1)
-    some = agent.critic.subset_values(agent.critic.project_state(state), action, chosen)
+    some = agent.critics.online.subset_values(
+        agent.critics.online.project_state(state), action, chosen
+    )
     torch.testing.assert_close(some, torch.where(asked, whole, 0.0))
     assert 0 < int((some == 0).sum()) < some.numel()
 
 
 def _values_and_gradients(agent, state, action):  # type: ignore[no-untyped-def]
     state, action = state.clone().requires_grad_(), action.clone().requires_grad_()
-    values = agent.critic.values(agent.critic.project_state(state), action)
-    inputs = [state, action, *agent.critic.parameters()]
+    values = agent.critics.online.values(agent.critics.online.project_state(state), action)
+    inputs = [state, action, *agent.critics.online.parameters()]
     return values.detach(), torch.autograd.grad((values * values.cos()).sum(), inputs)
 
 
@@ -163,13 +165,15 @@ def test_critics_in_dpg_answer_as_others_do(
     config = make_config(critic={"n_critics": 4, **changes.get(kind, {})})
     agent = Agent(config, make_spaces("continuous")).train()
     if kind == "of one's own":
-        agent.critic.__class__ = _Normed
+        agent.critics.online.__class__ = _Normed
     state, action = torch.randn(9, 12), (torch.rand(3, 9, 2, 2) * 1.8 - 0.9).requires_grad_()
     results = []
     for frozen in (True, False):
         torch.manual_seed(3)
-        part = agent.critic.project_state(state)
-        values = agent.critic.values(part.detach() if frozen else part, action, frozen=frozen)
+        part = agent.critics.online.project_state(state)
+        values = agent.critics.online.values(
+            part.detach() if frozen else part, action, frozen=frozen
+        )
         lowest = values.mean(1).amin(0)
         results.append((values, *torch.autograd.grad(lowest.sum(), action)))
     assert bool(served) == (kind == "plain")
@@ -189,7 +193,7 @@ def test_a_critic_that_nobody_draws_is_not_asked(
 
 def test_what_a_layer_made_of_states_keeps_its_gradient(make_spaces, make_config) -> None:
     agent = Agent(make_config(), make_spaces("continuous"))
-    seen = agent.critic.project_state(torch.randn(4, 12, requires_grad=True))
+    seen = agent.critics.online.project_state(torch.randn(4, 12, requires_grad=True))
     with torch.no_grad():
         part = seen.product
     assert part.requires_grad and not seen.detach().product.requires_grad
@@ -203,10 +207,10 @@ def test_target_networks_follow_weights_that_were_put_in_their_place(
     state = {name: x.clone() for name, x in agent.state_dict().items()}
     agent.load_state_dict(state, assign=True)
     agent.requires_grad_(False)
-    before = agent.target_critic.weights[0].clone()
-    agent.critic.weights[0] += 1.0
+    before = agent.critics.target.weights[0].clone()
+    agent.critics.online.weights[0] += 1.0
     agent.update_targets()
-    torch.testing.assert_close(agent.target_critic.weights[0], before + 0.5)
+    torch.testing.assert_close(agent.critics.target.weights[0], before + 0.5)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from amago_model import ActionSpace, ScalarCriticConfig
+from amago_model import ActionSpace, PopArtConfig, ScalarCriticConfig
 from amago_model.encoders.timestep import InputNorm
 from amago_model.heads.critic import CriticEnsemble, gamma_feature
 from amago_model.heads.popart import PopArt
@@ -93,7 +93,7 @@ def test_inputs_are_whitened_by_their_running_mean_and_deviation() -> None:
 
 
 def _popart(g: int = 2) -> PopArt:
-    return PopArt(g, beta=5e-4, init_nu=100.0, enabled=True)
+    return PopArt(g, PopArtConfig())
 
 
 def test_an_update_of_popart_moves_no_value() -> None:

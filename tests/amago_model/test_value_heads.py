@@ -28,6 +28,7 @@ from amago_model.heads.bins import Bins
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.layers import symlog
 from amago_model.losses.critic_losses import classification_loss
+from tests.amago_model.cases import CLONING
 
 KINDS = ("discrete", "continuous", "multi_binary", "multi_discrete")
 NARROW = {"n_bins": 21, "min_return": -50.0, "max_return": 50.0}
@@ -165,7 +166,7 @@ def test_every_sum_of_losses_trains_what_it_should(
     assert set(metrics) >= {"loss/critic", "loss/bc"}
     assert ("loss/dpg" in metrics) == (online > 0)
     for name, p in agent.named_parameters():
-        frozen = name.startswith("target_")
+        frozen = name.startswith(("target_", "critics.target."))
         assert (p.grad is None) == frozen, name
 
 
@@ -176,12 +177,12 @@ def test_straight_through_actions_find_a_known_value_by_dpg(
     config = _multitask(make_config, dpg_weight=1.0, bc_weight=0.0, auxiliary_gammas=())
     agent = make_agent(config, make_spaces("discrete"))
     with torch.no_grad():  # value = what the action's third switch says, whatever the state
-        for p in agent.critic.parameters():
+        for p in agent.critics.online.parameters():
             p.zero_()
-        agent.critic.weights[0][:, agent.critic.d_state + 1 + 2] = 1.0
-        agent.critic.weights[1][:] = torch.eye(16)
-        agent.critic.weights[2][:, :, -1] = 1.0
-    for p in agent.critic.parameters():
+        agent.critics.online.weights[0][:, agent.critics.online.d_state + 1 + 2] = 1.0
+        agent.critics.online.weights[1][:] = torch.eye(16)
+        agent.critics.online.weights[2][:, :, -1] = 1.0
+    for p in agent.critics.online.parameters():
         p.requires_grad_(False)
     batch = make_batch(agent.spaces)
     optimizer = torch.optim.Adam(agent.policy.actor.parameters(), lr=0.02)
@@ -242,7 +243,7 @@ def test_privileged_rows_that_were_not_recorded_are_not_read(make_config, make_b
         truth = torch.where(batch.timestep_mask[..., None], batch.obs["truth"], garbage)
         torch.manual_seed(2)
         loss, _ = twin(dataclasses.replace(batch, obs={**batch.obs, "truth": truth}))
-        results.append((loss, twin.privileged_encoder.norm.moments.mean.clone()))
+        results.append((loss, twin.critics.privileged_encoder.norm.moments.mean.clone()))
     torch.testing.assert_close(results[0], results[1])
     assert bool((results[0][1] != 0).all())
 
@@ -265,7 +266,7 @@ def test_get_values_are_those_of_the_update_and_change_nothing(
     b, t = batch.mask.shape
     assert all(getattr(values, f).shape == (b, t, 2) for f in ("q", "v", "advantage", "weight"))
     torch.testing.assert_close(values.weight, (values.advantage > 0).float())
-    sigma = agent.popart.sigma / agent.config.losses.reward_multiplier
+    sigma = agent.critics.popart.sigma / agent.config.losses.reward_multiplier
     torch.testing.assert_close(values.q - values.v, values.advantage * sigma, rtol=1e-3, atol=1e-5)
     torch.manual_seed(4)
     _, metrics = agent.eval()(batch)
@@ -274,6 +275,6 @@ def test_get_values_are_those_of_the_update_and_change_nothing(
 
 
 def test_behaviour_cloning_has_no_values_to_get(make_spaces, make_config, make_batch) -> None:
-    agent = Agent(make_config(losses={"behavior_cloning": True, "dpg_weight": 0.0}), make_spaces())
+    agent = Agent(make_config(**CLONING), make_spaces())
     with pytest.raises(ConfigError, match="no critic"):
         agent.get_values(make_batch(agent.spaces))

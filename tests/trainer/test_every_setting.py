@@ -68,6 +68,7 @@ BASES: list[dict[str, Any]] = [
         f"{MEMORY}.kind": "mamba",
         f"{MEMORY}.d_model": 8,
         "agent.actor.kind": "residual",
+        "agent.timestep_encoder.kind": "image",
         "agent.timestep_encoder.images.kind": "impala",
         "agent.timestep_encoder.images.augment": True,
         "agent.timestep_encoder.images.augment.share": 0.5,
@@ -78,7 +79,8 @@ BASES: list[dict[str, Any]] = [
         f"{MEMORY}.n_sinks": 2,
         f"{MEMORY}.attention": "math",
         "agent.losses.dpg_weight": 0.0,
-        "agent.losses.behavior_cloning": True,
+        "agent.losses.filter.kind": "behavior_cloning",
+        "agent.critic": False,
     },
     TRANSFORMER | {f"{MEMORY}.position.kind": "learnable", f"{MEMORY}.position.max_time": 9},
 ]

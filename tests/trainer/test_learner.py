@@ -53,7 +53,7 @@ def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path, filtering)
     batch = loader_of(service, tmp_path, data).load(0).batch
     config = recipe("pendulum_stitch")
     if filtering == "normalised":
-        losses = config.agent.losses.replace(filter_batch_norm=True, filter=ExpFilterConfig())
+        losses = config.agent.losses.replace(filter=ExpFilterConfig(batch_norm=True))
         config = config.replace(agent=config.agent.replace(losses=losses))
     results = []
     for parts in (1, 2, 3, 5):
@@ -66,7 +66,7 @@ def test_micro_batches_equal_one_batch_of_their_union(fake, tmp_path, filtering)
         seen = learner.update(0, batch, detailed=True).metrics
         assert len(gradients) == parts * len(learner.parameters)
         after = {k: v.clone() for k, v in learner.agent.state_dict().items()}
-        assert not torch.equal(before["popart.w"], after["popart.w"])
+        assert not torch.equal(before["critics.popart.w"], after["critics.popart.w"])
         summed = {i: g.clone() for i, g in enumerate(gradients[-len(learner.parameters) :])}
         results.append((seen, summed, after))
     for got in results[1:]:
@@ -84,13 +84,13 @@ def test_target_networks_move_after_the_step_or_as_published_before_it(fake, tmp
     agent = config.agent.replace(losses=losses)
     learner = learner_of(config.replace(agent=agent), service.spec)
     learner.update(0, batch)  # before it, copies are the weights anyway
-    before = learner.agent.critic.weights[0].detach().clone()
+    before = learner.agent.critics.online.weights[0].detach().clone()
     learner.update(1, batch)
-    after = learner.agent.critic.weights[0].detach()
+    after = learner.agent.critics.online.weights[0].detach()
     assert not torch.equal(before, after)
-    assert torch.equal(learner.agent.target_critic.weights[0], before if early else after)
+    assert torch.equal(learner.agent.critics.target.weights[0], before if early else after)
     # Those that DPG asks are always from before the step.
-    assert torch.equal(learner.agent.lagged_critic.weights[0], before)
+    assert torch.equal(learner.agent.critics.lagged.weights[0], before)
 
 
 def test_the_gradient_norm_that_is_shown_is_the_one_before_clipping(fake, tmp_path):

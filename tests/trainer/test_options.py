@@ -256,7 +256,10 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
         (
             {
                 "data": {"critic_mask": "chosen"},
-                "agent": {"losses": {"behavior_cloning": True, "dpg_weight": 0.0}},
+                "agent": {
+                    "critic": False,
+                    "losses": {"filter.kind": "behavior_cloning", "dpg_weight": 0.0},
+                },
             },
             "data.critic_mask: 'chosen', but there is no critic",
         ),

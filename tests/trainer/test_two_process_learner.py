@@ -41,7 +41,7 @@ def shortened(batch, t):
 def learn(parts, own=""):
     config = recipe("pendulum_stitch")
     losses = config.agent.losses.replace(
-        filter=ExpFilterConfig(), filter_batch_norm=True, lagged_critics=True
+        filter=ExpFilterConfig(batch_norm=True), lagged_critics=True
     )
     critic = config.agent.critic.replace(n_critics=3, n_critics_target=2)
     custom = CustomConfig(agent=own)

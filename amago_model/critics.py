@@ -1,0 +1,51 @@
+"""The networks that learn values: critics with their own observations, copies and PopArt.
+
+Acting needs none of them. Letters: B windows, L timesteps, D state width, P width of privileged
+features, G discounts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from amago_model.config import AgentConfig, Spaces
+from amago_model.data.batch import Batch
+from amago_model.data.packing import Packing
+from amago_model.encoders.privileged import PrivilegedEncoder
+from amago_model.heads.critic import CriticEnsemble
+from amago_model.heads.observations import critic_observation_keys
+from amago_model.heads.popart import PopArt
+from amago_model.heads.target_networks import frozen_copy
+from amago_model.registry import custom_module
+
+
+class Critics(nn.Module):
+    """The critic ensemble that learns, its target and lagged copies, and what they share."""
+
+    def __init__(self, config: AgentConfig, spaces: Spaces, d_state: int) -> None:
+        super().__init__()
+        losses, custom = config.losses, config.custom
+        assert config.critic is not None
+        self.privileged_encoder = PrivilegedEncoder(config.timestep_encoder, spaces)
+        make = custom_module(custom, "critic", custom.critic) if custom.critic else CriticEnsemble
+        self.online: CriticEnsemble = make(
+            config.critic,
+            spaces.action,
+            losses.gammas,
+            d_state=d_state + self.privileged_encoder.width,
+            sampled=config.algorithm == "multitask",
+        )
+        self.observation_keys = critic_observation_keys(self.online, spaces)
+        self.target = frozen_copy(self.online)
+        self.lagged = frozen_copy(self.online) if losses.lagged_critics else None
+        self.popart = PopArt(
+            len(losses.gammas), config.critic.popart, bins=self.online.bins is not None
+        )
+
+    def encode(self, state: Tensor, batch: Batch, packing: Packing | None) -> Tensor:
+        """state [B, L, D], or packed [1, M, D] -> [..., D + P]: with the privileged features."""
+        if not self.privileged_encoder.width:
+            return state
+        privileged = self.privileged_encoder(batch.obs, batch.timestep_mask, packing)
+        return torch.cat((state, privileged), dim=-1)
