@@ -1,4 +1,4 @@
-"""Who chooses the actions: a published policy, a function, or chance. Memory is kept here.
+"""Who chooses the actions: a published policy, or chance. Memory is kept here.
 
     ActorInputs, row i    obs      prev_action  prev_reward  time_idx  playing
     after reset           o0       (ignored)    (ignored)    0         T
@@ -109,42 +109,11 @@ class RandomActor:
         return "random"
 
     def act(self, inputs: ActorInputs) -> Arrays:
-        return _act_one_by_one(self._interface, inputs, lambda i: self._spaces[i].sample())
-
-
-class ScriptedActor:
-    """A function of one environment's observation and episode time, for baselines and tests.
-
-    `function(obs by key, t)` gives what the environment's `step` takes.
-    """
-
-    def __init__(
-        self, interface: Interface, name: str, function: Callable[[Mapping[str, Array], int], Any]
-    ):
-        self._interface, self._name, self._function = interface, name, function
-
-    def reset(self, env_index: int, seed: int | None) -> None:
-        pass  # no memory
-
-    def policy_id(self, env_index: int) -> str:  # noqa: ARG002 - the same everywhere
-        return self._name
-
-    def act(self, inputs: ActorInputs) -> Arrays:
-        def choose(i: int) -> Any:
-            return self._function({k: a[i] for k, a in inputs.obs.items()}, int(inputs.time_idx[i]))
-
-        return _act_one_by_one(self._interface, inputs, choose)
-
-
-def _act_one_by_one(
-    interface: Interface, inputs: ActorInputs, choose: Callable[[int], Any]
-) -> Arrays:
-    """`choose(env_index)`, an action as the environment takes it, for each that is playing."""
-    actions = {k: np.zeros_like(a) for k, a in inputs.prev_action.items()}
-    for i in np.flatnonzero(inputs.playing):
-        for key, array in interface.encode_action(choose(int(i))).items():
-            actions[key][i] = array
-    return actions
+        actions = {key: np.zeros_like(array) for key, array in inputs.prev_action.items()}
+        for i in np.flatnonzero(inputs.playing):
+            for key, array in self._interface.encode_action(self._spaces[i].sample()).items():
+                actions[key][i] = array
+        return actions
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,24 +23,6 @@ _ENTRY_POINTS = {
     CRAFTER_ID: "collector.builtin.crafter.env:Crafter",
 }
 
-__all__ = [
-    "CRAFTER_ID",
-    "FIND_BLOCK_ID",
-    "MAZERUNNER_ID",
-    "RECALL_ID",
-    "TMAZE_PASSIVE_ID",
-    "register_all",
-]
-
-
-def register_all() -> None:
-    """Make our environments known to gymnasium; a second call changes nothing.
-
-    No time limit is registered: each environment ends its own episodes (`terminated`).
-    """
-    for env_id, entry_point in _ENTRY_POINTS.items():
-        if env_id not in gymnasium.registry:
-            gymnasium.register(id=env_id, entry_point=entry_point)
-
-
-register_all()
+# No time limit is registered: each environment ends its own episodes (`terminated`).
+for _env_id, _entry_point in _ENTRY_POINTS.items():
+    gymnasium.register(id=_env_id, entry_point=_entry_point)

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
-from collector.builtin import RECALL_ID, TMAZE_PASSIVE_ID, register_all
+from collector.builtin import RECALL_ID, TMAZE_PASSIVE_ID
 from stepwell.errors import InvalidData
 
 RIGHT, UP, LEFT, DOWN = range(4)
@@ -31,13 +31,6 @@ def play(env: gymnasium.Env[Any, Any], seed: int, policy: Any) -> tuple[float, i
 def test_gymnasium_has_nothing_to_object_to(env_id: str) -> None:
     """check_env passes, and its advice (a warning, so an error here) is empty."""
     check_env(gymnasium.make(env_id).unwrapped)
-
-
-def test_registering_twice_changes_nothing() -> None:
-    """register_all() may be called by whoever is not sure; gymnasium would warn of an override."""
-    before = gymnasium.spec(RECALL_ID)
-    register_all()
-    assert gymnasium.spec(RECALL_ID) is before
 
 
 @pytest.mark.parametrize("env_id", [TMAZE_PASSIVE_ID, RECALL_ID])

@@ -15,9 +15,10 @@ from collector.envs import BrokenEnv, Interface, interface_of, make
 from collector.episode_recorder import EpisodeSummary
 from collector.evaluate import EvaluationResult, evaluate_policy, summarise
 from collector.main import evaluate as main
-from collector.policy_actor import RandomActor, ScriptedActor
+from collector.policy_actor import RandomActor
 from stepwell.errors import InvalidSpace
 from tests.collector.fake_env import FakeEnv
+from tests.collector.scripted_actor import ScriptedActor
 
 SEEDS = range(50, 57)
 

@@ -5,11 +5,12 @@ import pytest
 
 from collector.envs import interface_of
 from collector.exploration import BilevelConfig, Exploration, GreedyConfig
-from collector.policy_actor import ActorInputs, ScriptedActor
+from collector.policy_actor import ActorInputs
 from collector.rollout import Rollout
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
 from tests.collector.fake_env import FakeEnv
+from tests.collector.scripted_actor import ScriptedActor
 
 N = 20_000
 

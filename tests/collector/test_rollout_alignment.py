@@ -11,11 +11,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from collector.envs import BrokenEnv, interface_of
 from collector.episode_recorder import EpisodeSummary
-from collector.policy_actor import ScriptedActor
 from collector.rollout import Rollout
 from stepwell.spaces import Box, EnvSpec
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 from tests.collector.fake_env import FakeEnv
+from tests.collector.scripted_actor import ScriptedActor
 
 LENGTHS = (3, 1, 4, 2)
 MODES = ["plain", AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from collector.envs import interface_of
-from collector.policy_actor import ScriptedActor
 from collector.rollout import Rollout
 from stepwell.outbox import Outbox
 from tests.collector.fake_env import FakeEnv
+from tests.collector.scripted_actor import ScriptedActor
 from trainer.config import DataConfig, SourceConfig, TrainConfig
 from trainer.data.cache import Cache
 from trainer.data.fields import fields_of
