@@ -23,7 +23,7 @@ from trainer.data.alignment import collate, recorded_ends
 from trainer.data.cache import Cache
 from trainer.data.columns import MappedColumns, gather
 from trainer.data.fields import Field
-from trainer.data.gpu_copies import Cuda, GpuCopies
+from trainer.data.gpu_copies import GpuCopies
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling, ends_of, gather_episodes
 from trainer.data.sampler import Ints, Windows, WindowSampler
@@ -110,15 +110,12 @@ class Loader:
         step: int = 0,
         rank: int = 0,
         device: torch.device | str = "cpu",
-        cuda: Cuda | None = None,
         on_unused: Callable[[set[str]], None] = lambda _: None,
     ):
         self._views = tuple(views)  # replaced as a whole, never changed: two threads read it
         self._config, self._rank, self._on_unused = config, rank, on_unused
         device = torch.device(device)
-        if cuda is None and device.type == "cuda":
-            cuda = Cuda(device)
-        self._copies = GpuCopies(cuda) if cuda is not None else None
+        self._copies = GpuCopies(device) if device.type == "cuda" else None
         self._read = self._next = step
         """The steps that the reader and the thread take next."""
         self._wanted: SimpleQueue[int] = SimpleQueue()
