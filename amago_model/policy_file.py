@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,12 @@ _MAX_HEADER = 100_000_000  # as safetensors itself
 
 
 def save_policy(
-    policy: ActingPolicy | Agent,
-    path: str | os.PathLike[str] | None = None,
-    *,
-    step: int = 0,
-    extra: dict[str, Any] | None = None,
+    policy: ActingPolicy | Agent, *, step: int = 0, extra: dict[str, Any] | None = None
 ) -> bytes:
     """The policy file of a policy, or of an agent's acting part, as bytes.
 
     Args:
         policy: what to save; its weights are copied to the CPU.
-        path: also written here, whole or not at all (temporary name, fsync, rename).
         step: updates made when it was published.
         extra: further JSON to keep: commit, snapshot ids, run name.
     """
@@ -58,10 +52,7 @@ def save_policy(
     }
     metadata = {_FORMAT_KEY: str(FORMAT), _POLICY_KEY: json.dumps(description, sort_keys=True)}
     tensors = {k: v.detach().to("cpu").contiguous() for k, v in policy.state_dict().items()}
-    data = _sorted_header(safetensors.save(tensors, metadata=metadata))
-    if path is not None:
-        _write_whole(Path(path), data)
-    return data
+    return _sorted_header(safetensors.save(tensors, metadata=metadata))
 
 
 def load_policy(
@@ -156,16 +147,3 @@ def _check_tensors(policy: ActingPolicy, tensors: dict[str, torch.Tensor]) -> No
                 f"damaged policy file: {name} should be {list(want.shape)} {want.dtype} by its "
                 f"config, is {list(got.shape)} {got.dtype}"
             )
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -90,45 +90,19 @@ def make_distribution(
     config: ActorConfig, action: ActionSpace, x: Tensor, legal: Tensor | None
 ) -> Distribution:
     """x [..., n_parameters], legal broadcastable to [..., A] -> a distribution of shape [...]."""
-    c = config
     x = x.to(torch.promote_types(x.dtype, torch.float32))  # under autocast it may be halves
-    if action.kind == "discrete":
-        return Categorical.from_logits(
-            x, low=c.prob_low, high=c.prob_high, legal=legal, low_gradient=c.prob_low_gradient
-        )
-    if action.kind == "multi_discrete":
-        return OneHots.from_logits(
-            x,
-            action.nvec,
-            low=c.prob_low,
-            high=c.prob_high,
-            legal=legal,
-            low_gradient=c.prob_low_gradient,
-        )
-    if action.kind == "multi_binary":
-        return MultiBinary(x)
-    family = c.continuous
-    if family.kind == "beta":
-        return Beta.from_parameters(
-            x,
-            low=family.low,
-            high=family.high,
-            clip=family.log_prob_clip,
-            bound_gradient=family.bound_gradient,
-        )
-    if family.kind == "gmm":
-        return GaussianMixture.from_parameters(
-            x,
-            modes=family.modes,
-            std_low=family.std_low,
-            std_high=family.std_high,
-            clip=family.log_prob_clip,
-            bound_gradient=family.bound_gradient,
-        )
-    return TanhGaussian.from_parameters(
-        x,
-        std_low=family.std_low,
-        std_high=family.std_high,
-        clip=family.log_prob_clip,
-        bound_gradient=family.bound_gradient,
-    )
+    match action.kind:
+        case "discrete":
+            return Categorical.from_logits(x, config, legal)
+        case "multi_discrete":
+            return OneHots.from_logits(x, action.nvec, config, legal)
+        case "multi_binary":
+            return MultiBinary(x)
+    family = config.continuous
+    match family.kind:
+        case "beta":
+            return Beta.from_parameters(x, family)
+        case "gmm":
+            return GaussianMixture.from_parameters(x, family)
+        case "tanh_gaussian":
+            return TanhGaussian.from_parameters(x, family)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from amago_model.config import BetaConfig, GMMConfig, TanhGaussianConfig
+
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _TRIES = 4
 
@@ -34,18 +36,11 @@ class TanhGaussian:
     """Actions are clipped to plus or minus this before tanh is undone: at 1 it is infinite."""
 
     @classmethod
-    def from_parameters(
-        cls,
-        x: Tensor,
-        *,
-        std_low: float,
-        std_high: float,
-        clip: float,
-        bound_gradient: bool = True,
-    ) -> TanhGaussian:
+    def from_parameters(cls, x: Tensor, c: TanhGaussianConfig) -> TanhGaussian:
         """[..., 2A]: means, then deviations squashed into (std_low, std_high) on a log scale."""
         loc, raw = x.chunk(2, dim=-1)
-        return cls(loc, bounded_exp(raw, std_low, std_high, gradient=bound_gradient), clip)
+        scale = bounded_exp(raw, c.std_low, c.std_high, gradient=c.bound_gradient)
+        return cls(loc, scale, c.log_prob_clip)
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Differentiable samples from standard normal noise [*K, ..., A]."""
@@ -91,18 +86,10 @@ class Beta:
     """Normal numbers that a sample needs for each dimension of an action."""
 
     @classmethod
-    def from_parameters(
-        cls,
-        x: Tensor,
-        *,
-        low: float,
-        high: float | None,
-        clip: float,
-        bound_gradient: bool = True,
-    ) -> Beta:
+    def from_parameters(cls, x: Tensor, c: BetaConfig) -> Beta:
         """[..., 2A]: alphas, then betas, made softplus(x) + low and at most high."""
-        alpha, beta = bounded_softplus(x, low, high, gradient=bound_gradient).chunk(2, dim=-1)
-        return cls(alpha, beta, clip)
+        alpha, beta = bounded_softplus(x, c.low, c.high, gradient=c.bound_gradient).chunk(2, dim=-1)
+        return cls(alpha, beta, c.log_prob_clip)
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Differentiable samples from standard normal noise [*K, ..., 16 A]: X / (X + Y) of two
@@ -150,21 +137,13 @@ class GaussianMixture:
     """Actions are clipped to plus or minus this before tanh is undone."""
 
     @classmethod
-    def from_parameters(
-        cls,
-        x: Tensor,
-        *,
-        modes: int,
-        std_low: float,
-        std_high: float | None,
-        clip: float,
-        bound_gradient: bool = True,
-    ) -> GaussianMixture:
+    def from_parameters(cls, x: Tensor, c: GMMConfig) -> GaussianMixture:
         """[..., M + 2 M A]: logits, then means, then what becomes softplus(x) + std_low."""
-        size = (x.shape[-1] - modes) // 2
-        logits, loc, raw = x.split((modes, size, size), dim=-1)
-        scale = bounded_softplus(raw, std_low, std_high, gradient=bound_gradient)
-        return cls(logits, loc.unflatten(-1, (modes, -1)), scale.unflatten(-1, (modes, -1)), clip)
+        size = (x.shape[-1] - c.modes) // 2
+        logits, loc, raw = x.split((c.modes, size, size), dim=-1)
+        scale = bounded_softplus(raw, c.std_low, c.std_high, gradient=c.bound_gradient)
+        loc, scale = (part.unflatten(-1, (c.modes, -1)) for part in (loc, scale))
+        return cls(logits, loc, scale, c.log_prob_clip)
 
     def rsample(self, noise: Tensor) -> Tensor:
         """Samples, without gradient, from standard normal noise [*K, ..., 1 + A]."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from amago_model.config import ActorConfig
 from amago_model.heads.continuous import Beta, GaussianMixture, TanhGaussian, normal_like
 
 __all__ = [
@@ -39,29 +40,23 @@ class Categorical:
 
     @classmethod
     def from_logits(
-        cls,
-        logits: Tensor,
-        *,
-        low: float,
-        high: float,
-        legal: Tensor | None = None,
-        low_gradient: bool = True,
+        cls, logits: Tensor, c: ActorConfig, legal: Tensor | None = None
     ) -> Categorical:
-        """Softmax, clipped to [low, high] and renormalised; illegal actions get exactly 0.
+        """Softmax, clipped to prob_low..prob_high and renormalised; illegal actions get exactly 0.
 
         logits [..., n]; legal, broadcastable bool (without any legal action all count as legal:
-        this is padding). Gradients pass through the lower clip (with `low_gradient`), or an
+        this is padding). Gradients pass through the lower clip (with `prob_low_gradient`), or an
         action of the data with probability 0 could never be learned; the upper
         clip stops them, and so does the renormalising sum.
         """
         if legal is not None:
             legal = legal | ~legal.any(-1, keepdim=True)
             logits = logits.masked_fill(~legal, -math.inf)
-        probs = logits.softmax(-1).clamp(max=high)
-        if low_gradient:
-            probs = probs + (low - probs).clamp(min=0.0).detach()
+        probs = logits.softmax(-1).clamp(max=c.prob_high)
+        if c.prob_low_gradient:
+            probs = probs + (c.prob_low - probs).clamp(min=0.0).detach()
         else:
-            probs = probs.clamp(min=low)
+            probs = probs.clamp(min=c.prob_low)
         if legal is not None:
             probs = torch.where(legal, probs, 0.0)
         return cls(probs / probs.detach().sum(-1, keepdim=True))
@@ -140,18 +135,13 @@ class OneHots:
         cls,
         logits: Tensor,
         nvec: tuple[int, ...],
-        *,
-        low: float,
-        high: float,
+        c: ActorConfig,
         legal: Tensor | None = None,
-        low_gradient: bool = True,
     ) -> OneHots:
         """Each part as in Categorical.from_logits. logits [..., A]; legal, broadcastable bool."""
         masks = [None] * len(nvec) if legal is None else legal.split(nvec, dim=-1)
         parts = [
-            Categorical.from_logits(
-                part, low=low, high=high, legal=mask, low_gradient=low_gradient
-            ).probs
+            Categorical.from_logits(part, c, mask).probs
             for part, mask in zip(logits.split(nvec, dim=-1), masks, strict=True)
         ]
         return cls(torch.cat(parts, dim=-1), nvec)

@@ -159,13 +159,11 @@ class SlowPolicy:
 
     def _beta(self) -> Beta:
         b = self.c.continuous
-        return Beta.from_parameters(self.x, low=b.low, high=b.high, clip=b.log_prob_clip)
+        return Beta.from_parameters(self.x, b)
 
     def _mixture(self) -> GaussianMixture:
         g = self.c.continuous
-        return GaussianMixture.from_parameters(
-            self.x, modes=g.modes, std_low=g.std_low, std_high=g.std_high, clip=g.log_prob_clip
-        )
+        return GaussianMixture.from_parameters(self.x, g)
 
     def sample(self, noise: Tensor) -> Tensor:
         """An encoded action [A] from noise [W]."""

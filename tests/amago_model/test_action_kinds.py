@@ -105,7 +105,7 @@ def test_mixture_samples_follow_the_density_and_greedy_is_tanh_of_the_mean() -> 
 
 def test_a_mixture_of_one_is_independent_over_dimensions_and_bounded_below() -> None:
     x = torch.tensor([0.0, 0.4, -0.2, -30.0, 0.0], dtype=FLOAT64)
-    d = GaussianMixture.from_parameters(x, modes=1, std_low=0.1, std_high=0.5, clip=0.99)
+    d = GaussianMixture.from_parameters(x, GMMConfig(modes=1, std_low=0.1, std_high=0.5))
     torch.testing.assert_close(d.scale, torch.tensor([[0.1, 0.5]], dtype=FLOAT64))
     base = torch.distributions.Normal(d.loc[0], d.scale[0])
     reference = torch.distributions.TransformedDistribution(
@@ -136,7 +136,7 @@ def test_switches_have_the_log_prob_and_entropy_of_all_their_positions() -> None
 
 
 def test_parts_have_the_log_prob_and_entropy_of_all_their_combinations() -> None:
-    d = OneHots.from_logits(_noise(5), (2, 3), low=0.001, high=0.99)
+    d = OneHots.from_logits(_noise(5), (2, 3), MLPActorConfig())
     eye2, eye3 = torch.eye(2, dtype=FLOAT64), torch.eye(3, dtype=FLOAT64)
     every = torch.stack([torch.cat((a, b)) for a, b in itertools.product(eye2, eye3)])
     log_p = d.log_prob(every)
@@ -182,7 +182,7 @@ def test_straight_through_gradients_are_those_of_the_probabilities() -> None:
 def test_an_illegal_choice_is_never_drawn_and_leaves_finite_gradients() -> None:
     logits = torch.zeros(5, dtype=FLOAT64, requires_grad=True)
     legal = torch.tensor([True, True, False, True, True])
-    d = OneHots.from_logits(logits, (2, 3), low=0.001, high=0.99, legal=legal)
+    d = OneHots.from_logits(logits, (2, 3), MLPActorConfig(), legal)
     sample = d.rsample(_noise(2000, 5))
     assert float(sample.detach()[:, 2].sum()) == 0
     (sample.sum() + d.log_prob(sample.detach()).sum()).backward()

@@ -7,24 +7,27 @@ import math
 import pytest
 import torch
 
+from amago_model import MLPActorConfig, TanhGaussianConfig
 from amago_model.heads.distributions import Categorical, TanhGaussian
 
 
 def test_probabilities_are_clipped_then_renormalised() -> None:
-    d = Categorical.from_logits(torch.tensor([10.0, 0.0, -20.0]), low=0.001, high=0.99)
+    d = Categorical.from_logits(torch.tensor([10.0, 0.0, -20.0]), MLPActorConfig())
     p = torch.tensor([10.0, 0.0, -20.0]).softmax(-1).clamp(0.001, 0.99)
     torch.testing.assert_close(d.probs, p / p.sum())
 
 
 def test_an_action_clipped_from_below_can_still_be_learned() -> None:
     logits = torch.tensor([20.0, 0.0, 0.0], requires_grad=True)
-    Categorical.from_logits(logits, low=0.001, high=0.99).log_prob(torch.tensor(1)).backward()
+    Categorical.from_logits(logits, MLPActorConfig()).log_prob(torch.tensor(1)).backward()
     assert logits.grad is not None and logits.grad[1] > 0 and logits.grad[0] < 0
 
 
 def test_illegal_actions_are_impossible_and_the_rest_sums_to_one() -> None:
     legal = torch.tensor([[True, False, True], [False, False, False]])
-    d = Categorical.from_logits(torch.zeros(2, 3), low=0.1, high=0.9, legal=legal)
+    d = Categorical.from_logits(
+        torch.zeros(2, 3), MLPActorConfig(prob_low=0.1, prob_high=0.9), legal
+    )
     torch.testing.assert_close(d.probs, torch.tensor([[0.5, 0, 0.5], [1 / 3, 1 / 3, 1 / 3]]))
     assert (
         torch.isfinite(d.entropy()).all() and torch.isfinite(d.log_prob(torch.tensor([1, 0]))).all()
@@ -43,7 +46,7 @@ def test_categorical_log_prob_entropy_greedy_and_sample() -> None:
 
 def test_the_deviation_is_squashed_between_its_bounds_on_a_log_scale() -> None:
     x = torch.tensor([0.0, -50.0, 0.0, 0.0, 0.0, 50.0]).reshape(3, 2)
-    scale = TanhGaussian.from_parameters(x, std_low=0.01, std_high=1.0, clip=0.99).scale
+    scale = TanhGaussian.from_parameters(x, TanhGaussianConfig(std_low=0.01, std_high=1.0)).scale
     torch.testing.assert_close(scale, torch.tensor([[0.01], [0.1], [1.0]]))
 
 
@@ -92,6 +95,6 @@ def test_tanh_gaussian_samples_follow_the_density_and_greedy_is_the_median() -> 
 
 def test_rsample_passes_gradients_to_mean_and_deviation() -> None:
     x = torch.zeros(2, requires_grad=True)
-    d = TanhGaussian.from_parameters(x, std_low=0.1, std_high=1.0, clip=0.99)
+    d = TanhGaussian.from_parameters(x, TanhGaussianConfig(std_low=0.1, std_high=1.0))
     d.rsample(torch.tensor([1.0])).sum().backward()
     assert x.grad is not None and bool((x.grad.abs() > 0).all())

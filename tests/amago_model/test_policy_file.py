@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -95,8 +94,8 @@ def test_a_policy_survives_its_file(make_spaces, make_config, make_batch, tmp_pa
     spaces = make_spaces()
     agent = _trained(Agent(make_config(MEMORIES[memory]), spaces), make_batch(spaces))
     path = tmp_path / "policy.safetensors"
-    data = save_policy(agent, path, step=12, extra={"run": "demo"})
-    assert path.read_bytes() == data and list(tmp_path.iterdir()) == [path]
+    data = save_policy(agent, step=12, extra={"run": "demo"})
+    path.write_bytes(data)
     for policy in (load_policy(data), load_policy(path)):
         assert isinstance(policy, ActingPolicy) and not policy.training
         assert policy.config == agent.config and policy.spaces == spaces
@@ -228,15 +227,6 @@ def test_every_prefix_and_many_flips_either_load_or_are_refused_by_type(good: by
         except PolicyFileError:
             refused += 1
     assert refused >= len(cuts)
-
-
-def test_a_failed_write_leaves_nothing_behind(make_spaces, make_config, tmp_path: Path) -> None:
-    target = tmp_path / "taken"
-    target.mkdir()
-    (target / "full").touch()
-    with pytest.raises(OSError):
-        save_policy(Agent(make_config(), make_spaces()), target)
-    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 
 
 def test_the_same_policy_is_the_same_bytes_in_every_process(make_spaces, make_config) -> None:
