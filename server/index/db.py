@@ -170,12 +170,14 @@ def find_pk(c: Connection, table: sa.Table, name: str, *, hint: bool = True) -> 
     return int(pk)
 
 
-def newest_first(table: sa.Table, before: int | None, **equal: Any) -> sa.Select[Any]:
-    """Rows by falling `pk`, below `before`, whose columns equal what is given (None: anything)."""
-    query = sa.select(table).order_by(table.c.pk.desc())
-    for name, value in equal.items():
-        if value is not None:
-            query = query.where(table.c[name] == value)
+def equal(table: sa.Table, **wanted: Any) -> list[sa.ColumnElement[bool]]:
+    """Conditions: each column named has this value; None stands for any."""
+    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Select[Any]:
+    """Rows by falling `pk`, below `before`, whose columns are `equal` to what is given."""
+    query = sa.select(table).where(*equal(table, **wanted)).order_by(table.c.pk.desc())
     return query if before is None else query.where(table.c.pk < before)
 
 

@@ -73,11 +73,7 @@ def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
 @router.patch("/{name}")
 def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset:
     """Works while data flows in; a smaller capacity evicts at once."""
-    values: dict[str, Any] = {}
-    if body.description is not None:
-        values["description"] = body.description
-    if body.tags is not None:
-        values["tags"] = body.tags
+    values: dict[str, Any] = body.model_dump(include={"description", "tags"}, exclude_none=True)
     if body.capacity is not None:
         values |= capacity_columns(body.capacity)
     with service.db.write() as connection:

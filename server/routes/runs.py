@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import find_pk, first_rows
+from server.index.db import equal, find_pk, first_rows
 from server.index.tables import metrics, policies, policy_aliases, runs
 from server.problems import ProblemError
 from server.service import Cursor, Limit, ServiceDep
@@ -121,10 +121,7 @@ def list_runs(
     `search`: text in the name or a tag. `alive=false&status=running`: silent ones. `since`: heard
     of at that Unix time or later. `brief`: without config and newest metrics.
     """
-    wanted: list[sa.ColumnElement[bool]] = []
-    for column, value in (("kind", kind), ("status", status), ("parent", parent)):
-        if value is not None:
-            wanted.append(runs.c[column] == value)
+    wanted = equal(runs, kind=kind, status=status, parent=parent)
     each = sa.func.json_each(runs.c.tags).table_valued("value")
     if tag is not None:
         wanted.append(sa.exists().select_from(each).where(each.c.value == tag))
@@ -132,16 +129,11 @@ def list_runs(
         tagged = sa.exists().select_from(each).where(_contains(each.c.value, search))
         wanted.append(sa.or_(_contains(runs.c.name, search), tagged))
     if alive is not None:
-        # As `_run` says it, so that the count and the rows agree.
-        heard = sa.and_(
-            runs.c.status == "running",
-            sa.func.abs(runs.c.heartbeat_at - time.time()) < ALIVE_SECONDS,
-        )
-        wanted.append(heard if alive else sa.not_(heard))
+        wanted.append(_alive() if alive else sa.not_(_alive()))
     if since is not None:
         wanted.append(runs.c.heartbeat_at >= since)
-    query = sa.select(*(_BRIEF if brief else _COLUMNS), _POLICIES).where(*wanted)
-    query = query.order_by(runs.c.pk.desc())
+    columns = _BRIEF if brief else _COLUMNS
+    query = sa.select(*columns, _POLICIES, _alive()).where(*wanted).order_by(runs.c.pk.desc())
     if cursor is not None:
         query = query.where(runs.c.pk < cursor)
     with service.db.read() as c:
@@ -151,8 +143,17 @@ def list_runs(
     return RunPage(items=items, next=None if last is None else str(last["pk"]), total=total)
 
 
+def _alive() -> sa.Label[bool]:
+    """Whether it runs and its latest heartbeat is near.
+
+    One from the future came before the clock was set back: a living run sends the next in seconds.
+    """
+    near = sa.func.abs(runs.c.heartbeat_at - time.time()) < ALIVE_SECONDS
+    return sa.and_(runs.c.status == "running", near).label("alive")
+
+
 def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:
-    """Whether `text` is in it, in whatever case; % and _ mean themselves."""
+    """Whether `text` is in it, upper or lower case; % and _ mean themselves."""
     return sa.func.instr(sa.func.lower(column), sa.func.lower(text)) > 0
 
 
@@ -201,7 +202,7 @@ def get_log(service: ServiceDep, name: str) -> str:
 
 
 def _read(c: Connection, pk: int) -> Run:
-    query = sa.select(*_COLUMNS, _POLICIES).where(runs.c.pk == pk)
+    query = sa.select(*_COLUMNS, _POLICIES, _alive()).where(runs.c.pk == pk)
     return _run(c, c.execute(query).mappings().one())
 
 
@@ -209,8 +210,6 @@ def _run(c: Connection, row: RowMapping, *, brief: bool = False) -> Run:
     newest = [] if brief else c.execute(LATEST, {"run": row["pk"]}).all()
     return Run(
         **row,
-        # One from the future is of before a clock was put back: who lives reports again at once.
-        alive=row["status"] == "running" and abs(row["heartbeat_at"] - time.time()) < ALIVE_SECONDS,
         latest={key: value for key, _, value in newest if value is not None},
         latest_steps={key: step for key, step, _ in newest},
     )

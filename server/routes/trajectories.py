@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy.engine import Connection
 
 from server.checksums import Source
-from server.index.db import find_pk, first_rows, next_change_id, write_audit
+from server.index.db import equal, find_pk, first_rows, next_change_id, write_audit
 from server.index.tables import ALIVE, datasets, segments, shards, tombstones, trajectories
 from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import add_totals, bucket_of
@@ -57,14 +57,6 @@ def list_trajectories(
     cursor: str | None = None,
 ) -> Page[TrajectoryInfo]:
     """Living trajectories, newest first unless `order` says otherwise."""
-    filters = {
-        "partition": partition,
-        "env": env,
-        "policy": policy,
-        "run": run,
-        "purpose": purpose,
-        "state": state,
-    }
     column_name = order.removeprefix("-")
     if column_name not in ORDERS:
         raise ProblemError(
@@ -78,9 +70,8 @@ def list_trajectories(
     column, descending = t[column_name], order.startswith("-")
     with service.db.read() as connection:
         statement = _SELECT.where(t.dataset_pk == find_pk(connection, datasets, name), ALIVE)
-        for column_of, value in filters.items():
-            if value is not None:
-                statement = statement.where(t[column_of] == value)
+        same = equal(trajectories, partition=partition, env=env, policy=policy, run=run)
+        statement = statement.where(*same, *equal(trajectories, purpose=purpose, state=state))
         if tag is not None:
             tags = sa.func.json_each(t.tags).table_valued("value")
             statement = statement.where(

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.index.db import first_rows
+from server.index.db import equal, first_rows
 from server.index.tables import workers
 from server.problems import ProblemError, not_found
 from server.service import Limit, ServiceDep
@@ -108,11 +108,7 @@ def list_workers(
     cursor: str | None = None,
 ) -> Page[Worker]:
     """In order of id, also those that are not alive any more."""
-    query = sa.select(workers).order_by(workers.c.id)
-    if role is not None:
-        query = query.where(workers.c.role == role)
-    if run is not None:
-        query = query.where(workers.c.run == run)
+    query = sa.select(workers).where(*equal(workers, role=role, run=run)).order_by(workers.c.id)
     if cursor is not None:
         query = query.where(workers.c.id > cursor)
     now = time.time()
@@ -138,6 +134,6 @@ def _known(c: Connection, worker_id: str) -> RowMapping:
 
 
 def _worker(row: RowMapping, now: float) -> Worker:
-    # One from the future is of before a clock was put back: who lives reports again at once.
+    # One from the future came before the clock was set back: a living worker sends the next soon.
     fresh = abs(now - row["heartbeat_at"]) < ALIVE_SECONDS
     return Worker(**row, alive=fresh and row["state"] not in ENDED)
