@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from amago_model.acting import ActingPolicy
@@ -115,14 +115,12 @@ def evaluate_policy(
     sample: bool = False,
     policy_id: str = "policy",
     device: str = "cpu",
-    progress: Callable[[int], object] | None = None,
 ) -> EvaluationResult:
     """Play one episode for each of `seeds` and summarise. Needs no service.
 
     `policy` is what `amago_model.load_policy` gives, or a function that makes an actor. With
-    sample=False the result depends on policy and seeds alone, not on `envs`. `progress` is called
-    with the number of finished episodes. Raises `BrokenEnv` if the environment fails: the mean of
-    the episodes that survived is no score.
+    sample=False the result depends on policy and seeds alone, not on `envs`. Raises `BrokenEnv` if
+    the environment fails: the mean of the episodes that survived is no score.
     """
 
     def make_env() -> Env:
@@ -132,7 +130,7 @@ def evaluate_policy(
         interface = interface_of(opened[0], env_id)
         actor = _actor(policy, interface, len(opened), policy_id, sample, device)
         metadata = TrajectoryMetadata(env=env_id, purpose="eval")
-        return _play(opened, actor, interface, make_env, seeds, metadata, policy_id, progress)
+        return _play(opened, actor, interface, make_env, seeds, metadata, policy_id, lambda _: None)
 
 
 def _actor(
@@ -153,7 +151,7 @@ def _play(
     seeds: Sequence[int],
     metadata: TrajectoryMetadata,
     policy_id: str,
-    progress: Callable[[int], object] | None,
+    on_episode: Callable[[int], object],
 ) -> EvaluationResult:
     pieces: list[tuple[int, Trajectory]] = []
     episodes: list[EpisodeSummary] = []
@@ -168,8 +166,7 @@ def _play(
     )
     while not rollout.done:
         episodes += rollout.step()
-        if progress is not None:
-            progress(len(episodes))
+        on_episode(len(episodes))
         if rollout.broken:
             raise BrokenEnv(
                 f"{interface.env_id} failed ({rollout.last_error}); a score with holes is none"
@@ -258,14 +255,7 @@ def run_evaluation(
         )
         seeds = range(config.seeds, config.seeds + config.episodes)
         actor = _actor(player, interface, len(envs), policy_id, config.sample, config.device)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        quiet = quiet or not console.is_terminal
-        with Progress(*columns, console=console, disable=quiet) as bar:
+        with Progress(console=console, disable=quiet or not console.is_terminal) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
 
             def on_episode(done: int) -> None:

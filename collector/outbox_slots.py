@@ -10,6 +10,7 @@ directory also looks beside it for outboxes to take over.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -80,16 +81,10 @@ def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox])
 
 def _beside(directory: Path, default: Path) -> Iterator[Path]:
     """Folders that may be outboxes of dead collectors."""
-    own, seen = directory.resolve(), set()
-    for parent in (own.parent, default.resolve()):
-        try:
-            folders = sorted(parent.iterdir())
-        except OSError:
-            continue
-        for folder in folders:
-            if folder != own and folder not in seen:
-                seen.add(folder)
-                yield folder
+    own = directory.resolve()
+    for parent in dict.fromkeys((own.parent, default.resolve())):
+        with contextlib.suppress(OSError):
+            yield from (folder for folder in sorted(parent.iterdir()) if folder != own)
 
 
 def _left_for(folder: Path, destination: Destination) -> bool:

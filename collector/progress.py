@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TextColumn
 
 from collector.config import CollectConfig
 from collector.stats import CollectorStatistics
@@ -23,13 +23,7 @@ def show_progress(
     """Gives an `update`, cheap enough for every step."""
     live = config.progress and console.is_terminal
     every = BAR_EVERY if live else LINE_EVERY
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[text]}"),
-        TimeElapsedColumn(),
-    )
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[text]}"))
     due = time.monotonic() + every
     with Progress(*columns, console=console, disable=not live) as bar:
         total = config.episodes or config.steps or None

@@ -195,7 +195,7 @@ def small_policy(interface: Interface, kind: str) -> ActingPolicy:
     torch.manual_seed(3)
     config = AgentConfig.from_dict(
         {
-            "timestep_encoder": {"d_hidden": 32, "d_output": 32},
+            "timestep_encoder": {"kind": "any", "d_hidden": 32, "d_output": 32},
             "trajectory_encoder": {"kind": kind, "d_model": 32, "d_ff": 64},
         }
     )

@@ -50,7 +50,7 @@ WAIT = 120.0
 def policy_file(version: int) -> bytes:
     torch.manual_seed(version)
     config = {
-        "timestep_encoder": {"d_hidden": 16, "d_output": 16},
+        "timestep_encoder": {"kind": "any", "d_hidden": 16, "d_output": 16},
         "trajectory_encoder": {"kind": "identity"},
     }
     spaces = Spaces.of_spec(interface_of(make(ENV), ENV).spec.to_json())

@@ -27,7 +27,7 @@ def policy_for(env_id: str, kind: str = "feed_forward", **kwargs: Any) -> Acting
     torch.manual_seed(1)
     spaces = Spaces.of_spec(interface_of(make(env_id, kwargs), env_id).spec.to_json())
     small = {
-        "timestep_encoder": {"d_hidden": 32, "d_output": 32},
+        "timestep_encoder": {"kind": "any", "d_hidden": 32, "d_output": 32},
         "trajectory_encoder": {"kind": kind, "d_model": 32, "d_ff": 64},
     }
     return ActingPolicy(AgentConfig.from_dict(small), spaces).eval()

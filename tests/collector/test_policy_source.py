@@ -20,7 +20,7 @@ from stepwell.testing import wait_until
 
 INTERFACE = interface_of(make("CartPole-v1"), "CartPole-v1")
 SMALL = {
-    "timestep_encoder": {"d_hidden": 16, "d_output": 16},
+    "timestep_encoder": {"kind": "any", "d_hidden": 16, "d_output": 16},
     "trajectory_encoder": {"kind": "identity"},
 }
 
