@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
@@ -35,12 +34,10 @@ class DatasetRegistry:
     def __init__(self, db: Database):
         self._db = db
         self._known: dict[str, RegisteredDataset] = {}
-        self._lock = threading.Lock()
 
     def get(self, name: str) -> RegisteredDataset:
         """Raises 404."""
-        with self._lock:
-            found = self._known.get(name)
+        found = self._known.get(name)
         if found is None:
             with self._db.read() as connection:
                 row = connection.execute(
@@ -52,13 +49,11 @@ class DatasetRegistry:
                 raise not_found("dataset", name)
             spec = EnvSpec.from_json(row.spec)
             found = RegisteredDataset(row.pk, name, spec, row.spec_digest, arrow_schema(spec))
-            with self._lock:
-                self._known[name] = found
+            self._known[name] = found
         return found
 
     def forget(self, name: str) -> None:
-        with self._lock:
-            self._known.pop(name, None)
+        self._known.pop(name, None)
 
 
 def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
