@@ -61,7 +61,7 @@ NAMESPACE = uuid.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
 
 @dataclass(slots=True)
 class Plan:
-    """A file, judged: what it will become."""
+    """What a file becomes: spec, arrays, and where its episodes begin and end."""
 
     spec: EnvSpec
     obs: Array
@@ -82,7 +82,7 @@ class Plan:
 
 
 def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
-    """Judge the arrays and find the episodes. Raises `ImportRefused`."""
+    """Check the arrays and find the episodes. Raises `ImportRefused`."""
     for name in REQUIRED:
         if name not in source.arrays:
             raise ImportRefused(
@@ -378,7 +378,7 @@ def _unkeepable(name: str, array: Array, rows: int) -> str:
 
 
 def _left_out(source: RawFile, options: ImportOptions) -> list[str]:
-    """A warning for each info that is not kept, and for each wish that met none."""
+    """A warning for each info that is not kept, and each drop_infos that matches none."""
     lines = [f"info {name[:80]!r} left out: {why}" for name, why in sorted(source.dropped.items())]
     if more := len(lines) - MOST_LINES:
         lines = [*lines[:MOST_LINES], f"… and {more} more infos"] if more > 0 else lines

@@ -1,6 +1,6 @@
 """A D4RL HDF5 file → RawFile. Untrusted: runs only in the confined child, from an open descriptor.
 
-Walks every link without following any before it is judged: only hard links inside the file, plain
+Checks every link before following it: only hard links inside the file, plain
 numbers, known filters, sane sizes. An info of another kind is not read, only named. Then reads the
 arrays it knows by name, whole (D4RL's chunks are column-shaped, so slices of rows would decompress
 everything again and again).

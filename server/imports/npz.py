@@ -1,7 +1,7 @@
 """An .npz with D4RL's names → RawFile: observations, actions, rewards, terminals, timeouts, …
 
 Untrusted: runs only in the confined child. A zip member is unpacked only after its directory entry
-and its .npy header were judged; nothing is ever unpickled; names are keys, never paths.
+and its .npy header are checked; nothing is ever unpickled; names are keys, never paths.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def frames(
     deadline = time.monotonic() + seconds
 
     def look() -> float:
-        """At the job, the clock and the memory; seconds until the next look."""
+        """Checks the job, the clock and the memory; returns seconds until the next look."""
         check()
         if time.monotonic() > deadline:
             detail = "reading the file took too long (STEPWELL_IMPORT_SECONDS)"
@@ -57,21 +57,21 @@ def frames(
             raise ProblemError(413, "body_too_large", detail)
         return _TICK
 
-    # What it says when it dies is for our log; a child that never stops talking is not waited for.
-    words, mouth = os.pipe()
-    os.set_blocking(mouth, False)
-    with open(path, "rb") as file, open(words, "rb", buffering=0) as said:
+    # The child's stderr goes to our log when it dies. Nobody waits for a child that fills it.
+    stderr_read, stderr_write = os.pipe()
+    os.set_blocking(stderr_write, False)
+    with open(path, "rb") as file, open(stderr_read, "rb", buffering=0) as stderr:
         process = subprocess.Popen(
             [sys.executable, "-P", "-s", "-m", "server.imports.parser", str(file.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=mouth,
+            stderr=stderr_write,
             pass_fds=(file.fileno(),),
             env=environment(),
             cwd="/",
             start_new_session=True,
         )
-        os.close(mouth)
+        os.close(stderr_write)
         assert process.stdin is not None and process.stdout is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -92,9 +92,9 @@ def frames(
             raise _broken(str(error)) from None
         except EOFError:
             process.wait()
-            last = (said.read(1 << 16) or b"")[-4000:].decode(errors="replace")
+            last = (stderr.read(1 << 16) or b"")[-4000:].decode(errors="replace")
             # The content of the file is the likely cause: the sender gets a problem.
-            log.warning("an import process died", status=process.returncode, said=last)
+            log.warning("an import process died", status=process.returncode, stderr=last)
             raise _broken("the process that read it died") from None
         finally:
             process.kill()

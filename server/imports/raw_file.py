@@ -1,5 +1,4 @@
-"""What every foreign file becomes before it is judged: named arrays of numbers, and the options
-of its upload.
+"""An uploaded file as named arrays of numbers, and the options of its upload.
 
 Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make these.
 """

@@ -10,9 +10,9 @@
 
 `Mirror.changes` (changes.py) reads what changed lately from the index itself.
 
-Only living trajectories are here. A cache and nothing more: it is emptied at every start, refreshed
-before every query, and costs one PRAGMA when nothing was committed. Replaced files stay a while for
-the queries that still read them.
+Evicted trajectories are left out. The mirror is a cache: emptied at every start, and refreshed
+before every query, which costs one PRAGMA when nothing was committed. Replaced files stay for
+KEEP_SECONDS: queries still read them.
 """
 
 from __future__ import annotations

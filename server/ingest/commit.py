@@ -97,8 +97,6 @@ class Committer:
         """Why the service is read-only at the moment. Never raised itself, but a copy of it: each
         raise would hang its frames, with the bodies in them, on the one exception that lasts."""
         self._probed = 0.0
-        self.full: list[Segment] = []
-        """Segments closed by size or by trouble; the sealer takes them."""
         self.loop = BackgroundLoop(
             "committer", self._round, every=0.0, longest_wait=1.0, report=_defect
         )
@@ -120,12 +118,16 @@ class Committer:
         self._queue.put(submission)
         return submission.answer
 
-    def rotate(self) -> Segment | None:
-        """Close the current segment, if it holds anything, so that it can be sealed."""
-        with self.lock:
-            if self._spool.current is None or not self._spool.current.records:
-                return None
-            return self._spool.rotate()
+    def take_closed(self, *, force: bool) -> list[Segment]:
+        """The segments that wait to be sealed; the current one too if it is due, or with `force`.
+
+        Call it with `lock` held.
+        """
+        current = self._spool.current
+        if current is not None and current.records and (force or self.due(time.monotonic())):
+            self._spool.rotate()
+        closed, self._spool.closed = self._spool.closed, []
+        return closed
 
     def due(self, now: float) -> bool:
         """Whether the current segment has waited long enough to be sealed."""
@@ -232,7 +234,6 @@ class Committer:
             assert segment.file is not None
             if segment.file.size >= self._settings.seal_bytes:
                 self._spool.rotate()
-                self.full.append(segment)
         for copy, first in plan.repeats:
             copy.seq = first.seq
         return plan.answers
@@ -321,9 +322,7 @@ class Committer:
         # until a later one has taken its place. Of anything else, a restart must not believe them.
         if written and (problem is None or problem.status == 507):
             self._spool.undo()
-        segment = self._spool.rotate()
-        if segment is not None:
-            self.full.append(segment)  # without a pk nothing in it counts: the sealer removes it
+        self._spool.rotate()  # without a pk nothing in it counts: the sealer removes it
         if problem is None and isinstance(error, OSError):
             problem = ProblemError(503, "read_only", READ_ONLY, got=str(error.strerror or error))
         if problem is None:

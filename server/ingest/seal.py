@@ -67,7 +67,6 @@ class Sealer:
         self._registry, self._committer, self._telemetry = registry, committer, telemetry
         self._waiting: list[Segment] = []
         self._changed = threading.Condition()
-        self._taking = threading.Lock()
         self._stop = False
         self.lock = threading.Lock()
         self.failure = ""
@@ -132,19 +131,9 @@ class Sealer:
 
     def _take(self, *, force: bool) -> None:
         """Collect segments that are full, idle or old; with `force`, the current one too."""
-        committer = self._committer
-        # One at a time: what another thread has closed must be in `_waiting` before a flush looks.
-        with self._taking:
-            fresh: Segment | None = None
-            if force or committer.due(time.monotonic()):
-                fresh = committer.rotate()
-            with committer.lock:
-                closed, committer.full = committer.full, []
-            if fresh is not None:
-                closed.append(fresh)
-            if closed:
-                with self._changed:
-                    self._waiting.extend(closed)
+        # Under both locks: what is closed is in `_waiting` before another flush looks.
+        with self._committer.lock, self._changed:
+            self._waiting += self._committer.take_closed(force=force)
 
     def _attempt(self, segment: Segment) -> None:
         try:

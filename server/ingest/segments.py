@@ -117,6 +117,8 @@ class Spool:
     def __init__(self, store: Store):
         self._store = store
         self.current: Segment | None = None
+        self.closed: list[Segment] = []
+        """Segments that take no more and wait to be sealed, oldest first."""
         self._start = 0
         """Where the latest `append` began."""
 
@@ -189,12 +191,13 @@ class Spool:
             self.current.file.cut(self._start)
 
     def rotate(self) -> Segment | None:
-        """Close the current segment and hand it over; None if nothing is in it."""
+        """Close the current segment; None if there is none."""
         segment = self.current
         if segment is None or segment.file is None:
             return None
         segment.file.close()
         self.current = None
+        self.closed.append(segment)
         return segment
 
 

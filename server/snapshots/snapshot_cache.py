@@ -1,6 +1,6 @@
-"""What snapshots select, and the recent ones at hand: so that a refresh asks only what changed.
+"""Runs selections, and keeps recent snapshots in memory: a refresh reads only what changed.
 
-    SelectionRunner   SQL → everything that is selected, or only what changed since an earlier one
+    SelectionRunner   SQL → all that is selected, or only what changed since an earlier snapshot
     SnapshotCache     the newest snapshots with their blocks; `catch_up` keeps selections up to date
 
 A cached snapshot has two sets of blocks: those that its file holds, which never change, and those
@@ -69,7 +69,7 @@ class SelectionResult:
 
 @dataclass(frozen=True, slots=True)
 class CachedSnapshot:
-    """A snapshot at hand."""
+    """A snapshot in memory."""
 
     pk: int
     blocks: Blocks

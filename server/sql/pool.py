@@ -1,17 +1,17 @@
-"""The parent's side of SQL: few confined worker processes, and limits that hold whatever is asked.
+"""Runs SQL in a few sandboxed worker processes, within limits of time, memory and CPU.
 
     query → fair_queue.py, or 429 → a worker → the worker interrupts itself at the deadline
                                              → GRACE later: SIGKILL, another takes its place
 
-    deadline   from the moment the query is here: waiting counts, and so does bringing the tables up
-               to date. The answer leaves GRACE after it at the latest.
+    deadline   counted from the arrival of the query: waiting counts, and so does the refresh of the
+               tables. The answer leaves GRACE after it at the latest.
     memory     one bound for everything: each worker has its share, which the kernel holds it to
                (worker.py), and so have the answers in this process until they are delivered
-    CPU        workers are niced, and niced more when a query goes on (worker_process.py)
+    CPU        workers are niced, and niced more during a long query (worker_process.py)
 
 The service's own queries (snapshots) have a worker to themselves, started when first needed.
-Nothing of a query runs in this process; what comes back is a frame of bytes. Workers are started
-ahead of need, because a Python process with DuckDB takes a third of a second to be ready.
+No part of a query runs in this process; the answer is a frame of bytes. Workers are started
+before they are needed, because a Python process with DuckDB takes a third of a second to be ready.
 """
 
 from __future__ import annotations

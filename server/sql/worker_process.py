@@ -1,7 +1,7 @@
-"""A confined worker process, as the pool holds it: asked, waited for, measured and killed.
+"""The parent's side of one SQL worker process: send a query, wait, measure, kill.
 
-Nothing here waits for the child longer than until the deadline: not for its answer, not for it to
-take a long question, and not for its death, which takes its time on a busy machine.
+No call waits for the child beyond the deadline: not for the answer, not while a long query is
+written to the pipe, and not for the exit of a killed process.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class WorkerProcess:
         next_check = 0.0
 
         def look() -> float:
-            """At the clock, the memory and the CPU time; seconds until the next look."""
+            """Checks clock, memory and CPU time; returns seconds until the next look."""
             nonlocal next_check
             now = time.monotonic()
             if (left := deadline - now) <= 0:

@@ -57,6 +57,12 @@ from stepwell.trajectory import Trajectory, TrajectoryMetadata
 SPEC = make_spec(observation=3, action=2)
 
 
+def rotated(committer: Any) -> Any:
+    """The current segment, closed and taken; None if it holds nothing."""
+    with committer.lock:
+        return next(iter(committer.take_closed(force=True)), None)
+
+
 def make(count: int, first: int = 0) -> list[Trajectory]:
     return [make_trajectory(SPEC, length=4 + i, seed=first + i) for i in range(count)]
 
@@ -299,7 +305,7 @@ def test_a_flipped_bit_in_the_first_bytes_of_a_segment_loses_nothing(still: Any)
     """Its records are whole: they are recovered, sealed and read as if nothing had happened."""
     live, sent = still.live, make(2)
     still.committer._handle([submission(live, sent)])
-    segment = still.committer.rotate()
+    segment = rotated(still.committer)
     path = live.data / "segments" / segment.name
     raw = bytearray(path.read_bytes())
     raw[3] ^= 1
@@ -502,6 +508,7 @@ def test_one_id_twice_in_a_group_with_other_content_is_a_conflict(still: Any) ->
 def test_a_defect_of_one_post_does_not_hurt_the_others(
     still: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    still.live.service.ingest.sealer.close()  # or it would remove segments while they are recovered
     committer, sent = still.committer, make(3)
     waiting = [submission(still.live, [t]) for t in sent]
     real = commit.insert_rows
@@ -543,11 +550,11 @@ def test_a_full_segment_is_handed_to_the_sealer(still: Any) -> None:
     size = submission(still.live, sent[:1]).size
     committer._settings = still.settings.model_copy(update={"seal_bytes": size + 900})
     committer._handle([submission(still.live, sent[:1])])
-    assert committer.full == [] and committer._spool.current is not None
+    assert committer._spool.closed == [] and committer._spool.current is not None
     name = committer._spool.current.name
     committer._handle([submission(still.live, sent[1:])])
-    assert [one.name for one in committer.full] == [name]
-    assert committer._spool.current is None and committer.full[0].pk is not None
+    assert [one.name for one in committer._spool.closed] == [name]
+    assert committer._spool.current is None and committer._spool.closed[0].pk is not None
 
 
 def test_a_segment_is_due_when_idle_or_old_and_never_when_empty(still: Any) -> None:
@@ -607,10 +614,10 @@ def test_a_probe_that_fails_stays_read_only(still: Any, monkeypatch: pytest.Monk
 
 def test_rotation_takes_only_what_holds_something(still: Any) -> None:
     committer = still.committer
-    assert committer.rotate() is None
+    assert rotated(committer) is None
     committer._handle([submission(still.live, make(1))])
-    segment = committer.rotate()
-    assert segment is not None and segment.records == 1 and committer.rotate() is None
+    segment = rotated(committer)
+    assert segment is not None and segment.records == 1 and rotated(committer) is None
 
 
 # --- sealing ------------------------------------------------------------------------------------
@@ -699,7 +706,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_hinders_nobody(live: Any) ->
     lost, kept = make(2)
     live.post([lost])
     sealer = live.service.ingest.sealer
-    segment = live.service.ingest.committer.rotate()
+    segment = rotated(live.service.ingest.committer)
     path = live.data / "segments" / segment.name
     path.write_bytes(b"?" * path.stat().st_size)
     sealer.add(segment)
@@ -824,7 +831,7 @@ def test_a_disk_error_that_nobody_thought_of_is_read_only_too(
     assert isinstance(error, ProblemError)
     assert (error.status, error.code, error.got) == (503, "read_only", "not yours")
     assert error.detail == commit.READ_ONLY
-    assert still.committer._spool.current is None and len(still.committer.full) == 1
+    assert still.committer._spool.current is None and len(still.committer._spool.closed) == 1
     assert live.service.telemetry.writable._value.get() == 0
 
 
@@ -868,10 +875,10 @@ def test_a_segment_that_cannot_be_is_named_if_the_index_knows_it(
     live = still.live
     kept, lost = make(2)
     still.committer._handle([submission(live, [lost])])
-    segment = still.committer.rotate()
+    segment = rotated(still.committer)
     assert segment is not None and segment.pk is not None
     still.committer._handle([submission(live, [kept])])
-    other = still.committer.rotate()
+    other = rotated(still.committer)
     assert other is not None
     if not known_there:
         with live.service.db.write() as connection:
@@ -890,7 +897,7 @@ def test_a_segment_that_cannot_be_is_named_if_the_index_knows_it(
 def test_what_was_consumed_is_removed(still: Any) -> None:
     live = still.live
     still.committer._handle([submission(live, make(1))])
-    segment = still.committer.rotate()
+    segment = rotated(still.committer)
     assert segment is not None
     with live.service.db.write() as connection:
         connection.exec_driver_sql("DELETE FROM trajectories")
