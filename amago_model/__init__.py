@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from amago_model.agent import Agent, make_agent
     from amago_model.data.batch import Batch, decode_action, encode_action, previous_features
     from amago_model.losses.loss_inputs import LossInputs
-    from amago_model.losses.metrics import Values
     from amago_model.policy_file import load_policy, save_policy
+    from amago_model.values import Values, get_values
 
 __all__ = [
     "ActingPolicy",
@@ -52,6 +52,7 @@ __all__ = [
     "__version__",
     "decode_action",
     "encode_action",
+    "get_values",
     "load_policy",
     "make_agent",
     "multitask",
@@ -69,7 +70,7 @@ _WITH_TORCH = {
     "data.batch": ("Batch", "decode_action", "encode_action", "previous_features"),
     "losses.loss_inputs": ("LossInputs",),
     "policy_file": ("load_policy", "save_policy"),
-    "losses.metrics": ("Values",),
+    "values": ("Values", "get_values"),
 }
 _MODULE = {name: module for module, names in _WITH_TORCH.items() for name in names}
 

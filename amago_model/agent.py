@@ -8,8 +8,6 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import repeat
 
 import torch
@@ -35,12 +33,11 @@ from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
 from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
 from amago_model.losses.critic_losses import critic_term
-from amago_model.losses.filters import advantage_weight, normalized_advantage
+from amago_model.losses.filters import AdvantageFilter
 from amago_model.losses.loss_inputs import LossInputs
-from amago_model.losses.metrics import Values, mean_and_std, update_metrics
+from amago_model.losses.metrics import update_metrics
 from amago_model.losses.td_targets import td_targets
 from amago_model.registry import custom_module
-from amago_model.running_statistics import BatchMoments
 
 
 class Agent(nn.Module):
@@ -92,12 +89,7 @@ class Agent(nn.Module):
             self.critics = Critics(config, spaces, self.policy.d_state)
             if losses.use_target_actor:
                 self.target_actor = frozen_copy(self.policy.actor)
-        self.advantage_moments = BatchMoments()
-        self._filter: Callable[[Tensor], Tensor] = (
-            custom_module(custom, "filter", custom.filter)
-            if custom.filter
-            else partial(advantage_weight, config=losses.filter)
-        )
+        self.filter = AdvantageFilter(config)
         self._custom_losses = {name: custom_module(custom, "loss", name) for name in custom.losses}
         every_action = spaces.action.kind == "discrete" and not self.sampled
         noise_width = 0 if every_action else int(self.policy.actor.noise_width)
@@ -161,13 +153,13 @@ class Agent(nn.Module):
             evaluation = self.evaluate(tr, dpg_policy)
             inputs.critic_output, inputs.q_values = evaluation.output, evaluation.q
             inputs.policy_values = popart.to_normalized(evaluation.dpg_q)
-            inputs.advantage = self.advantage(evaluation)
+            inputs.advantage = self.filter.advantage(evaluation, popart)
         if c.bc_weight > 0:
             soften = self.sampled and self._soften
             imitated = with_sampled_actions(policy, soften)
             action = tr.encoded_action if soften else tr.action
             inputs.log_prob = data_log_prob(imitated, action)
-            inputs.filter_weight = self.filter_weight(inputs.advantage, tr.bc_mask)
+            inputs.filter_weight = self.filter(inputs.advantage, tr.bc_mask)
         return inputs
 
     def terms(self, inputs: LossInputs) -> dict[str, Tensor]:
@@ -233,23 +225,6 @@ class Agent(nn.Module):
         dpg = self.config.losses.dpg_weight > 0
         return evaluate_critics(self.critics, tr, policy, soften=self._soften, dpg=dpg)
 
-    def advantage(self, evaluation: CriticEvaluation) -> Tensor:
-        """[N, G]: the filter's input, in the unit of its setting `advantage`. No gradient."""
-        assert self.critics is not None
-        advantage, c = (evaluation.q - evaluation.v).detach().mean(0), self.config.losses.filter
-        if c.kind != "behavior_cloning" and c.advantage == "raw":
-            return advantage
-        return self.critics.popart.normalized_difference(advantage)
-
-    def filter_weight(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
-        """[N, G] -> [N, G]: the weights of behaviour cloning; None without a filter."""
-        c = self.config.losses.filter
-        if c.kind == "behavior_cloning" or advantage is None:
-            return None
-        if c.batch_norm:
-            advantage = normalized_advantage(advantage, *self.advantage_moments(advantage, mask))
-        return self._filter(advantage)
-
     # -------------------------------------------------------------------------- around the update
 
     def trainable_parameters(self) -> list[nn.Parameter]:
@@ -281,36 +256,6 @@ class Agent(nn.Module):
         each optimiser step. `bad` is that of step_adamw."""
         if self.critics is not None and self.critics.lagged is not None:
             copy_weights(self.critics.lagged, self.critics.online, bad)
-
-    @torch.no_grad()
-    def get_values(self, batch: Batch) -> Values:
-        """Values of the data's actions: for looking at data, not for learning.
-
-        In evaluation mode: no dropout, and no statistic changes. The policy's samples, if it has to
-        draw some, come from torch's global generator.
-
-        Raises:
-            ConfigError: there is no critic.
-            BatchError: a shape does not fit the spaces.
-        """
-        if self.critics is None:
-            raise ConfigError("get_values: there is no critic; train with one to compare actions")
-        batch.check(self.spaces)
-        was_training = self.training
-        self.eval()
-        try:
-            tr = self.encode(batch)
-            evaluation = self.evaluate(tr)
-            advantage = self.advantage(evaluation)
-            weight = self.filter_weight(advantage, tr.bc_mask)
-        finally:
-            self.train(was_training)
-        scale = self.config.losses.reward_multiplier
-        q, v = (self.critics.popart.to_return(x) / scale for x in (evaluation.q, evaluation.v))
-        weight = torch.ones_like(advantage) if weight is None else weight
-        fields = (*mean_and_std(q), *mean_and_std(v), advantage, weight)
-        q, q_std, v, v_std, advantage, weight = (tr.unflatten(x) for x in fields)
-        return Values(q, v, advantage, weight, q_std, v_std, tr.unflatten(tr.action_known))
 
 
 def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:

@@ -211,7 +211,7 @@ def load_agent(path: Path | str) -> Agent:
     CPU.
 
         agent = load_agent("runs/first")
-        values = agent.get_values(batch)
+        values = get_values(agent, batch)
 
     Args:
         path: a run's folder, for its newest whole checkpoint; or one checkpoint.

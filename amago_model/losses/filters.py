@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amago_model.config import FilterConfig, LeakyReLUFilterConfig
+from amago_model.config import AgentConfig, FilterConfig, LeakyReLUFilterConfig
+from amago_model.heads.popart import PopArt
+from amago_model.losses.critic_evaluation import CriticEvaluation
+from amago_model.registry import custom_module
+from amago_model.running_statistics import BatchMoments
 
 MAX_EXP_WEIGHT = 20.0
 """Of the exponential filter, so that one transition cannot outweigh a batch."""
@@ -47,3 +54,31 @@ def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
 def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """[N, G] to mean 0 and deviation 1, given those of each discount [G]."""
     return (advantage - mean) / (variance + 1e-10).sqrt()
+
+
+class AdvantageFilter(nn.Module):
+    """The filter of the settings, or a custom one: advantages to weights of behaviour cloning."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        super().__init__()
+        self.config, custom = config.losses.filter, config.custom
+        self.weight: Callable[[Tensor], Tensor] = (
+            custom_module(custom, "filter", custom.filter)
+            if custom.filter
+            else partial(advantage_weight, config=self.config)
+        )
+        self.moments = BatchMoments()
+
+    def advantage(self, evaluation: CriticEvaluation, popart: PopArt) -> Tensor:
+        """[N, G]: the filter's input, in the unit of its setting `advantage`. No gradient."""
+        advantage, c = (evaluation.q - evaluation.v).detach().mean(0), self.config
+        raw = c.kind != "behavior_cloning" and c.advantage == "raw"
+        return advantage if raw else popart.normalized_difference(advantage)
+
+    def forward(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
+        """[N, G] -> [N, G]; None where nothing is filtered. Statistics are those of mask [N]."""
+        if self.config.kind == "behavior_cloning" or advantage is None:
+            return None
+        if self.config.batch_norm:
+            advantage = normalized_advantage(advantage, *self.moments(advantage, mask))
+        return self.weight(advantage)

@@ -1,12 +1,10 @@
-"""Metrics of an update beside its losses, and values for people who look at data. All detached.
+"""Metrics of an update beside its losses. All detached.
 
 Metrics are those of the acting discount. They are computed for logged updates alone and draw no
 random numbers.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,27 +14,6 @@ from amago_model.heads.distributions import Distribution
 from amago_model.heads.popart import PopArt
 from amago_model.losses.loss_inputs import LossInputs
 from amago_model.running_statistics import masked_mean
-
-
-@dataclass(slots=True)
-class Values:
-    """Values of the data's and the policy's actions, [B, T, G], in units of the environment's
-    return."""
-
-    q: Tensor
-    """Value of the data's action, mean over critics."""
-    v: Tensor
-    """Value of the policy's actions, mean over critics."""
-    advantage: Tensor
-    """The filter's input: see `losses.filter.advantage` for its unit."""
-    weight: Tensor
-    """The filter's output."""
-    q_std: Tensor
-    """Deviation of q over critics."""
-    v_std: Tensor
-    """Deviation of v over critics."""
-    mask: Tensor
-    """[B, T] bool: False where there is no transition, or its action is not known."""
 
 
 def mean_and_std(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,8 +39,8 @@ def update_statistics(agent: Agent, batch: Batch) -> None:
         return
     critics.popart.update(agent.td_target(batch, transitions), transitions.critic_mask)
     if batch_norm:
-        advantage = agent.advantage(agent.evaluate(transitions))
-        agent.advantage_moments.update(advantage, transitions.bc_mask)
+        advantage = agent.filter.advantage(agent.evaluate(transitions), critics.popart)
+        agent.filter(advantage, transitions.bc_mask)
 
 
 def _reject_statistics(setting: str, head: nn.Module) -> None:

@@ -16,6 +16,7 @@ from amago_model import (
     CustomConfig,
     PolicyFileError,
     Spaces,
+    get_values,
     load_policy,
     make_agent,
     register,
@@ -119,7 +120,7 @@ def test_settings_reach_the_parts_they_name(make_spaces, make_config, make_batch
     loss, metrics = agent(batch)
     loss.backward()
     torch.testing.assert_close(metrics["loss/small"], 0.5 * metrics["loss/large"])
-    values = agent.get_values(batch)
+    values = get_values(agent, batch)
     expected = (values.advantage / 2.0).sigmoid()
     torch.testing.assert_close(values.weight[values.mask], expected[values.mask])
 

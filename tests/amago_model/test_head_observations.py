@@ -16,6 +16,7 @@ from amago_model import (
     Batch,
     ConfigError,
     CustomConfig,
+    get_values,
     load_policy,
     make_agent,
     register,
@@ -206,9 +207,9 @@ def test_values_of_data_are_asked_with_observations_too() -> None:
     moved = dataclasses.replace(batch, obs=batch.obs | {"truth": batch.obs["truth"] + 5.0})
     with freeze_statistics(agent):
         torch.manual_seed(3)
-        one = agent.get_values(batch)
+        one = get_values(agent, batch)
         torch.manual_seed(3)
-        other = agent.get_values(moved)
+        other = get_values(agent, moved)
     assert not torch.allclose(one.q[one.mask], other.q[one.mask])
 
 

@@ -21,6 +21,7 @@ from amago_model import (
     Spaces,
     TimestepEncoderConfig,
     TokenConfig,
+    get_values,
     load_policy,
     save_policy,
 )
@@ -96,7 +97,7 @@ def test_critics_see_it_learn_from_it_and_acting_needs_none_of_it(
     for part in agent.critics.privileged_encoder.observations.encoders:
         assert all(bool((p.grad != 0).any()) for p in part.parameters() if p.ndim > 1), part.key
     agent.eval()
-    before, after = agent.get_values(batch), agent.get_values(other)
+    before, after = get_values(agent, batch), get_values(agent, other)
     assert not torch.allclose(before.q[batch.mask], after.q[batch.mask])
     torch.testing.assert_close(agent.encode(batch).state_t, agent.encode(other).state_t)
     policy, n = load_policy(save_policy(agent)), 3

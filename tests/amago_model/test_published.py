@@ -31,6 +31,7 @@ from amago_model import (
     PlainImageConfig,
     Spaces,
     TimestepEncoderConfig,
+    get_values,
     make_agent,
     published_v3,
     unused_settings,
@@ -115,7 +116,7 @@ def test_the_filter_sees_raw_outputs_or_deviations_of_the_return() -> None:
     seen = []
     for agent in (ours, theirs):
         torch.manual_seed(1)
-        seen.append(agent.get_values(batch))
+        seen.append(get_values(agent, batch))
     mine, published = seen
     torch.testing.assert_close(mine.advantage, ours.critics.popart.w * published.advantage)
     scale = ours.config.losses.reward_multiplier / ours.critics.popart.sigma
@@ -134,7 +135,7 @@ def test_policies_are_judged_by_critics_as_they_are_or_as_they_were(kind: str) -
 
     def ask(agent: Agent):  # type: ignore[no-untyped-def]
         torch.manual_seed(1)
-        return agent.get_values(batch)
+        return get_values(agent, batch)
 
     before = ask(theirs)
     torch.testing.assert_close(before.v, ask(ours).v)

@@ -28,6 +28,7 @@ from amago_model import (
     Spaces,
     TimestepEncoderConfig,
     TokenConfig,
+    get_values,
     load_policy,
     save_policy,
     unused_settings,
@@ -327,7 +328,7 @@ def test_shifts_happen_in_training_only(spaces, batch_of, make_config) -> None:
     assert not torch.allclose(rows(plain, True), rows(shifted, True))
     shifted.load_state_dict(plain.state_dict())
     for field in ("q", "advantage"):
-        of_plain, of_shifted = (getattr(a.get_values(batch), field) for a in (plain, shifted))
+        of_plain, of_shifted = (getattr(get_values(a, batch), field) for a in (plain, shifted))
         assert torch.equal(of_plain, of_shifted)
     assert shifted.training
 

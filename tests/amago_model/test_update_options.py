@@ -86,13 +86,13 @@ def test_every_filter_weighs_the_cloning_of_an_update(
     agent = Agent(make_config(losses=losses), make_spaces("continuous")).eval()
     batch = make_batch(agent.spaces)
     seen = {}
-    original = agent.filter_weight
+    original = agent.filter.forward
 
     def spy(advantage, mask):  # type: ignore[no-untyped-def]
         seen.update(advantage=advantage, mask=mask, weight=original(advantage, mask))
         return seen["weight"]
 
-    agent.filter_weight = spy  # type: ignore[method-assign]
+    agent.filter.forward = spy  # type: ignore[method-assign]
     _, metrics = agent(batch)
     a, mask = seen["advantage"].double(), seen["mask"]
     if normalised:

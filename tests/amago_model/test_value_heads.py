@@ -19,6 +19,7 @@ from amago_model import (
     ScalarCriticConfig,
     Spaces,
     TwoHotCriticConfig,
+    get_values,
     load_policy,
     make_agent,
     multitask,
@@ -215,9 +216,9 @@ def test_only_critics_see_what_is_privileged(make_config, make_batch, kind: str)
     """It moves values and no action; a policy file neither holds nor needs it."""
     agent = Agent(make_config(), _privileged_spaces(kind)).eval()
     batch = make_batch(agent.spaces)
-    before = agent.get_values(batch)
+    before = get_values(agent, batch)
     other = dataclasses.replace(batch, obs={**batch.obs, "truth": batch.obs["truth"] + 1.0})
-    after = agent.get_values(other)
+    after = get_values(agent, other)
     assert not torch.allclose(before.q[batch.mask], after.q[batch.mask])
     states = [agent.encode(x).state_t for x in (batch, other)]
     torch.testing.assert_close(*states)
@@ -260,7 +261,7 @@ def test_get_values_are_those_of_the_update_and_change_nothing(
     agent(batch)
     before = {k: v.clone() for k, v in agent.state_dict().items()}
     torch.manual_seed(4)
-    values = agent.get_values(batch)
+    values = get_values(agent, batch)
     assert agent.training
     torch.testing.assert_close(agent.state_dict(), before, rtol=0, atol=0)
     b, t = batch.mask.shape
@@ -277,4 +278,4 @@ def test_get_values_are_those_of_the_update_and_change_nothing(
 def test_behaviour_cloning_has_no_values_to_get(make_spaces, make_config, make_batch) -> None:
     agent = Agent(make_config(**CLONING), make_spaces())
     with pytest.raises(ConfigError, match="no critic"):
-        agent.get_values(make_batch(agent.spaces))
+        get_values(agent, make_batch(agent.spaces))

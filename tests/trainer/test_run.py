@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from amago_model import get_values
 from amago_model.policy_file import load_policy
 from stepwell.testing import make_spec, make_trajectory, wait_until
 from trainer import checkpoint as checkpoints
@@ -115,12 +116,12 @@ def test_a_run_s_agent_says_what_it_thinks_of_data(service, dataset, whole, tmp_
     with service.client() as client:
         options = {"client": client, "cache": tmp_path, "batches": 1}
         for batch in stream(select, window=8, batch=6, **options):
-            values = agent.get_values(batch)
+            values = get_values(agent, batch)
     assert values.q.shape == (*batch.mask.shape, 1) and torch.equal(values.mask, batch.mask)
     assert values.q[values.mask].isfinite().all() and values.q[values.mask].std() > 0
     (earlier,) = set(kept.path.parent.iterdir()) - {kept.path}
     torch.manual_seed(0)
-    other = load_agent(str(earlier)).get_values(batch)
+    other = get_values(load_agent(str(earlier)), batch)
     assert not torch.equal(other.q[values.mask], values.q[values.mask])
     with pytest.raises(checkpoints.CheckpointError, match="no whole checkpoint.*runs/first"):
         load_agent(tmp_path)

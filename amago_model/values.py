@@ -1,0 +1,64 @@
+"""Values of the data's and the policy's actions, for people who look at data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amago_model.agent import Agent
+from amago_model.data.batch import Batch
+from amago_model.errors import ConfigError
+from amago_model.losses.metrics import mean_and_std
+
+
+@dataclass(slots=True)
+class Values:
+    """Values of the data's and the policy's actions, [B, T, G], in units of the environment's
+    return."""
+
+    q: Tensor
+    """Value of the data's action, mean over critics."""
+    v: Tensor
+    """Value of the policy's actions, mean over critics."""
+    advantage: Tensor
+    """The filter's input: see `losses.filter.advantage` for its unit."""
+    weight: Tensor
+    """The filter's output."""
+    q_std: Tensor
+    """Deviation of q over critics."""
+    v_std: Tensor
+    """Deviation of v over critics."""
+    mask: Tensor
+    """[B, T] bool: False where there is no transition, or its action is not known."""
+
+
+@torch.no_grad()
+def get_values(agent: Agent, batch: Batch) -> Values:
+    """The values of a batch, in evaluation mode: no dropout, and no statistic changes.
+
+    The policy's samples, if it has to draw some, come from torch's global generator.
+
+    Raises:
+        ConfigError: there is no critic.
+        BatchError: a shape does not fit the spaces.
+    """
+    if agent.critics is None:
+        raise ConfigError("get_values: there is no critic; train with one to compare actions")
+    batch.check(agent.spaces)
+    popart, was_training = agent.critics.popart, agent.training
+    agent.eval()
+    try:
+        tr = agent.encode(batch)
+        evaluation = agent.evaluate(tr)
+        advantage = agent.filter.advantage(evaluation, popart)
+        weight = agent.filter(advantage, tr.bc_mask)
+    finally:
+        agent.train(was_training)
+    scale = agent.config.losses.reward_multiplier
+    q, v = (popart.to_return(x) / scale for x in (evaluation.q, evaluation.v))
+    weight = torch.ones_like(advantage) if weight is None else weight
+    fields = (*mean_and_std(q), *mean_and_std(v), advantage, weight)
+    q, q_std, v, v_std, advantage, weight = (tr.unflatten(x) for x in fields)
+    return Values(q, v, advantage, weight, q_std, v_std, tr.unflatten(tr.action_known))
