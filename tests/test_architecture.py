@@ -30,17 +30,9 @@ FORBIDDEN = {
     "dashboard.api": ["torch", "gymnasium", "amago_model", "duckdb", "server"],
     "amago_model.agent": ["pyarrow", "httpx2", "gymnasium", "accelerate", "stepwell"],
     # A wrong name is said before torch and environments load.
-    "trainer.main": [
-        "torch",
-        "accelerate",
-        "gymnasium",
-        "fastapi",
-        "sqlalchemy",
-        "duckdb",
-        "streamlit",
-    ],
+    "trainer.main": ["torch", "accelerate", "gymnasium", "fastapi", "sqlalchemy", "streamlit"],
     "collector.main": ["torch", "gymnasium"],
-    "trainer.loop": ["gymnasium", "fastapi", "sqlalchemy", "duckdb", "streamlit"],
+    "trainer.loop": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
     "collector.collect": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
     "collector.evaluate": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
 }

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
+import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stepwell._files import TEMPORARY, whole_file
@@ -200,7 +200,7 @@ class Cache:
                 if attempt == 2:
                     raise
                 log.warning("shard %s did not arrive, fetching it again: %s", shard, error)
-            except (CodecError, DataError) as error:
+            except (CodecError, duckdb.Error, pa.ArrowException, DataError) as error:
                 if attempt == 2 or isinstance(error, ShardUnreadable):
                     if download.exists():
                         download.replace(self.root / "quarantine" / download.name)
@@ -280,26 +280,31 @@ def convert(
     fields: Sequence[Field],
     path_of: Callable[[str, Field], Path],
 ) -> None:
-    """Read `fields` of a Parquet shard and write their columns, whole or not at all.
+    """Read `fields` of a Parquet shard through DuckDB and write their columns, whole or not at all.
 
-    Raises `DataError` for a file that is not such a shard, OSError where the disk is full.
+    Raises `duckdb.Error`, `pa.ArrowException` or `DataError` for a file that is not such a shard.
     """
-    names = ["traj_idx", "t", *(field.column for field in fields)]
-    try:
-        with pq.ParquetFile(shard_file) as file:
-            rows = file.metadata.num_rows
-            columns = [_filled(field, LEADING_ROWS + rows) for field in fields]
-            place = np.empty((rows, 2), np.int64)
-            at = 0
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=names, use_threads=False):
-                n = batch.num_rows
-                for i in range(2):
-                    place[at : at + n, i] = batch.column(names[i]).to_numpy(zero_copy_only=False)
-                for field, column in zip(fields, columns, strict=True):
-                    _copy(batch.column(field.column), field, column[LEADING_ROWS + at :][:n])
-                at += n
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"not a shard with the columns {names}: {error}") from None
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("SET enable_progress_bar = false")  # it would print to stdout
+        # Insertion order is what makes row_start true; DuckDB keeps it unless told otherwise.
+        source = "read_parquet($path)"
+        params = {"path": str(shard_file)}
+        count = connection.sql(f"SELECT count(*) FROM {source}", params=params).fetchall()
+        rows = int(count[0][0])
+        names = ", ".join(_quoted(name) for name in ["traj_idx", "t", *(f.column for f in fields)])
+        reader = connection.sql(f"SELECT {names} FROM {source}", params=params).to_arrow_reader(
+            ROWS_AT_ONCE
+        )
+        columns = [_filled(field, LEADING_ROWS + rows) for field in fields]
+        place = np.empty((rows, 2), np.int64)
+        at = 0
+        for batch in reader:
+            n = batch.num_rows
+            place[at : at + n, 0] = batch.column(0).to_numpy(zero_copy_only=False)
+            place[at : at + n, 1] = batch.column(1).to_numpy(zero_copy_only=False)
+            for i, (field, column) in enumerate(zip(fields, columns, strict=True)):
+                _copy(batch.column(i + 2), field, column[LEADING_ROWS + at :][:n])
+            at += n
     if at != rows:
         raise DataError(f"expected {rows} rows, read {at}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -341,7 +346,7 @@ def _copy(source: pa.Array, field: Field, target: NDArray[Any]) -> None:
     present = ~source.is_null().to_numpy(zero_copy_only=False)
     if field.shape == ():
         values = source.drop_null().to_numpy(zero_copy_only=False)
-    elif pa.types.is_fixed_size_binary(source.type):
+    elif pa.types.is_binary(source.type):
         values = np.frombuffer(b"".join(source.drop_null().to_pylist()), np.uint8)
     else:
         values = source.flatten().to_numpy(zero_copy_only=False)
@@ -401,3 +406,7 @@ def _unusable(root: Path, error: OSError) -> DataError:
 def _load(path: Path) -> NDArray[Any]:
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
