@@ -18,6 +18,21 @@ from dashboard.views import (
     workers,
 )
 
+PAGES = {
+    "": {"overview": (overview.show, "Overview", "home")},
+    "Data": {
+        "datasets": (datasets.show, "Datasets", "database"),
+        "trajectories": (trajectories.show, "Trajectories", "timeline"),
+        "sql": (console.show, "SQL", "terminal"),
+    },
+    "Train": {
+        "runs": (runs.show, "Runs", "show_chart"),
+        "evaluation": (evaluation.show, "Evaluation", "leaderboard"),
+    },
+    "Operate": {"workers": (workers.show, "Workers", "memory")},
+}
+"""Group → name, which is also the path → page, title, icon."""
+
 
 def health_line() -> None:
     """The service's state, on every page: an idle page notices here that the service is gone."""
@@ -37,35 +52,15 @@ def health() -> None:
 def main() -> None:
     st.set_page_config(page_title="Stepwell", page_icon=":material/stairs:", layout="wide")
     pages = {
-        "overview": st.Page(
-            overview.show, title="Overview", icon=":material/home:", url_path="overview",
-            default=True,
-        ),
-        "datasets": st.Page(
-            datasets.show, title="Datasets", icon=":material/database:", url_path="datasets"
-        ),
-        "trajectories": st.Page(
-            trajectories.show, title="Trajectories", icon=":material/timeline:",
-            url_path="trajectories",
-        ),
-        "sql": st.Page(console.show, title="SQL", icon=":material/terminal:", url_path="sql"),
-        "runs": st.Page(runs.show, title="Runs", icon=":material/show_chart:", url_path="runs"),
-        "evaluation": st.Page(
-            evaluation.show, title="Evaluation", icon=":material/leaderboard:",
-            url_path="evaluation",
-        ),
-        "workers": st.Page(
-            workers.show, title="Workers", icon=":material/memory:", url_path="workers"
-        ),
-    }  # fmt: skip
+        name: st.Page(
+            show, title=title, icon=f":material/{icon}:", url_path=name, default=name == "overview"
+        )
+        for group in PAGES.values()
+        for name, (show, title, icon) in group.items()
+    }
     components.remember_pages(pages)
     chosen = st.navigation(
-        {
-            "": [pages["overview"]],
-            "Data": [pages["datasets"], pages["trajectories"], pages["sql"]],
-            "Train": [pages["runs"], pages["evaluation"]],
-            "Operate": [pages["workers"]],
-        }
+        {title: [pages[name] for name in group] for title, group in PAGES.items()}
     )
     with st.sidebar:
         st.fragment(run_every=10)(health_line)()

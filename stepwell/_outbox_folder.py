@@ -15,9 +15,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from pydantic import TypeAdapter, ValidationError
 
 from stepwell._files import whole_file
 from stepwell._locks import held_by, take_lock
@@ -90,18 +92,10 @@ class Destination:
         """The destination of an outbox; None where `folder` is none. Raises `OutboxError`."""
         path = folder / ABOUT
         try:
-            data: dict[str, Any] = json.loads(path.read_text())
-            moment = data.get("created_at")
-            return cls(
-                str(data["dataset"]),
-                str(data["partition"]),
-                str(data.get("url", "")),
-                None if moment is None else float(moment),
-                str(data.get("run", "")),
-            )
+            return _DESTINATION.validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except ValidationError:
             raise OutboxError(f"{path} cannot be parsed; is this an outbox?") from None
         except OSError as error:
             raise OutboxError(f"cannot read {path}: {error.strerror}") from None
@@ -118,7 +112,7 @@ class Destination:
 
     def write(self, folder: Path) -> None:
         with whole_file(folder / ABOUT) as file:
-            file.write(json.dumps(asdict(self)).encode())
+            file.write(_DESTINATION.dump_json(self))
 
     def names_the_same(self, other: Destination) -> bool:
         """Whether run, dataset and partition have the same names."""
@@ -131,6 +125,9 @@ class Destination:
         same_url = not self.url or not other.url or self.url == other.url
         same_birth = self.created_at is not None and self.created_at == other.created_at
         return self.names_the_same(other) and (same_url or same_birth)
+
+
+_DESTINATION = TypeAdapter(Destination)
 
 
 def lock(folder: Path) -> IO[str]:

@@ -40,20 +40,15 @@ def storable(document: dict[str, Any]) -> dict[str, Any]:
                 below += value.values()
             elif isinstance(value, list | tuple):
                 below += value
-            elif isinstance(value, str) and not value.isascii():
-                _refuse_half_characters(value)
+            elif isinstance(value, str):
+                try:
+                    value.encode()
+                except UnicodeEncodeError:
+                    raise ValueError("half a surrogate pair, which UTF-8 cannot say") from None
         if not below:
             return document
         level = below
     raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-
-
-def _refuse_half_characters(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text with half a surrogate pair, which UTF-8 cannot say") from None
-    return text
 
 
 Json = dict[str, Any]

@@ -114,6 +114,8 @@ class Outbox:
         linger: float = 0.0,
     ):
         self.directory = Path(directory)
+        self._rejected_folder = self.directory / "rejected"
+        self._damaged_folder = self.directory / "damaged"
         self.dataset, self.spec, self.partition = dataset, spec, partition
         url = str(getattr(client, "url", ""))
         self.destination = Destination(dataset, partition, url, created_at, run)
@@ -125,7 +127,8 @@ class Outbox:
         self._linger = linger
         self._changed = threading.Condition()
         self._waiting: list[Entry] = []
-        self._bytes = 0
+        self.pending_bytes = self.rejected = 0
+        """Of what waits on disk; how many lie in rejected/, of this and earlier processes."""
         self._uncertain = set(KINDS)
         """Kinds of which the service may have more than it has acknowledged."""
         self._refused: Counter[str] = Counter()
@@ -140,7 +143,7 @@ class Outbox:
             try:
                 self._claim()
                 self._load()
-                self._rejected = len(set_aside(self._rejected_folder))
+                self.rejected = len(set_aside(self._rejected_folder))
             except BaseException:
                 self._lock.close()
                 raise
@@ -222,7 +225,7 @@ class Outbox:
                 raise OutboxError(f"the outbox {self.directory} is closed")
             number = self._next
             self._next += 1
-            self._bytes += len(data)  # reserved before the slow part, which needs no lock
+            self.pending_bytes += len(data)  # reserved before the slow part, which needs no lock
         crc = zlib.crc32(data)
         path = place(self.directory, number, key, crc, kind)
         try:
@@ -232,7 +235,7 @@ class Outbox:
             failpoint("outbox.after_put")
         except BaseException as error:
             with self._changed:
-                self._bytes -= len(data)
+                self.pending_bytes -= len(data)
                 self._changed.notify_all()
             if not isinstance(error, OSError):
                 raise
@@ -263,18 +266,9 @@ class Outbox:
         """Items that wait on disk."""
         return len(self._waiting)
 
-    @property
-    def pending_bytes(self) -> int:
-        return self._bytes
-
     def waiting(self, kind: str) -> int:
         """Bytes of one kind that wait on disk."""
         return sum(entry.size for entry in list(self._waiting) if entry.kind == kind)
-
-    @property
-    def rejected(self) -> int:
-        """Items in rejected/, of this and earlier processes."""
-        return self._rejected
 
     @property
     def last_error(self) -> str:
@@ -345,7 +339,7 @@ class Outbox:
             self._take_over(old)
             failpoint("outbox.after_requeue")
             old.path.with_suffix(".json").unlink(missing_ok=True)
-            self._rejected -= 1
+            self.rejected -= 1
             moved += 1
         sync_folder(self.directory)
         sync_folder(self._rejected_folder)
@@ -392,7 +386,7 @@ class Outbox:
             path = place(self.directory, number, old.id, old.crc, old.kind)
             os.replace(old.path, path)
             self._waiting.append(Entry(number, old.id, old.crc, path, old.size))
-            self._bytes += old.size
+            self.pending_bytes += old.size
             self._uncertain.add(old.kind)
             self._changed.notify_all()
 
@@ -427,14 +421,6 @@ class Outbox:
 
     # --- disk -----------------------------------------------------------------------------------
 
-    @property
-    def _rejected_folder(self) -> Path:
-        return self.directory / "rejected"
-
-    @property
-    def _damaged_folder(self) -> Path:
-        return self.directory / "damaged"
-
     def _claim(self) -> None:
         """Refuse a directory that holds items for another destination."""
         theirs = Destination.read(self.directory)
@@ -453,15 +439,15 @@ class Outbox:
         """Take up what an earlier process left."""
         remove_unfinished(self.directory)
         self._waiting.extend(entries(self.directory))
-        self._bytes = sum(e.size for e in self._waiting)
+        self.pending_bytes = sum(e.size for e in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
 
     def _make_room(self, size: int) -> None:
         """Called with the lock held."""
-        while self._bytes + size > self.max_bytes and not self._closing:
+        while self.pending_bytes + size > self.max_bytes and not self._closing:
             if self.when_full == "raise" or size > self.max_bytes:
                 raise OutboxError(
-                    f"the outbox {self.directory} is full: {self._bytes} bytes wait in "
+                    f"the outbox {self.directory} is full: {self.pending_bytes} bytes wait in "
                     f"{len(self._waiting)} items, {size} more exceed {self.max_bytes}; "
                     f"last error: {self.last_error or 'none'}"
                 )
@@ -611,7 +597,7 @@ class Outbox:
         os.replace(entry.path, target)
         failpoint("outbox.after_reject")
         sync_folder(self._rejected_folder)
-        self._rejected += 1
+        self.rejected += 1
         self._refused[entry.kind] += 1
         self._refusal = self._refusal or reason_of(target)
         self._forget([entry])
@@ -621,7 +607,7 @@ class Outbox:
             for entry in gone:
                 if entry in self._waiting:  # `put_policy` may have dropped it meanwhile
                     self._waiting.remove(entry)
-                    self._bytes -= entry.size
+                    self.pending_bytes -= entry.size
             self._changed.notify_all()
 
 

@@ -36,16 +36,13 @@ ACTION_KNOWN = "action_known"
 @functools.lru_cache(maxsize=256)
 def column_names(spec: EnvSpec) -> dict[str, list[tuple[str, str, Space]]]:
     """For "obs", "action" and "info": [(column, key, space)], in order. Not to be changed."""
+    # A lone action under the default name is the column `action`.
+    alone = list(spec.actions) == [DEFAULT_ACTION]
     return {
         "obs": [(f"obs.{k}", k, s) for k, s in spec.observations.items()],
-        "action": [(action_column(spec, k), k, s) for k, s in spec.actions.items()],
+        "action": [("action" if alone else f"action.{k}", k, s) for k, s in spec.actions.items()],
         "info": [(f"info.{k}", k, s) for k, s in spec.infos.items()],
     }
-
-
-def action_column(spec: EnvSpec, key: str) -> str:
-    """A lone action under the default name is the column `action`; others are `action.<key>`."""
-    return "action" if list(spec.actions) == [DEFAULT_ACTION] else f"action.{key}"
 
 
 @functools.lru_cache(maxsize=1024)

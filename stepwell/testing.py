@@ -8,7 +8,7 @@ wait_until(lambda: client.dataset("d").unsealed == 0, what="everything sealed")
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -101,24 +101,6 @@ def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
     limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     least, most = (np.clip(bound, *limits).astype(np.int64) for bound in (low, high))
     return rng.integers(least, most, shape, np.int64, endpoint=True).astype(dtype)
-
-
-def assert_same(got: Trajectory, wanted: Trajectory) -> None:
-    """Fail, naming the part, unless both are the same trajectory bit by bit."""
-    assert got.header() == wanted.header(), f"{got.header()} is not {wanted.header()}"
-    groups: list[tuple[str, Mapping[str, Array], Mapping[str, Array]]] = [
-        ("obs", got.obs, wanted.obs),
-        ("actions", got.actions, wanted.actions),
-        ("infos", got.infos, wanted.infos),
-        ("", {"rewards": got.rewards}, {"rewards": wanted.rewards}),
-    ]
-    for what, mine, theirs in groups:
-        assert mine.keys() == theirs.keys(), f"{what}: {sorted(mine)} is not {sorted(theirs)}"
-        for key, array in mine.items():
-            other = theirs[key]
-            assert (array.dtype, array.shape) == (other.dtype, other.shape), f"{what}[{key}]"
-            assert array.tobytes() == other.tobytes(), f"{what}[{key}] differs"
-    assert got.digest == wanted.digest, "digests differ"
 
 
 def wait_until(

@@ -1,8 +1,11 @@
-"""Specs for our own tests."""
+"""Specs and comparisons for our own tests."""
 
 from __future__ import annotations
 
-from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from collections.abc import Mapping
+
+from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from stepwell.trajectory import Trajectory
 
 
 def make_rich_spec(env: str = "Rich-v0") -> EnvSpec:
@@ -22,3 +25,21 @@ def make_rich_spec(env: str = "Rich-v0") -> EnvSpec:
         action_known=True,
         env=env,
     )
+
+
+def assert_same(got: Trajectory, wanted: Trajectory) -> None:
+    """Fail, naming the part, unless both are the same trajectory bit by bit."""
+    assert got.header() == wanted.header(), f"{got.header()} is not {wanted.header()}"
+    groups: list[tuple[str, Mapping[str, Array], Mapping[str, Array]]] = [
+        ("obs", got.obs, wanted.obs),
+        ("actions", got.actions, wanted.actions),
+        ("infos", got.infos, wanted.infos),
+        ("", {"rewards": got.rewards}, {"rewards": wanted.rewards}),
+    ]
+    for what, mine, theirs in groups:
+        assert mine.keys() == theirs.keys(), f"{what}: {sorted(mine)} is not {sorted(theirs)}"
+        for key, array in mine.items():
+            other = theirs[key]
+            assert (array.dtype, array.shape) == (other.dtype, other.shape), f"{what}[{key}]"
+            assert array.tobytes() == other.tobytes(), f"{what}[{key}] differs"
+    assert got.digest == wanted.digest, "digests differ"

@@ -93,7 +93,8 @@ def dispatch(parser: argparse.ArgumentParser, argv: list[str] | None) -> int:
 
 def print_json(value: Any) -> None:
     """Messages, lists of them, or plain values, as JSON on stdout."""
-    sys.stdout.write(orjson.dumps(_plain(value), option=orjson.OPT_INDENT_2, default=str).decode())
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    sys.stdout.write(orjson.dumps(value, option=options, default=_plain).decode())
     sys.stdout.write("\n")
 
 
@@ -177,8 +178,4 @@ def ago(moment: float | None) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return value
+    return str(value)

@@ -39,9 +39,10 @@ from stepwell.errors import InvalidSpace
 from stepwell.messages import TrajectoryInfo
 from stepwell.outbox import Outbox
 from stepwell.spaces import Box, EnvSpec
-from stepwell.testing import assert_same, wait_until
+from stepwell.testing import wait_until
 from stepwell.trajectory import Trajectory
 from tests.collector.fake_env import FakeEnv
+from tests.specs import assert_same
 
 ENV = "CartPole-v1"
 WAIT = 120.0

@@ -43,7 +43,8 @@ from stepwell._outbox_folder import (
 from stepwell.codec import END_OF_STREAM, decode
 from stepwell.messages import IngestItem, IngestResult, Problem
 from stepwell.outbox import reopen
-from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.specs import assert_same
 
 SPEC = make_spec()
 OTHER = make_spec(action=2)
@@ -396,16 +397,16 @@ def test_to_block_is_to_wait_for_room_unless_there_can_be_none(box, monkeypatch)
     def sent_meanwhile(seconds):
         waits.append(seconds)
         if len(waits) == 3:
-            box._bytes = 0
+            box.pending_bytes = 0
 
     monkeypatch.setattr(box._changed, "wait", sent_meanwhile)
     put(box, 1)
     assert waits == [0.5] * 3
-    box._bytes, box.max_bytes = 0, size - 1
+    box.pending_bytes, box.max_bytes = 0, size - 1
     with pytest.raises(OutboxError, match="is full"):
         put(box, 1)
     box.max_bytes = size
-    box._bytes = size
+    box.pending_bytes = size
     monkeypatch.setattr(box._changed, "wait", lambda _: setattr(box, "_closing", True))
     with pytest.raises(OutboxError, match="is closed"):
         put(box, 1)

@@ -28,7 +28,8 @@ from stepwell import (
 )
 from stepwell.codec import decode, encode
 from stepwell.messages import ARROW, PROBLEM, MetricPoint
-from stepwell.testing import assert_same, make_spec, make_trajectory
+from stepwell.testing import make_spec, make_trajectory
+from tests.specs import assert_same
 
 SPEC = make_spec()
 

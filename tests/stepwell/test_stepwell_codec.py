@@ -28,8 +28,8 @@ from stepwell import (
 from stepwell.codec import END_OF_STREAM, HEADER_KEY, TrajectoryStream, decode, encode, to_batch
 from stepwell.schema import FORMAT_KEY, SPEC_KEY, arrow_schema
 from stepwell.spaces import DTYPES, ROLES
-from stepwell.testing import assert_same, make_spec, make_trajectory
-from tests.specs import make_rich_spec
+from stepwell.testing import make_spec, make_trajectory
+from tests.specs import assert_same, make_rich_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trajectory_v1.arrow"
 

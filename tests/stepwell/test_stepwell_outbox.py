@@ -29,7 +29,8 @@ from stepwell import (
 )
 from stepwell.codec import decode, encode
 from stepwell.messages import IngestItem, IngestResult, Problem
-from stepwell.testing import assert_same, make_spec, make_trajectory, wait_until
+from stepwell.testing import make_spec, make_trajectory, wait_until
+from tests.specs import assert_same
 
 SPEC = make_spec()
 

@@ -30,8 +30,8 @@ from stepwell.codec import encode
 from stepwell.manifest import id_bytes, id_texts
 from stepwell.messages import ARROW, Dataset, MetricPoint, Page
 from stepwell.schema import arrow_schema
-from stepwell.testing import assert_same, make_spec, make_trajectory
-from tests.specs import make_rich_spec
+from stepwell.testing import make_spec, make_trajectory
+from tests.specs import assert_same, make_rich_spec
 
 SPEC = make_spec(env="Test-v1")
 
