@@ -11,7 +11,7 @@ spool: the source file is the durable copy until the end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
@@ -203,7 +203,8 @@ def check_room(settings: Settings, store: Store) -> None:
 
 def sweep_pending(db: Database, store: Store) -> int:
     """At a start: remove shards that an import wrote and never committed. Returns how many."""
-    return sum(_undo(db, store, name.removesuffix(SUFFIX)) for name in _pending(store))
+    marks = [name for name in store.names(FOLDER) if name.endswith(SUFFIX)]
+    return sum(_undo(db, store, name.removesuffix(SUFFIX)) for name in marks)
 
 
 def _undo(db: Database, store: Store, shard_id: str) -> bool:
@@ -216,10 +217,6 @@ def _undo(db: Database, store: Store, shard_id: str) -> bool:
     )
     store.delete(FOLDER, shard_id + SUFFIX)
     return removed
-
-
-def _pending(store: Store) -> Iterator[str]:
-    return (name for name in store.names(FOLDER) if name.endswith(SUFFIX))
 
 
 def _changed(name: str) -> ProblemError:

@@ -1,6 +1,6 @@
 """What the SQL surface consists of: tables, their columns and types, and the files behind them.
 
-The shape of the data lives here once; worker.py turns it into views and `GET /v1/query/schema`
+The shape of the data lives here once; query_tables.py turns it into views, `GET /v1/query/schema`
 shows it. `steps` has one row per observation, T+1 per trajectory (stepwell/trajectory.py).
 """
 

@@ -14,7 +14,7 @@ deadline; worker_process.py kills it if that does not help.
               {ok: false, damaged: [files]}           no answer: some bytes are not as written
 
 `catalog` is what the tables are made of (server/sql/catalog.py); it stays until another comes, and
-so do `checksums`. DuckDB itself looks at no checksum of Parquet: it reads through files.py.
+so do `checksums`. DuckDB itself looks at no checksum of Parquet: it reads through checked_files.py.
 """
 
 from __future__ import annotations
