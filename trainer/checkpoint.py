@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from amago_model.agent import Agent, make_agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
-from stepwell._files import TEMPORARY, whole_file
+from stepwell._files import whole_file
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.failpoints import failpoint
@@ -83,8 +83,6 @@ def save(
     data = safetensors.save(tensors, metadata)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for litter in folder.glob(f".*{TEMPORARY}"):  # left by a process that was killed
-            litter.unlink(missing_ok=True)
         with whole_file(target) as file:
             file.write(data)
             failpoint("checkpoint.before_rename")

@@ -28,7 +28,7 @@ Letters: B windows, T transitions of the longest window, L = T + 1 rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -67,8 +67,8 @@ def cut_window(
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Of each window's trajectory [B]: its length, the step of its episode that it begins at, and
-    how it ends."""
+    """Of trajectories, as a manifest has it: length, the step of its episode that each begins at,
+    and how each ends."""
 
     length: Ints
     first_step: Ints
@@ -77,13 +77,9 @@ class Ends:
     final_obs_valid: NDArray[np.bool_]
 
 
-def recorded_ends(manifest: Manifest, windows: Windows) -> Ends:
-    """As the trajectories were recorded."""
-    return Ends(*(getattr(manifest, field.name)[windows.trajectory] for field in fields(Ends)))
-
-
 def collate(
-    ends: Ends,
+    ends: Ends | Manifest,
+    which: Ints,
     windows: Windows,
     rows: Mapping[str, Tensor],
     unknown_action: Tensor | None = None,
@@ -91,6 +87,7 @@ def collate(
     """A Batch of B windows from the rows gathered for them.
 
     Args:
+        which: [B] the trajectory in `ends` that each window is cut from.
         rows: by field name, [B, L, *shape], each read from its own offset; T is at least the
             longest window. Loss masks hold above 0 where there is something to learn.
         unknown_action: shown in place of an action that was not recorded; needed where `rows` has
@@ -104,12 +101,12 @@ def collate(
     np.less(t[:-1], length[:, None], out=mask)
     next_obs_valid[:] = mask
     # Windows that reach their trajectory's end, and where; most do not.
-    ending = np.flatnonzero(start + length == ends.length)
+    ending = np.flatnonzero(start + length == ends.length[which])
     if len(ending):
-        last = length[ending] - 1
-        terminated[ending, last] = ends.terminated[ending]
-        truncated[ending, last] = ends.truncated[ending]
-        next_obs_valid[ending, last] = ends.final_obs_valid[ending]
+        of, last = which[ending], length[ending] - 1
+        terminated[ending, last] = ends.terminated[of]
+        truncated[ending, last] = ends.truncated[of]
+        next_obs_valid[ending, last] = ends.final_obs_valid[of]
     exists, next_exists, done, cut_off = torch.from_numpy(flags).unbind()
     action, known = rows["action"], exists
     if "action_known" in rows:
@@ -122,7 +119,7 @@ def collate(
         obs={name[4:]: value for name, value in rows.items() if name.startswith("obs.")},
         prev_action=action,
         prev_reward=rows["reward"],
-        time_idx=torch.from_numpy((ends.first_step + start)[:, None] + t),
+        time_idx=torch.from_numpy((ends.first_step[which] + start)[:, None] + t),
         terminated=done,
         truncated=cut_off,
         next_obs_valid=next_exists,

@@ -81,10 +81,12 @@ class MappedColumns:
             found = self._elements(span)[begin]
         else:
             found = np.zeros(len(begin), f"V{span}")
-            end = np.minimum(begin + span, self._end[windows.trajectory])
-            places = zip(found.view(np.uint8).reshape(-1, span), begin, end, strict=True)
-            for target, first, last in places:
-                target[: last - first] = self._bytes[first:last]
+            end = self._end[windows.trajectory]
+            fits = begin + span <= end
+            found[fits] = self._elements(span)[begin[fits]]
+            for i in np.flatnonzero(~fits):
+                rest = self._bytes[begin[i] : end[i]]
+                found[i : i + 1].view(np.uint8)[: len(rest)] = rest
         rows: NDArray[Any] = found.view(self.field.dtype)
         return rows.reshape(len(begin), n_rows, *self.field.shape)
 

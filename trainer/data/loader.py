@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amago_model.data.batch import Batch
 from trainer.config import DataConfig
-from trainer.data.alignment import collate, recorded_ends
+from trainer.data.alignment import collate
 from trainer.data.cache import Cache
 from trainer.data.columns import MappedColumns, gather
 from trainer.data.fields import Field
@@ -176,12 +176,13 @@ class Loader:
         if view.relabeling is None:
             windows = view.sampler.batch(step, self._rank)
             rows = gather(view.columns, windows, view.rows_left)
-            ends, metrics = recorded_ends(view.manifest, windows), dict[str, float]()
+            metrics: dict[str, float] = {}
+            batch = collate(view.manifest, windows.trajectory, windows, rows, view.unknown_action)
         else:
             episodes, windows, metrics = view.relabeling.draw(view.sampler, step, self._rank)
             rows = gather_episodes(episodes, windows, [column.field for column in view.columns])
-            ends = ends_of(episodes)
-        batch = collate(ends, windows, rows, view.unknown_action)
+            which = np.arange(len(episodes))
+            batch = collate(ends_of(episodes), which, windows, rows, view.unknown_action)
         return Loaded(step, batch, windows, view.manifest, metrics)
 
     def close(self) -> None:

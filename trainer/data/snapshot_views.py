@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from stepwell._files import TEMPORARY
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, StepwellError
 from trainer.config import TrainConfig
@@ -91,9 +90,6 @@ class SnapshotViews:
         self._fetched: Manifest | None = None
         self._forgotten = 0
         """Views of the history that no checkpoint needs any more."""
-        if world.is_main:
-            for litter in self.folder.glob(f".*{TEMPORARY}"):  # left by a process that was killed
-                litter.unlink(missing_ok=True)
         self.leases = LeaseKeeper(client, holder) if world.is_main else None
 
     def begin(self, snapshot: str) -> None:

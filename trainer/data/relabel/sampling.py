@@ -99,7 +99,7 @@ class Relabeling:
 
 
 def ends_of(episodes: Sequence[Episode]) -> Ends:
-    """How relabeled episodes end, one for each window."""
+    """How relabeled episodes end."""
     lengths = np.array([len(episode) for episode in episodes])
     rest = [field.name for field in fields(Ends)[1:]]
     return Ends(lengths, *(np.array([getattr(e, name) for e in episodes]) for name in rest))
