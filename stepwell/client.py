@@ -201,12 +201,16 @@ class Client(Transport):
         spec = self._specs[name] = EnvSpec.from_json(dataset.spec)
         return spec
 
-    def patch_dataset(self, name: str, **fields: Any) -> Dataset:
-        """Change what is given, `fields` of PatchDataset: capacity, description, tags.
-
-        A new `capacity` replaces the old one whole and works at once.
-        """
-        body = request(messages.PatchDataset, **fields)
+    def patch_dataset(
+        self,
+        name: str,
+        *,
+        capacity: messages.Capacity | Mapping[str, int | None] | None = None,
+        description: str | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> Dataset:
+        """Change the given fields; a new `capacity` replaces the old one and applies at once."""
+        body = request(messages.PatchDataset, capacity=capacity, description=description, tags=tags)
         return self.ask(Dataset, "PATCH", route("datasets", name), body=body)
 
     def delete_dataset(self, name: str) -> None:
@@ -405,14 +409,30 @@ class Client(Transport):
 
     # --- trajectories out -------------------------------------------------------------------
 
-    def trajectories(self, dataset: str, **filters: Any) -> messages.Page[messages.TrajectoryInfo]:
-        """One page of the index.
+    def trajectories(
+        self,
+        dataset: str,
+        *,
+        partition: str | None = None,
+        env: str | None = None,
+        policy: str | None = None,
+        run: str | None = None,
+        purpose: str | None = None,
+        state: str | None = None,
+        tag: str | None = None,
+        order: str = "-seq",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> messages.Page[messages.TrajectoryInfo]:
+        """One page of the index, `limit` rows of it.
 
-        `filters`: partition, env, policy, run, purpose, state, tag; `order`, a column, with - for
-        descending (default "-seq"); `limit` (default 100); `cursor`, `next` of the page before.
+        `order` is a column, with - for descending; `cursor` is `next` of the previous page.
         """
+        filters = {"partition": partition, "env": env, "policy": policy, "run": run}
+        filters |= {"purpose": purpose, "state": state, "tag": tag, "order": order}
+        params = {**filters, "limit": limit, "cursor": cursor}
         page = messages.Page[messages.TrajectoryInfo]
-        return self.ask(page, "GET", route("datasets", dataset, "trajectories"), params=filters)
+        return self.ask(page, "GET", route("datasets", dataset, "trajectories"), params=params)
 
     def trajectory(self, trajectory_id: str) -> messages.TrajectoryInfo:
         """What the index knows of one trajectory. Raises `NotFound`, or `Gone` if evicted."""
@@ -430,10 +450,19 @@ class Client(Transport):
             )
         return decoded[0]
 
-    def patch_trajectory(self, trajectory_id: str, **fields: Any) -> messages.TrajectoryInfo:
-        """Label it, or protect it with partition="protected"; `fields` of PatchTrajectory: tags,
-        flags (lists replace the old ones), notes, partition."""
-        body = request(messages.PatchTrajectory, **fields)
+    def patch_trajectory(
+        self,
+        trajectory_id: str,
+        *,
+        tags: Sequence[str] | None = None,
+        flags: Sequence[str] | None = None,
+        notes: str | None = None,
+        partition: str | None = None,
+    ) -> messages.TrajectoryInfo:
+        """Label it, or protect it with partition="protected". Lists replace the old ones."""
+        body = request(
+            messages.PatchTrajectory, tags=tags, flags=flags, notes=notes, partition=partition
+        )
         path = route("trajectories", trajectory_id)
         return self.ask(messages.TrajectoryInfo, "PATCH", path, body=body)
 
@@ -485,20 +514,35 @@ class Client(Transport):
 
     # --- snapshots, leases, manifests and shards --------------------------------------------------
 
-    def create_snapshot(self, **fields: Any) -> Snapshot:
+    def create_snapshot(
+        self,
+        *,
+        dataset: str | None = None,
+        where: str | None = None,
+        sources: Sequence[messages.Source | Mapping[str, Any]] | None = None,
+        since: str | None = None,
+        include_eval: bool = False,
+        holder: str = "",
+    ) -> Snapshot:
         """Freeze a selection of everything acknowledged so far, and lease it for 120 s to `holder`.
 
-        `fields` of CreateSnapshot: either `dataset` (and `where`, a SQL condition over
-        `trajectories`), or `sources`, a mixture like
-        [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …]; `include_eval`,
-        `holder`.
+        Either `dataset` (and `where`, a SQL condition over `trajectories`), or `sources`, a mixture
+        like [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …].
 
         `since`, an earlier snapshot's id, makes a refresh: the service looks at what changed since
         then, and `added` and `removed` count it. When nothing did, the answer is that snapshot
         itself (same `id`), leased to `holder` anew. `manifest(new.id, since=old.id)` then brings
         only the rows that differ.
         """
-        body = request(messages.CreateSnapshot, **fields)
+        body = request(
+            messages.CreateSnapshot,
+            dataset=dataset,
+            where=where,
+            sources=sources,
+            since=since,
+            include_eval=include_eval,
+            holder=holder,
+        )
         # Repeating it makes another snapshot of the same selection: wasteful, never wrong.
         seconds = max(self.timeout, 120.0)
         return self.ask(
@@ -606,14 +650,29 @@ class Client(Transport):
         """All runs, newest first."""
         return self.items(Run, "/v1/runs", kind=kind, status=status)
 
-    def runs_page(self, **filters: Any) -> RunPage:
+    def runs_page(
+        self,
+        *,
+        kind: str | None = None,
+        status: str | None = None,
+        tag: str | None = None,
+        parent: str | None = None,
+        search: str | None = None,
+        alive: bool | None = None,
+        since: float | None = None,
+        brief: bool = False,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
         """One page of the runs that match, newest first, and how many match in all.
 
-        `filters`: kind, status, tag, parent, alive. `search`: text in the name or a tag. `since`:
-        heard of at that Unix time or later. `brief`: without config and newest metrics. `limit`
-        (default 100). `cursor`: `next` of the page before.
+        `search`: text in the name or a tag. `since`: reported at that Unix time or later. `brief`:
+        without config and newest metrics. `cursor`: `next` of the previous page.
         """
-        return self.ask(RunPage, "GET", "/v1/runs", params=filters)
+        filters = {"kind": kind, "status": status, "tag": tag, "parent": parent}
+        filters |= {"search": search or None, "cursor": cursor}
+        params = {**filters, "alive": alive, "since": since, "brief": brief, "limit": limit}
+        return self.ask(RunPage, "GET", "/v1/runs", params=params)
 
     def patch_run(self, name: str, **fields: Any) -> Run:
         """Change or only keep alive (no fields: a heartbeat); `fields` of PatchRun."""
