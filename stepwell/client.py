@@ -540,8 +540,8 @@ class Client(Transport):
             where=where,
             sources=sources,
             since=since,
-            include_eval=include_eval,
-            holder=holder,
+            include_eval=include_eval or None,
+            holder=holder or None,
         )
         # Repeating it makes another snapshot of the same selection: wasteful, never wrong.
         seconds = max(self.timeout, 120.0)
