@@ -1,1 +1,1 @@
-"""The history of the index's schema (Alembic); `stepwell db upgrade` walks it."""
+"""The history of the index's schema (Alembic); `stepwell db upgrade` applies it."""

@@ -1,6 +1,6 @@
 """Alembic's entry: migrates the SQLite file that `server.index.db.upgrade` names.
 
-By hand (`alembic revision --autogenerate`), STEPWELL_DATA names a data directory to compare with.
+Run by hand (`alembic revision --autogenerate`), it compares with the index in STEPWELL_DATA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
             context.configure(
                 connection=connection, target_metadata=metadata, transactional_ddl=True
             )
-            # One transaction for all steps: a file is at one revision or at another, never between.
+            # One transaction for all steps: a failed migration leaves the file at its old revision.
             with context.begin_transaction():
                 context.run_migrations()
             connection.commit()

@@ -1,1 +1,1 @@
-"""The dataset service: takes in trajectories, keeps them, answers for them."""
+"""The dataset service: receives trajectories, stores them, and serves them."""

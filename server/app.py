@@ -1,4 +1,4 @@
-"""The application: routes, edge checks, and every error as one shape. Made by `create_app`."""
+"""The application: routes, middleware, and one format for all errors. Made by `create_app`."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ DISK_SAID_EVERY = 60.0
 
 
 def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
-    """The whole service over `settings.data`.
+    """The application over `settings.data`.
 
-    The data directory is opened when the app starts, unless an opened `service` is handed in; it
-    is closed when the app stops.
+    Startup opens the data directory, unless the caller passes an opened `service`; shutdown closes
+    it.
     """
 
     @contextlib.asynccontextmanager
@@ -98,7 +98,7 @@ def create_app(settings: Settings, service: Service | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        # The second is for /openapi.json alone: AuthMiddleware has checked the token by then.
+        # The second dependency is for /openapi.json only: AuthMiddleware has checked the token.
         dependencies=[Depends(refuse_unknown_parameters), Security(BEARER)],
         responses={"default": ERROR},
     )
@@ -135,9 +135,9 @@ def _problem_of(request: Request, error: Exception) -> ProblemError:
             return _invalid(error)
         case HTTPException():
             return _unrouted(request, error)
-        case ClientDisconnect():  # in the middle of its body: not a defect
-            log.debug("a client went away", method=request.method, path=request.url.path[:200])
-            return ProblemError(400, "bad_request", "the body ended before its end")
+        case ClientDisconnect():  # in the middle of its body: not an internal error
+            log.debug("client disconnected", method=request.method, path=request.url.path[:200])
+            return ProblemError(400, "bad_request", "the request body is incomplete")
     return _disk_refusal(request, error)
 
 
@@ -169,11 +169,11 @@ def _unrouted(request: Request, error: HTTPException) -> ProblemError:
 
 
 def _disk_refusal(request: Request, error: Exception) -> ProblemError:
-    """A failed read or write: 507 or 503 where the disk is the cause, else a defect."""
+    """A failed read or write: 507 or 503 for a disk error, else an internal error."""
     problem = disk_problem(
         error,
-        "nothing of this request was stored; reading goes on, and writing comes back by itself"
-        " when the disk takes bytes again",
+        "nothing of this request was stored; reads still work, and writes resume by themselves when"
+        " the disk accepts data again",
     )
     if problem is None and "malformed" in str(getattr(error, "orig", "")):
         problem = ProblemError(
@@ -185,7 +185,7 @@ def _disk_refusal(request: Request, error: Exception) -> ProblemError:
     if now - getattr(request.app.state, "disk_said", -DISK_SAID_EVERY) >= DISK_SAID_EVERY:
         request.app.state.disk_said = now
         log.error(
-            "the disk refused: make room on it, or repair it (stepwell fsck)",
+            "disk error: free disk space, or repair the disk (stepwell fsck)",
             path=request.url.path[:200],
             error=str(error)[:300],
         )
@@ -194,19 +194,19 @@ def _disk_refusal(request: Request, error: Exception) -> ProblemError:
 
 def _defect(method: str, path: str, error: Exception) -> ProblemError:
     log.error(
-        "a defect of the service; please report it with these lines",
+        "internal error of the service; please report it with these lines",
         method=method,
         path=path[:200],
         exc_info=error,
     )
-    return ProblemError(500, "internal_error", "a defect of the service; its log says more")
+    return ProblemError(500, "internal_error", "internal error of the service; see its log")
 
 
 class UncaughtErrors:
-    """Pure ASGI, outermost: exceptions that no handler caught are logged once and answered as 500.
+    """Pure ASGI, outermost: logs exceptions that no handler caught once and responds with 500.
 
-    Not an exception handler: Starlette raises again what it gave to that one, and uvicorn logs the
-    same traceback a second time.
+    Not an exception handler: Starlette raises the exception again after such a handler, and uvicorn
+    logs the same traceback a second time.
     """
 
     def __init__(self, app: ASGIApp):
@@ -226,11 +226,11 @@ class UncaughtErrors:
         try:
             await self.app(scope, receive, watching_send)
             return
-        except asyncio.CancelledError:  # the service stops and has waited long enough
+        except asyncio.CancelledError:  # the shutdown timeout has passed
             problem = ProblemError(
                 503,
                 "shutting_down",
-                "the service stops; send it again when it is back",
+                "the service is shutting down; send the request again when it has restarted",
                 headers={"Retry-After": "5", "Connection": "close"},
             )
         except Exception as error:

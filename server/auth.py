@@ -1,10 +1,10 @@
-"""Who may do what: opaque tokens, their scopes, and the one table of what each route needs.
+"""Authentication and authorisation: opaque tokens, their scopes, and the scopes of each route.
 
     stw_<id>_<secret>      id finds the row; sha256(secret) is compared in constant time
 
-Checked by `AuthMiddleware` before a byte of the body is read. The service is open only on loopback,
-and only while the operator has set no token and none has been created. A route that the table does
-not know needs `admin`: forgetting a line locks out, it never lets in.
+`AuthMiddleware` checks them before a byte of the body is read. The service is open only on
+loopback, and only while the operator has set no token and none has been created. A route that is
+not in RULES requires `admin`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from stepwell.messages import CreateToken, Page, Token
 
 log = structlog.get_logger("stepwell.auth")
 USED_INTERVAL = 60.0
-"""Seconds between two writes of a token's `last_used_at`. Maintenance writes: no request waits."""
+"""Seconds between two writes of a token's `last_used_at`; maintenance writes it, no request."""
 
 OPEN = frozenset({"/healthz", "/readyz"})
-"""Answered without a token, for supervisors: then only whether the service works
+"""Paths that need no token, for supervisors: without one they return only the status
 (routes/health.py)."""
 
 FAILURES, FORGIVEN_EVERY = 20, 3.0
-"""Tokens that an address may get wrong at once, and the seconds after which one is forgiven."""
+"""Failed authentications that an address may make at once, and the seconds until one expires."""
 MAX_ADDRESSES = 1024
-"""Addresses remembered at most; the one with the oldest failure is forgotten first."""
+"""Most addresses in memory; the one with the oldest failure is dropped first."""
 
 _GET = ("GET", "HEAD")
 _NAME = r"(?P<dataset>[^/]+)"
 
 RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
-    # (methods, path, scopes of which one is needed); "ingest:{dataset}" is filled from the path.
-    # The first match counts. `admin` may do everything.
+    # (methods, path, scopes of which one is required); "ingest:{dataset}" is filled from the path.
+    # The first match counts. `admin` grants everything.
     (_GET, r"/v1/tokens(/.*)?", ("admin",)),
     (_GET, rf"/v1/datasets/{_NAME}", ("read", "train", "ingest:{dataset}")),
     (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
@@ -74,7 +74,7 @@ _RULES = tuple((methods, re.compile(path), scopes) for methods, path, scopes in 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The caller. `who` goes into the audit log: a token's id, "operator" or "local"."""
+    """The caller. `who` is written to the audit log: a token's id, "operator" or "local"."""
 
     who: str
     scopes: tuple[str, ...]
@@ -82,7 +82,7 @@ class Principal:
     def may(self, needed: str) -> bool:
         """Whether one of the scopes covers `needed`.
 
-        "ingest" needs some ingest scope, "ingest:hopper" one whose pattern covers that dataset,
+        "ingest" requires any ingest scope, "ingest:hopper" one whose pattern matches that dataset,
         "ingest:*" one for all datasets.
         """
         return any(_covers(scope, needed) for scope in self.scopes)
@@ -100,14 +100,14 @@ def _covers(scope: str, needed: str) -> bool:
         return False
     if scope == "ingest" or (needed == "ingest" and scope.startswith("ingest:")):
         return True
-    # A dataset's name holds no "*", so the name "*" (all datasets) is covered by "*" alone.
+    # A dataset's name contains no "*", so the name "*" (all datasets) is matched by "*" alone.
     return scope.startswith("ingest:") and fnmatch.fnmatchcase(
         dataset, scope.removeprefix("ingest:")
     )
 
 
 def scopes_for(method: str, path: str) -> tuple[str, ...]:
-    """The scopes of which a caller needs one; ("admin",) for what no rule names."""
+    """The scopes of which a caller needs one; ("admin",) for a route without a rule."""
     for methods, pattern, scopes in _RULES:
         if method in methods:
             found = pattern.fullmatch(path.rstrip("/") or "/")
@@ -119,19 +119,19 @@ def scopes_for(method: str, path: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Known:
-    """A token as this process knows it."""
+    """A token in memory."""
 
     token: Token
     hash: str
     saved_at: float | None
-    """`last_used_at` as the index knows it; the token's is newer by up to USED_INTERVAL."""
+    """`last_used_at` in the index; the token's is newer by up to USED_INTERVAL."""
 
     def live(self, now: float) -> bool:
         return self.token.expires_at is None or now < self.token.expires_at
 
 
 class TokenStore:
-    """All unrevoked tokens, in memory: this process is the only one that changes them."""
+    """All unrevoked tokens, in memory: no other process changes them."""
 
     def __init__(self, db: Database, settings: Settings):
         self._db = db
@@ -144,15 +144,15 @@ class TokenStore:
 
     @property
     def required(self) -> bool:
-        """Whether callers must show a token. Expired ones count: time opens no doors."""
+        """Whether callers must present a token. Expired tokens count, so expiry opens no access."""
         return self._settings.token is not None or bool(self._known) or not self._settings.loopback
 
     def authenticate(self, authorization: str | None) -> Principal:
-        """The caller behind an Authorization header, or a 401."""
+        """The caller of an Authorization header. Raises 401."""
         if not self.required:
             return LOCAL
         if not authorization:
-            raise _unauthorized("this service needs a token: set STEPWELL_TOKEN")
+            raise _unauthorized("this service requires a token: set STEPWELL_TOKEN")
         kind, _, presented = authorization.partition(" ")
         presented = presented.strip()
         if kind.lower() != "bearer" or not presented:
@@ -168,18 +168,18 @@ class TokenStore:
         prefix, _, rest = presented.partition("_")
         token_id, _, secret = rest.partition("_")
         known = self._known.get(token_id)
-        # An unknown id is compared too, so that time does not tell which ids exist.
+        # An unknown id is compared too, so that response times do not reveal which ids exist.
         match = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
         if prefix != "stw" or known is None or not match:
             raise _unauthorized("the token is unknown or was revoked")
         now = time.time()
         if not known.live(now):
-            raise _unauthorized("the token has expired; ask for a new one")
+            raise _unauthorized("the token has expired; request a new one")
         known.token.last_used_at = now
         return Principal(token_id, tuple(known.token.scopes))
 
     def authorise(self, principal: Principal, method: str, path: str) -> None:
-        """403 unless one of the scopes that the route needs is there."""
+        """Raise 403 unless the caller has one of the scopes that the route requires."""
         needed = scopes_for(method, path)
         if any(principal.may(scope) for scope in needed):
             return
@@ -192,13 +192,13 @@ class TokenStore:
         )
 
     def create(self, body: CreateToken, who: str) -> Token:
-        """A new token; its secret is in this answer and nowhere else."""
+        """Create a token; only this response contains its secret."""
         if not self.required and "admin" not in body.scopes:
             raise ProblemError(
                 409,
                 "conflict",
-                "the first token closes the service to everybody without one, so it must be able"
-                " to manage the others",
+                "the first token makes authentication mandatory, so it must be able to manage the"
+                " others",
                 expected="the scope admin among its scopes",
                 got=", ".join(body.scopes),
             )
@@ -219,12 +219,12 @@ class TokenStore:
         return token.model_copy(update={"token": f"stw_{token.id}_{secret}"})
 
     def page(self) -> Page[Token]:
-        """All of them, newest first: a service has dozens, not thousands."""
+        """All tokens, newest first, on one page: a service has dozens, not thousands."""
         found = [known.token for known in list(self._known.values())]
         return Page[Token](items=sorted(found, key=lambda token: token.created_at, reverse=True))
 
     def revoke(self, token_id: str, who: str) -> None:
-        """Revoke a token. Raises 409 where no admin token would be left."""
+        """Revoke a token. Raises 409 if no admin token would remain."""
         if token_id not in self._known:
             raise not_found("token", token_id)
         others = [known for id_, known in list(self._known.items()) if id_ != token_id]
@@ -266,22 +266,23 @@ class TokenStore:
         try:
             self.save_last_used(every=0.0)
         except sa.exc.DBAPIError as error:
-            log.warning("the last use of tokens could not be saved", error=str(error.orig))
+            log.warning("the last use of tokens was not saved", error=str(error.orig))
 
 
 class FailedTokenLimiter:
     """Limits failed authentications per client address, in constant memory.
 
-    A valid token always passes, whatever else came from its address: no client is locked out by a
-    neighbour. So this guards no secret (256 random bits do); it bounds work and lines of log.
+    A valid token always passes, whatever else its address sends, so a client cannot lock out others
+    behind the same address. The limit does not protect secrets (they have 256 random bits); it
+    bounds work and log lines.
     """
 
     def __init__(self) -> None:
         self._until: OrderedDict[str, float] = OrderedDict()
-        """Address → when all of its failures are forgiven."""
+        """Address → when all of its failures have expired."""
 
     def count(self, address: str) -> float:
-        """One more failure; the seconds until the next may come, 0.0 while there is patience."""
+        """Count a failure; returns the seconds until the next is allowed, 0.0 below the limit."""
         now = time.monotonic()
         until = max(self._until.get(address, now), now) + FORGIVEN_EVERY
         wait = until - now - FAILURES * FORGIVEN_EVERY
@@ -290,17 +291,17 @@ class FailedTokenLimiter:
             self._until.move_to_end(address)
             if len(self._until) > MAX_ADDRESSES:
                 self._until.popitem(last=False)
-            if wait > -FORGIVEN_EVERY:  # the last one: logged once, not for each that follows
+            if wait > -FORGIVEN_EVERY:  # logged once, not for each that follows
                 log.warning(
-                    "many wrong tokens from one address; if it is one of yours, give it a token"
-                    " that is valid",
+                    "many invalid tokens from one address; if it belongs to one of your clients,"
+                    " give it a valid token",
                     address=address,
                 )
         return max(0.0, wait)
 
 
 class AuthMiddleware:
-    """Pure ASGI: a caller without the right is answered before the body is read or parsed."""
+    """Pure ASGI: responds to an unauthorised caller before the body is read or parsed."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -332,7 +333,7 @@ class AuthMiddleware:
 
 
 def address_of(scope: Scope) -> str:
-    """Who is counted as one: an IPv4 address, or the 64 bits of an IPv6 network."""
+    """The unit that is limited: an IPv4 address, or the first 64 bits of an IPv6 address."""
     host = (scope.get("client") or ("unknown",))[0]
     try:
         address = ipaddress.ip_address(host)
@@ -347,8 +348,8 @@ def _too_many(wait: float) -> ProblemError:
     return ProblemError(
         429,
         "too_many_failed_tokens",
-        "the token is wrong, as were many before it from this address; a valid one is answered at"
-        " any time",
+        "the token is invalid, as were many before it from this address; a valid token is accepted"
+        " at any time",
         expected="Authorization: Bearer stw_…",
         headers={"Retry-After": str(math.ceil(wait))},
     )
@@ -365,5 +366,5 @@ def _unauthorized(detail: str) -> ProblemError:
 
 
 def _hash(secret: str) -> str:
-    # 256 random bits need no slow hash: there is nothing to guess.
+    # 256 random bits need no slow hash: they cannot be guessed.
     return hashlib.sha256(secret.encode()).hexdigest()

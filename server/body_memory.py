@@ -1,17 +1,17 @@
 """Memory of request bodies: one budget, reserved before the first byte of a body is read.
 
-    length declared     all of it at once: a request that has begun can finish, so no two ever wait
-                        for each other halfway
+    length declared     all of it at once: a request that has started can finish, so no two requests
+                        wait for each other
     none declared       in steps, as it grows
-    JSON                JSON_WEIGHT times its length: what it becomes when it is parsed
-    streamed to a file  what is held on the way there, however long the body is
+    JSON                JSON_WEIGHT times its length: the size of the parsed objects
+    streamed to a file  the size of the buffers, whatever the length of the body
 
-Beyond the budget a request waits, unread, for a moment, and is answered 429 then. An eighth is
-left to small bodies, which need not wait behind large ones. What was taken is given back when the
-request is answered and nothing else needs the bytes (`Reservation.retain`).
+Beyond the budget a request waits, unread, for a moment, and then fails with 429. An eighth is
+reserved for small bodies, which need not wait behind large ones. A reservation ends when the
+response is sent and nothing else uses the bytes (`Reservation.retain`).
 
-A body that arrives too slowly is answered 408. While others wait it must come at a pace that would
-bring what it took within HOLD_SECONDS; without need it may take its time (MIN_RATE).
+A body that arrives too slowly fails with 408. While other requests wait, the reserved bytes must
+arrive at a rate that completes them within HOLD_SECONDS; otherwise MIN_RATE applies.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from server.settings import JSON_WEIGHT, Settings
 from server.telemetry import Telemetry
 
 WAIT = 3.0
-"""Seconds that a body waits for memory before its request is answered 429."""
+"""Seconds that a request waits for memory before it fails with 429."""
 MAX_WAITING = 1024
-"""Requests that may wait; each keeps a connection and what came with its head."""
+"""Requests that may wait; each holds a connection and the bytes received with its head."""
 SMALL = 4 << 20
-"""What takes at most this much may use the last eighth of the budget, and overtakes."""
+"""Reservations of at most this size may use the last eighth of the budget, and overtake others."""
 STEP = 1 << 20
-"""How much is taken at a time for a body of unknown length."""
+"""Size of one reservation step for a body of unknown length."""
 STREAM_CHUNK = 1 << 20
-"""Bodies that go to a file are gathered to this size: a hop to a thread for each packet would cost
-more than the writing."""
+"""Bodies that go to a file are buffered to this size: a thread switch for each packet would cost
+more than the write."""
 STREAM_BYTES = 3 * STREAM_CHUNK
-"""What such a body holds: a chunk that gathers, with its slack, and one on its way to the disk."""
+"""Memory of such a body: the buffer, with its slack, and a chunk that is being written."""
 
 MIN_RATE = 16 << 10
-"""Bytes per second that a body must keep up after its first `body_timeout` seconds."""
+"""Bytes per second that a body must reach on average after its first `body_timeout` seconds."""
 HOLD_SECONDS = 60.0
-"""While others wait for memory: how long a body may take, beyond a third of `body_timeout`."""
+"""Time for a body while others wait for memory, beyond a third of `body_timeout`."""
 PRESSURE = 10.0
-"""Seconds after a refusal during which others count as waiting: they were told to come again."""
+"""Seconds after a 429 during which others count as waiting: the response told them to retry."""
 LOOK = 1.0
-"""Seconds between looks at whether others wait."""
+"""Seconds between checks whether others wait."""
 DISCARD = 1 << 20
-"""A refused body with no more than this to come is read and dropped, so that the connection can be
-used again; of a longer one the connection is closed."""
+"""A refused body with at most this many bytes left is read and dropped, which keeps the connection
+usable; with more bytes left the connection is closed."""
 
 _INGEST = re.compile(r"/v1/datasets/[^/]+/trajectories/?")
 _IMPORT = re.compile(r"/v1/datasets/[^/]+/imports/?")
@@ -67,14 +67,14 @@ _POLICY = re.compile(r"/v1/runs/[^/]+/policies/[^/]+/?")
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What a route's body may bring, and what it holds."""
+    """Limits of the body of a route."""
 
     limit: int
-    """Most bytes."""
+    """Largest body in bytes."""
     weight: int = 1
-    """Bytes held for each byte of the body …"""
+    """Bytes of memory for each byte of the body …"""
     held: int | None = None
-    """… or so many for all of it, because it goes to a file."""
+    """… or for the whole body, because it goes to a file."""
 
 
 def body_limits(settings: Settings, method: str, path: str) -> BodyLimits:
@@ -88,7 +88,7 @@ def body_limits(settings: Settings, method: str, path: str) -> BodyLimits:
 
 
 def may_lack_type(path: str) -> bool:
-    """Whether a body of this route may come without a Content-Type: a file sent by hand."""
+    """Whether a body of this route may omit Content-Type: a file sent with curl."""
     return _IMPORT.fullmatch(path) is not None
 
 
@@ -96,7 +96,7 @@ def may_lack_type(path: str) -> bool:
 
 
 class Reservation:
-    """What one request holds of the budget. Given back when every owner has released it."""
+    """The part of the budget that one request holds, until every owner has released it."""
 
     __slots__ = ("_budget", "_owners", "size")
 
@@ -106,16 +106,16 @@ class Reservation:
         self.size = 0
 
     async def reserve(self, size: int) -> None:
-        """Hold `size` bytes in all; waits for a moment. Raises 429."""
+        """Hold `size` bytes in total; waits for a moment. Raises 429."""
         if size > self.size:
             await self._budget.wait_for(self, size)
 
     def add(self, more: int) -> None:
-        """Hold `more` bytes beyond the rest, at once, from any thread. Raises 429."""
+        """Hold `more` additional bytes without waiting, from any thread. Raises 429."""
         self._budget.reserve_now(self, self.size + more)
 
     def retain(self) -> Reservation:
-        """One more owner, who will release it too."""
+        """Add an owner, who must call `release` too."""
         with self._budget.lock:
             assert self._owners > 0, "released already"
             self._owners += 1
@@ -123,7 +123,7 @@ class Reservation:
 
     @property
     def contended(self) -> bool:
-        """Whether others wait for what this holds."""
+        """Whether others wait for memory."""
         return self.size > 0 and self._budget.contended
 
     def release(self) -> None:
@@ -144,12 +144,12 @@ class _Waiter:
 
 
 class MemoryBudget:
-    """So many bytes for all bodies of the process together. Thread-safe."""
+    """The memory of all bodies of the process. Thread-safe."""
 
     def __init__(self, total: int, telemetry: Telemetry):
         self.total = total
         self.reserve = total // 8
-        """For small bodies only."""
+        """Reserved for small bodies."""
         self.held = 0
         self.lock = threading.Lock()
         self._waiting: deque[_Waiter] = deque()
@@ -172,7 +172,7 @@ class MemoryBudget:
                 raise self._refuse(reservation, size)
             loop = asyncio.get_running_loop()
             waiter = _Waiter(reservation, size, loop, loop.create_future())
-            # Who holds a part of a body goes first: only its end gives that part back.
+            # A request that has part of its body goes first: only when it ends is that part freed.
             (self._waiting.appendleft if reservation.size else self._waiting.append)(waiter)
         try:
             async with asyncio.timeout(WAIT):
@@ -183,13 +183,13 @@ class MemoryBudget:
                     return  # granted at the last moment
                 raise self._refuse(reservation, size) from None
         finally:
-            # Who stands behind it is let in when its reservation is released, right after this.
+            # Waiters behind it are admitted when its reservation is released, right after this.
             with self.lock, contextlib.suppress(ValueError):
                 self._waiting.remove(waiter)
 
     def reserve_now(self, reservation: Reservation, size: int) -> None:
         with self.lock:
-            # Not only the room for small bodies: what was read already should not be read again.
+            # Also uses the part for small bodies: bytes already read should not be sent again.
             if self.held + size - reservation.size > self.total:
                 raise self._refuse(reservation, size)
             self._grant(reservation, size)
@@ -218,7 +218,7 @@ class MemoryBudget:
         reservation.size = size
 
     def _admit(self) -> None:
-        """Let in who waits, in order; a large one that does not fit holds up large ones only."""
+        """Admit waiters in order; a large one that does not fit blocks large ones only."""
         with self.lock:
             held_up = False
             for waiter in list(self._waiting):
@@ -228,7 +228,7 @@ class MemoryBudget:
                     continue
                 self._grant(waiter.reservation, waiter.size)
                 self._waiting.remove(waiter)
-                with contextlib.suppress(RuntimeError):  # its loop has ended, and its task with it
+                with contextlib.suppress(RuntimeError):  # its event loop has ended
                     waiter.loop.call_soon_threadsafe(_wake, waiter.granted)
 
     def _refuse(self, reservation: Reservation, size: int) -> ProblemError:
@@ -237,8 +237,8 @@ class MemoryBudget:
         return ProblemError(
             429,
             "too_busy",
-            "the bodies of other requests fill the memory set aside for them"
-            " (STEPWELL_BODY_MEMORY); send it again",
+            "the bodies of other requests use all memory for bodies (STEPWELL_BODY_MEMORY); send"
+            " the request again",
             expected=f"{size - reservation.size} bytes free of {self.total}",
             got=f"{self.total - self.held} bytes free",
             headers={"Retry-After": "1"},
@@ -254,7 +254,7 @@ def _wake(granted: asyncio.Future[None]) -> None:
 
 
 class BodyMemoryMiddleware:
-    """Pure ASGI, inside of the token check: every body is paid for, counted and timed."""
+    """Pure ASGI, inside the token check: reserves memory for bodies, and limits size and time."""
 
     def __init__(self, app: ASGIApp, settings: Settings):
         self.app = app
@@ -272,7 +272,7 @@ class BodyMemoryMiddleware:
         async def watching_send(message: Message) -> None:
             nonlocal started
             if body.refused is not None and not started:
-                return  # whatever the app makes of the broken body, our answer is the better one
+                return  # this problem replaces the app's response to the incomplete body
             started = True
             await send(message)
 
@@ -288,7 +288,7 @@ class BodyMemoryMiddleware:
 
 
 class _BodyReader:
-    """The body of one request on its way in: `receive` as the app sees it."""
+    """Reads the body of one request: `receive` as the app calls it."""
 
     def __init__(
         self, scope: Scope, receive: Receive, settings: Settings, reservation: Reservation
@@ -305,12 +305,12 @@ class _BodyReader:
         self._began = self._latest = 0.0
         self._done = False
         self.refused: ProblemError | None = None
-        """What is to be answered. Never raised itself, but a copy of it: it outlives the frames
-        that a raise would hang on it, with the parts of the body in them."""
+        """The problem to respond with. Copies of it are raised, because it outlives the frames
+        that a raise attaches, which reference the body."""
 
     async def receive(self) -> Message:
         if self._done:
-            return await self._receive()  # the app waits for a disconnect: no deadline for that
+            return await self._receive()  # the app waits for a disconnect: no deadline
         await self._reserve(STEP)
         message = await self._in_time()
         self._seen += len(message.get("body", b""))
@@ -321,7 +321,7 @@ class _BodyReader:
         return message
 
     async def _reserve(self, ahead: int) -> None:
-        """Hold what has come and `ahead` bytes more; all of it where that is known."""
+        """Hold the received bytes and `ahead` more; the whole length where it is declared."""
         terms = self._limits
         if terms.held is not None:
             size = terms.held if self._length != 0 else 0
@@ -335,10 +335,10 @@ class _BodyReader:
         except ProblemError as error:
             raise self._refuse(error) from None
         if self._began:
-            self._began += time.monotonic() - before  # our delay, not the sender's
+            self._began += time.monotonic() - before  # a delay of the service, not of the sender
 
     async def _in_time(self) -> Message:
-        """The next part of the body. Raises 408 when it stands still or trickles."""
+        """The next part of the body. Raises 408 when it stops or is too slow."""
         now = time.monotonic()
         self._began = self._began or now
         self._latest = now
@@ -349,9 +349,9 @@ class _BodyReader:
                     ProblemError(
                         408,
                         "body_timeout",
-                        "the body stands still or trickles; send it again",
+                        "the body arrived too slowly; send it again",
                         expected=f"bytes every {self._patience:g} s, and {MIN_RATE} a second on"
-                        f" average; while others wait, all of it within {HOLD_SECONDS:g} s",
+                        f" average; while others wait, the whole body within {HOLD_SECONDS:g} s",
                         got=f"{self._seen} bytes in {time.monotonic() - self._began:.1f} s",
                     )
                 )
@@ -367,17 +367,17 @@ class _BodyReader:
         return min(self._latest + patience, self._began + patience + self._seen / rate)
 
     def _refuse(self, error: ProblemError) -> ProblemError:
-        """Remember the answer; returns what is to be raised."""
+        """Store the problem; returns the exception to raise."""
         rest = None if self._length is None else self._length - self._seen
         if error.status != 429 or rest is None or rest > DISCARD:
-            # The rest of the body is not read: the connection cannot be used again.
+            # The rest of the body is not read: the connection cannot be reused.
             error.headers["connection"] = "close"
         self.refused = error.copy()
         return error
 
 
 async def read_whole_body(request: Request) -> memoryview:
-    """A body in one piece, and in memory once: neither a list of chunks nor a copy of it.
+    """A body in one piece, once in memory: neither a list of chunks nor a copy of it.
 
     Raises `ClientDisconnect`.
     """
@@ -387,7 +387,7 @@ async def read_whole_body(request: Request) -> memoryview:
         async for chunk in request.stream():
             grown += chunk
         return memoryview(grown)
-    buffer: Any = np.empty(length, np.uint8)  # memory that is not touched before bytes come
+    buffer: Any = np.empty(length, np.uint8)  # pages are not touched before bytes arrive
     view = memoryview(buffer)
     at = 0
     async for chunk in request.stream():
@@ -397,7 +397,7 @@ async def read_whole_body(request: Request) -> memoryview:
 
 
 def declared_length(scope: Mapping[str, Any]) -> int | None:
-    """How long the body says it is; None where it comes in chunks, 0 where there is none."""
+    """The declared length of the body; None for a chunked body, 0 for no body."""
     found = 0
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():

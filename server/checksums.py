@@ -3,8 +3,8 @@
     file        | block 0 | block 1 | … | block n-1, shorter |
     checksums   | crc32   | crc32   | … | crc32              |     4 bytes each, little-endian
 
-The index keeps them beside the sha256 of the whole file, which costs reading all of it. Standard
-library only: SQL workers, which import nothing else of ours, read through this too.
+The index stores them beside the sha256 of the whole file, which requires reading all of it.
+Standard library only: SQL workers, which import nothing else of the project, use this module too.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = 64 << 10
-"""Bytes under one checksum: what a small read costs at least."""
+"""Bytes per checksum: the least that a read costs."""
 Checksums = bytes
-"""Of a file, as the index keeps them."""
+"""The checksums of a file, as the index stores them."""
 STEP = 1 << 20
-"""Bytes read at once where a whole file is read."""
+"""Bytes per read where a whole file is read."""
 
 
 class Corrupt(OSError):
-    """The bytes of the file `path` are not those that were written."""
+    """The bytes of the file `path` differ from those that were written."""
 
     def __init__(self, path: str | Path, what: str):
         super().__init__(f"{path}: {what}")
@@ -36,7 +36,7 @@ class Corrupt(OSError):
 
 
 class Checksummer:
-    """Checksums of a file that passes by in pieces."""
+    """Computes the checksums of a file from its pieces."""
 
     def __init__(self) -> None:
         self._done = bytearray()
@@ -53,7 +53,7 @@ class Checksummer:
             view = view[len(part) :]
 
     def result(self) -> bytes:
-        """Once everything has passed."""
+        """The checksums, after the last piece."""
         if self._filled:
             self._close_block()
         return bytes(self._done)
@@ -64,7 +64,7 @@ class Checksummer:
 
 
 def checksums_of(data: bytes | memoryview) -> bytes:
-    """Of a whole file's content."""
+    """The checksums of a whole file's content."""
     summer = Checksummer()
     summer.update(data)
     return summer.result()
@@ -72,31 +72,31 @@ def checksums_of(data: bytes | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file and what it must hold. Without checksums its bytes are taken as they are."""
+    """A file and its expected content. Without checksums its bytes are not verified."""
 
     path: Path
     size: int = -1
-    """-1: as many as there are; the checksums still say how many blocks."""
+    """-1: unknown; the number of checksums still gives the number of blocks."""
     checksums: Checksums | None = None
 
     def open(self) -> CheckedFile | io.FileIO:
-        """For reading. Raises `Corrupt` (another size), FileNotFoundError."""
+        """Open for reading. Raises `Corrupt` (wrong size), FileNotFoundError."""
         if self.checksums is None:
             return io.FileIO(self.path)
         return CheckedFile(str(self.path), self.size, self.checksums)
 
     def read(self) -> bytes:
-        """All of it. Raises as `open`."""
+        """The whole content. Raises as `open`."""
         with self.open() as file:
             content: bytes = file.read()
             return content
 
 
 class CheckedFile(io.RawIOBase):
-    """A file for reading that raises `Corrupt` rather than hand out a byte that is not as written.
+    """A file for reading that raises `Corrupt` instead of returning bytes that fail a checksum.
 
-    Each thread has a position of its own: DuckDB reads one handle from several threads, by a seek
-    and then a read, and another thread may come in between.
+    Each thread has its own position: DuckDB reads one handle from several threads, with a seek and
+    then a read, and threads may interleave.
     """
 
     _fd = -1
@@ -159,7 +159,7 @@ class CheckedFile(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a whole file holds."""
+    """Size, sha256 and checksums of a whole file."""
 
     size: int
     sha256: str
@@ -169,10 +169,10 @@ class Examined:
 def examine(
     path: Path, step: Callable[[int, int, int], None] | None = None, *, digest: bool = True
 ) -> Examined:
-    """Read a whole file. `step` is told (descriptor, offset, bytes) of each part once it is read.
-    Without `digest` there is no sha256.
+    """Read a whole file. Calls `step` with (descriptor, offset, bytes) after each part is read.
+    Without `digest` no sha256 is computed.
 
-    Raises OSError, FileNotFoundError among them.
+    Raises OSError, including FileNotFoundError.
     """
     sha, summer, size = hashlib.sha256(), Checksummer(), 0
     with open(path, "rb", buffering=0) as file:

@@ -1,9 +1,8 @@
-"""One TCP connection, as far as uvicorn leaves it open: heads that never end, answers never read.
+"""Timeouts of one TCP connection that uvicorn does not have: incomplete heads, unread responses.
 
-uvicorn times an idle connection between requests, but neither one that sends nothing at first nor
-one that sends its head byte by byte, and no limit is set to how much head it keeps. So a client
-could hold every descriptor of the process. Bodies are watched in body_memory.py, which knows the
-routes.
+uvicorn limits idle time between requests, but neither a connection that sends nothing at first nor
+one that sends its head byte by byte, and it does not limit the size of a head. A client could hold
+every descriptor of the process. body_memory.py limits bodies, because it knows the routes.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ HEAD_SECONDS = 15.0
 """From the connection, or the first byte of a further request, to the end of its head."""
 MAX_HEAD = 64 << 10
 READ_AHEAD = 64 << 10
-"""A body no longer than this comes in as it comes; it fits what uvicorn buffers anyway."""
+"""A body of at most this size is read without waiting; it fits uvicorn's own buffer."""
 SEND_SECONDS = 60.0
-"""A reader that takes nothing for so long is given up."""
+"""Timeout of a client that does not read its response."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's own protocol, with a deadline and a limit for heads, and problems for errors."""
+    """uvicorn's protocol with a deadline and a size limit for heads, and problems as errors."""
 
     _deadline: asyncio.TimerHandle | None = None
     """Set while a head is awaited."""
     _head = 0
     _unread: asyncio.TimerHandle | None = None
-    """Set while the other side does not take what we send."""
+    """Set while the client does not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,7 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # abort, not close: that would wait for the reader, who may never come back.
+        # abort, not close: close waits for the client to read the rest.
         self._unread = self.loop.call_later(SEND_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -65,7 +64,7 @@ class HttpProtocol(HttpToolsProtocol):
             if self._head > MAX_HEAD:
                 self._refuse(431, "head_too_large", f"at most {MAX_HEAD} bytes of headers")
         elif self.cycle is None or self.cycle.response_complete:
-            self._await_head()  # blank lines between requests: they have ended uvicorn's own timer
+            self._await_head()  # blank lines between requests stop uvicorn's own timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -77,8 +76,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         length = declared_length(self.scope)
         if length is None or length > READ_AHEAD:
-            # Nothing of a body is read before the app asks for it: until then no memory is reserved
-            # (body_memory.py). uvicorn resumes when it is asked for, or after the answer is sent.
+            # No byte of a body is read before the app calls receive(): until then no memory is
+            # reserved (body_memory.py). uvicorn resumes on receive() or after the response.
             self.flow.pause_reading()
 
     def send_400_response(self, msg: str) -> None:
@@ -101,7 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._have_head()
         if self.transport is None or self.transport.is_closing():
             return
-        problem = ProblemError(status, code, "the request is not answered", expected=expected)
+        problem = ProblemError(status, code, "the request was not processed", expected=expected)
         body = problem.body()
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {PROBLEM}\r\n"

@@ -1,12 +1,13 @@
-"""Damaged files are detected before wrong bytes are served, and taken out of circulation.
+"""Detects damaged files before wrong bytes are served, and quarantines them.
 
     every read       block by block against the checksums in the index (server/checksums.py)
     a block differs  → the whole file against its sha256 → differs or missing → `quarantined`
-    the scrub        → reads every file once in a while (maintenance/scrub.py)
+    the scrub        → reads every file periodically (maintenance/scrub.py)
     the next start   → a quarantined file that was restored is `live` again
 
-What lies in a quarantined shard is still listed, but left out of SQL `steps` and new snapshots, and
-their answers say so. Policies and snapshots have no such state: a damaged one is refused, by name.
+Trajectories in a quarantined shard are still listed, but left out of SQL `steps` and new snapshots,
+and those responses name the shard. Policies and snapshots have no such state: reading a damaged one
+is an error that names the file.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ _KEPT = ("live", "retired")
 
 
 class IntegrityChecker:
-    """What each stored file must hold, and which files are damaged. Thread-safe."""
+    """The expected content of each stored file, and which files are damaged. Thread-safe."""
 
     def __init__(self, db: Database, store: Store):
         self._db, self._store = db, store
         self._lock = threading.Lock()
         self.quarantined: set[str] = set()
-        """Ids of shards out of circulation, for /readyz."""
+        """Ids of quarantined shards, for /readyz."""
         self.damaged_files: set[str] = set()
         """Other damaged files, as folder/name."""
         self.restore_quarantined()
         self._find_damaged_segments()
 
-    # --- what to read, and through which checksums ------------------------------------------------
+    # --- the expected content of files ------------------------------------------------------------
 
     def shard(self, shard_id: str) -> tuple[Source, str]:
         """A shard's file and its sha256. Raises 404, 410 `damaged`, `snapshot_expired`."""
@@ -69,11 +70,11 @@ class IntegrityChecker:
         path = self._store.path(f"shards/{row.partition}", f"{shard_id}.parquet")
         return Source(path, row.bytes, row.checksums), row.sha256
 
-    # --- when something could not be read ---------------------------------------------------------
+    # --- after a failed read ----------------------------------------------------------------------
 
     def recheck_shard(self, shard_id: str) -> bool:
-        """A read of it failed: look at the whole file. True if it is damaged."""
-        with self._lock:  # twenty readers of one file that fail together: hash it once
+        """Verify a shard after a failed read. Returns True if it is damaged."""
+        with self._lock:  # many readers of one file may fail together: hash it once
             s = shards.c
             with self._db.read() as connection:
                 row = connection.execute(sa.select(shards).where(s.id == shard_id)).one_or_none()
@@ -82,14 +83,14 @@ class IntegrityChecker:
             return row.state == "quarantined" or not self._verify_shard(row)
 
     def recheck_files(self, files: Sequence[str]) -> None:
-        """What the SQL workers could not read, relative to the data directory."""
+        """Verify files (relative to the data directory) that SQL workers could not read."""
         for file in files:
             folder, _, name = file.rpartition("/")
             if folder.startswith("shards/"):
                 self.recheck_shard(name.removesuffix(".parquet"))
 
     def verify_shard(self, pk: int, step: Step | None = None) -> bool:
-        """Read a whole shard and note the time; False when it is damaged, and quarantined now."""
+        """Read a whole shard and store the time; False if it is damaged (then quarantined)."""
         with self._db.read() as connection:
             row = connection.execute(sa.select(shards).where(shards.c.pk == pk)).one_or_none()
         return row is None or row.state not in _KEPT or self._verify_shard(row, step)
@@ -99,13 +100,13 @@ class IntegrityChecker:
         found = _examined(path, step)
         if found is not None and found.sha256 == row.sha256:
             if found.checksums != row.checksums:
-                log.info("the checksums of a whole shard were computed anew", shard=row.id)
+                log.info("checksums of a shard recomputed", shard=row.id)
             self._keep(shards, row.pk, found)
             return True
         return not self._quarantine(row.id)
 
     def _quarantine(self, shard_id: str) -> bool:
-        """False for one that was deleted meanwhile: that is no damage."""
+        """Returns False for a shard that was deleted in the meantime, which is not damage."""
         s = shards.c
         failpoint("quarantine.before_commit")
         with self._db.write() as connection:
@@ -117,23 +118,23 @@ class IntegrityChecker:
         failpoint("quarantine.after_commit")
         if hit:
             self.quarantined.add(shard_id)
-            log.error("a shard is damaged and was taken out of circulation", shard=shard_id)
+            log.error("a shard is damaged and is now quarantined", shard=shard_id)
         return bool(hit)
 
     def damaged_file(self, where: str) -> ProblemError:
-        """The answer for a damaged policy or snapshot; it is named in the log and /readyz."""
+        """The error for a damaged policy or snapshot, which is named in the log and in /readyz."""
         if where not in self.damaged_files:
             self.damaged_files.add(where)
             log.error("a stored file is damaged", file=where)
         return ProblemError(
             410,
             "damaged",
-            f"{where} is damaged: restore the file from a backup, or make it anew",
+            f"{where} is damaged: restore the file from a backup, or create it again",
             expected="the bytes that were written",
         )
 
     def verify_policy(self, pk: int, step: Step | None = None) -> bool:
-        """Read a whole policy file and note the time; False when it is damaged."""
+        """Read a whole policy file and store the time; False if it is damaged."""
         p = policies.c
         with self._db.read() as connection:
             row = connection.execute(sa.select(policies).where(p.pk == pk)).one_or_none()
@@ -142,7 +143,7 @@ class IntegrityChecker:
         where = f"policies/{row.file}"
         found = _examined(self._store.path("policies", row.file), step)
         if found is None or found.sha256 != row.sha256:
-            with self._db.read() as connection:  # it may have been deleted, or published anew
+            with self._db.read() as connection:  # it may have been deleted or replaced
                 still = connection.execute(sa.select(p.file).where(p.pk == pk)).scalar()
             if still == row.file:
                 self.damaged_file(where)
@@ -155,12 +156,12 @@ class IntegrityChecker:
     def _keep(self, table: sa.Table, pk: int, found: Examined) -> None:
         with self._db.write() as connection:
             connection.execute(
-                sa.update(table)  # a key may be another file's by now
+                sa.update(table)  # a key may belong to another file by now
                 .where(table.c.pk == pk, table.c.sha256 == found.sha256)
                 .values(checksums=found.checksums, verified_at=time.time())
             )
 
-    # --- at a start -------------------------------------------------------------------------------
+    # --- on startup -------------------------------------------------------------------------------
 
     def restore_quarantined(self) -> None:
         """Quarantined shards whose files were restored are `live` again."""
@@ -202,7 +203,7 @@ class IntegrityChecker:
 
 
 def excluded(connection: Connection, dataset: str | None = None) -> list[Excluded]:
-    """Damaged files, and how many living trajectories lie in each."""
+    """Damaged files, with the number of living trajectories in each."""
     rows = connection.exec_driver_sql(EXCLUDED)
     found = [Excluded(dataset=row[0], file=row[1], trajectories=row[2]) for row in rows]
     return [one for one in found if dataset in (None, one.dataset)]
@@ -212,8 +213,8 @@ def damaged_shard(shard_id: str) -> ProblemError:
     return ProblemError(
         410,
         "damaged",
-        f"shard {shard_id} is damaged and was taken out of circulation; make a new snapshot to go"
-        " on without it, and restore the file from a backup (stepwell fsck names it)",
+        f"shard {shard_id} is damaged and quarantined; make a new snapshot to continue without it,"
+        " and restore the file from a backup (stepwell fsck names it)",
         expected="the bytes that were written",
     )
 
@@ -222,13 +223,13 @@ def gone(shard_id: str) -> ProblemError:
     return ProblemError(
         410,
         "snapshot_expired",
-        f"shard {shard_id} is gone: no lease held it; make a new snapshot, or read the manifest"
+        f"shard {shard_id} was deleted: no lease held it; make a new snapshot, or read the manifest"
         " again",
     )
 
 
 def checked(source: Source) -> bytes:
-    """All of a small file. Raises `Corrupt`, also where it is missing or cannot be read back."""
+    """The whole content of a small file. Raises `Corrupt`, also if it is missing or unreadable."""
     try:
         return source.read()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`stepwell serve` and `stepwell db`: one process, one data directory, one address printed."""
+"""`stepwell serve` and `stepwell db`: one process that serves one data directory."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from stepwell.commands import common
 SERVE = """\
 The dataset service: one process, one directory that holds everything, HTTP.
 
-It serves until Ctrl-C or SIGTERM; then it finishes open requests, seals what is unsealed, and
-exits. Every other setting (server/settings.py lists them) is an environment variable: STEPWELL_
-and its name, as STEPWELL_SQL_WORKERS."""
+It serves until Ctrl-C or SIGTERM; then it finishes open requests, seals all segments, and exits.
+Every other setting (listed in server/settings.py) is an environment variable: STEPWELL_ and the
+name of the setting, for instance STEPWELL_SQL_WORKERS."""
 SERVE_EXAMPLES = """\
   stepwell serve --data ./data
   stepwell serve --data ./data --port 0 --log-level warning
   export STEPWELL_TOKEN=$(openssl rand -hex 32); stepwell serve --data ./data --host 0.0.0.0
   STEPWELL_DATA=./data STEPWELL_SQL_WORKERS=4 stepwell serve"""
 DB = """\
-The schema of the index. `stepwell serve` migrates by itself when it starts; this command shows the
-revision first, or migrates at another time. Not while a service runs there."""
+Show or migrate the schema of the index. `stepwell serve` migrates when it starts; this command
+migrates at another time. Stop the service on that directory first."""
 DB_EXAMPLES = """\
   stepwell db current --data ./data
   stepwell db upgrade --data ./data"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; then finish requests, seal, and leave. Returns 0."""
+    """Serve until SIGTERM or SIGINT; then finish requests, seal, and return 0."""
     parser = common.parser("serve", SERVE, SERVE_EXAMPLES)
     parser.add_argument("--data", type=Path, help="directory that holds everything (STEPWELL_DATA)")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
-    # Here, not above: `stepwell serve --help` and a refused option need no web framework.
+    # Imported here: `stepwell serve --help` and invalid options do not need the web framework.
     import uvicorn
 
     from server.app import create_app
@@ -92,7 +92,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     except DatabaseError as error:
         listener.close()
         return _fail(
-            f"the index cannot be used ({getattr(error, 'orig', None) or error}); look with:"
+            f"the index cannot be used ({getattr(error, 'orig', None) or error}); check it with:"
             f" stepwell fsck --data {settings.data}, rebuild it with: stepwell fsck --rebuild"
         )
 
@@ -117,8 +117,8 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     )
     server = Server(config)
 
-    # uvicorn raises a captured signal again after its shutdown, which would turn a clean stop into
-    # death by signal before everything is sealed; with its own handler replaced, it cannot.
+    # uvicorn raises a captured signal again after its shutdown, which would kill the process before
+    # everything is sealed. This handler replaces uvicorn's.
     def stop(_signal: int, _frame: Any) -> None:
         if server.should_exit:
             server.force_exit = True
@@ -132,11 +132,11 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
 
 def _return_memory() -> None:
-    """Let the C library hand large blocks back to the system when they are freed.
+    """Make the C library return large freed blocks to the system.
 
     By default glibc raises the size from which it does so to 32 MB once blocks of that size were
-    freed, and keeps a heap for each of some sixteen threads: bodies would be gone, and their memory
-    still held. Elsewhere than on glibc this does nothing.
+    freed, and keeps a heap for each of some sixteen threads: the memory of released bodies would
+    stay allocated. Does nothing on systems without glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -147,10 +147,10 @@ def _return_memory() -> None:
 
 
 def db_main(argv: list[str] | None = None) -> int:
-    """`stepwell db upgrade | current`: the index's schema, by hand. A start migrates by itself."""
+    """`stepwell db upgrade | current`: show or migrate the schema of the index."""
     parser = common.parser("db", DB, DB_EXAMPLES)
     parser.add_argument(
-        "command", choices=("upgrade", "current"), help="migrate it, or say what it is"
+        "command", choices=("upgrade", "current"), help="migrate, or print the current revision"
     )
     parser.add_argument(
         "--data",
@@ -160,7 +160,7 @@ def db_main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     if options.data is None:
-        return _fail("say which data directory: --data DIR or STEPWELL_DATA", status=2)
+        return _fail("missing data directory: set --data DIR or STEPWELL_DATA", status=2)
     path = Path(options.data) / "index.sqlite"
     try:
         if options.command == "current":
@@ -180,7 +180,7 @@ def configure_logging(level: str) -> None:
     """One line per event on stderr, `key=value`."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     for other in ("uvicorn.error", "asyncio"):
-        # Their warnings are of clients: no HTTP, or gone while they were answered.
+        # Their warnings are about clients: invalid HTTP, or disconnected during the response.
         logging.getLogger(other).setLevel(logging.ERROR)
     structlog.configure(
         processors=[
@@ -190,7 +190,7 @@ def configure_logging(level: str) -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        # Looked up at each line, not once, so that a replaced sys.stderr gets the log too.
+        # Looked up for each line, so that a replaced sys.stderr receives the log too.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 

@@ -54,8 +54,8 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
 class FrameReader:
     """Reads frames of a child that may be late, hostile or dead.
 
-    `look` is called while a read waits; it returns the seconds until its next call. What it raises
-    ends the read.
+    Calls `look` while a read waits; `look` returns the seconds until its next call. An exception
+    from `look` ends the read.
     """
 
     def __init__(self, descriptor: int, look: Callable[[], float], max_header: int):
@@ -64,7 +64,7 @@ class FrameReader:
         self._poll.register(descriptor, select.POLLIN)
 
     def header(self) -> dict[str, Any]:
-        """The next header. Raises ValueError for anything else, EOFError when the child died."""
+        """The next header. Raises ValueError if it is invalid, EOFError if the child died."""
         size = struct.unpack(">I", self.exactly(4))[0]
         if size > self._max_header:
             raise ValueError(f"a header of {size} bytes")
@@ -74,7 +74,7 @@ class FrameReader:
         return found
 
     def exactly(self, size: int) -> bytearray:
-        """So many bytes. Raises EOFError when the child died."""
+        """Exactly `size` bytes. Raises EOFError if the child died."""
         data = bytearray(size)
         rest = memoryview(data)
         while rest:
@@ -88,7 +88,7 @@ class FrameReader:
 
 
 def memory_of(pid: int, field: int = 1) -> int:
-    """Bytes by a field of /proc/PID/statm (1: resident, 5: data); 0 where the system has none."""
+    """Bytes of a field of /proc/PID/statm (1: resident, 5: data); 0 on systems without it."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[field]) * _PAGE

@@ -1,7 +1,7 @@
-"""The one error of the service: raised anywhere, answered as RFC 9457 application/problem+json.
+"""The one error of the service: raised anywhere, sent as RFC 9457 application/problem+json.
 
-A leaf: it imports nothing of ours but the message, so every layer may raise it. How other
-exceptions become problems is in `app.py`.
+A leaf: it imports nothing of the project but the message, so every layer may raise it. `app.py`
+converts other exceptions into problems.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepwell.messages import PROBLEM, Problem
 
 
 class ProblemError(Exception):
-    """A refusal: what was expected, what came, what to do. `code` is stable and snake_case."""
+    """An error response: expected, got, and what to do. `code` is stable and snake_case."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def copy(self) -> ProblemError:
-        """A copy without a traceback. One that is kept must never be raised itself: each raise
-        hangs its frames on it, with the bodies in them."""
+        """A copy without a traceback. Raise a copy of a stored problem, never the stored one: each
+        raise attaches frames to it, which reference request bodies."""
         return ProblemError(**vars(self))
 
     def problem(self) -> Problem:
-        """The document that goes over the wire."""
+        """The JSON document."""
         return Problem(title=title_of(self.status), **vars(self))
 
     def body(self) -> bytes:
         return orjson.dumps(self.problem().model_dump(mode="json", exclude_none=True))
 
     def response(self) -> Response:
-        """The answer, which is an ASGI application too: a middleware calls it."""
+        """The response, which is an ASGI application too: a middleware calls it."""
         return Response(self.body(), self.status, headers=self.headers, media_type=PROBLEM)
 
 
@@ -67,11 +67,11 @@ def title_of(status: int) -> str:
 
 
 MAX_HINTS = 500
-"""Among how many names the nearest one is looked for."""
+"""Number of names that are searched for the nearest one."""
 
 
 def not_found(what: str, name: str, known: Iterable[str] = ()) -> ProblemError:
-    """404 for a thing addressed by name or id; `known` names, of which the nearest is offered."""
+    """404 for a resource addressed by name or id; suggests the nearest of the `known` names."""
     near = difflib.get_close_matches(name, list(islice(known, MAX_HINTS)), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ProblemError(404, "not_found", f"there is no {what} {name!r}{hint}")
@@ -83,9 +83,9 @@ _SQLITE_SICK = ("disk i/o error", "readonly database", "unable to open database"
 
 
 def disk_problem(error: BaseException, detail: str) -> ProblemError | None:
-    """507 or 503 when `error` is the disk's refusal, from a file or from SQLite; else None."""
+    """507 or 503 when `error` is a disk error, of a file or of SQLite; else None."""
     number = error.errno if isinstance(error, OSError) else None
-    # SQLAlchemy puts its own words around; the driver's stand in `orig`.
+    # SQLAlchemy wraps the driver's message, which is in `orig`.
     words = "" if number is not None else str(getattr(error, "orig", "")).lower()
     full = number in _FULL or "disk is full" in words
     if not (full or number in _SICK or any(text in words for text in _SQLITE_SICK)):
@@ -94,7 +94,7 @@ def disk_problem(error: BaseException, detail: str) -> ProblemError | None:
         507 if full else 503,
         "storage_full" if full else "read_only",
         detail,
-        expected="room on the disk" if full else "a working disk",
+        expected="free disk space" if full else "a working disk",
         got=(getattr(error, "strerror", None) or words)[:200],
         headers={"Retry-After": "5"},
     )

@@ -1,7 +1,7 @@
 """Checks of a request's headers before anything is parsed: Host, Origin, content type and length.
 
-Pure ASGI; the body itself is not touched here (body_memory.py). Loopback is not private, since any
-web page can reach it: hence Host, Origin and content type.
+Pure ASGI; body_memory.py handles the body itself. Any web page can send requests to loopback, so
+Host, Origin and content type are checked there too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from server.problems import ProblemError
 from server.settings import Settings
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-# What a page may send across origins without asking first; text/plain is how forged JSON travels.
+# What a page may send across origins without a preflight; forged JSON is sent as text/plain.
 SIMPLE = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -53,15 +53,15 @@ class RequestLimits:
     def _check_host(self, headers: dict[str, str]) -> None:
         settings = self.settings
         if settings.token is not None and not settings.loopback and not settings.allowed_hosts:
-            return  # a public name cannot be known here, and the token protects
+            return  # the public name is unknown here, and the token protects the service
         host = _host_of(headers.get("host", ""))
         allowed = LOCAL | {settings.host.lower()} | {h.lower() for h in settings.allowed_hosts}
         if host not in allowed:
             raise ProblemError(
                 421,
                 "bad_host",
-                "this service does not answer to that name; start it with"
-                " STEPWELL_ALLOWED_HOSTS='[\"NAME\"]' if it should",
+                "the Host header names another host; allow the name with"
+                " STEPWELL_ALLOWED_HOSTS='[\"NAME\"]'",
                 expected=sorted(allowed),
                 got=host[:200],
             )
@@ -76,8 +76,8 @@ class RequestLimits:
             403,
             "foreign_origin",
             "a web page of another origin may not call this service; allow it with"
-            " STEPWELL_ALLOWED_ORIGINS='[\"ORIGIN\"]' if it should",
-            expected=list(self.settings.allowed_origins) or "no Origin header, or our own",
+            " STEPWELL_ALLOWED_ORIGINS='[\"ORIGIN\"]'",
+            expected=list(self.settings.allowed_origins) or "no Origin header, or the service's",
             got=origin[:200],
         )
 
@@ -94,10 +94,10 @@ class RequestLimits:
             raise ProblemError(
                 415,
                 "unsupported_media_type",
-                "say what the body is with a Content-Type header (for a file by hand:"
+                "the Content-Type header is missing or unsupported (to send a file:"
                 " curl -T FILE -X POST -H 'Content-Type: application/octet-stream' URL)",
                 expected="application/json, application/vnd.apache.arrow.stream or"
-                " application/octet-stream, as the route asks",
+                " application/octet-stream, depending on the route",
                 got=kind or "none",
             )
 

@@ -1,15 +1,16 @@
 """The sandbox: the rights that a child process drops before it reads untrusted data. Stdlib only.
 
-Layers, each independent of the others, so that one that is missing here is not a hole:
+The layers are independent, so that a layer that is missing on a machine does not disable others:
     limits    rlimits: memory, CPU seconds, open files, no file may grow (always)
-    uid       another user, who may read what we could and write nothing (when started as root)
-    files     Landlock: reading below the named paths only, writing nowhere (Linux ≥ 5.13), and
-              no signals to other processes (≥ 6.12)
-    network   seccomp: no sockets, no programs, no further processes, no signals, nothing of other
+    uid       another user, with the parent's read access and no write access (started as root)
+    files     Landlock: reads only below the named paths, writes nowhere (Linux ≥ 5.13), and
+              sends no signals to other processes (≥ 6.12)
+    network   seccomp: no sockets, no programs, no further processes, no signals, no access to other
               processes, no change of files or of the system (Linux, x86-64 and arm64)
 
-`confine()` answers which are on; `stepwell fsck --sandbox` prints that. Call it once, early, while
-the process has one thread: Landlock binds only the calling thread and those it starts later.
+`confine()` returns which layers are active; `stepwell fsck --sandbox` prints them. Call it once,
+early, while the process has one thread: Landlock applies to the calling thread and to those that it
+starts later.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PR_SET_KEEPCAPS, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 8, 22, 38
 _CAP_DAC_READ_SEARCH = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-# How many rights (files, TCP) each ABI version of Landlock knows.
+# Number of rights (files, TCP) that each ABI version of Landlock knows.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 
 
@@ -41,10 +42,10 @@ def confine(
     cpu_seconds: int,
     open_files: int = 256,
 ) -> dict[str, bool]:
-    """Give up everything but reading below `reads`. Returns which layers hold.
+    """Drop all rights but reading below `reads`. Returns which layers are active.
 
-    A former root keeps the one capability to read: shards and Python itself may lie where only
-    root may look (a container's /root), and Landlock says where that ends.
+    A former root keeps the capability to read any file: shards and Python itself may be in folders
+    that only root can read (a container's /root); Landlock limits it to `reads`.
     """
     _limits(address_space, cpu_seconds, open_files)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -56,7 +57,7 @@ def confine(
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """A child's whole environment: no secrets, no home, one BLAS thread, and how to import us."""
+    """A child's whole environment: no secrets, no home, one BLAS thread, and the import path."""
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nonexistent",
@@ -72,19 +73,19 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def libraries() -> list[str]:
-    """What Python itself may have to read later: its own files and the system's libraries."""
+    """Paths that Python may read later: its own files and the system's libraries."""
     paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr/lib", "/usr/lib64", "/lib"}
     paths |= {"/lib64", "/usr/local/lib", "/dev/null", "/dev/urandom", "/sys/devices/system/cpu"}
     return sorted(p for p in {*paths, _root(), *_packages()} if os.path.exists(p))
 
 
 def _root() -> str:
-    """Where the package `server` lies: a checkout or a site-packages."""
+    """The folder of the package `server`: a checkout or a site-packages."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def _packages() -> list[str]:
-    """Where else packages lie: a user's own site, Debian's. Not whatever else is on the path."""
+    """Other folders of packages: the user's site, Debian's. Not everything on sys.path."""
     return [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
 
 
@@ -111,7 +112,7 @@ def _drop_uid(libc: ctypes.CDLL) -> bool:
         os.setresuid(NOBODY, NOBODY, NOBODY)
     except OSError:
         return False
-    # capset(version 3, self): effective and permitted, of which we keep exactly one.
+    # capset(version 3, self): effective and permitted, of which exactly one is kept.
     header = struct.pack("=Ii", 0x20080522, 0)
     bit = 1 << _CAP_DAC_READ_SEARCH
     return bool(libc.capset(header, struct.pack("=6I", bit, bit, 0, 0, 0, 0)) == 0)
@@ -148,7 +149,7 @@ def _landlock(libc: ctypes.CDLL, reads: Iterable[str]) -> bool:
 
 
 def _seccomp(libc: ctypes.CDLL) -> bool:
-    """Answer EPERM to every system call by which a process reaches out of itself."""
+    """Return EPERM for every system call that affects anything outside the process."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _AUDIT:
         return False
@@ -163,9 +164,9 @@ def _seccomp(libc: ctypes.CDLL) -> bool:
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(whole), 0, 0) == 0)
 
 
-# A list of what is denied, not of what is allowed: what C libraries, Python and DuckDB call differs
-# between machines, and a worker must start on all of them. What is newer than the list
-# is answered as an older kernel would, so the list does not grow holes by itself.
+# A list of denied calls, not of allowed ones: C libraries, Python and DuckDB use different calls on
+# different machines, and a worker must start on all of them. Calls newer than the list return
+# ENOSYS, as on an older kernel, so new calls are not allowed by default.
 
 DENIED: dict[str, tuple[int, int]] = {
     # name: (x86-64, arm64); -1 where there is none.
@@ -185,7 +186,7 @@ DENIED: dict[str, tuple[int, int]] = {
     **{"kcmp": (312, 272), "migrate_pages": (256, 238), "move_pages": (279, 239)},
     **{"setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setscheduler": (144, 119)},
     **{"sched_setparam": (142, 118), "sched_setattr": (314, 274)},
-    # memory that outlives a process, or that no limit of ours counts
+    # memory that outlives a process, or that no limit counts
     **{"shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190)},
     **{"mq_open": (240, 180), "memfd_create": (319, 279), "memfd_secret": (447, 447)},
     # namespaces, file systems and files opened by handle
@@ -196,18 +197,18 @@ DENIED: dict[str, tuple[int, int]] = {
     **{"open_tree_attr": (467, 467), "name_to_handle_at": (303, 264)},
     **{"open_by_handle_at": (304, 265), "fanotify_init": (300, 262), "quotactl": (179, 60)},
     **{"quotactl_fd": (443, 443), "acct": (163, 89), "swapon": (167, 224), "swapoff": (168, 225)},
-    # the kernel's own machinery, a favourite of exploits
+    # kernel subsystems that exploits often use
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282)},
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426)},
     **{"io_uring_register": (427, 427), "keyctl": (250, 219), "add_key": (248, 217)},
     **{"request_key": (249, 218), "init_module": (175, 105), "finit_module": (313, 273)},
     **{"delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294)},
     **{"iopl": (172, -1), "ioperm": (173, -1), "modify_ldt": (154, -1), "personality": (135, 92)},
-    # the machine as a whole
+    # the whole machine
     **{"reboot": (169, 142), "syslog": (103, 116), "vhangup": (153, 58), "sethostname": (170, 161)},
     **{"setdomainname": (171, 162), "settimeofday": (164, 170), "clock_settime": (227, 112)},
     **{"adjtimex": (159, 171), "clock_adjtime": (305, 266)},
-    # files: names, lengths, owners, modes, times and attributes. Landlock knows not all of these.
+    # files: names, lengths, owners, modes, times and attributes. Landlock does not cover all.
     **{"creat": (85, -1), "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47)},
     **{"rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276)},
     **{"link": (86, -1), "linkat": (265, 37), "symlink": (88, -1), "symlinkat": (266, 36)},
@@ -221,10 +222,10 @@ DENIED: dict[str, tuple[int, int]] = {
     **{"setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469)},
 }
 
-# (x86-64, arm64), which argument, and what it may be.
+# (x86-64, arm64), the argument, and its allowed value.
 _OF_ITSELF = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}  # the first: 0, itself
 _COMMANDS = {
-    # The second: not these. Who owns a descriptor is sent a signal of the sender's choice.
+    # The second argument must not be one of these: a descriptor's owner receives signals.
     "fcntl": ((72, 25), (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
     "ioctl": ((16, 29), (0x8901, 0x8902, 0x5412)),  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 }
@@ -248,7 +249,7 @@ def _program(machine: str) -> list[tuple[int, int, int, int]]:
     for numbers in DENIED.values():
         if numbers[column] >= 0:
             program += [(equal, 0, 1, numbers[column]), (give, 0, 0, deny)]
-    # Its arguments lie in memory, where a filter cannot look: C libraries then use clone.
+    # Its arguments are in memory, which a filter cannot read: C libraries then use clone.
     program += [(equal, 0, 1, _CLONE3[column]), (give, 0, 0, absent)]
     program += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, first), (bits, 1, 0, _CLONE_THREAD)]
     program += [(give, 0, 0, deny), (give, 0, 0, allow)]
@@ -280,7 +281,7 @@ sys.stdout.write(json.dumps(layers))
 
 
 def active() -> dict[str, bool]:
-    """Layer → whether it holds, found out by a child process that confines itself."""
+    """Layer → whether it is active, determined by a child process that confines itself."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-s", "-c", _PROBE],

@@ -1,7 +1,7 @@
-"""The service as one object, and how a route gets hold of it.
+"""The service as one object, and how a route gets it.
 
-`Service` is complete when constructed: the data directory is locked, migrated and recovered. Routes
-take a `ServiceDep` and call one function of one of its parts.
+A constructed `Service` has locked, migrated and recovered the data directory. Routes take a
+`ServiceDep` and call one function of one of its parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = structlog.get_logger("stepwell.service")
 
 
 class Service:
-    """Everything that one server process holds. Routes reach it as `ServiceDep`."""
+    """All state of one server process. Routes get it as `ServiceDep`."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -67,13 +67,13 @@ class Service:
             raise
 
     def _on_damage(self, files: list[str]) -> None:
-        """A query read these files, and some of their bytes are not as written."""
-        log.error("a query met damaged files", files=files)
+        """Handle files that a query found damaged: their bytes differ from their checksums."""
+        log.error("a query found damaged files", files=files)
         self.integrity.recheck_files(files)
         self.mirror.discard(files)
 
     def start(self) -> None:
-        """Start what has threads or processes of its own."""
+        """Start the parts that run threads or processes."""
         for part in (
             self.ingest,
             self.maintenance,
@@ -85,8 +85,8 @@ class Service:
             part.start()
 
     def close(self) -> None:
-        """Stop in reverse; the ingest, last, seals what was acknowledged."""
-        with contextlib.ExitStack() as stack:  # one that fails must not keep the rest from it
+        """Stop the parts in reverse order; the ingest, last, seals what was acknowledged."""
+        with contextlib.ExitStack() as stack:  # a part that fails must not keep others from closing
             for close in (
                 self._lock.release,
                 self.db.close,
@@ -106,7 +106,7 @@ class Service:
 
 
 def _refuse_lost_index(settings: Settings) -> None:
-    """An empty index over a directory full of data would take everything for rubbish."""
+    """Refuse an empty index over a directory with data: a sweep would delete all data files."""
     shards = settings.data / "shards"
     if not settings.index_file.exists() and any(shards.glob("*/*.parquet")):
         raise IndexUnusable(
@@ -115,7 +115,7 @@ def _refuse_lost_index(settings: Settings) -> None:
         )
 
 
-# Dependencies are coroutines: FastAPI gives every other one a thread to run in.
+# Dependencies are coroutines: FastAPI runs every other one in a thread.
 
 
 async def _service(request: Request) -> Service:
@@ -124,7 +124,7 @@ async def _service(request: Request) -> Service:
 
 
 async def caller(request: Request) -> str:
-    """Who calls, for the audit log: a token's id, "operator" or "local"."""
+    """The caller for the audit log: a token's id, "operator" or "local"."""
     principal = getattr(request.state, "principal", None)
     return "local" if principal is None else str(principal.who)
 
@@ -133,11 +133,11 @@ ServiceDep = Annotated[Service, Depends(_service)]
 Caller = Annotated[str, Depends(caller)]
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="rows of this page")]
-Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="`next` of the page before")]
+Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="`next` of the previous page")]
 
 
 def raw_body(media_type: str) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body by itself."""
+    """`openapi_extra` of a route that reads the raw body."""
     content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -1,4 +1,4 @@
-"""The numbers behind GET /metrics: one Prometheus registry per service, never a global one."""
+"""The metrics of GET /metrics: one Prometheus registry per service, never a global one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Telemetry:
-    """Counters that the parts of the service add to."""
+    """Metrics that the parts of the service update."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

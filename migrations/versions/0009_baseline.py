@@ -1,7 +1,7 @@
-"""The schema of the first release; `stepwell fsck --rebuild` takes over an index from before it.
+"""The schema of the first release. `stepwell fsck --rebuild` converts an older index.
 
-A new index is made from tables.py, at the newest revision (server/index/db.py). So there is nothing
-to do here; later migrations bring an existing index to what tables.py says by then.
+A new index is created from tables.py at the newest revision (server/index/db.py), so this migration
+does nothing; later migrations bring an existing index to the current tables.py.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Nothing: see above."""
+    """Do nothing: see the module docstring."""

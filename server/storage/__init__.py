@@ -1,1 +1,1 @@
-"""Files of the data folder: written once, whole or not at all; the Parquet layout."""
+"""Files of the data folder, written atomically and never changed; the Parquet layout."""

@@ -1,4 +1,4 @@
-"""The Parquet layout of a shard: written here, once; read here, by the trainer, and by DuckDB.
+"""The Parquet layout of a shard. This module writes it; the trainer and DuckDB read it too.
 
     traj_idx  t  | obs.<key> …  action …  reward  terminated  truncated  is_last  info.<key> …
     0         0  |
@@ -6,8 +6,8 @@
     0         T  |
     1         0  |   sorted by (traj_idx, t); row groups hold whole trajectories
 
-The footer describes itself: format, spec, dataset, and a table of the trajectories with their
-headers and digests. So an index can be rebuilt from the files alone (maintenance/rebuild.py).
+The footer describes the shard: format, spec, dataset, and a table of the trajectories with their
+headers and digests. An index can be rebuilt from the files alone (maintenance/rebuild.py).
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ TRAJ_IDX, T = "traj_idx", "t"
 DATASET_KEY = b"stepwell.dataset"
 TRAJECTORIES_KEY = b"stepwell.trajectories"
 DIGEST_KEY = b"stepwell.digest"
-"""Of the dataset, the spec and the table: a lost index must not be rebuilt from a damaged one."""
+"""Digest of dataset, spec and table: a rebuild must not use a damaged footer."""
 MAX_GROUP_ROWS = 65_536
-"""Only a trajectory longer than this is split over row groups."""
+"""Only a longer trajectory is split over row groups."""
 
 
 class ShardDamaged(RuntimeError):
-    """A shard that cannot be read as what the index says it is."""
+    """A shard whose content cannot be read or differs from the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row of the footer's table: all of a trajectory but its arrays."""
+    """One row of the footer's table: a trajectory without its arrays."""
 
     header: dict[str, Any]
-    """Trajectory.header(): id, length, flags, about; as it was sent, labels patched later apart."""
+    """Trajectory.header(): id, length, flags, about; as received, without labels patched later."""
     digest: str
     seq: int
     partition: str
@@ -66,7 +66,7 @@ class Entry:
         return int(self.header["length"]) + 1
 
     def to_json(self) -> dict[str, Any]:
-        # Not dataclasses.asdict: it copies headers deeply, at ten times the cost of all the rest.
+        # Not dataclasses.asdict: its deep copy of headers takes ten times as long as all the rest.
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -97,7 +97,7 @@ def write_shard(
 ) -> list[Entry]:
     """Write `entries` with their `batches` (in step) to `path`; returns them with `row_start`.
 
-    One row group is in memory at a time. Not atomic: the store makes it so.
+    Holds one row group in memory at a time. Not atomic: the store makes it so.
     """
     schema = shard_schema(spec)
     placed: list[Entry] = []
@@ -114,7 +114,7 @@ def write_shard(
             rows = size = 0
 
         for entry, batch in zip(entries, batches, strict=True):
-            assert entry.rows == batch.num_rows, "a description beside the rows of another"
+            assert entry.rows == batch.num_rows, "entry and batch differ in length"
             nbytes = batch.nbytes
             if group and (rows + entry.rows > group_rows or size + nbytes > group_bytes):
                 close_group()
@@ -149,11 +149,11 @@ def _numbered(group: list[pa.RecordBatch], first: int, schema: pa.Schema) -> pa.
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """Parquet settings for these columns: measured to be small and quick for DuckDB.
+    """Parquet settings for these columns: measured to be small and fast in DuckDB.
 
-    Float vectors split by byte (their high bytes repeat); no dictionaries, there are no strings;
-    min and max only of scalars, since those of vectors are of no use. float16 and integers stay
-    plain: DuckDB refuses byte-stream-split on them.
+    Float vectors are split by byte (their high bytes repeat); no dictionaries, since there are no
+    strings; min and max only of scalars, since those of vectors are of no use. float16 and integers
+    stay plain: DuckDB refuses byte-stream-split on them.
     """
     encoding = {TRAJ_IDX: "DELTA_BINARY_PACKED", T: "DELTA_BINARY_PACKED"}
     statistics: list[str] = []
@@ -174,7 +174,7 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
         "write_page_index": True,
         "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
         "store_schema": True,
-        # Keeps the inner field's own name, so that what is read has the type that was written.
+        # Keeps the name of the inner field, so that the type read equals the type written.
         "use_compliant_nested_type": False,
     }
 
@@ -185,7 +185,7 @@ def read_footer(source: Source) -> Footer:
         with source.open() as file:
             found: dict[bytes, bytes] = pq.read_metadata(file).metadata
         described = {key: found[key] for key in (DATASET_KEY, SPEC_KEY, TRAJECTORIES_KEY)}
-        # Shards of earlier versions have none.
+        # Shards of earlier versions have no digest.
         if found.get(DIGEST_KEY, b"") not in (b"", _digest(described)):
             raise ValueError("its digest differs")
         entries = json.loads(found[TRAJECTORIES_KEY])
@@ -199,7 +199,7 @@ def read_footer(source: Source) -> Footer:
 
 
 def _digest(described: dict[bytes, bytes]) -> bytes:
-    """sha256 over what the footer says, as hexadecimal text."""
+    """sha256 of the footer's description, in hexadecimal."""
     sha = hashlib.sha256()
     for key in sorted(described):
         sha.update(b"%s %d\n" % (key, len(described[key])))
@@ -209,7 +209,7 @@ def _digest(described: dict[bytes, bytes]) -> bytes:
 
 @lru_cache(maxsize=32)
 def cached_footer(source: Source) -> Footer:
-    """`read_footer` of an immutable file, remembered."""
+    """`read_footer` of an immutable file, cached."""
     return read_footer(source)
 
 
@@ -223,7 +223,7 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
             source.open() as raw,
             pq.ParquetFile(raw, page_checksum_verification=True) as file,
         ):
-            # Not iter_batches: its batches run over the ends of row groups, so that wide rows that
+            # Not iter_batches: its batches cross the ends of row groups, so wide rows that
             # compress well would be decoded by the gigabyte.
             groups = map(file.read_row_group, range(file.num_row_groups))
             rest: pa.Table | None = None
@@ -238,7 +238,7 @@ def read_batches(source: Source) -> Iterator[tuple[Entry, pa.RecordBatch]]:
 
 
 def read_trajectory(source: Source, traj_idx: int) -> Trajectory:
-    """One trajectory, reading only the row groups that it lies in. Raises `ShardDamaged`."""
+    """One trajectory; reads only the row groups that contain it. Raises `ShardDamaged`."""
     path, footer = source.path, cached_footer(source)
     entry = footer.entries[traj_idx]
     start, stop = entry.row_start, entry.row_start + entry.rows
@@ -267,20 +267,20 @@ def read_trajectory(source: Source, traj_idx: int) -> Trajectory:
 
 
 def check_digest(entry: Entry, batch: pa.RecordBatch, spec: EnvSpec) -> None:
-    """The content must be what was acknowledged. Raises `ShardDamaged`, `InvalidData`."""
+    """Compare with the digest that was acknowledged. Raises `ShardDamaged`, `InvalidData`."""
     header = {HEADER_KEY: json.dumps(entry.header).encode()}
     if from_batch(batch, header, spec).digest != entry.digest:
         raise ShardDamaged(f"{entry.id}: its content is not what was acknowledged")
 
 
 def _plain(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of a shard as rows on the wire: without the numbering, in one piece."""
+    """Rows of a shard in the wire format: without the numbering, in one piece."""
     columns = [_whole(column) for column in table.select(schema.names).columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array. Where a vector is NULL, Parquet hands out NULL elements too; ours have none."""
+    """One array. Where a vector is NULL, Parquet also returns NULL elements; these are removed."""
     array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
     if not pa.types.is_fixed_size_list(array.type) or not array.null_count:
         return array

@@ -1,9 +1,9 @@
-"""Files that are written once, whole, or not at all. No other module opens a data file for writing.
+"""Files that are written atomically. No other module opens a data file for writing.
 
     put      DIR/tmp/<new> → fsync → rename to its folder → fsync the folder
-    append   segments only: bytes at the end, fsync; what a crash tears is cut off at the next start
+    append   segments only: bytes at the end, fsync; the next start cuts off what a crash tears
 
-Names are made by the service (`new_name`), never by a client: no path is built from a request.
+The service makes the names (`new_name`), never a client: no path is built from a request.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,60}(\.[a-z0-9]{1,16})?")
 
 
 class DirectoryInUse(RuntimeError):
-    """Another process serves this data directory; the message names it."""
+    """Another process uses this data directory; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A file that is where it should be, to the last byte."""
+    """A file that is complete and durable."""
 
     path: Path
     bytes: int
     sha256: str
     checksums: Checksums
-    """Of its blocks (server/checksums.py): the index keeps them, so that every read is checked."""
+    """Checksums of its blocks (server/checksums.py): the index stores them to verify each read."""
 
 
 def new_name(prefix: str, suffix: str = "") -> str:
@@ -70,7 +70,7 @@ class Store:
             (root / folder).mkdir(parents=True, exist_ok=True)
         # A file is only as durable as the names of the folders above it.
         for above in (root / "shards", root, root.resolve().parent):
-            with contextlib.suppress(PermissionError):  # the parent may be none of our business
+            with contextlib.suppress(PermissionError):  # the parent may belong to another user
                 sync_directory(above)
 
     def path(self, folder: str, name: str) -> Path:
@@ -83,17 +83,17 @@ class Store:
         return sorted(e.name for e in os.scandir(self.root / folder) if e.is_file())
 
     def new(self, folder: str, name: str, *, points: tuple[str, str] | None = None) -> Writer:
-        """A file to be; it exists after `commit()`. `points`: failpoints before, after rename."""
+        """A new file; it exists after `commit()`. `points`: failpoints before and after rename."""
         return Writer(self, self.path(folder, name), points)
 
     def put(self, folder: str, name: str, data: bytes | memoryview) -> Stored:
-        """Write `data` as a whole."""
+        """Write a file with the content `data`."""
         with self.new(folder, name) as writer:
             writer.write(data)
             return writer.commit()
 
     def append_to(self, folder: str, name: str) -> Appender:
-        """A fresh file that grows; durable as far as its last `sync()`."""
+        """A new file that grows; durable up to its last `sync()`."""
         return Appender(self.path(folder, name))
 
     def truncate(self, folder: str, name: str, size: int) -> None:
@@ -103,7 +103,7 @@ class Store:
             os.fsync(file.fileno())
 
     def delete(self, folder: str, name: str) -> bool:
-        """Remove a file for good; False when it was not there."""
+        """Delete a file; returns False if it did not exist."""
         path = self.path(folder, name)
         try:
             path.unlink()
@@ -113,7 +113,7 @@ class Store:
         return True
 
     def clear_tmp(self) -> int:
-        """Remove what a crash left unfinished. Only while nothing else writes."""
+        """Remove unfinished files of a crash. Only while nothing else writes."""
         leftovers = list((self.root / "tmp").iterdir())
         for path in leftovers:
             if path.is_dir() and not path.is_symlink():
@@ -123,12 +123,12 @@ class Store:
         return len(leftovers)
 
     def free(self) -> int:
-        """Bytes left on the disk."""
+        """Free bytes on the disk."""
         return shutil.disk_usage(self.root).free
 
 
 class Writer:
-    """One file being written; leaving the `with` without `commit()` leaves nothing."""
+    """One file being written; leaving the `with` without `commit()` removes it."""
 
     def __init__(self, store: Store, target: Path, points: tuple[str, str] | None):
         self.target = target
@@ -146,7 +146,7 @@ class Writer:
         self._bytes += len(data)
 
     def fill(self, write: Callable[[Path], object], *, digest: bool = True) -> None:
-        """Let a library that wants a path write the content; `digest`: `Stored` has its sha256."""
+        """Let a library write the content to a path; `digest`: `Stored` has its sha256."""
         assert self._bytes == 0, "either write() or fill()"
         write(self.tmp)
         self._filled = examine(self.tmp, digest=digest)
@@ -192,7 +192,7 @@ class Appender:
             raise
 
     def append(self, *parts: bytes | memoryview) -> None:
-        """Write `parts` one behind the other, without a copy that holds them all."""
+        """Write `parts` in order, without a copy that holds them all."""
         views = deque(memoryview(part) for part in parts if len(part))
         while views:
             done = os.writev(self._fd, list(islice(views, _IOV_MAX)))
@@ -203,15 +203,15 @@ class Appender:
                 views[0] = views[0][done:]
 
     def sync(self) -> None:
-        """Until this returns, nothing appended since the last time is certain.
+        """Make everything appended so far durable.
 
-        A failed sync is never tried again: the kernel may have dropped the pages it could not
-        write, and a second call would then report success over a hole.
+        A failed sync is never retried: the kernel may have dropped the pages that it could not
+        write, and a second call would then report success although data is missing.
         """
         os.fdatasync(self._fd)
 
     def cut(self, size: int) -> None:
-        """Forget what was appended beyond `size`."""
+        """Remove the bytes beyond `size`."""
         os.ftruncate(self._fd, size)
         os.fdatasync(self._fd)
         self.size = size

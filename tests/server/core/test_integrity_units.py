@@ -257,8 +257,8 @@ def test_refusals_say_what_to_do(stored: Any) -> None:
             "damaged",
             "snapshots/x is damaged: restore the file",
         ),
-        (damaged_shard("sh_1"), "damaged", "shard sh_1 is damaged and was taken out"),
-        (gone("sh_2"), "snapshot_expired", "shard sh_2 is gone: no lease held it"),
+        (damaged_shard("sh_1"), "damaged", "shard sh_1 is damaged and quarantined"),
+        (gone("sh_2"), "snapshot_expired", "shard sh_2 was deleted: no lease held it"),
     ):
         assert (problem.status, problem.code) == (410, code)
         assert words in problem.detail

@@ -286,7 +286,7 @@ def test_wrong_tokens_are_slowed_down_and_valid_ones_pass(
     now[0] += auth.FAILURES * auth.FORGIVEN_EVERY
     assert closed.get("/v1/runs", headers=bearer("stw_x_guess")).status_code == 401
     captured = capsys.readouterr()
-    said = (captured.out + captured.err).count("many wrong tokens from one address; if it is")
+    said = (captured.out + captured.err).count("many invalid tokens from one address; if it")
     assert said == 2, "as patience ended, and as what was forgiven was used up"
 
 
@@ -438,7 +438,7 @@ def test_what_is_done_to_tokens_is_noted(closed: TestClient, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("header", "detail"),
     [
-        (None, "this service needs a token: set STEPWELL_TOKEN"),
+        (None, "this service requires a token: set STEPWELL_TOKEN"),
         ("Basic abc", "the Authorization header is not of the form: Bearer TOKEN"),
         ("Bearer ", "the Authorization header is not of the form: Bearer TOKEN"),
         ("Bearer stw_0_x", "the token is unknown or was revoked"),
@@ -473,7 +473,7 @@ def test_a_right_that_is_missing_is_named(closed: TestClient) -> None:
     assert answer["code"] == "too_many_failed_tokens"
     assert answer["expected"] == "Authorization: Bearer stw_…"
     assert answer["detail"] == (
-        "the token is wrong, as were many before it from this address; a valid one is answered"
+        "the token is invalid, as were many before it from this address; a valid token is accepted"
         " at any time"
     )
 
