@@ -67,7 +67,7 @@ class _Rows:
     started_at: float = field(default_factory=time.time)
 
 
-class Recorder:
+class EpisodeRecorder:
     """Records one episode after another; complete trajectories go to `sink`.
 
     Arrays handed in are kept, not copied: give it arrays that do not change later.

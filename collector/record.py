@@ -18,7 +18,7 @@ from typing import Any, SupportsFloat
 import gymnasium
 
 from collector.envs import Arrays, Env, Interface, interface_of
-from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, Recorder
+from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeRecorder
 from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
 from stepwell.client import Client
@@ -84,7 +84,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.outbox = outbox
         self._interface, self._client, self._episodes = interface, client, 0
         self._closed = False
-        self._recorder = Recorder(interface.spec, metadata, self._keep, max_steps=max_steps)
+        self._recorder = EpisodeRecorder(interface.spec, metadata, self._keep, max_steps=max_steps)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

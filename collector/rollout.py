@@ -19,8 +19,8 @@ from collector.episode_recorder import (
     BROKEN,
     INTERRUPTED,
     MAX_STEPS,
+    EpisodeRecorder,
     EpisodeSummary,
-    Recorder,
     Sink,
 )
 from collector.exploration import Exploration
@@ -69,7 +69,7 @@ class Rollout:
         self._make_env, self._seeds, self._exploration = make_env, seeds, exploration
         metadata = metadata or TrajectoryMetadata(env=interface.env_id)
         self._recorders = [
-            Recorder(interface.spec, metadata, sink, max_steps=max_steps, env_index=i)
+            EpisodeRecorder(interface.spec, metadata, sink, max_steps=max_steps, env_index=i)
             for i in range(n)
         ]
         self.inputs = ActorInputs.zeros(interface.spec, n)
