@@ -1,5 +1,5 @@
-"""What changed in the index since an earlier `change_id` (tables.py): for snapshots, which look at
-nothing else when their selection was run before."""
+"""Reads what changed in the index since an earlier `change_id` (tables.py). A repeated snapshot
+selection reads only these changes."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _CHANGED = (
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Trajectories whose `change_id` is newer than some earlier one's."""
+    """Trajectories whose `change_id` is newer than an earlier one."""
 
     change_id: int
     locations: pa.RecordBatch
-    """Of those that are alive (manifest_columns.py)."""
+    """Locations of those that are alive (manifest_columns.py)."""
     columns: pa.Table
-    """Of the same rows: `id`, which is the row's number here, and columns of `trajectories`."""
+    """The same rows: `id`, which is the row's number here, and columns of `trajectories`."""
     dead: dict[str, NDArray[np.int64]]
-    """Dataset → seqs of those that are not."""
+    """Dataset → seqs of those that are not alive."""
 
 
 class ChangeReader:
-    """Thread-safe. Has a connection of its own: it does not wait for a mirror that is filled."""
+    """Thread-safe. Has its own connection, so it does not wait while the mirror is filled."""
 
     def __init__(self, index_file: Path):
         self._lock = threading.Lock()
         self._db = open_index(index_file)
 
     def count(self, change_id: int, epoch: int, most: int) -> int | None:
-        """How many trajectories have a newer `change_id`, counted up to `most`; None when rows
-        vanished in bulk meanwhile."""
+        """Number of trajectories with a newer `change_id`, counted up to `most`; None if rows
+        were removed in bulk since."""
         with self._lock:
             if counters(self._db)[1] != epoch:
                 return None
@@ -53,9 +53,9 @@ class ChangeReader:
             return int(self._db.execute(sql, (change_id, most)).fetchone()[0])
 
     def read(self, change_id: int, epoch: int, columns: Iterable[str]) -> Changes | None:
-        """All that changed since, at one moment; None when rows vanished in bulk meanwhile.
+        """All changes since, in one transaction; None if rows were removed in bulk since.
 
-        `columns` are names of `trajectories`, those of the SQL surface.
+        `columns` are columns of `trajectories` in the SQL surface.
         """
         with self._lock:
             self._db.execute("BEGIN")
@@ -86,14 +86,14 @@ class ChangeReader:
         )
 
     def _columns(self, since: int, locations: pa.RecordBatch, columns: list[str]) -> pa.Table:
-        """What a selection reads of changed rows; from `locations` where that has it."""
+        """The columns of changed rows that a selection reads; from `locations` where possible."""
         kinds = dict(TABLES["trajectories"])
         arrays: dict[str, Any] = {"id": pa.array(np.arange(locations.num_rows))}
         others = [name for name in columns if name not in locations.schema.names]
         rows = []
         if others:
             wanted = ", ".join(TRAJECTORY_SQL[name] for name in others)
-            # In the order of the index, as `locations` are.
+            # In the order of the index, like `locations`.
             rows = self._db.execute(f"SELECT {wanted} FROM {_CHANGED}", (since,)).fetchall()
         for name in columns:
             if name in others:
@@ -105,7 +105,7 @@ class ChangeReader:
 
 
 def open_index(index_file: Path) -> sqlite3.Connection:
-    """The index for reading, without SQLAlchemy: rows come in half the time."""
+    """The index for reading, without SQLAlchemy: rows are read in half the time."""
     db = sqlite3.connect(
         f"file:{index_file}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
     )
@@ -114,6 +114,6 @@ def open_index(index_file: Path) -> sqlite3.Connection:
 
 
 def counters(db: sqlite3.Connection) -> tuple[int, int]:
-    """(change_id, epoch) of now."""
+    """The current (change_id, epoch)."""
     found = dict(db.execute("SELECT name, value FROM counters"))
     return int(found["change_id"]), int(found["epoch"])

@@ -3,15 +3,15 @@
     with db.read() as c:  …      a consistent view; never blocks, never blocked
     with db.write() as c: …      BEGIN IMMEDIATE behind one lock; commits at the end, or not at all
 
-    db.uptime()             seconds that services have run on this index, all their lives together
+    db.uptime()             seconds that services have run on this index, over all processes
 
-Uptime is monotonic time, summed up and kept in the index: leases, graces and tombstones count it,
-because the wall clock may jump. It stands still while no service runs, and what a crash forgets of
-it (a few seconds) makes a lease longer, never shorter. CLOCK_MONOTONIC, not CLOCK_BOOTTIME: while
-the machine is suspended no lease can be renewed, so that time does not count.
+Uptime is monotonic time, summed and stored in the index: leases, grace periods and tombstones use
+it, because the wall clock may jump. It stops while no service runs, and the few seconds that a
+crash loses make a lease longer, never shorter. CLOCK_MONOTONIC, not CLOCK_BOOTTIME: while the
+machine is suspended no lease can be renewed, so that time does not count.
 
-pysqlite opens transactions when it sees fit, which would make both promises hollow: so its own
-handling is switched off (`isolation_level = None`) and BEGIN is issued here.
+pysqlite opens transactions implicitly, which would break both promises: its own handling is
+switched off (`isolation_level = None`) and BEGIN is issued here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REBUILD = "stepwell fsck --rebuild --data DIR"
 
 
 COUNTERS = ("change_id", "epoch", "uptime", "dataset")
-"""The rows of `counters`; all begin at 0."""
+"""The rows of `counters`; all start at 0."""
 
 
 class IndexUnusable(RuntimeError):
@@ -44,23 +44,23 @@ class IndexUnusable(RuntimeError):
 
 
 SAVE_UPTIME_EVERY = 1.0
-"""Seconds; it goes along with a transaction that is written anyway."""
+"""Seconds; uptime is also saved with every other transaction."""
 
 
 class Clock:
-    """The time. A test hands in another one, whose wall clock jumps."""
+    """The time. Tests pass another one, whose wall clock jumps."""
 
     def wall(self) -> float:
-        """For people, and for nothing that waits: Unix seconds."""
+        """Unix seconds, for people only: nothing waits for it."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds since whenever; never backwards, and not while the machine is suspended."""
+        """Seconds from an arbitrary start; monotonic; stops while the machine is suspended."""
         return time.monotonic()
 
 
 class Database:
-    """One per process; complete when constructed: the file exists and has this code's schema."""
+    """One per process; complete when constructed: the file exists and has the current schema."""
 
     def __init__(self, path: Path, clock: Clock | None = None):
         self.path = path
@@ -89,8 +89,8 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """The one transaction that writes, at this moment, in this process. Not to be nested."""
-        assert self._writer != threading.get_ident(), "a write inside a write would wait for itself"
+        """The only write transaction of the process at this moment. Not to be nested."""
+        assert self._writer != threading.get_ident(), "nested writes would deadlock"
         with self._lock, self.engine.connect() as connection:
             self._writer = threading.get_ident()
             try:
@@ -103,11 +103,11 @@ class Database:
                 self._writer = None
 
     def uptime(self) -> float:
-        """Seconds that count for leases and graces: see above."""
+        """Seconds that count for leases and grace periods; see the module docstring."""
         return self._uptime_before + self.clock.monotonic() - self._began
 
     def save_uptime(self) -> None:
-        """Once in a while, and at the end, where nothing else is written."""
+        """Called periodically and on close, when nothing else is written."""
         with self.write() as connection:
             self._save_uptime(connection)
 
@@ -123,17 +123,17 @@ class Database:
 
 
 def next_change_id(connection: Connection) -> int:
-    """The stamp for trajectories changed in this transaction; see tables.py."""
+    """The change_id for trajectories changed in this transaction; see tables.py."""
     return _bump(connection, "change_id")
 
 
 def next_epoch(connection: Connection) -> int:
-    """Say that rows vanished in bulk: the mirror starts afresh."""
+    """Record that rows were removed in bulk: the mirror is rebuilt."""
     return _bump(connection, "epoch")
 
 
 def next_dataset_pk(connection: Connection) -> int:
-    """A key that no dataset had before: who was sent to a deleted one must not meet another."""
+    """A key that no dataset had before: clients of a deleted one must not reach another."""
     return _bump(connection, "dataset")
 
 
@@ -148,7 +148,7 @@ def _bump(connection: Connection, name: str) -> int:
 
 
 def write_audit(c: Connection, who: str, action: str, subject: str, **detail: Any) -> None:
-    """A row of the audit log, in the transaction of what it records."""
+    """Insert a row of the audit log, in the transaction of the change it records."""
     row = {"time": time.time(), "who": who, "action": action, "subject": subject}
     c.execute(sa.insert(audit).values(**row, detail=detail))
 
@@ -156,12 +156,12 @@ def write_audit(c: Connection, who: str, action: str, subject: str, **detail: An
 def find_pk(c: Connection, table: sa.Table, name: str, *, hint: bool = True) -> int:
     """The key of the row of `datasets` or `runs` that has this name.
 
-    Raises 404, with `hint` one that offers the nearest of the newest names: for callers who may
-    read them all.
+    Raises 404; with `hint` it suggests the nearest of the newest names, for callers who may read
+    all of them.
     """
     pk = c.execute(sa.select(table.c.pk).where(table.c.name == name)).scalar()
     if pk is None:
-        # Not above: a third of the time that `stepwell serve --help` takes would be this import.
+        # Imported here: this import takes a third of the time of `stepwell serve --help`.
         from server.problems import MAX_HINTS, not_found
 
         newest = sa.select(table.c.name).order_by(table.c.pk.desc()).limit(MAX_HINTS)
@@ -171,12 +171,12 @@ def find_pk(c: Connection, table: sa.Table, name: str, *, hint: bool = True) -> 
 
 
 def equal(table: sa.Table, **wanted: Any) -> list[sa.ColumnElement[bool]]:
-    """Conditions: each column named has this value; None stands for any."""
+    """Conditions: each named column has this value; None matches any."""
     return [table.c[name] == value for name, value in wanted.items() if value is not None]
 
 
 def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Select[Any]:
-    """Rows by falling `pk`, below `before`, whose columns are `equal` to what is given."""
+    """Rows by descending `pk`, below `before`, whose columns are `equal` to `wanted`."""
     query = sa.select(table).where(*equal(table, **wanted)).order_by(table.c.pk.desc())
     return query if before is None else query.where(table.c.pk < before)
 
@@ -184,13 +184,13 @@ def newest_first(table: sa.Table, before: int | None, **wanted: Any) -> sa.Selec
 def first_rows(
     c: Connection, query: sa.Select[Any], limit: int
 ) -> tuple[list[RowMapping], RowMapping | None]:
-    """A page: at most `limit` rows, and the last of them if more follow: the next page's cursor."""
+    """A page of at most `limit` rows, and its last row if more follow (the next page's cursor)."""
     rows = c.execute(query.limit(limit + 1)).mappings().all()
     return list(rows[:limit]), rows[limit - 1] if len(rows) > limit else None
 
 
 def connect(path: Path) -> sa.Engine:
-    """An engine whose connections are set up as promised above."""
+    """An engine with connections set up as described above."""
     engine = sa.create_engine(
         f"sqlite:///{path}",
         connect_args={"check_same_thread": False, "timeout": 30.0},
@@ -221,7 +221,7 @@ def connect(path: Path) -> sa.Engine:
 
 
 def revision(path: Path) -> str | None:
-    """The migration that the file is at; None for a new or empty file."""
+    """The revision of the file; None for a new or empty file."""
     if not path.exists():
         return None
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
@@ -241,9 +241,9 @@ def revision(path: Path) -> str | None:
 
 
 def upgrade(path: Path) -> str:
-    """Bring the file to this code's revision; create it if there is none. Returns the revision.
+    """Migrate the file to the current revision; create it if there is none. Returns the revision.
 
-    Raises `IndexUnusable` when the file is newer than the code, or older than every migration:
+    Raises `IndexUnusable` if the file is newer than the code, or older than every migration;
     nothing is changed then.
     """
     found = revision(path)
@@ -255,7 +255,7 @@ def upgrade(path: Path) -> str:
 
 
 def _create(path: Path) -> None:
-    """A new index as tables.py describes it, in one transaction."""
+    """Create an index from tables.py, in one transaction."""
     engine = connect(path)
     try:
         connection = engine.connect().execution_options(stepwell_write=True)
@@ -266,7 +266,7 @@ def _create(path: Path) -> None:
             connection.execute(
                 sa.insert(counters), [{"name": name, "value": 0} for name in COUNTERS]
             )
-            # What Alembic keeps the revision in.
+            # Alembic stores the revision here.
             connection.exec_driver_sql(
                 "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
             )
@@ -276,7 +276,7 @@ def _create(path: Path) -> None:
 
 
 def _migrate(path: Path, found: str) -> None:
-    # Only now: alembic costs a quarter of a second that an ordinary start need not pay.
+    # Imported here: alembic takes a quarter of a second, which most starts do not need.
     from alembic import command
     from alembic.config import Config
     from alembic.util.exc import CommandError
@@ -289,12 +289,12 @@ def _migrate(path: Path, found: str) -> None:
     except CommandError as error:
         if "locate revision" not in str(error):
             raise
-        if found > REVISION:  # revisions are numbers of four digits
+        if found > REVISION:  # revisions are four-digit numbers
             raise IndexUnusable(
                 f"{path} was written by a newer Stepwell (revision {found}, this program knows"
                 f" {REVISION}); install that version"
             ) from None
         raise IndexUnusable(
             f"{path} was written before the first release (revision {found}, this program needs"
-            f" {REVISION}); take its data over with: {REBUILD}"
+            f" {REVISION}); import its data with: {REBUILD}"
         ) from None

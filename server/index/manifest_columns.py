@@ -1,9 +1,10 @@
-"""Trajectories as a manifest lists them: columns of a few bytes each, beside the mirror's pieces.
+"""Columns of a manifest per trajectory, a few bytes each, stored beside the mirror's pieces.
 
     pk   usable   train   id   dataset   seq   shard   traj_idx   row_start   length   …
 
-`usable`: it lies in a shard. `train`: its purpose is not evaluation. The others are those of
-stepwell/manifest.py, in its types: selecting is a mask, and a manifest's block is a slice.
+`usable`: the trajectory is in a shard. `train`: its purpose is not evaluation. The other columns
+have the names and types of stepwell/manifest.py: selecting is a mask, and a manifest's block is a
+slice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stepwell.manifest import SCHEMA as MANIFEST
 SCHEMA = pa.schema(
     [
         *(("pk", pa.int64()), ("usable", pa.bool_()), ("train", pa.bool_())),
-        # The selection gives those two.
+        # The selection adds those two.
         *(field for field in MANIFEST if field.name not in ("component", "weight")),
     ]
 )
@@ -44,11 +45,11 @@ _COLUMNS = [*(f"group_concat({sql})" for sql in _INTEGERS.values()), *_TEXTS.val
 
 
 def read_columns(db: sqlite3.Connection, rows: str, *given: int) -> pa.RecordBatch:
-    """Rows of the index as a batch of SCHEMA; `rows` says which `trajectories AS t` …, in which
-    order. Call it inside a transaction.
+    """Rows of the index as a batch of SCHEMA; `rows` is the FROM clause (`trajectories AS t` …),
+    with its order. Call it inside a transaction.
 
-    SQLite joins each column into one text, which NumPy reads in half the time that a Python object
-    per value takes.
+    SQLite joins each column into one text, which NumPy parses in half the time that one Python
+    object per value takes.
     """
     found = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM {rows}", given).fetchone()
     columns = dict(zip((*_INTEGERS, *_TEXTS), found, strict=True))
@@ -63,7 +64,7 @@ def read_columns(db: sqlite3.Connection, rows: str, *given: int) -> pa.RecordBat
     made["shard"] = _named(made["shard_pk"], shards)
     made["usable"] = made["shard"].is_valid()
     made["dataset"] = _named(made["dataset_pk"], dict(db.execute("SELECT pk, name FROM datasets")))
-    # As text to the last bit they would take as long as all the others together.
+    # As exact text this column would take as long as all the others together.
     returns = db.execute(f'SELECT t."return" FROM {rows}', given).fetchall()
     made["return"] = np.array(returns, np.float64).reshape(-1)
     ids = pa.py_buffer(bytes.fromhex((columns["id"] or "").replace("-", "")))

@@ -1,18 +1,18 @@
-"""The index as Parquet files that the SQL worker can read: it must not open the live SQLite.
+"""The index as Parquet files for the SQL workers, which must not open the live SQLite file.
 
     trajectories   in pieces of PIECE rows by `pk`; a piece is rewritten when one of its rows has a
-                   newer `change_id` than at the last refresh (tables.py), so a query pays for what
-                   changed; beside each piece lie the columns of a manifest for its rows
+                   newer `change_id` than at the last refresh (tables.py), so a query pays only for
+                   changes; beside each piece are the columns of a manifest for its rows
                    (manifest_columns.py)
-    metrics        in pieces of a few runs each; checked when one of them had a heartbeat, rewritten
-                   when a piece's counts and sums changed
+    metrics        in pieces of a few runs each; checked when one of the runs had a heartbeat,
+                   rewritten when the piece's counts and sums changed
     all others     small; rewritten when their rows changed
 
-`Mirror.changes` (changes.py) reads what changed lately from the index itself.
+`Mirror.changes` (changes.py) reads recent changes from the index itself.
 
-Evicted trajectories are left out. The mirror is a cache: emptied at every start, and refreshed
-before every query, which costs one PRAGMA when nothing was committed. Replaced files stay for
-KEEP_SECONDS: queries still read them.
+Evicted trajectories are left out. The mirror is a cache: emptied on every startup, and refreshed
+before every query, which costs one PRAGMA if nothing was committed. Replaced files are kept for
+KEEP_SECONDS, because running queries still read them.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from stepwell._background import BackgroundLoop
 PIECE = 8192
 RUNS_PER_PIECE = 8
 KEEP_SECONDS = 180.0
-"""Longer than any query may run."""
+"""Longer than the deadline of any query."""
 _OF_PIECE = "trajectories AS t NOT INDEXED WHERE t.pk BETWEEN ? AND ? AND t.state <> 'evicted'"
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """What the files were at one moment. Paths are relative to the data directory."""
+    """The files at one moment. Paths are relative to the data directory."""
 
     version: int
-    """Equal versions are equal states."""
+    """Equal versions mean equal states."""
     tables: dict[str, list[str]]
     specs: dict[str, str]
     """Dataset → its EnvSpec as JSON."""
     shards: dict[str, list[str]]
-    """Dataset → its living shards."""
+    """Dataset → its live shards."""
     change_id: int = -1
     epoch: int = -1
-    """What `trajectories` and the locations have seen of the index's counters."""
+    """The index's counters at which `trajectories` and the locations were refreshed."""
     locations: dict[int, str] = field(default_factory=dict)
     """Number of a piece (pk / PIECE) → file of its locations."""
     excluded: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    """Dataset → its damaged files, and how many trajectories lie in each."""
+    """Dataset → its damaged files, with the number of trajectories in each."""
     checksums: Mapping[str, bytes] = field(default_factory=dict)
-    """Of all these files (server/checksums.py)."""
+    """Checksums of all these files (server/checksums.py)."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class _Piece:
 
 
 class Mirror:
-    """Keeps `directory` in step with the index. Thread-safe; one per process."""
+    """Keeps `directory` up to date with the index. Thread-safe; one per process."""
 
     def __init__(self, index_file: Path, directory: Path):
         directory.mkdir(parents=True, exist_ok=True)
@@ -101,19 +101,19 @@ class Mirror:
         self._shards: dict[str, list[str]] = {}
         self._excluded: dict[str, list[tuple[str, int]]] = {}
         self._checksums: dict[str, bytes] = {}
-        """Replaced, never changed: states share it."""
+        """Replaced, never mutated: states share it."""
         self._lost: set[int] = set()
         """Pieces of `trajectories` whose files are damaged."""
         self._seen: dict[str, int] = {}
-        """Table → the database's version when it was last looked at."""
+        """Table → the database's version at its last check."""
         self._garbage: list[tuple[float, str]] = []
         self._written = 0
         self._filling = BackgroundLoop("mirror", self._fill, every=0.0, expected=(OSError,))
 
     def state(self, sql: str | None = None) -> MirrorState:
-        """The state now, refreshed as far as `sql` may look (None: everything).
+        """The current state; refreshes the tables that `sql` may read (None: all).
 
-        A table whose name is nowhere in the text cannot be read by it.
+        A query cannot read a table whose name does not occur in its text.
         """
         text = None if sql is None else sql.lower()
         wanted = {name for name in TABLES if text is None or name in text}
@@ -142,14 +142,14 @@ class Mirror:
             )
 
     def read_locations(self, state: MirrorState, path: str) -> pa.RecordBatch:
-        """A file of `state.locations`. Raises `Corrupt`, and FileNotFoundError when it is gone
+        """A file of `state.locations`. Raises `Corrupt`, and FileNotFoundError if it was deleted
         (KEEP_SECONDS)."""
         source = Source(self._directory.parent / path, checksums=state.checksums[path])
         return pa.ipc.open_file(pa.py_buffer(source.read())).get_batch(0)
 
     def discard(self, files: Iterable[str]) -> None:
-        """These could not be read as they should: pieces are made anew, checksums of shards are
-        read from the index again."""
+        """Discard damaged files: pieces are rewritten, checksums of shards are read from the index
+        again."""
         wanted = set(files)
         with self._lock:
             for table, pieces in self._pieces.items():
@@ -163,12 +163,12 @@ class Mirror:
             self._version += 1
 
     def start(self) -> None:
-        """Fill it ahead of the first query: a million trajectories take ten seconds."""
+        """Fill the mirror before the first query: a million trajectories take ten seconds."""
         self._filling.start()
 
     @property
     def trouble(self) -> str:
-        """Why it cannot be filled ahead; queries try it themselves."""
+        """Why it cannot be filled in advance; queries then try themselves."""
         return self._filling.trouble
 
     def _fill(self) -> None:
@@ -188,7 +188,7 @@ class Mirror:
             return
         self._db.execute("BEGIN")
         try:
-            # Asked again inside: what is read now is of this version or newer, never older.
+            # Read again inside the transaction: the data is of this version or newer, never older.
             seen = int(self._db.execute("PRAGMA data_version").fetchone()[0])
             if stale & {"trajectories", "steps"}:
                 self._refresh_trajectories()
@@ -225,9 +225,9 @@ class Mirror:
         self._change_id = change_id
 
     def _pieces_with_removals(self, change_id: int) -> set[int]:
-        """Pieces that lost rows for good: evicted, then removed, since the last look.
+        """Pieces from which evicted rows were removed since the last refresh.
 
-        A tombstone does not know its `pk`, but within a dataset `pk` and `seq` rise together.
+        A tombstone has no `pk`, but within a dataset `pk` and `seq` increase together.
         """
         lost: dict[str, list[int]] = {}
         for name, seq in self._db.execute(
@@ -266,15 +266,15 @@ class Mirror:
         checksums = dict(self._checksums)
         for file, pk in fresh.items():
             row = self._db.execute("SELECT checksums FROM shards WHERE pk = ?", (pk,)).fetchone()
-            checksums[file] = row[0] or b""  # empty: of nothing, so it will be looked at
+            checksums[file] = row[0] or b""  # empty: every read fails and the file is rechecked
         self._checksums = checksums
 
     def _forget_checksums(self, files: set[str]) -> None:
         self._checksums = {f: c for f, c in self._checksums.items() if f not in files}
 
     def _refresh_metrics(self) -> None:
-        """Check only pieces with a run that had a heartbeat: points never come without one
-        (server/routes/run_metrics.py), and of a run that has ended nothing is read again."""
+        """Check only pieces with a run that had a heartbeat: points never arrive without one
+        (server/routes/run_metrics.py), and finished runs do not change."""
         pieces = self._pieces["metrics"]
         heard: dict[int, list[tuple[int, float, float]]] = {}
         for row in self._db.execute("SELECT pk, created_at, heartbeat_at FROM runs ORDER BY pk"):
@@ -326,8 +326,8 @@ class Mirror:
         self._version += 1
 
     def _write(self, name: str, content: memoryview) -> str:
-        """Returns the file's path. Its checksums are of `content`, not of what the disk made of
-        it."""
+        """Returns the file's path. Its checksums are computed from `content`, not from the written
+        file."""
         unfinished = self._directory / "unfinished"
         unfinished.write_bytes(content)
         os.chmod(unfinished, 0o644)

@@ -1,6 +1,6 @@
-"""The tables that people may ask in SQL: their columns, and the queries that fill them.
+"""The tables of the SQL surface: their columns, and the queries that fill them.
 
-Only living trajectories are among them. mirror.py keeps them as files.
+They contain only living trajectories. mirror.py writes them to files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TABLES: dict[str, list[tuple[str, str]]] = {
         *(("started_at", "DOUBLE"), ("heartbeat_at", "DOUBLE")),
     ],
 }
-"""The tables of the SQL surface: (column, DuckDB type). Names with an underscore are not shown."""
+"""The tables of the SQL surface: (column, DuckDB type). Names with an underscore are internal."""
 
 _ELSEWHERE = {
     "dataset": "d.name",
@@ -92,7 +92,7 @@ EXCLUDED = """
     WHERE g.state = 'damaged' AND t.state = 'spooled' GROUP BY d.name, g.name
     ORDER BY 1, 2
 """
-"""(dataset, file, trajectories): what lies in damaged files, and so is in no `steps`."""
+"""(dataset, file, trajectories): trajectories in damaged files, which are in no `steps`."""
 METRICS = """
     SELECT r.name, m.key, m.step, m.time, m.value 
     FROM metrics AS m JOIN runs AS r ON r.pk = m.run_pk
@@ -146,7 +146,7 @@ ARROW: dict[str, pa.DataType] = {
 
 
 def arrow_array(kind: str, values: Iterable[Any]) -> pa.Array:
-    """Values as SQLite has them (lists and maps are JSON text) as an array of that type."""
+    """Values from SQLite (lists and maps are JSON text) as an Arrow array of type `kind`."""
     if kind == "BOOLEAN":
         values = [None if value is None else bool(value) for value in values]
     elif kind not in ("VARCHAR", "BIGINT", "INTEGER", "DOUBLE"):
@@ -156,7 +156,7 @@ def arrow_array(kind: str, values: Iterable[Any]) -> pa.Array:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str | None) -> list[Any]:
-    """Nearly all texts are empty or alike: each is parsed once."""
+    """Most texts are empty or equal, so each distinct text is parsed once."""
     found = json.loads(text or "[]")
     if isinstance(found, dict):
         return [(name, float(value)) for name, value in found.items() if value is not None]

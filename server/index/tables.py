@@ -1,22 +1,22 @@
-"""The whole SQL schema of the index. A new index is made from here, an older one by migrations.
+"""The whole SQL schema of the index. A new index is created from it, an older one migrated.
 
-    datasets ─┬─< trajectories >─┬── segments     spooled: where the record lies
+    datasets ─┬─< trajectories >─┬── segments     spooled: where the record is stored
               │                  └── shards       sealed: which file, which rows
-              ├─< partition_stats                 running totals, kept in the same transaction
-              └─< tombstones                      ids that were here: a late retry is recognised
+              ├─< partition_stats                 running totals, updated in the same transaction
+              └─< tombstones                      ids of removed trajectories, to recognise retries
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
           ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
           └─< evaluations
 
-Times (`_at`) are Unix seconds and for people. What something waits for is counted in the service's
-uptime (`_uptime`, seconds; db.py): no jump of the wall clock shortens it. JSON is stored as
-text; it is a `Text` column where the text is passed on as it is.
-`pk` is ours, `id` and `name` are the world's.
-Every change of a trajectory stamps it with the next `change_id`, so that the SQL mirror can follow
-by `change_id > last`; a removal of rows in bulk raises `epoch`, and the mirror starts afresh.
-`dataset` is the newest dataset's key. TRIGGERS, at the end, are what the index refuses.
+Times (`_at`) are Unix seconds, for people. Deadlines are in the service's uptime (`_uptime`,
+seconds; db.py), which no jump of the wall clock changes. JSON is stored as text; it is a `Text`
+column where the text is passed on unchanged.
+`pk` is internal; `id` and `name` are public.
+Every change of a trajectory sets the next `change_id`, so the SQL mirror reads only rows with
+`change_id > last`; removing rows in bulk increments `epoch`, and the mirror is rebuilt.
+Counter `dataset` is the newest dataset's key. TRIGGERS, at the end, enforce invariants.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ datasets = Table(
     Column("description", Text, nullable=False, server_default=""),
     Column("tags", JSON, nullable=False, server_default="[]"),
     Column("next_seq", BigInteger, nullable=False, server_default="1"),
-    Column("evicted", BigInteger, nullable=False, server_default="0"),  # ever
+    Column("evicted", BigInteger, nullable=False, server_default="0"),  # total so far
     Column("created_at", Float, nullable=False),
     Column("last_ingest_at", Float),
 )
@@ -85,7 +85,7 @@ partition_stats = Table(
     "partition_stats",
     metadata,
     Column("dataset_pk", ForeignKey("datasets.pk"), nullable=False),
-    # fifo and protected count training data; purpose 'eval' of either partition counts apart.
+    # fifo and protected count training data; purpose 'eval' of both partitions is a third bucket.
     Column("bucket", String(16), nullable=False),
     Column("trajectories", BigInteger, nullable=False, server_default="0"),
     Column("steps", BigInteger, nullable=False, server_default="0"),
@@ -122,8 +122,8 @@ shards = Table(
     Column("seq_max", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("retired_uptime", Float),
-    Column("verified_at", Float),  # when all of it was last read and compared
-    # Of its blocks (server/checksums.py). Last: SQLite reads past a column to reach the next.
+    Column("verified_at", Float),  # when the whole file was last read and verified
+    # Block checksums (server/checksums.py). Last: SQLite reads past a column to reach the next.
     Column("checksums", LargeBinary, nullable=False),
     CheckConstraint("partition IN ('fifo', 'protected')", name="partition"),
     CheckConstraint(
@@ -176,14 +176,14 @@ trajectories = Table(
     Index("ix_trajectories_segment_pk", "segment_pk"),
     Index("ix_trajectories_shard_pk", "shard_pk"),
     Index("ix_trajectories_change_id", "change_id"),
-    # What eviction walks: the oldest training trajectories of fifo.
+    # For eviction: the oldest training trajectories of fifo.
     Index(
         "ix_trajectories_fifo",
         "dataset_pk",
         "seq",
         sqlite_where=text("partition = 'fifo' AND purpose = 'train' AND state <> 'evicted'"),
     ),
-    # And the oldest evaluation of it.
+    # For eviction: the oldest evaluation trajectories of fifo.
     Index(
         "ix_trajectories_eval",
         "dataset_pk",
@@ -197,7 +197,7 @@ trajectories = Table(
         "return",
         sqlite_where=text("state <> 'evicted'"),
     ),
-    # Orders that lists offer: without these, each page would sort the whole dataset.
+    # Orders that lists support: without these, each page would sort the whole dataset.
     Index(
         "ix_trajectories_length",
         "dataset_pk",
@@ -212,12 +212,12 @@ trajectories = Table(
         "seq",
         sqlite_where=text("state <> 'evicted'"),
     ),
-    # How dead each shard is, without looking at the living.
+    # Dead rows of each shard, without reading the living.
     Index("ix_trajectories_dead", "shard_pk", "length", sqlite_where=text("state = 'evicted'")),
 )
 
 ALIVE = text("trajectories.state <> 'evicted'")
-"""Said in words, not with a parameter: or SQLite cannot see that the indexes above apply."""
+"""A literal, not a parameter: with a parameter SQLite does not use the indexes above."""
 
 tombstones = Table(
     "tombstones",
@@ -250,10 +250,10 @@ snapshots = Table(
     Column("created_uptime", Float, nullable=False, server_default="0"),
     # `file` holds the changes since this snapshot; NULL: it holds everything (manifests.py)
     Column("base_pk", Integer, index=True),
-    Column("depth", Integer, nullable=False, server_default="0"),  # files before this one …
-    Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … but the first: rows
+    Column("depth", Integer, nullable=False, server_default="0"),  # number of files before it …
+    Column("delta_rows", BigInteger, nullable=False, server_default="0"),  # … rows but the first's
     Column("excluded", JSON, nullable=False, server_default="[]"),  # damaged files left out
-    Column("checksums", LargeBinary, nullable=False),  # as of shards
+    Column("checksums", LargeBinary, nullable=False),  # like those of shards
 )
 
 snapshot_shards = Table(
@@ -273,7 +273,7 @@ leases = Table(
     PrimaryKeyConstraint("snapshot_pk", "holder"),
 )
 
-# --- who made the data, and what was made of it -------------------------------------------------
+# --- runs, policies, evaluations ------------------------------------------------------------------
 
 runs = Table(
     "runs",
@@ -323,7 +323,7 @@ policies = Table(
     Column("metadata", JSON, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
     Column("verified_at", Float),
-    Column("checksums", LargeBinary, nullable=False),  # as of shards
+    Column("checksums", LargeBinary, nullable=False),  # like those of shards
     UniqueConstraint("run_pk", "version"),
 )
 
@@ -359,7 +359,7 @@ evaluations = Table(
     Column("created_at", Float, nullable=False),
 )
 
-# --- who works, who may, and who did --------------------------------------------------------------
+# --- workers, jobs, tokens, audit -----------------------------------------------------------------
 
 workers = Table(
     "workers",
@@ -438,11 +438,11 @@ audit = Table(
     Index("ix_audit_action_subject", "action", "subject"),
 )
 
-# --- what the index itself refuses ----------------------------------------------------------------
+# --- triggers -------------------------------------------------------------------------------------
 
 TRIGGERS: dict[str, str] = {
-    # The system never deletes what is protected: not by quota, compaction, or a bug. Demotion is an
-    # admin's act, and the audit row must be written before it, in the same transaction.
+    # The system never deletes protected trajectories: not by quota, compaction, or a bug. Only an
+    # admin demotes them, and the audit row must be written before, in the same transaction.
     "protected_update": """
         CREATE TRIGGER protected_update BEFORE UPDATE ON trajectories
         WHEN OLD.partition = 'protected' AND (
@@ -465,7 +465,7 @@ TRIGGERS: dict[str, str] = {
                 WHERE dataset_pk = NEW.dataset_pk AND seq = NEW.seq AND partition = 'protected')
         BEGIN SELECT RAISE(ABORT, 'protected trajectories are never replaced'); END
     """,
-    # A row is no use without its file: one that anything living needs is never given up.
+    # A shard or segment that living trajectories need must not be deleted.
     "living_shard": """
         CREATE TRIGGER living_shard BEFORE UPDATE OF state ON shards
         WHEN NEW.state IN ('retired', 'deleting', 'deleted') AND EXISTS (

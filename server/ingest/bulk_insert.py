@@ -1,11 +1,11 @@
 """Bulk insert: thousands of trajectories become visible in one transaction, all or none.
 
-    pending mark → shard file (temp, fsync, rename)      again and again, not yet in the index
-      → one transaction: dataset if new, shards, rows, totals, eviction → marks removed
+    pending marker → shard file (temp, fsync, rename)     once per shard, not yet in the index
+      → one transaction: dataset if new, shards, rows, totals, eviction → markers removed
 
-The mark (uploads/<shard>.pending) is durable before its shard exists: a start after a crash knows
-which files were never committed, and removes them (`sweep_pending`). Nothing goes through the
-spool: the source file is the durable copy until the end.
+The marker (uploads/<shard>.pending) is durable before its shard exists: after a crash, the next
+start knows which files were never committed and removes them (`sweep_pending`). Nothing is written
+to segments: the source file is the durable copy until the commit.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ FOLDER, SUFFIX = "uploads", ".pending"
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What became of them."""
+    """Counts of a bulk insert."""
 
     stored: int
     steps: int
     duplicates: int
-    """Known already, with the same content."""
+    """Already stored with the same content."""
     evicted: int
-    """Known and evicted since: not brought back."""
+    """Stored and evicted earlier; not stored again."""
 
 
 @dataclass(slots=True)
 class BulkInsert:
-    """One import. `add` in order, then `commit`, or `abandon`. Not thread-safe."""
+    """One import. Call `add` in order, then `commit` or `abandon`. Not thread-safe."""
 
     settings: Settings
     db: Database
     store: Store
     dataset: RegisteredDataset
-    """Its pk is 0 as long as the dataset does not exist."""
+    """Its pk is 0 until the dataset exists."""
     partition: str
     count: int
-    """Trajectories to come, at most: so many sequence numbers are set aside."""
+    """Upper bound of the trajectories to add: this many sequence numbers are reserved."""
     _next: int = 0
     _group: list[ValidTrajectory] = field(default_factory=list)
     _bytes: int = 0
@@ -75,7 +75,7 @@ class BulkInsert:
             self._next = first
 
     def add(self, items: list[ValidTrajectory]) -> None:
-        """Write these into shards, except those that are here already. Raises 409 on a conflict."""
+        """Write new trajectories into shards; skips those already stored. Raises 409."""
         with self.db.read() as connection:
             before = find_known(connection, [item.trajectory.id for item in items])
         for item in items:
@@ -89,8 +89,8 @@ class BulkInsert:
                 raise ProblemError(
                     409,
                     "conflict",
-                    "this file was imported before, and read differently (another env or action"
-                    " option, or another version of the importer); import it into another dataset",
+                    "this file was imported before with other options (env, action) or another"
+                    " version of the importer; import it into another dataset",
                     expected=f"content of sha256 {there.digest}",
                     got=item.digest,
                 )
@@ -100,7 +100,7 @@ class BulkInsert:
                 self._duplicates += 1
 
     def commit(self, create: Callable[[Connection], int] | None) -> BulkResult:
-        """Make everything visible. `create` makes the dataset in the same transaction."""
+        """Make everything visible. `create` creates the dataset in the same transaction."""
         if self._group:
             self._write()
         now = time.time()
@@ -116,7 +116,7 @@ class BulkInsert:
         )
 
     def abandon(self) -> None:
-        """Remove what was written, as if it had never begun; harmless after a commit."""
+        """Remove what was written; has no effect after a commit."""
         for shard_id in self._marks:
             _undo(self.db, self.store, shard_id)
         self._marks = []
@@ -133,7 +133,7 @@ class BulkInsert:
             if row is None or row.pk != self.dataset.pk:
                 raise _changed(self.dataset.name)
             return self.dataset.pk
-        # A dataset of this name was created meanwhile: our sequence numbers would collide.
+        # A dataset of this name was created in the meantime: the sequence numbers would collide.
         if row is not None or create is None:
             raise _changed(self.dataset.name)
         pk = create(connection)
@@ -146,7 +146,7 @@ class BulkInsert:
             raise ProblemError(
                 409,
                 "conflict",
-                "the same file was imported at the same time; look at that import instead",
+                "the same file was imported at the same time; see that import's job instead",
             )
         change_id = next_change_id(connection)
         for shard in self._shards:
@@ -189,26 +189,26 @@ class BulkInsert:
 
 
 def check_room(settings: Settings, store: Store) -> None:
-    """Raise 507 before the disk is full: posts and the index need what is left."""
+    """Raise 507 before the disk is full: posts and the index need the remaining space."""
     free = store.free()
     if free < settings.min_free:
         raise ProblemError(
             507,
             "storage_full",
-            "the disk is nearly full; nothing was stored: make room and upload again",
-            expected=f"at least {settings.min_free} bytes left",
+            "the disk is nearly full; nothing was stored: free disk space and upload again",
+            expected=f"at least {settings.min_free} bytes free",
             got=free,
         )
 
 
 def sweep_pending(db: Database, store: Store) -> int:
-    """At a start: remove shards that an import wrote and never committed. Returns how many."""
+    """On startup: remove shards that an import wrote and never committed. Returns their number."""
     marks = [name for name in store.names(FOLDER) if name.endswith(SUFFIX)]
     return sum(_undo(db, store, name.removesuffix(SUFFIX)) for name in marks)
 
 
 def _undo(db: Database, store: Store, shard_id: str) -> bool:
-    """Remove a marked shard unless the index knows it, then its mark."""
+    """Remove a marked shard unless the index contains it, then its marker."""
     with db.read() as connection:
         there = connection.execute(sa.select(shards.c.pk).where(shards.c.id == shard_id)).first()
     removed = there is None and any(

@@ -1,10 +1,10 @@
-"""Group commit: one thread, one fsync and one index transaction for all who wait; then answers.
+"""Group commit: one thread commits all waiting requests with one fsync and one index transaction.
 
-    collect (whatever came while the last group was on its way to the disk)
-      → BEGIN IMMEDIATE → which ids are known? → append → fsync → rows, totals, eviction → COMMIT
-      → answer
+    collect (everything submitted while the last group was being written)
+      → BEGIN IMMEDIATE → look up ids → append → fsync → rows, totals, eviction → COMMIT
+      → respond
 
-The payload is durable before the index row, and the index row before the answer. Ids are
+The payload is durable before the index row, and the index row before the response. Ids are
 looked up inside the transaction that adds them, so concurrent posts of one id cannot both be new.
 """
 
@@ -45,23 +45,23 @@ from stepwell.messages import IngestItem, Problem
 
 log = structlog.get_logger("stepwell.ingest")
 READ_ONLY = (
-    "nothing of this request was stored; reading goes on, and writing comes back by itself when the"
-    " disk takes bytes again"
+    "nothing of this request was stored; reads still work, and writes resume by themselves when the"
+    " disk accepts data again"
 )
 GROUP_BYTES = 4 << 20
-"""One fsync serves at most so much, however much waits."""
+"""Most bytes per fsync; further requests wait for the next group."""
 PROBE_EVERY = 0.5
-"""Seconds between attempts to write again after the disk refused."""
+"""Seconds between attempts to write again after a disk error."""
 
 
 @dataclass(slots=True)
 class Submission:
-    """The new trajectories of one request, and the promise of an answer."""
+    """The new trajectories of one request, and the future of its response."""
 
     dataset: RegisteredDataset
     partition: str
     items: list[tuple[Entry, Encoded]]
-    """Descriptions (seq still 0) with their encoded records."""
+    """Entries (seq still 0) with their encoded records."""
     answer: Future[list[IngestItem]] = field(default_factory=Future)
 
     @property
@@ -71,17 +71,17 @@ class Submission:
 
 @dataclass(slots=True)
 class _Plan:
-    """One group, sorted out: what is new, by dataset, and every item's answer so far."""
+    """One group, classified: new trajectories by dataset, and the result of every item so far."""
 
     answers: list[tuple[Submission, list[IngestItem]]] = field(default_factory=list)
     fresh: dict[int, list[tuple[Entry, Encoded, IngestItem]]] = field(default_factory=dict)
     specs: dict[int, RegisteredDataset] = field(default_factory=dict)
     repeats: list[tuple[IngestItem, IngestItem]] = field(default_factory=list)
-    """Duplicates inside the group: they take the seq of the first."""
+    """Duplicates inside the group: they get the seq of the first."""
 
 
 class Committer:
-    """Owns the spool. `submit` from any thread; the answer comes when it is durable."""
+    """Owns the spool. `submit` is thread-safe; its future completes when the data is durable."""
 
     def __init__(
         self, settings: Settings, db: Database, store: Store, spool: Spool, telemetry: Telemetry
@@ -94,8 +94,8 @@ class Committer:
         self.lock = threading.Lock()
         """Held while a group is written and while a segment is rotated."""
         self.trouble: ProblemError | None = None
-        """Why the service is read-only at the moment. Never raised itself, but a copy of it: each
-        raise would hang its frames, with the bodies in them, on the one exception that lasts."""
+        """Why the service is read-only now. Copies of it are raised: each raise attaches its
+        frames, which reference bodies, to the exception, and this one is kept."""
         self._probed = 0.0
         self.loop = BackgroundLoop(
             "committer", self._round, every=0.0, longest_wait=1.0, report=_defect
@@ -111,7 +111,7 @@ class Committer:
         self.loop.join()
 
     def submit(self, submission: Submission) -> Future[list[IngestItem]]:
-        """What may wait here is bounded by what bodies may hold (server/body_memory.py)."""
+        """Queue a submission. Body memory bounds the queue (server/body_memory.py)."""
         with self._count_lock:
             self._queued += submission.size
             self._telemetry.queued_bytes.set(self._queued)
@@ -119,9 +119,9 @@ class Committer:
         return submission.answer
 
     def take_closed(self, *, force: bool) -> list[Segment]:
-        """The segments that wait to be sealed; the current one too if it is due, or with `force`.
+        """The segments to seal: closed ones, and the current one if it is due or with `force`.
 
-        Call it with `lock` held.
+        The caller holds `lock`.
         """
         current = self._spool.current
         if current is not None and current.records and (force or self.due(time.monotonic())):
@@ -142,7 +142,7 @@ class Committer:
         )
 
     def _round(self) -> None:
-        """One group. No reference to it stays: it would hold the bodies until the next post."""
+        """Handle one group. Drop all references to it: they would keep its bodies in memory."""
         first = self._queue.get()
         if first is None:
             self.loop.stop()
@@ -154,11 +154,11 @@ class Committer:
                 self._telemetry.queued_bytes.set(self._queued)
             self._handle(group)
         except BaseException:
-            # No caller waits for ever; a retry of what had been stored is answered `duplicate`.
+            # No caller waits indefinitely; a retry of stored data gets `duplicate`.
             for submission in group:
                 if not submission.answer.done():
                     submission.answer.set_exception(
-                        ProblemError(500, "internal_error", "a defect of the service; post again")
+                        ProblemError(500, "internal_error", "internal error; post again")
                     )
             raise
         finally:
@@ -166,7 +166,7 @@ class Committer:
                 self.loop.stop()
 
     def _collect(self, first: Submission) -> tuple[list[Submission], bool]:
-        """Everything that waits, up to GROUP_BYTES. No delay: groups form while the disk works."""
+        """Waiting submissions up to GROUP_BYTES. No delay: groups form during the last write."""
         group, size = [first], first.size
         while size < GROUP_BYTES:
             try:
@@ -186,17 +186,17 @@ class Committer:
                 answers = self._commit(group)
         except ProblemError as error:
             for submission in group:
-                if not submission.answer.done():  # one of a deleted dataset is answered already
+                if not submission.answer.done():  # one for a deleted dataset has failed already
                     submission.answer.set_exception(error.copy())
         except Exception as error:
-            if len(group) > 1:  # one of them is poison: the others must not suffer for it
+            if len(group) > 1:  # one submission fails: retry each alone to store the others
                 for submission in group:
                     if not submission.answer.done():
                         self._handle([submission])
                 return
             log.error(
-                "a post could not be stored, by a defect of the service; please report it with"
-                " these lines",
+                "a post was not stored because of an internal error; please report it with these"
+                " lines",
                 dataset=group[0].dataset.name,
                 exc_info=error,
             )
@@ -207,7 +207,7 @@ class Committer:
             for submission, items in answers:
                 submission.answer.set_result(items)
 
-    # --- one group, in the order it happens ----------------------------------------------------
+    # --- one group, in order of execution -------------------------------------------------------
 
     def _commit(self, group: list[Submission]) -> list[tuple[Submission, list[IngestItem]]]:
         now = time.time()
@@ -239,7 +239,7 @@ class Committer:
         return plan.answers
 
     def _sort_out(self, connection: Connection, group: list[Submission], plan: _Plan) -> None:
-        """Decide item by item: stored, duplicate, evicted, conflict or refused."""
+        """Classify each item: stored, duplicate, evicted, conflict or refused."""
         remembered = find_known(connection, [e.id for s in group for e, _ in s.items])
         d = datasets.c
         rows = connection.execute(
@@ -313,16 +313,16 @@ class Committer:
             self._telemetry.ingest_bytes.inc(sum(row["bytes"] for row in rows))
             self._telemetry.evicted.inc(evict_over_capacity(connection, pk, change_id))
 
-    # --- when the disk refuses ------------------------------------------------------------------
+    # --- disk errors ----------------------------------------------------------------------------
 
     def _give_up(self, error: Exception, written: bool) -> NoReturn:
-        """Nothing of the group counts: raises 507 or 503, or `error` where no disk is to blame."""
+        """Abort the group: raises 507 or 503, or `error` if it is not a disk error."""
         problem = disk_problem(error, READ_ONLY)
         # After an I/O error it is unknown whether the commit is on the disk: the records must stay
-        # until a later one has taken its place. Of anything else, a restart must not believe them.
+        # until a later commit has replaced it. After other errors a restart must not recover them.
         if written and (problem is None or problem.status == 507):
             self._spool.undo()
-        self._spool.rotate()  # without a pk nothing in it counts: the sealer removes it
+        self._spool.rotate()  # the segment has no pk, so the sealer removes it
         if problem is None and isinstance(error, OSError):
             problem = ProblemError(503, "read_only", READ_ONLY, got=str(error.strerror or error))
         if problem is None:
@@ -330,9 +330,9 @@ class Committer:
         self._enter_read_only(problem)
 
     def _enter_read_only(self, problem: ProblemError) -> NoReturn:
-        if self.trouble is None:  # once, not for each post that is refused meanwhile
+        if self.trouble is None:  # logged once, not for each refused post
             log.error(
-                "read-only: make room on the disk, or repair it; writing comes back by itself",
+                "read-only: free disk space, or repair the disk; writes resume by themselves",
                 code=problem.code,
                 got=str(problem.got)[:300],
             )
@@ -342,7 +342,7 @@ class Committer:
         raise problem.copy()
 
     def _check_disk(self) -> None:
-        """Raise 507 or 503 while the disk refuses; once in a while, see whether it still does."""
+        """Raise 507 or 503 after a disk error; periodically test whether the disk works again."""
         if self.trouble is not None and time.monotonic() - self._probed < PROBE_EVERY:
             raise self.trouble.copy()
         least = self._settings.min_free
@@ -353,8 +353,8 @@ class Committer:
                     507,
                     "storage_full",
                     READ_ONLY,
-                    expected="room on the disk",
-                    got=f"{free} bytes left of at least {least}",
+                    expected="free disk space",
+                    got=f"{free} bytes free of at least {least}",
                     headers={"Retry-After": "5"},
                 )
             )
@@ -368,20 +368,20 @@ class Committer:
             self._telemetry.writable.set(1)
 
     def check_disk(self) -> None:
-        """From the maintenance thread: come back from read-only without waiting for a request."""
+        """For the maintenance thread: leave read-only mode without waiting for a request."""
         with self.lock:
             self._check_disk()
 
 
 def _defect(name: str, error: BaseException) -> None:
-    log.error("a defect in a thread, which goes on; please report it", thread=name, exc_info=error)
+    log.error("internal error in a running thread; please report it", thread=name, exc_info=error)
 
 
-# --- the answer for one trajectory that is not stored -----------------------------------------
+# --- the result of a trajectory that is not stored --------------------------------------------
 
 
 def answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: KnownTrajectory) -> None:
-    """The id was here before: the same again, or another trajectory."""
+    """Set the result for a known id: duplicate, evicted or conflict."""
     if before.digest != entry.digest or before.dataset_pk != dataset_pk:
         conflict(item, before.digest, entry.digest)
         if before.digest == entry.digest and item.problem is not None:
@@ -392,19 +392,19 @@ def answer_known(item: IngestItem, entry: Entry, dataset_pk: int, before: KnownT
 
 
 def conflict(item: IngestItem, there: str, here: str) -> None:
-    """Other content came under an id: `there` and `here` are the digests."""
+    """Mark other content under a known id: `there` and `here` are the digests."""
     item.status = "conflict"
     item.problem = ProblemError(
         409,
         "conflict",
-        "another trajectory was stored under this id; ids are never reused",
+        "another trajectory is stored under this id; ids are never reused",
         expected=f"content of sha256 {there}",
         got=here,
     ).problem()
 
 
 def exceeds_capacity(entry: Entry, limits: tuple[int | None, int | None]) -> Problem | None:
-    """A trajectory that alone exceeds the capacity of fifo could never stay."""
+    """The problem of a trajectory that alone exceeds the capacity of fifo, else None."""
     if entry.partition != "fifo":
         return None
     sizes = (entry.rows - 1, entry.bytes)

@@ -1,9 +1,9 @@
-"""Crash recovery at a start: make index and segments agree.
+"""Crash recovery on startup: make index and segments agree.
 
-consumed segment, file still there      unlink: its data is in shards
-torn tail                               cut off: it was never acknowledged
-whole record without an index row       indexed now: its sender will be told `duplicate`
-every segment that is left              queued for sealing
+consumed segment, file still there      delete the file: its data is in shards
+torn tail                               cut it off: it was never acknowledged
+whole record without an index row       index it: a retry gets `duplicate`
+remaining segments                      queue them for sealing
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def recover_segments(db: Database, store: Store) -> list[Segment]:
             with db.write() as connection:
                 connection.execute(sa.delete(segments).where(segments.c.pk == row.pk))
         elif row.name not in files:
-            # Impossible by the order of fsyncs: the file was removed by hand.
+            # The order of fsyncs excludes this: the file was removed by hand.
             log.error(
-                "a segment was taken away; put it back with the service stopped, stepwell fsck"
-                " names what was in it",
+                "a segment is missing; put it back with the service stopped. stepwell fsck"
+                " names the trajectories in it",
                 segment=row.name,
             )
             _mark_damaged(db, row.pk)
@@ -77,10 +77,10 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
     try:
         file = SegmentFile(path)
     except SegmentDamaged as error:
-        # Kept where it is: fsck names it with everything that was in it. The rest must go on.
+        # Kept in place: fsck names it with all its trajectories. The other segments are recovered.
         log.error(
-            "a segment cannot be read and is kept: look at the disk, restore the file from a"
-            " backup if there is one; stepwell fsck names what was in it",
+            "a segment cannot be read and is kept: check the disk, restore the file from a"
+            " backup if possible; stepwell fsck names the trajectories in it",
             segment=name,
             error=str(error),
         )
@@ -109,7 +109,7 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
 def _reinsert(
     connection: Connection, name: str, pk: int | None, tail: list[Record]
 ) -> tuple[int | None, int]:
-    """Index whole records that have no row; returns the segment's key and how many they were."""
+    """Index whole records that have no row; returns the segment's key and their number."""
     found = find_known(connection, [record.entry.id for record in tail])
     d = datasets.c
     named = {
@@ -123,7 +123,7 @@ def _reinsert(
     missing: dict[str, list[Record]] = {}
     for record in tail:
         dataset = named.get(record.dataset)
-        # Older than the dataset: it was meant for an earlier one of the same name, since deleted.
+        # Older than the dataset: it belongs to an earlier, deleted dataset of the same name.
         if dataset is None or record.entry.created_at < dataset.created_at:
             continue
         if record.entry.id not in found:

@@ -1,4 +1,4 @@
-"""Datasets as the write path needs them: a new row, and spec and Arrow schema, parsed once."""
+"""Datasets for the write path: inserting a row, and cached specs and Arrow schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepwell.spaces import EnvSpec
 
 @dataclass(frozen=True, slots=True)
 class RegisteredDataset:
-    """A dataset's spec never changes; its name is bound to it until it is deleted."""
+    """A dataset's spec never changes; its name refers to it until it is deleted."""
 
     pk: int
     name: str
@@ -29,7 +29,7 @@ class RegisteredDataset:
 
 
 class DatasetRegistry:
-    """Datasets by name, remembered. `forget` when one is deleted."""
+    """A cache of datasets by name. Call `forget` when one is deleted."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -57,9 +57,9 @@ class DatasetRegistry:
 
 
 def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec) -> int:
-    """A new, empty dataset in the caller's transaction (an import creates its own with the data).
+    """Insert an empty dataset in the caller's transaction (an import creates it with its data).
 
-    Returns its key. Raises 409 for a taken name.
+    Returns its key. Raises 409 if the name is taken.
     """
     taken = connection.execute(
         sa.select(datasets.c.spec_digest).where(datasets.c.name == body.name)
@@ -68,9 +68,9 @@ def insert_dataset(connection: Connection, body: CreateDataset, spec: EnvSpec) -
         raise ProblemError(
             409,
             "dataset_exists",
-            f"there is a dataset {body.name!r} already"
-            + (", of the same layout" if taken == spec.digest else ", of another layout"),
-            expected=f"a layout of digest {taken}, or another name",
+            f"dataset {body.name!r} already exists"
+            + (", with the same layout" if taken == spec.digest else ", with another layout"),
+            expected=f"a layout with digest {taken}, or another name",
             got=spec.digest,
         )
     pk = next_dataset_pk(connection)

@@ -1,9 +1,9 @@
-"""FIFO eviction: the trajectories with the lowest seq go when a capacity is exceeded.
+"""FIFO eviction: when a capacity is exceeded, the trajectories with the lowest seq are evicted.
 
-Exact: in the very transaction that added too much. index_rows.py:reserve_seqs assigns seq.
-Training and evaluation have the capacity each for itself, so that neither displaces the other.
-Invisible at once; the bytes go later, when no lease holds their shard
-(maintenance/shard_deletion.py). Never protected.
+Exact: it runs in the transaction that exceeds the capacity. index_rows.py:reserve_seqs assigns seq.
+The capacity applies to training and to evaluation separately, so neither displaces the other.
+Evicted trajectories are invisible at once; their bytes are deleted later, when no lease holds their
+shard (maintenance/shard_deletion.py). Protected trajectories are never evicted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from server.index.tables import datasets, partition_stats, trajectories
 from server.ingest.index_rows import add_totals, bucket_of, chunks
 
-# In words, not with parameters: or SQLite cannot see that its partial indexes apply.
+# Literals, not parameters: with parameters SQLite does not use its partial indexes.
 OLDEST = {
     purpose: sa.text(f"partition = 'fifo' AND purpose = '{purpose}' AND state <> 'evicted'")
     for purpose in ("train", "eval")
@@ -27,7 +27,7 @@ PROTECTED_EVALUATION = sa.text(
 
 
 def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int) -> int:
-    """Evict what exceeds the dataset's capacity; returns how many went."""
+    """Evict what exceeds the dataset's capacity; returns the number evicted."""
     d = datasets.c
     capacity = connection.execute(
         sa.select(d.capacity_trajectories, d.capacity_steps, d.capacity_bytes).where(
@@ -40,7 +40,7 @@ def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int)
     for purpose in OLDEST:
         over = _excess(_held(connection, dataset_pk, purpose), capacity)
         if any(over) and purpose == "eval":
-            # The running totals of evaluation are over both partitions.
+            # The running totals of evaluation cover both partitions.
             kept = _protected_evaluation(connection, dataset_pk)
             over = [max(0, much - there) for much, there in zip(over, kept, strict=True)]
         if any(over):
@@ -49,7 +49,7 @@ def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int)
 
 
 def _held(connection: Connection, dataset_pk: int, purpose: str) -> Sequence[int]:
-    """(trajectories, steps, bytes) of a purpose, by the running totals."""
+    """(trajectories, steps, bytes) of a purpose, from the running totals."""
     s = partition_stats.c
     row = connection.execute(
         sa.select(s.trajectories, s.steps, s.bytes).where(
@@ -80,7 +80,7 @@ def _evict_oldest(
     over: list[int],
     change_id: int,
 ) -> int:
-    """Walk from the lowest seq until each of `over` (trajectories, steps, bytes) is covered."""
+    """Evict from the lowest seq until each of `over` (trajectories, steps, bytes) is covered."""
     t = trajectories.c
     oldest = connection.execute(
         sa.select(t.pk, t.length, t.bytes, t["return"])

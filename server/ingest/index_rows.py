@@ -1,6 +1,6 @@
 """A trajectory's row in the index, its seq (the order of FIFO), and the running totals.
 
-Everything here happens inside the caller's write transaction: the group commit, an import, a seal.
+All functions run inside the caller's write transaction: the group commit, an import, a seal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class KnownTrajectory:
-    """What the index remembers of an id."""
+    """The index's record of an id."""
 
     dataset_pk: int
     seq: int
@@ -32,7 +32,7 @@ class KnownTrajectory:
 
 
 def bucket_of(partition: str, purpose: str) -> str:
-    """Which totals a trajectory counts in: evaluation stands apart."""
+    """The bucket of totals that a trajectory counts in: evaluation is separate."""
     return "eval" if purpose == "eval" else partition
 
 
@@ -42,7 +42,7 @@ def chunks(items: Sequence[Any], size: int = CHUNK) -> Iterable[Sequence[Any]]:
 
 
 def find_known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTrajectory]:
-    """Those of `ids` that are or were here, alive, evicted or as tombstones."""
+    """Those of `ids` that are or were stored: alive, evicted or tombstones."""
     found: dict[str, KnownTrajectory] = {}
     t, dead = trajectories.c, tombstones.c
     for some in chunks(ids):
@@ -58,7 +58,7 @@ def find_known(connection: Connection, ids: Sequence[str]) -> dict[str, KnownTra
 def row_of(
     entry: Entry, dataset_pk: int, seq: int, change_id: int, default_env: str
 ) -> dict[str, Any]:
-    """The columns that do not depend on where the trajectory lies."""
+    """The columns that do not depend on where the trajectory is stored."""
     header, metadata = entry.header, entry.header.get("about", {})
     return {
         "id": header["id"],
@@ -93,7 +93,7 @@ def row_of(
 def reserve_seqs(connection: Connection, dataset_pk: int, count: int, now: float) -> int | None:
     """Reserve `count` sequence numbers, which are the order of FIFO eviction.
 
-    Returns the first, or None if the dataset is gone.
+    Returns the first, or None if the dataset was deleted.
     """
     after = connection.execute(
         sa.update(datasets)
@@ -105,7 +105,7 @@ def reserve_seqs(connection: Connection, dataset_pk: int, count: int, now: float
 
 
 def insert_rows(connection: Connection, rows: list[dict[str, Any]]) -> None:
-    """Rows of one dataset (row_of + state and location), and their totals."""
+    """Insert rows of one dataset (row_of + state and location), and update its totals."""
     connection.execute(sa.insert(trajectories), rows)
     totals: dict[str, list[float]] = {}
     for row in rows:
@@ -128,7 +128,7 @@ def make_tombstones(connection: Connection, where: Any, uptime: float, change_id
 
 
 def insert_segment(connection: Connection, name: str, created_at: float) -> int:
-    """An open segment; returns its key."""
+    """Insert an open segment; returns its key."""
     values = {"name": name, "state": "open", "created_at": created_at}
     statement = sa.insert(segments).values(values).returning(segments.c.pk)
     return int(connection.execute(statement).scalar_one())
@@ -143,7 +143,7 @@ def add_totals(
     size: int,
     reward: float,
 ) -> None:
-    """Add to (or, with negative numbers, take from) a bucket's running totals."""
+    """Add to a bucket's running totals; negative numbers subtract."""
     c = partition_stats.c
     values = {
         "trajectories": count,

@@ -1,4 +1,4 @@
-"""The write path as one object: body → checked → committed → (sealed). Routes call `post`."""
+"""The write path as one object: validate, commit and, later, seal a body. Routes call `post`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from stepwell.spaces import EnvSpec
 from stepwell.trajectory import Trajectory
 
 ANSWER_WITHIN = 60.0
-"""Seconds to wait for the disk before a request is answered 503; it may be stored all the same."""
+"""Seconds to wait for the disk before the response 503; the data may still be stored."""
 
 
 class Ingest:
-    """Complete when constructed: what the last process left behind is recovered."""
+    """Complete when constructed: the segments of the previous process are recovered."""
 
     def __init__(self, settings: Settings, db: Database, store: Store, telemetry: Telemetry):
         self.registry = DatasetRegistry(db)
@@ -60,9 +60,9 @@ class Ingest:
         *,
         wait_sealed: bool = False,
     ) -> IngestResult:
-        """Store the trajectories of `body`; answers when they are durable. Blocks.
+        """Store the trajectories of `body`; returns when they are durable. Blocks.
 
-        `reservation` holds the memory of the body already. Raises `ProblemError`: 404, 422 (nothing
+        `reservation` already holds the memory of the body. Raises `ProblemError`: 404, 422 (nothing
         stored), 429, 503, 507.
         """
         dataset = self.registry.get(name)
@@ -98,10 +98,10 @@ class Ingest:
         return [refused.get(number) or next(settled) for number in range(count)]
 
     def _commit(self, submission: Submission, reservation: Reservation) -> list[IngestItem]:
-        """Hand over and wait for the answer."""
+        """Submit and wait for the result."""
         if not submission.items:
             return []
-        # The committer may need the bytes for longer than this request waits for the answer.
+        # The committer may need the bytes for longer than this request waits.
         reservation.retain()
         submission.answer.add_done_callback(lambda _: reservation.release())
         self.committer.submit(submission)
@@ -112,27 +112,27 @@ class Ingest:
             raise ProblemError(
                 503,
                 "too_slow",
-                "the disk did not answer in time; send the same trajectories again, they are"
-                " stored once in any case",
+                "the disk did not respond in time; send the same trajectories again, they are"
+                " stored only once",
                 headers={"Retry-After": "5"},
             ) from None
         except ProblemError as error:
-            if error.status == 404:  # deleted while we looked: remember nothing of it
+            if error.status == 404:  # deleted in the meantime: drop it from the cache
                 self.registry.forget(submission.dataset.name)
-            # A copy: the answer keeps its own, and with it every frame that it is raised through.
+            # A copy: the future keeps the exception, and with it every frame that a raise attaches.
             raise error.copy() from None
         finally:
             del answer, submission
 
     def flush(self, name: str | None = None) -> FlushResult:
-        """Seal everything acknowledged so far; counts what belongs to `name`. Blocks."""
+        """Seal everything acknowledged so far; returns the counts of dataset `name`. Blocks."""
         pk = None if name is None else self.registry.get(name).pk
         counted = [count for key, count in self.sealer.flush() if pk in (None, key)]
         return FlushResult(sealed=sum(counted), shards=len(counted))
 
 
 def decoded_bytes(size: int, spec: EnvSpec) -> int:
-    """What decoding a body of `size` bytes adds at most: flags come as bits and become bytes."""
+    """Upper bound of what decoding a body of `size` bytes adds: flags are bits and become bytes."""
     groups = (spec.observations, spec.actions, spec.infos)
     flags = spec.action_known + sum(
         space.shape == () and space.dtype == "bool" for group in groups for space in group.values()
@@ -143,6 +143,6 @@ def decoded_bytes(size: int, spec: EnvSpec) -> int:
 def rebuilt(
     trajectory: Trajectory, dataset: RegisteredDataset, reservation: Reservation
 ) -> pa.Buffer:
-    """The rows as our own writer lays them out, for a message that does otherwise."""
-    reservation.add(2 * trajectory.nbytes)  # the columns made anew, and the message
+    """The rows in the layout of our own writer, for a message with another layout."""
+    reservation.add(2 * trajectory.nbytes)  # the rebuilt columns, and the message
     return to_batch(trajectory, dataset.spec, dataset.schema).serialize()

@@ -3,8 +3,8 @@
     write DIR/tmp → fsync → rename → fsync dir     per dataset and partition
       → one transaction: shards in, trajectories moved, segment consumed → unlink the segment
 
-Dying anywhere is harmless: before the commit the segment still holds everything and the new file is
-an orphan; after it the segment is waste, and the next start removes it.
+A crash at any point is harmless: before the commit the segment still holds everything and the new
+file is an orphan; after it the next start deletes the segment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stepwell.failpoints import failpoint
 log = structlog.get_logger("stepwell.seal")
 TICK = 0.2
 RETRY = 1.0
-"""Seconds between attempts while sealing fails."""
+"""Seconds between attempts after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class NewShard:
     file: Stored
     entries: list[Entry]
     pks: list[int]
-    """Index keys of the trajectories, in step with `entries`."""
+    """Index keys of the trajectories, in the order of `entries`."""
 
 
 class Sealer:
-    """A thread that turns segments into shards. `lock` is held while locations change."""
+    """A thread that seals segments into shards. `lock` is held while locations change."""
 
     def __init__(
         self,
@@ -70,23 +70,23 @@ class Sealer:
         self._stop = False
         self.lock = threading.Lock()
         self.failure = ""
-        """Why the last attempt did not succeed; for /readyz."""
+        """Why the last attempt failed; for /readyz."""
         self.loop = BackgroundLoop("sealer", self._round, every=0.0, longest_wait=RETRY)
         self.damaged: set[str] = set()
-        """Segments with records that could not be read, as segments/name; for /readyz."""
+        """Segments with unreadable records, as segments/name; for /readyz."""
 
     def start(self) -> None:
         self.loop.start()
 
     def close(self) -> None:
-        """Seal what there is, then stop."""
+        """Seal all segments, then stop."""
         with self._changed:
             self._stop = True
             self._changed.notify()
         self.loop.join()
 
     def add(self, segment: Segment) -> None:
-        """Queue a closed segment (recovery does so for those it finds)."""
+        """Queue a closed segment (recovery queues those that it finds)."""
         with self._changed:
             self._waiting.append(segment)
             self._changed.notify()
@@ -104,7 +104,7 @@ class Sealer:
                 raise ProblemError(
                     503,
                     "not_sealed",
-                    "sealing takes longer than expected; the data is durable, ask again later",
+                    "sealing takes longer than expected; the data is durable, try again later",
                     headers={"Retry-After": "5"},
                 )
             if segment.failure is not None:
@@ -131,7 +131,7 @@ class Sealer:
 
     def _take(self, *, force: bool) -> None:
         """Collect segments that are full, idle or old; with `force`, the current one too."""
-        # Under both locks: what is closed is in `_waiting` before another flush looks.
+        # Under both locks: a closed segment is in `_waiting` before another flush reads it.
         with self._committer.lock, self._changed:
             self._waiting += self._committer.take_closed(force=force)
 
@@ -140,15 +140,15 @@ class Sealer:
             with self._telemetry.seal_seconds.time(), self.lock:
                 segment.moved = self._seal(segment)
         except Exception as error:
-            # The segment keeps everything; it stays queued and is tried again, every second.
+            # The segment keeps everything; it stays queued and is retried every second.
             failure = f"{segment.name}: {error}"
             if failure != self.failure:  # logged once, not at every attempt
                 disk = disk_problem(error, "") is not None
                 log.error(
-                    "sealing failed, nothing is lost and it is tried again: make room on the disk"
+                    "sealing failed and is retried; no data is lost: free disk space"
                     if disk
-                    else "sealing failed by a defect, nothing is lost and it is tried again; please"
-                    " report it with these lines",
+                    else "sealing failed with an internal error and is retried; no data is lost;"
+                    " please report it with these lines",
                     segment=segment.name,
                     error=str(error)[:200],
                     exc_info=None if disk else error,
@@ -166,11 +166,11 @@ class Sealer:
             self._waiting.remove(segment)
         segment.sealed.set()
 
-    # --- one segment, in the order it happens ---------------------------------------------------
+    # --- one segment, in order of execution -----------------------------------------------------
 
     def _seal(self, segment: Segment) -> list[tuple[int, int]]:
-        if segment.pk is None:  # nothing in it was ever acknowledged
-            # A commit that failed may still come back after a crash; not once another succeeded.
+        if segment.pk is None:  # nothing in it was acknowledged
+            # A failed commit may still take effect after a crash, but not after a later commit.
             with self._db.write() as connection:
                 next_change_id(connection)
             self._store.delete("segments", segment.name)
@@ -191,7 +191,7 @@ class Sealer:
         try:
             file = SegmentFile(self._store.path("segments", segment.name)) if rows else None
         except (SegmentDamaged, FileNotFoundError):
-            # Named and left behind: a flush of everything else must not wait for it for ever.
+            # The segment is kept: flushing everything else must not wait for it indefinitely.
             file, damaged = None, [row.id for row in rows]
         if file is not None:
             for _, members in groupby(rows, key=lambda row: (row.dataset_pk, row.partition)):
@@ -205,8 +205,8 @@ class Sealer:
         if damaged:
             self.damaged.add(f"segments/{segment.name}")
             log.error(
-                "acknowledged trajectories cannot be read from their segment, which is kept: look"
-                " at the disk, restore the file from a backup if there is one",
+                "acknowledged trajectories cannot be read from their segment, which is kept: check"
+                " the disk, restore the file from a backup if possible",
                 segment=segment.name,
                 trajectories=damaged,
             )
@@ -241,7 +241,7 @@ class Sealer:
         change_id = next_change_id(connection)
         for shard in made:
             insert_shard(connection, shard, change_id)
-        # Evicted before they were ever sealed: nothing of them remains but the id.
+        # Evicted before they were sealed: only the tombstone remains.
         t = trajectories.c
         evicted = sa.and_(t.segment_pk == segment.pk, t.state == "evicted")
         make_tombstones(connection, evicted, self._db.uptime(), change_id)
@@ -261,7 +261,7 @@ def new_shard(
     points: tuple[str, str] | None = ("seal.after_tmp_fsync", "seal.after_rename"),
     shard_id: str = "",
 ) -> NewShard:
-    """Write one shard file of `entries` (one dataset, one partition), durably. Raises OSError."""
+    """Write one durable shard file of `entries` (one dataset, one partition). Raises OSError."""
     shard_id = shard_id or new_name("sh")
     partition = entries[0].partition
     with store.new(f"shards/{partition}", f"{shard_id}.parquet", points=points) as writer:
@@ -282,9 +282,9 @@ def new_shard(
 
 
 def insert_shard(connection: Connection, shard: NewShard, change_id: int) -> int:
-    """Put a shard into the index and move its trajectories there; returns its key.
+    """Insert a shard into the index and move its trajectories to it; returns its key.
 
-    A trajectory that was evicted meanwhile stays evicted; one that vanished is not brought back.
+    A trajectory that was evicted in the meantime stays evicted; a deleted one stays deleted.
     """
     shard_pk = insert_shard_row(connection, shard, shard.dataset_pk, time.time())
     t = trajectories.c
@@ -343,7 +343,7 @@ def _seal_problem(error: BaseException) -> ProblemError:
         return ProblemError(
             507,
             "storage_full",
-            "the data is durable but could not be sealed; it will be tried again",
+            "the data is durable but could not be sealed; sealing is retried",
             got=str(error.strerror or error)[:200],
             headers={"Retry-After": "5"},
         )

@@ -1,14 +1,14 @@
-"""Segments: append-only files in which trajectories wait, acknowledged, until they are sealed.
+"""Segments: append-only files of acknowledged trajectories that are not sealed yet.
 
     segment   MAGIC, then records
     record    length u32 | crc32 u32 | head length u32 | 0 u32 | head JSON (padded to 8) | body
               length counts from the third word on; crc32 covers the same bytes
     heads     {"spec": {…}, "dataset": name}                     once per dataset and segment
               {"entry": {…}, "dataset": name}  body = one Arrow record batch, without schema,
-                                               as it was received where that is as we write it
+                                               as received where it has our layout
 
-A record counts once it is fsynced and its index row committed, in this order. What a crash leaves
-beyond that at the tail is torn (cut off) or whole (its index row is written at the next start).
+A record counts once it is fsynced and its index row is committed, in this order. After a crash, the
+records beyond that are torn (cut off) or whole (the next start writes their index rows).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _WORDS = struct.Struct("<IIII")
 
 
 class SegmentDamaged(RuntimeError):
-    """A record that was acknowledged cannot be read back."""
+    """An acknowledged record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, as it lies in a segment."""
+    """One record of a segment."""
 
     head: dict[str, Any]
     body: pa.Buffer
@@ -65,7 +65,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A record on its way to the disk. The body is a view of what was received, not a copy."""
+    """A record to be written. The body is a view of the received bytes, not a copy."""
 
     head: bytes
     body: memoryview
@@ -89,7 +89,7 @@ def encode_record(head: dict[str, Any], body: memoryview | pa.Buffer | bytes = b
 
 
 def encode_entry(dataset: str, entry: Entry, message: memoryview | pa.Buffer) -> Encoded:
-    """`message`: the rows as one Arrow message, that is RecordBatch.serialize()."""
+    """`message`: the rows as one Arrow message (RecordBatch.serialize())."""
     return encode_record({"dataset": dataset, "entry": entry.to_json()}, message)
 
 
@@ -101,7 +101,7 @@ class Segment:
     pk: int | None = None
     file: Appender | None = None
     described: set[str] = field(default_factory=set)
-    """Datasets whose spec it already holds."""
+    """Datasets whose spec the segment contains."""
     records: int = 0
     first_at: float = 0.0
     last_at: float = 0.0
@@ -118,14 +118,14 @@ class Spool:
         self._store = store
         self.current: Segment | None = None
         self.closed: list[Segment] = []
-        """Segments that take no more and wait to be sealed, oldest first."""
+        """Closed segments that wait to be sealed, oldest first."""
         self._start = 0
-        """Where the latest `append` began."""
+        """Offset at which the latest `append` started."""
 
     def append(self, groups: list[tuple[str, EnvSpec, list[Encoded]]]) -> list[int]:
         """Write all records of (dataset, spec, records), one fsync; returns their offsets.
 
-        Raises OSError: then nothing of it counts, and the segment takes no more.
+        Raises OSError: then none of the records count, and the segment must be rotated.
         """
         segment = self.open()
         file = segment.file
@@ -151,7 +151,7 @@ class Spool:
             failpoint("append.after_write")
             file.sync()
         except OSError:
-            self.undo()  # of what was refused, no whole record may be left for a restart to believe
+            self.undo()  # a restart must not recover whole records of a refused request
             raise
         failpoint("append.after_fsync")
         segment.described |= described
@@ -161,9 +161,9 @@ class Spool:
         return offsets
 
     def open(self) -> Segment:
-        """The segment that is being written; a new file, on disk, where there is none.
+        """The segment that is being written; creates a durable file if there is none.
 
-        Raises OSError where the disk does not take and keep it.
+        Raises OSError if the disk does not store it.
         """
         if self.current is not None:
             return self.current
@@ -182,9 +182,9 @@ class Spool:
         return self.current
 
     def undo(self) -> None:
-        """Forget the records of the latest `append`, as well as can be.
+        """Remove the records of the latest `append`, if the disk allows it.
 
-        The segment takes no more afterwards: rotate it.
+        The segment must be rotated afterwards.
         """
         assert self.current is not None and self.current.file is not None
         with contextlib.suppress(OSError):
@@ -202,19 +202,19 @@ class Spool:
 
 
 class SegmentFile:
-    """Reading: by offset, or from front to back."""
+    """Reads a segment: by offset, or from the start to the end."""
 
     def __init__(self, path: Path):
         self.path = path
         with pa.memory_map(str(path)) as source:
             self._data = source.read_buffer()
-        # A flipped bit in the first bytes loses nothing: whole records behind them say what it is.
+        # Damage to the magic bytes loses nothing: whole records behind them identify the file.
         if (
             self._data.size >= len(MAGIC)
             and bytes(self._data[: len(MAGIC)]) != MAGIC
             and self._read(len(MAGIC)) is None
         ):
-            raise SegmentDamaged(f"{path.name} does not begin as a segment does")
+            raise SegmentDamaged(f"{path.name} does not start with the magic bytes of a segment")
 
     def record(self, offset: int) -> Record:
         """The record at `offset`. Raises `SegmentDamaged`."""
@@ -224,15 +224,15 @@ class SegmentFile:
         return found
 
     def scan(self, start: int = len(MAGIC)) -> Iterator[Record]:
-        """Whole records from `start` on; ends at the first that is torn."""
+        """Whole records from `start` on; stops at the first torn one."""
         while (found := self._read(start)) is not None:
             yield found
             start = found.end
 
     def next_record(self, start: int) -> int | None:
-        """Where the first whole record from `start` on begins, past damaged ones; None: nowhere."""
+        """Offset of the first whole record from `start` on, past damaged ones; None if none."""
         content: bytes = self._data.to_pybytes()
-        # The fourth word, and how a head begins: only what looks like a record is read.
+        # The fourth word and the start of a head: only matching bytes are read as a record.
         found = content.find(b'\0\0\0\0{"', start + 12)
         while found >= 0:
             offset = found - 12
@@ -261,7 +261,7 @@ class SegmentFile:
 
 
 def read_spooled(path: Path, offset: int, spec: EnvSpec) -> tuple[Entry, pa.RecordBatch]:
-    """One trajectory from a segment, touching only its own bytes. Raises `SegmentDamaged`."""
+    """One trajectory of a segment; reads only its bytes. Raises `SegmentDamaged`."""
     with open(path, "rb") as file:
         words = os.pread(file.fileno(), _WORDS.size, offset)
         if len(words) < _WORDS.size:

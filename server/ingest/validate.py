@@ -1,8 +1,8 @@
-"""A request body → trajectories that fit the dataset, or an error naming key, expected, got.
+"""A request body → trajectories that match the dataset, or an error with key, expected, got.
 
-The body as a whole must be a sound stream under the dataset's layout (else 422, nothing stored);
-each trajectory in it then stands or falls alone. Digests are computed here, from content, never
-taken from the sender.
+The body must be a valid stream with the dataset's layout (else 422, nothing is stored); each
+trajectory in it is then accepted or refused alone. Digests are computed here from the content,
+never taken from the sender.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from stepwell.spaces import EnvSpec, space_to_json
 from stepwell.trajectory import Trajectory
 
 MAX_ITEMS = 4096
-"""Trajectories in one body."""
+"""Most trajectories in one body."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidTrajectory:
-    """A trajectory that fits, with the digest of its content."""
+    """A valid trajectory, with the digest of its content."""
 
     trajectory: Trajectory
     digest: str
     message: memoryview | None = None
-    """The bytes it came in, where they may be stored as they are: one whole Arrow message."""
+    """The received bytes, where they can be stored unchanged: one whole Arrow message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedTrajectory:
-    """One that does not; the others of its body are not concerned."""
+    """An invalid trajectory; the others of its body are not affected."""
 
     id: str
     problem: Problem
@@ -73,7 +73,7 @@ def _items(
 
 
 def entry_of(checked: ValidTrajectory, partition: str, now: float) -> Entry:
-    """The description of a trajectory that is about to be stored; its seq comes later."""
+    """The entry of a trajectory that is about to be stored; its seq is assigned later."""
     trajectory = checked.trajectory
     return Entry(
         header=trajectory.header(),
@@ -93,7 +93,7 @@ def problem_of(error: InvalidData) -> Problem:
 
 
 def _claimed_id(metadata: dict[bytes, bytes]) -> str:
-    """What a refused trajectory calls itself, so that its sender finds it again."""
+    """The id that a refused trajectory gives, for its sender."""
     claimed = json.loads(metadata[HEADER_KEY]).get("id", "")
     return claimed[:64] if isinstance(claimed, str) else ""
 
@@ -106,7 +106,7 @@ def check_layout(dataset: RegisteredDataset, got: EnvSpec) -> None:
     raise ProblemError(
         422,
         "schema_mismatch",
-        f"{where} is not what dataset {dataset.name!r} is registered with; nothing was stored",
+        f"{where} differs from the spec of dataset {dataset.name!r}; nothing was stored",
         expected=expected,
         got=found,
     )

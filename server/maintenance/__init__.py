@@ -1,1 +1,1 @@
-"""What runs by itself: compaction, deletion of dead shards, orphans, scrub, rebuild."""
+"""Background work: compaction, deletion of dead shards, orphans, scrub, rebuild."""

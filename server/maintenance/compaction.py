@@ -1,8 +1,8 @@
-"""Compaction: many small or half-dead shards become few, without a change for readers.
+"""Compaction: merges small or half-dead shards into fewer ones, without a change for readers.
 
-Rewritten: a shard at least half of whose rows are dead; a run of small shards, adjacent by seq.
-The new file is whole and durable before one transaction swaps the locations; the old ones are
-retired, and kept while a lease or a reader without one may need them (shard_deletion.py).
+Rewritten: a shard of which at least half of the rows are dead; a run of small shards, adjacent by
+seq. The new file is complete and durable before one transaction swaps the locations; the old shards
+are retired, and kept while a lease or a reader without one may need them (shard_deletion.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = structlog.get_logger("stepwell.compaction")
 COMPACT_BELOW = 16 << 20
 """Adjacent shards with fewer bytes are merged."""
 RUN = 4
-"""Small shards are merged when so many stand side by side: each byte is then rewritten a
-logarithmic number of times."""
+"""Small shards are merged when this many are adjacent: each byte is then rewritten a logarithmic
+number of times."""
 POINTS = ("compact.after_tmp_fsync", "compact.after_rename")
 
 
@@ -46,7 +46,7 @@ class _Shard:
     bytes: int
     rows: int
     living: int
-    """Rows of trajectories that are alive."""
+    """Rows of living trajectories."""
 
 
 def compact(
@@ -57,12 +57,12 @@ def compact(
     integrity: IntegrityChecker,
     now: float,
 ) -> int:
-    """Rewrite the most urgent group, if any; returns how many shards it replaced."""
+    """Rewrite the most urgent group, if any; returns the number of shards it replaced."""
     for group in _groups(settings, db, now):
         if store.free() < settings.min_free + 2 * sum(shard.bytes for shard in group):
-            continue  # a disk that is nearly full is not filled by tidying it up
+            continue  # compaction must not fill a disk that is nearly full
         try:
-            # While this is held, neither sealing nor a dataset's end moves anything.
+            # While this is held, neither sealing nor the deletion of a dataset moves data.
             with ingest.sealer.lock:
                 _rewrite(db, store, ingest, group)
         except ShardDamaged as error:
@@ -78,7 +78,7 @@ def compact(
 def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shard]]:
     s, t = shards.c, trajectories.c
     with db.read() as connection:
-        # Counted over the evicted, which go in time; the living may be millions.
+        # Counts the evicted, whose rows are removed in time; the living may be millions.
         dead = dict(
             connection.execute(
                 sa.select(t.shard_pk, sa.func.sum(t.length + 1))
@@ -89,7 +89,7 @@ def _groups(settings: Settings, db: Database, now: float) -> Iterator[list[_Shar
         rows = connection.execute(
             sa.select(s.pk, s.id, datasets.c.name, s.partition, s.bytes, s.rows)
             .join(datasets, datasets.c.pk == s.dataset_pk)
-            # One from the future, after a clock was put back, is old enough.
+            # A time in the future (the clock was set back) counts as old enough.
             .where(s.state == "live", ~s.created_at.between(now - settings.compact_after, now))
             .order_by(datasets.c.name, s.partition, s.seq_min)
         ).all()
@@ -150,18 +150,18 @@ def _rewrite(
 
 
 def _entries(sources: dict[int, Source], rows: Sequence[Any]) -> Iterator[Entry]:
-    """Descriptions as the old footers have them, with seq and partition of today."""
+    """Entries from the old footers, with the current seq and partition."""
     footers = {pk: read_footer(source) for pk, source in sources.items()}
     for row in rows:
         entry = footers[row.shard_pk].entries[row.traj_idx]
         if entry.id != row.id:
             name = sources[row.shard_pk].path.name
-            raise ShardDamaged(f"{name}: trajectory {row.traj_idx} is another one")
+            raise ShardDamaged(f"{name}: trajectory {row.traj_idx} has another id")
         yield replace(entry, seq=row.seq, partition=row.partition)
 
 
 def _batches(sources: dict[int, Source], rows: Sequence[Any]) -> Iterator[pa.RecordBatch]:
-    """The rows of the chosen trajectories in their order: shards are read front to back, once."""
+    """The rows of the chosen trajectories in order: each shard is read once, from the start."""
     for pk, members in groupby(rows, key=lambda row: row.shard_pk):
         wanted = {row.traj_idx for row in members}
         for index, (_, batch) in enumerate(read_batches(sources[pk])):

@@ -1,8 +1,8 @@
-"""What an index knew besides the data: from its old file, as far as that can still be read, and
-from the policy files, which say which run they are of.
+"""Recovers what an index stored besides the data: from the readable part of the old index file, and
+from the policy files, which name their run.
 
-Used by rebuild.py, on an index that holds nothing yet of what is copied here. A damaged file gives
-what its readable pages hold; `Recovered.lost` says in words what did not come back.
+rebuild.py calls it on an index that is still empty in these tables. A damaged index yields the rows
+on its readable pages; `Recovered.lost` lists in words what is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.index.tables import metadata, policies, runs
 from server.storage.store import Store
 from stepwell.messages import CreateRun
 
-# In this order: each refers at most to those before it.
+# In this order: each refers only to earlier ones.
 TABLES = ("runs", "metrics", "policies", "policy_aliases", "evaluations", "tokens", "audit")
 OWNERS = {"metrics": ("run_pk", "runs"), "policies": ("run_pk", "runs")}
 OWNERS["policy_aliases"] = ("policy_pk", "policies")
@@ -39,7 +39,7 @@ ASIDE = "lost-policies"
 
 @dataclass(slots=True)
 class Recovered:
-    """What came back. `labels`: trajectory → what was said of it later."""
+    """What was recovered. `labels`: trajectory → labels set after it was stored."""
 
     counts: dict[str, int] = field(default_factory=dict)
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class Recovered:
 
 
 def from_old_index(connection: Connection, store: Store, old: Path | None) -> Recovered:
-    """Copy the registry of the index file `old`, and read what it says of datasets and labels."""
+    """Copy the registry of the index file `old`, and read its settings of datasets and labels."""
     found = Recovered(counts=dict.fromkeys(TABLES, 0))
     if old is None or not _is_index(old):
         found.lost += [
             "runs with their metrics and logs, evaluations, tokens, the audit",
-            "capacities, descriptions and tags of datasets; labels given to trajectories after"
-            " they were stored, 'protected' among them",
+            "capacities, descriptions and tags of datasets; labels set on trajectories after"
+            " they were stored, including 'protected'",
         ]
         return found
     files = set(store.names("policies"))
@@ -71,8 +71,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                 kept[table] |= {row["pk"] for row in good if "pk" in row}
             if rows.trouble:
                 found.lost.append(
-                    f"{table}: {found.counts[table]} rows could be read, and then no more"
-                    f" ({rows.trouble})"
+                    f"{table}: only {found.counts[table]} rows could be read ({rows.trouble})"
                 )
         rows = _Rows(source, "datasets", ["name", "spec_digest", *DATASET])
         for row in rows:
@@ -81,14 +80,14 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
         labels = _Rows(source, "trajectories", ["id", "partition", *LABELS])
         for row in labels:
             if row["partition"] == "fifo" and all(row[name] in ("", "[]") for name in LABELS):
-                continue  # as nearly all are: nothing was said of it
+                continue  # most rows: no labels were set
             if row["partition"] in ("fifo", "protected") and _lists(row["tags"], row["flags"]):
                 found.labels[row.pop("id")] = row
         if labels.trouble:
-            # Which trajectories are protected is not known, so none may be evicted.
+            # Which trajectories are protected is unknown, so none may be evicted.
             for row in found.datasets.values():
                 row |= dict.fromkeys(CAPACITY)
-            found.lost.append("capacities of datasets: they have none now, set them again")
+            found.lost.append("capacities of datasets: datasets are now unlimited, set them again")
         for what, read in (("settings of datasets", rows), ("labels of trajectories", labels)):
             if read.trouble:
                 found.lost.append(f"{what}, in part ({read.trouble})")
@@ -96,10 +95,10 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
 
 
 def from_policy_files(connection: Connection, store: Store, recovered: Recovered) -> None:
-    """Rows for policy files that no row names; those that do not say whose they are go aside.
+    """Insert rows for policy files without a row; set aside files that do not name their run.
 
-    A trainer's policy names its run and its version. Left where they are, the others would be taken
-    for what a crash left over, and be swept.
+    A trainer's policy names its run and its version. Orphan sweeping would delete the other files
+    if they stayed in place.
     """
     known = set(connection.execute(sa.select(policies.c.file)).scalars())
     aside = 0
@@ -119,7 +118,7 @@ def from_policy_files(connection: Connection, store: Store, recovered: Recovered
 def _add_policy(
     connection: Connection, path: Path, document: dict[str, Any], recovered: Recovered
 ) -> bool:
-    """Whether there is such a policy now, with its run."""
+    """Insert the policy, and its run if missing; returns whether the policy exists now."""
     extra, version = document["extra"], document["step"]
     made = path.stat().st_mtime
     try:
@@ -169,7 +168,7 @@ def _add_policy(
 
 
 def _policy_document(path: Path) -> dict[str, Any] | None:
-    """What the header of a policy file (safetensors) says of it; None for anything else."""
+    """The metadata in the header of a policy file (safetensors); None for other files."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -193,7 +192,7 @@ def _is_index(path: Path) -> bool:
 
 
 def _lists(*texts: Any) -> bool:
-    """Whether these are JSON lists: a damaged page may say anything."""
+    """Whether all texts are JSON lists: a damaged page may contain anything."""
     try:
         return all(isinstance(json.loads(text), list) for text in texts)
     except (ValueError, TypeError, RecursionError):
@@ -201,12 +200,12 @@ def _lists(*texts: Any) -> bool:
 
 
 class _Rows:
-    """Rows of a table of another file, as dicts, up to the end or to where it cannot be read."""
+    """Rows of a table of another file, as dicts, up to the first unreadable one."""
 
     def __init__(self, source: sqlite3.Connection, table: str, columns: Sequence[str]):
         self._source, self._table, self._columns = source, table, columns
         self.trouble = ""
-        """Why it ended early."""
+        """Why reading stopped early."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
@@ -223,7 +222,7 @@ class _Rows:
 
 
 def _fits(table: str, row: dict[str, Any], kept: dict[str, set[int]], files: set[str]) -> bool:
-    """Whether what it refers to is there."""
+    """Whether everything that the row refers to exists."""
     if table in OWNERS:
         column, owner = OWNERS[table]
         if row[column] not in kept[owner]:
@@ -233,7 +232,7 @@ def _fits(table: str, row: dict[str, Any], kept: dict[str, set[int]], files: set
 
 def _insert(connection: Connection, table: str, rows: list[dict[str, Any]]) -> None:
     if rows:
-        # Without types: JSON is copied as the text that it is. OR IGNORE: a damaged page may hold
-        # rows that no constraint would let pass.
+        # Without types: JSON is copied as text. OR IGNORE: a damaged page may contain rows that
+        # violate a constraint.
         plain = sa.table(table, *map(sa.column, rows[0]))
         connection.execute(plain.insert().prefix_with("OR IGNORE"), rows)

@@ -25,7 +25,7 @@ SWEEP_EVERY = 600.0
 ORPHAN_AGE = 3600.0
 """Seconds after which an unknown file is removed."""
 SAVE_UPTIME_EVERY = 10.0
-"""Seconds of uptime that a crash may forget, while anything waits for it to pass."""
+"""Seconds of uptime that a crash may lose while a deadline is pending."""
 
 
 class MaintenanceLoop:
@@ -49,7 +49,7 @@ class MaintenanceLoop:
         self._loop = BackgroundLoop(
             "maintenance", self._work, every=interval, longest_wait=interval, report=self._say
         )
-        # Nothing else runs yet, so every unknown file is left over from a crash.
+        # No other thread runs yet, so every unknown file is left over from a crash.
         delete_marked(db, store)
         self._sweeper = OrphanSweeper(db, store)
         self._sweeper.round(older_than=0.0)
@@ -63,7 +63,7 @@ class MaintenanceLoop:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the index or with the last round, for /readyz."""
+        """Why the index or the last round failed, for /readyz."""
         return self._index_trouble or self._loop.trouble
 
     def _work(self) -> None:
@@ -74,21 +74,21 @@ class MaintenanceLoop:
             self._looked = True
 
     def _say(self, name: str, error: BaseException) -> None:
-        """Called once, not at every round: what fails for want of room fails again."""
+        """Log the failure once, not in every round: a full disk fails again."""
         del name
         if disk_problem(error, "") is None:
             log.error(
-                "maintenance failed by a defect and is tried again; please report these lines",
+                "maintenance failed with an internal error and is retried; please report it",
                 exc_info=error,
             )
         else:
             log.error(
-                "maintenance failed and is tried again: make room on the disk",
+                "maintenance failed and is retried: free disk space",
                 error=str(error)[:300],
             )
 
     def _look_at_index(self) -> None:
-        """SQLite notices a damaged page when it reads it, which may be in a year: look now."""
+        """SQLite notices a damaged page only when it reads it, perhaps in a year: check now."""
         try:
             with self._db.read() as connection:
                 found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
@@ -101,7 +101,7 @@ class MaintenanceLoop:
             log.error("the index is damaged: stop the service, run stepwell fsck", found=found)
 
     def round(self) -> None:
-        """Everything that is due now."""
+        """Run everything that is due now."""
         if self._ingest.committer.trouble is not None:
             with contextlib.suppress(ProblemError):
                 self._ingest.committer.check_disk()

@@ -1,8 +1,8 @@
-"""Orphans: files that the index does not know, left by a process that died between two steps.
+"""Orphans: files that the index does not contain, left by a process that crashed between two steps.
 
-A shard is an orphan only if the index knows every trajectory in it (they are elsewhere, or were
-evicted). One with unknown trajectories may be all that is left of the data after the index
-was lost: it is never swept, fsck names it, and `fsck --rebuild` takes it in.
+A shard is an orphan only if the index contains every trajectory in it (stored elsewhere, or
+evicted). A shard with unknown trajectories may be the only copy of the data after the index was
+lost: it is never swept, fsck names it, and `fsck --rebuild` indexes it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Orphan:
     name: str
     bytes: int
     removable: bool
-    """Nothing in it is only there."""
+    """The index contains all its data."""
     importing: bool = False
-    """Written by an import that has not committed: the importer's own start removes it."""
+    """Written by an import that has not committed: the importer removes it on startup."""
 
 
 def orphans(db: Database, store: Store) -> list[Orphan]:
-    """What a sweep would remove, and what it would not dare to."""
-    # Files first, index second: what is put and committed in between is then known, not orphaned.
+    """All files without an index row, those that a sweep may delete and those that it must not."""
+    # Files first, index second: a file that is committed in between is then known, not an orphan.
     files = {folder: store.names(folder) for folder in ("shards/fifo", "shards/protected")}
     importing = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
     files |= {folder: store.names(folder) for folder in ("snapshots", "policies")}
@@ -66,10 +66,10 @@ def orphans(db: Database, store: Store) -> list[Orphan]:
 
 
 class OrphanSweeper:
-    """Removes orphans that may go, once they have been orphans for long enough.
+    """Deletes orphans once they have been orphans for long enough.
 
-    How long is counted here, from when one was first met: a file's own time is of a wall clock that
-    may jump, and a file of this moment, which its transaction has not named yet, must not look old.
+    The sweeper counts the time since it first found one: a file's own time is from a wall clock
+    that may jump, and a new file whose transaction has not committed must not look old.
     """
 
     def __init__(self, db: Database, store: Store):
@@ -77,7 +77,7 @@ class OrphanSweeper:
         self._met: dict[tuple[str, str], float] = {}
 
     def round(self, older_than: float) -> int:
-        """Returns how many were removed. With 0.0, all: only while nothing else runs."""
+        """Returns the number deleted. With 0.0, all: only while nothing else runs."""
         now, count = self._db.clock.monotonic(), 0
         found = [o for o in orphans(self._db, self._store) if o.removable and not o.importing]
         self._met = {(o.folder, o.name): self._met.get((o.folder, o.name), now) for o in found}

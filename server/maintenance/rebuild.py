@@ -1,10 +1,10 @@
-"""A lost index, rebuilt from what the files say of themselves: shard footers, segments, policies.
+"""Rebuilds a lost index from the contents of the files: shard footers, segments, policies.
 
-Comes back: datasets with their specs, every trajectory with its data and everything it was sent
-with, policies that say whose they are; and from the old index, where it can still be read, all that
-recovery.py copies. Does not: snapshots, launches, jobs, tombstones; what had been evicted or whose
-dataset had been deleted, but whose files were still kept, is alive again, up to the capacity. An
-import that had not committed stays out. `Rebuilt.lost` says it. Files of data are only read.
+Restored: datasets with their specs, every trajectory with its data and everything it was sent with,
+policies that name their run; and from the old index, where it is readable, everything that
+index_recovery.py copies. Not restored: snapshots, launches, jobs, tombstones. Evicted trajectories
+and those of deleted datasets are alive again, up to the capacity, if their files were still kept.
+An uncommitted import is left out. `Rebuilt.lost` lists it. Data files are only read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stepwell.spaces import EnvSpec
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What was found."""
+    """The result."""
 
     datasets: int = 0
     trajectories: int = 0
@@ -45,29 +45,29 @@ class Rebuilt:
     policies: int = 0
     evaluations: int = 0
     labelled: int = 0
-    """Trajectories whose tags, flags, notes or protection were given after they were stored."""
+    """Trajectories whose tags, flags, notes or protection were set after they were stored."""
     unreadable: list[str] = field(default_factory=list)
-    """Files."""
+    """Unreadable files."""
     lost: list[str] = field(default_factory=list)
-    """What could not be brought back, for people."""
+    """What could not be restored, for people."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """A dataset as pieced together: its spec, and where each trajectory lies."""
+    """A dataset as reconstructed: its spec, and where each trajectory is stored."""
 
     spec: EnvSpec
     entries: dict[str, tuple[Entry, dict[str, object]]] = field(default_factory=dict)
 
 
 ALWAYS_LOST = (
-    "snapshots (trainers make new ones), launches, jobs",
-    "what was evicted or deleted: where the files were still there, it is alive again",
+    "snapshots (trainers create new ones), launches, jobs",
+    "evictions and deletions: trajectories whose files still exist are alive again",
 )
 
 
 def rebuild(data: Path) -> Rebuilt:
-    """Make DIR/index.sqlite anew; an existing one is kept beside it as index.sqlite.<time>."""
+    """Create DIR/index.sqlite; an existing one is kept beside it as index.sqlite.<time>."""
     store = Store(data)
     index = data / "index.sqlite"
     stamp = int(time.time())
@@ -82,7 +82,7 @@ def rebuild(data: Path) -> Rebuilt:
     try:
         with db.write() as connection:
             found: dict[str, _Found] = {}
-            # Segments first: what is also in a shard is then taken from the shard.
+            # Segments first: a trajectory that is also in a shard is then taken from the shard.
             _read_segments(connection, store, found, result)
             _read_shards(connection, store, found, result)
             recovered = from_old_index(connection, store, before)
@@ -126,7 +126,7 @@ def _read_segments(
 
 
 def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
-    """Every whole record, also behind those that are damaged."""
+    """Every whole record, including those behind damaged ones."""
     name, end = file.path.name, len(MAGIC)
     start: int | None = end
     while start is not None:
@@ -139,7 +139,7 @@ def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
             end = start
     if end < file.size:
         result.lost.append(
-            f"the last {file.size - end} bytes of {name}: torn by a crash, so never acknowledged,"
+            f"the last {file.size - end} bytes of {name}: torn by a crash (never acknowledged),"
             " or damaged"
         )
 
@@ -154,14 +154,14 @@ def _read_shards(
         for name in store.names(f"shards/{partition}")
         if name.removesuffix(".parquet") not in unfinished
     ]
-    # By name, which is by age: of two copies (a compaction's old and new) the newer place wins.
+    # By name, which is by age: of two copies (a compaction's old and new) the newer one wins.
     for partition, name in sorted(files, key=lambda file: file[1]):
         path = store.path(f"shards/{partition}", name)
         try:
             file = examine(path)
             source = Source(path, file.size, file.checksums)
             footer = read_footer(source)
-            # Nothing else says any more what was written: all of it is compared, so this is slow.
+            # No other digest exists: all content is verified, which is slow.
             for entry, batch in read_batches(source):
                 check_digest(entry, batch, footer.spec)
         except (OSError, ShardDamaged, InvalidData):
@@ -169,7 +169,7 @@ def _read_shards(
             continue
         dataset = found.setdefault(footer.dataset, _Found(footer.spec))
         if dataset.spec.digest != footer.spec.digest:
-            result.unreadable.append(name)  # of an earlier dataset by that name
+            result.unreadable.append(name)  # of an earlier dataset with that name
             continue
         stored = Stored(path, file.size, file.sha256, file.checksums)
         shard = NewShard(
@@ -179,7 +179,7 @@ def _read_shards(
         result.shards += 1
         for index, entry in enumerate(footer.entries):
             for other in found.values():
-                # Ids are unique: a deleted dataset's files may still be there. The newer wins.
+                # Ids are unique: a deleted dataset's files may still exist. The newer one wins.
                 if other is not dataset:
                     other.entries.pop(entry.id, None)
             place: dict[str, object] = {
@@ -196,7 +196,7 @@ def _insert(
 ) -> None:
     change_id = next_change_id(connection)
     for name, dataset in found.items():
-        # Spooled ones have no seq yet; they come after all that have one, in the order they came.
+        # Spooled ones have no seq yet; they follow those that have one, in the order of arrival.
         ordered = sorted(
             dataset.entries.values(),
             key=lambda one: (one[0].seq == 0, one[0].seq, one[0].created_at),
@@ -222,7 +222,7 @@ def _insert(
                 seq = greatest
             taken.add(seq)
             labels = recovered.labels.get(entry.id, {})
-            # What is protected stays so, whichever of the two says it.
+            # Protected if either copy is.
             if entry.partition == "protected":
                 labels = labels | {"partition": "protected"}
             row = row_of(entry, pk, seq, change_id, dataset.spec.env)

@@ -1,7 +1,8 @@
-"""The scrub reads every stored file once in a while, so that damage is found before it is needed.
+"""The scrub reads every stored file periodically to find damage before the file is needed.
 
-Longest not verified first, `scrub_rate` bytes a second, in small steps whatever the file's size.
-The place is `verified_at` in the index: a restart goes on there (a file half read is read anew).
+Least recently verified first, `scrub_rate` bytes a second, in small steps whatever the file's size.
+The progress is `verified_at` in the index: after a restart the scrub continues from there (a file
+that was partly read is read again).
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.scrub")
 LOOK_EVERY = 60.0
-"""Seconds between looks for files that are due."""
+"""Seconds between checks for files that are due."""
 DAY = 86_400.0
 
 
 class _Stopped(Exception):
-    """The service ends; the file is read again next time."""
+    """The service stops; the file is read again later."""
 
 
 class Scrubber:
-    """One thread. `run_once` does what is due at once, for tests and people in a hurry."""
+    """One thread. `run_once` verifies everything due at once, for tests and manual use."""
 
     def __init__(
         self, settings: Settings, db: Database, integrity: IntegrityChecker, telemetry: Telemetry
@@ -56,7 +57,7 @@ class Scrubber:
         return self._loop.trouble
 
     def measure(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         now = time.time()
         with self._db.read() as connection:
             oldest = [
@@ -70,7 +71,7 @@ class Scrubber:
         self._telemetry.quarantined.set(len(self._integrity.quarantined))
 
     def run_once(self, now: float) -> int:
-        """Verify every file that is due at `now`; returns how many."""
+        """Verify every file that is due at `now`; returns their number."""
         count = 0
         while not self._stop.is_set() and (due := self._due(now)) is not None:
             table, pk = due
@@ -82,7 +83,7 @@ class Scrubber:
             self._telemetry.scrub_files.labels("sound" if sound else "damaged").inc()
             if not sound and table is policies:
                 self._put_off(pk, now)
-            # A small file costs a commit: it counts as a whole step.
+            # A small file costs a commit, so it counts as a full step.
             self._pause(STEP / self._rate - (time.monotonic() - began))
             count += 1
         return count
@@ -93,7 +94,7 @@ class Scrubber:
 
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            # Of this thread alone on Linux, where it is the priority of its reads as well.
+            # On Linux this applies to this thread only, and to the priority of its reads too.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         with contextlib.suppress(_Stopped):
             self.run_once(time.time())
@@ -106,7 +107,7 @@ class Scrubber:
                 at = table.c.verified_at
                 row = connection.execute(
                     sa.select(table.c.pk, at)
-                    # One that lies ahead was written by a clock that was wrong.
+                    # A time in the future comes from a clock that was wrong.
                     .where(where, sa.or_(at.is_(None), at <= before, at > now + DAY))
                     .order_by(at)
                     .limit(1)
@@ -116,7 +117,7 @@ class Scrubber:
         return min(found, key=lambda one: one[0])[1:] if found else None
 
     def _put_off(self, pk: int, now: float) -> None:
-        """A damaged policy stays where it is: the next one's turn."""
+        """Postpone a damaged policy, which stays in place, so that the next file is read."""
         with self._db.write() as connection:
             connection.execute(
                 sa.update(policies).where(policies.c.pk == pk).values(verified_at=now)
@@ -124,8 +125,8 @@ class Scrubber:
 
     def _step(self, descriptor: int, offset: int, count: int) -> None:
         if hasattr(os, "posix_fadvise"):
-            # The disk is what may be wrong: the next part is read from there, not from memory, and
-            # these pages do not stay in memory.
+            # The disk may be what is wrong: the next part is read from it, not from the page cache,
+            # and these pages do not stay in memory.
             os.posix_fadvise(descriptor, offset, count + STEP, os.POSIX_FADV_DONTNEED)
         self._telemetry.scrub_bytes.inc(count)
         self._pause(count / self._rate)
@@ -144,4 +145,4 @@ _TABLES = (
 
 
 def _report(_name: str, error: BaseException) -> None:
-    log.error("the scrub failed and is tried again", exc_info=error)
+    log.error("the scrub failed and is retried", exc_info=error)

@@ -1,9 +1,9 @@
-"""Physical deletion, long after logical eviction: only what no reader can need any more.
+"""Physical deletion, after logical eviction: deletes only shards that no reader can need any more.
 
 live ── nothing alive in it ──▶ retired ── no unexpired lease, grace passed ──▶ deleting
      ──▶ unlink ──▶ deleted; its trajectories become tombstones (a late retry is recognised)
 
-All waiting is counted in the service's uptime (index/db.py): the wall clock may jump.
+All deadlines use the service's uptime (index/db.py), because the wall clock may jump.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEEP_LEASES = 86_400.0
 
 
 def apply_retention(settings: Settings, db: Database, store: Store, now: float) -> int:
-    """One round at uptime `now`; returns how many shard files were deleted."""
+    """One round at uptime `now`; returns the number of deleted shard files."""
     _retire(db, now)
     _mark_for_deletion(db, now, settings.shard_grace)
     count = delete_marked(db, store)
@@ -48,7 +48,7 @@ def apply_retention(settings: Settings, db: Database, store: Store, now: float) 
 
 
 def has_deadlines(db: Database) -> bool:
-    """Whether anything here waits for uptime to pass within a day: leases, and retired shards."""
+    """Whether a deadline within a day depends on uptime: leases, and retired shards."""
     with db.read() as connection:
         found = sa.or_(
             sa.exists(leases.select().where(leases.c.expires_uptime > db.uptime())),
@@ -58,7 +58,7 @@ def has_deadlines(db: Database) -> bool:
 
 
 def delete_marked(db: Database, store: Store) -> int:
-    """Delete what is marked; also what an earlier process had marked and not finished."""
+    """Delete marked shards, including those that an earlier process marked."""
     s = shards.c
     with db.read() as connection:
         marked = connection.execute(
@@ -86,7 +86,7 @@ def _retire(db: Database, now: float) -> None:
 
 
 def _mark_for_deletion(db: Database, now: float, grace: float) -> None:
-    """Mark what no reader can need: from here on it cannot be leased any more."""
+    """Mark shards that no reader can need; they can no longer be leased."""
     s, held = shards.c, snapshot_shards.c
     leased = (
         sa.exists()
@@ -98,7 +98,7 @@ def _mark_for_deletion(db: Database, now: float, grace: float) -> None:
 
 
 def _write_if_any(db: Database, statement: sa.Update | sa.Delete, where: Any) -> None:
-    """Look first: a write costs an fsync, and most rounds find nothing to do."""
+    """Read first: a write costs an fsync, and most rounds find nothing to do."""
     with db.read() as connection:
         found = sa.exists(sa.select(sa.true()).select_from(statement.table).where(where))
         if not connection.execute(sa.select(found)).scalar():
@@ -113,11 +113,11 @@ def _delete_rows(connection: Connection, pk: int, now: float) -> None:
 
 
 def _delete_old_snapshots(db: Database, store: Store, before: float) -> None:
-    """Delete old snapshots: a run on a growing dataset makes one every few minutes.
+    """Delete old snapshots: a run on a growing dataset creates one every few minutes.
 
-    Kept: those leased within KEEP_LEASES, those that a run names (it can be replayed from there),
-    and those that other manifests build on. Rows of shards long deleted go when no snapshot refers
-    to them any more.
+    Kept: those leased within KEEP_LEASES, those that a run names (it can be replayed from them),
+    and those that other manifests build on. Rows of deleted shards are removed when no snapshot
+    refers to them any more.
     """
     n, built_on = snapshots.c, snapshots.alias()
     named = sa.func.json_each(runs.c.snapshots).table_valued("value")

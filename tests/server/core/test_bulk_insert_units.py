@@ -151,7 +151,7 @@ def test_other_content_under_a_known_id_stops_the_import(live: Any) -> None:
     assert (problem.status, problem.code) == (409, "conflict")
     assert problem.expected == f"content of sha256 {sent.digest}"
     assert problem.got == "0" * 64
-    assert "another env or action option" in problem.detail
+    assert "with other options (env, action)" in problem.detail
 
 
 def test_an_abandoned_import_leaves_nothing(start: Callable[..., Any]) -> None:
@@ -273,7 +273,7 @@ def test_no_shard_is_begun_on_a_disk_that_is_nearly_full(
         one.commit(None)
     problem = failed.value
     assert (problem.status, problem.code) == (507, "storage_full")
-    assert problem.expected == f"at least {settings.min_free} bytes left"
+    assert problem.expected == f"at least {settings.min_free} bytes free"
     assert problem.got == settings.min_free - 1
     assert files(live) == [] == marks(live)
 

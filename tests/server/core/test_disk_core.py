@@ -83,7 +83,7 @@ def test_a_long_refusal_keeps_no_bodies_in_memory(
         assert live.send(encode(make(1), SPEC)).status_code == 507
     assert live.service.ingest.committer.trouble.__traceback__ is None
     said = capsys.readouterr()
-    assert (said.out + said.err).count("read-only: make room") == 1, "once, not for each post"
+    assert (said.out + said.err).count("read-only: free disk space") == 1, "once, not for each post"
     error = ProblemError(507, "storage_full", "x", headers={"Retry-After": "5"})
     assert error.copy() is not error and error.copy().headers == error.headers
 
@@ -209,7 +209,7 @@ def test_no_request_data_gets_into_the_log(
     body = encode([make_trajectory(SPEC, source=secret)], SPEC)
     assert live.send(body).status_code == 500
     log = capsys.readouterr().err
-    assert "a post could not be stored" in log and secret not in log
+    assert "a post was not stored" in log and secret not in log
 
 
 def test_traffic_leaks_neither_files_nor_much_memory(live: Any) -> None:

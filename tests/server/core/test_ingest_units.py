@@ -320,7 +320,7 @@ def test_a_flipped_bit_in_the_first_bytes_of_a_segment_loses_nothing(still: Any)
     assert not path.exists() and not live.service.ingest.sealer.damaged
     raw[len(MAGIC) + 20] ^= 1  # nor does the first record say that this is a segment
     path.write_bytes(raw)
-    with pytest.raises(SegmentDamaged, match="does not begin as a segment does"):
+    with pytest.raises(SegmentDamaged, match="does not start with the magic bytes"):
         SegmentFile(path)
 
 
@@ -342,7 +342,7 @@ def test_what_was_cut_off_is_missing(
 def test_what_is_no_segment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.seg"
     path.write_bytes(b"?" * 100)
-    with pytest.raises(SegmentDamaged, match="x.seg does not begin as a segment does"):
+    with pytest.raises(SegmentDamaged, match="x.seg does not start with the magic bytes"):
         SegmentFile(path)
     path.write_bytes(MAGIC[:-1])  # torn at its birth, so it holds nothing
     assert list(SegmentFile(path).scan()) == []
@@ -583,8 +583,8 @@ def test_read_only_is_told_once_and_ends_by_a_probe(
     problem = failed.value
     assert (problem.status, problem.code) == (507, "storage_full")
     assert problem.detail == commit.READ_ONLY and problem.headers == {"Retry-After": "5"}
-    assert problem.expected == "room on the disk"
-    assert problem.got == f"{least - 1} bytes left of at least {least}"
+    assert problem.expected == "free disk space"
+    assert problem.got == f"{least - 1} bytes free of at least {least}"
     assert committer.trouble is not problem and writable._value.get() == 0
     monkeypatch.setattr(store, "free", lambda: least)
     probes: list[float] = []
@@ -772,7 +772,7 @@ def test_a_disk_that_takes_too_long_is_told_and_the_memory_stays_counted(
     response = live.send(encode([sent], SPEC))
     assert (response.status_code, response.json()["code"]) == (503, "too_slow")
     assert response.headers["retry-after"] == "5"
-    assert "stored once in any case" in response.json()["detail"]
+    assert "stored only once" in response.json()["detail"]
     held = live.service.body_memory
     assert held.held > 0
     still.committer._round()
