@@ -1,9 +1,10 @@
-"""The agent: encoders, memory, heads and losses. Tensors and a config in, a loss or an action out.
+"""The agent: encoders, memory, heads and losses. Input: tensors and a config; output: a loss or an
+action.
 
-Knows no files of data, no network and no environments. Start at agent.py (the algorithm),
-data/batch.py (the data, drawn) and config (every setting). Settings, presets and errors
-load at once; what needs torch on first access, so that a command line can refuse a wrong option
-without waiting for it.
+This package does not read data files, open connections or step environments. Start at agent.py (the
+algorithm), data/batch.py (a picture of the data) and config (all settings). Settings, presets and
+errors are imported immediately; names that need torch are imported on first access, so that a
+command line can reject a wrong option without importing torch.
 """
 
 from importlib import import_module
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 try:
     __version__ = version("stepwell")
-except PackageNotFoundError:  # a bare checkout, as on a machine that only runs the benchmark
+except PackageNotFoundError:  # a checkout without installation, e.g. to run only the benchmarks
     __version__ = "0+unknown"
 
 from amago_model import config
-from amago_model.config import *  # noqa: F403 - all that it lists
+from amago_model.config import *  # noqa: F403 - its __all__
 from amago_model.encoders.modalities import unused_settings
 from amago_model.errors import (
     AmagoError,

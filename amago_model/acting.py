@@ -1,4 +1,4 @@
-"""The networks that act: encoders and actor. A policy file holds one of these."""
+"""The networks used in acting: encoders and actor. A policy file contains these weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from amago_model.registry import custom_module
 
 
 class ActingPolicy(nn.Module):
-    """Encoders and actor: from a timestep's inputs to an action.
+    """Encoders and actor: maps the inputs of a timestep to an action.
 
-    The acting loop, for N environments side by side:
+    The acting loop for N parallel environments:
 
         hidden = policy.initial_hidden(N, "cpu")
         action, reward, time_idx = zeros, zeros, zeros          # ignored where time_idx is 0
@@ -34,7 +34,7 @@ class ActingPolicy(nn.Module):
         super().__init__()
         self.config, self.spaces = config, spaces
         self.metadata: dict[str, Any] = {}
-        """Of the policy file, beside config and spaces; see policy_file.py."""
+        """Metadata of the policy file besides config and spaces; see policy_file.py."""
         custom, memory = config.custom, config.trajectory_encoder
         if custom.timestep_encoder:
             make_encoder = custom_module(custom, "timestep_encoder", custom.timestep_encoder)
@@ -64,7 +64,7 @@ class ActingPolicy(nn.Module):
         return int(self.trajectory_encoder.d_output)
 
     def legal_actions(self, obs: dict[str, Tensor]) -> Tensor | None:
-        """[..., n] bool: the actions allowed, if there is such an observation."""
+        """[..., n] bool: the legal actions; None without an observation of the role 'mask'."""
         return None if self.legal_key is None else obs[self.legal_key] > 0
 
     def encode_timesteps(
@@ -78,9 +78,9 @@ class ActingPolicy(nn.Module):
         previous_known: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Timestep vectors [B, L, d] from inputs [B, L, ...], for learning and acting alike.
+        """Timestep vectors [B, L, d] of inputs [B, L, ...]; used in training and acting.
 
-        With a packing [1, M, d]: of the timesteps that exist.
+        With a packing, the output is [1, M, d]: the timesteps that exist.
         """
         previous = previous_features(
             self.spaces,
@@ -99,9 +99,9 @@ class ActingPolicy(nn.Module):
     def encode_trajectory(
         self, timesteps: Tensor, time_idx: Tensor, packing: Packing | None = None
     ) -> Tensor:
-        """State vectors [B, L, D] of whole windows, from timestep vectors and time_idx [B, L].
+        """State vectors [B, L, D] of windows, from timestep vectors and time_idx [B, L].
 
-        With a packing both are packed: [1, M, d] to [1, M, D].
+        With a packing, input and output are packed: [1, M, d] to [1, M, D].
         """
         memory = self.trajectory_encoder
         out: Tensor
@@ -114,11 +114,11 @@ class ActingPolicy(nn.Module):
         return out
 
     def encode_windows(self, batch: Batch) -> tuple[Tensor, Packing | None]:
-        """State vectors of a batch: [B, L, D], or packed [1, M, D], with the packing.
+        """State vectors of a batch, and the packing: [B, L, D] and None, or [1, M, D] if packed.
 
-        A batch is packed on a CPU, where an encoder can leave padding out (encoders/trajectory.py).
-        On a GPU the processor must wait for the number of timesteps, which is worth it only where
-        attention has a kernel for packed windows. A compiler wants the same number every time: all.
+        On a CPU a batch is packed if an encoder can skip padding (encoders/trajectory.py). On a GPU
+        packing needs a synchronisation, so it is used only if attention has a kernel for packed
+        windows. With torch.compile batches are never packed, because shapes must be constant.
         """
         packing = self.choose_packing(batch.mask)
         timesteps = self.encode_timesteps(**batch.encoder_inputs(), packing=packing)
@@ -135,19 +135,22 @@ class ActingPolicy(nn.Module):
         return make_packing(mask) if faster else None
 
     def kernels(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, str]:
-        """The kernels with which the memory computes whole windows: {"attention": "sdpa"}.
+        """The kernels that the memory uses for windows, such as {"attention": "sdpa"}.
 
-        Empty for memories without a choice. Raises ConfigError if the configured one cannot run.
+        Empty for memories with only one implementation.
+
+        Raises:
+            ConfigError: the configured kernel cannot run.
         """
         choose = getattr(self.trajectory_encoder, "kernels", None)
         return {} if choose is None else choose(torch.device(device), dtype)
 
     def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
-        """The hidden state of n episodes that are about to begin."""
+        """The hidden state at the start of n episodes."""
         return self.trajectory_encoder.initial_hidden(n, device)
 
     def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
-        """Start over where done [n] bool is True. Use only the hidden state it returns."""
+        """Reset the hidden state where done [n] bool is True. Use only the returned state."""
         return self.trajectory_encoder.reset_hidden(hidden, done)
 
     @torch.no_grad()
@@ -161,16 +164,17 @@ class ActingPolicy(nn.Module):
         sample: bool = True,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Hidden]:
-        """One action for each of N environments.
+        """Choose one action for each of N environments.
 
         Args:
             obs: by key [N, *shape]; keys without the role policy or mask are ignored.
             prev_action: [N] int64 or [N, *shape] float32, in the environment's units.
             prev_reward: [N] float32. It and prev_action are ignored where time_idx is 0.
-            time_idx: [N] int64, steps since the episode began.
-            hidden: from initial_hidden or the last call; written into, so keep only the new one.
-            sample: draw from the policy; False takes its most likely (continuous: median) action.
-            generator: source of the randomness, on the tensors' device.
+            time_idx: [N] int64, steps since the start of the episode.
+            hidden: from initial_hidden or the last call; modified in place, so use only the
+                returned one afterwards.
+            sample: sample from the policy; if False, take its greedy action.
+            generator: random generator on the device of the tensors; None: torch's global one.
 
         Returns:
             (action, hidden): action [N] int64 or [N, *shape] float32, in the environment's units.

@@ -1,7 +1,7 @@
-"""The trainable agent: one forward pass over a batch of windows gives the loss of every head.
+"""The trainable agent: a forward pass over a batch of windows returns the loss and its metrics.
 
-The networks are modules (encoders/, heads/), the terms of the loss free functions (losses/). The
-agent knows no optimiser, no files and no environments. Letters: B windows, T transitions, L = T + 1
+The networks are modules (encoders/, heads/); the loss terms are functions (losses/). The optimiser,
+files and environments are outside this package. Letters: B windows, T transitions, L = T + 1
 timesteps, N transitions that exist, D state width, A action width, C critics, G discounts, K action
 samples.
 """
@@ -45,32 +45,32 @@ class Agent(nn.Module):
 
     One update, for all transitions t and discounts g in parallel:
 
-        s      = memory(timestep_encoder(observation, previous action and reward)) once, online
+        s      = memory(timestep_encoder(observation, previous action and reward))
         a'     ~ target_actor(s[t+1])                          K_c samples, or all probabilities
         q'     = min (mean, if dpg_weight is 0) over M of C target_critics(s[t+1], mean over a')
-        y      = multiplied reward + g * (not terminated) * q'                     or n steps of it
+        y      = multiplied reward + g * (not terminated) * q'      or an n-step or lambda return
         popart is updated with y, then y~ = (y - mean) / sigma
-        L_critic  = mean over C (w critic(s[t], a[t]) + b - y~)^2                  trains s too
+        L_critic  = mean over C (w critic(s[t], a[t]) + b - y~)^2   gradient to critics and s
         a_pi   ~ actor(s[t])                                   K_a samples, or all probabilities
-        v      = mean over a_pi of the critics                 they and their copy of s[t] constant
-        A      = w mean over C (critic(s[t], a[t]) - v)        in deviations of the return
-        L_dpg  = - (w min over C of v + b)                     through a_pi into the actor and s
-        L_bc   = - f(A) log actor(a[t] | s[t])                 gradient into the actor and s
+        v      = mean over a_pi of critics(s[t], a_pi)         critics and s[t] detached
+        A      = w mean over C (critic(s[t], a[t]) - v)        in standard deviations of the return
+        L_dpg  = - (w min over C of v + b)                     gradient to the actor and s by a_pi
+        L_bc   = - f(A) log actor(a[t] | s[t])                 gradient to the actor and s
         loss   = critic_weight L_critic + dpg_weight L_dpg + bc_weight L_bc
 
-    and after the optimiser's step, `update_targets`: target += tau * (online - target).
+    The encoders have no target network. After the optimiser step, `update_targets` does
+    target += tau * (online - target).
 
-    Each loss is a mean over the transitions its mask leaves: DPG needs an observation, BC also a
-    known action, the critic also a termination or a recorded next observation; and the data may
-    exclude any transition (Batch.actor_mask, critic_mask). Truncation bootstraps, termination does
-    not. With filter kind behavior_cloning, dpg_weight 0 and no critic this is behaviour cloning.
-    Settings that restore the published formulas are in presets.py; with lagged_critics v is
-    evaluated by the critics from before the last step, with dpg_detach_state a_pi has no gradient
-    to s.
+    Each loss is a mean over the transitions in its mask. DPG needs an observation; BC also needs a
+    known action; the critic also needs a termination or a recorded next observation. The data can
+    exclude transitions (Batch.actor_mask, critic_mask). Truncation bootstraps, termination does
+    not. Filter kind behavior_cloning with dpg_weight 0 and no critic is behaviour cloning. The
+    settings in presets.py restore the published formulas: with lagged_critics, v uses the critics
+    from before the last step. With dpg_detach_state, a_pi has no gradient to s.
 
-    With algorithm=multitask discrete actions, too, are sampled (AMAGO-2; Grigsby et al. 2024):
-    critics take one-hots as an input, values of the policy are means over its samples, and
-    straight-through Gumbel-softmax carries the gradient of DPG. See presets.multitask.
+    With algorithm=multitask (AMAGO-2; Grigsby et al. 2024), discrete actions are sampled, too:
+    critics take one-hot actions as input, values of the policy are means over its samples, and
+    DPG uses straight-through Gumbel-softmax. See presets.multitask.
     """
 
     gammas: Tensor
@@ -102,21 +102,22 @@ class Agent(nn.Module):
     def forward(
         self, batch: Batch, detailed: bool = True, counts: dict[str, float] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch, and its metrics.
+        """Compute the loss and the metrics of a batch.
 
         Args:
             batch: see data/batch.py. In training mode it updates the statistics (inputs, PopArt).
-            detailed: False leaves out all metrics but the losses, which saves time.
-            counts: replaces the number of transitions that each loss is averaged over, by the
-                keys of `loss_counts`. To make m micro-batches equal one batch of their union, pass
-                the union's counts with each; for W processes whose gradients are averaged, the
-                union's divided by W.
+            detailed: if False, compute only the losses as metrics, which is faster.
+            counts: number of transitions that each loss is averaged over, by the keys of
+                `loss_counts`; None counts those of the batch. For m micro-batches, pass the counts
+                of their union with each. For W processes whose gradients are averaged, pass the
+                counts of the union divided by W.
 
         Returns:
-            (loss, metrics): a scalar, and detached scalars on the batch's device.
+            (loss, metrics): a scalar, and a dict of detached scalars on the batch's device.
 
         Raises:
-            BatchError: a shape does not fit the spaces.
+            BatchError: a shape does not match the spaces.
+            ConfigError: `terms` returned an unknown name or a non-scalar.
         """
         batch.check(self.spaces)
         inputs = self.loss_inputs(batch, counts)
@@ -127,7 +128,7 @@ class Agent(nn.Module):
                 got = f"shape {list(term.shape)}" if isinstance(term, Tensor) else repr(term)
                 raise ConfigError(
                     f"{type(self).__name__}.terms: expected scalar tensors, named "
-                    f"{', '.join(weights)}, got {name!r}: {got}; weights() gives the factor of each"
+                    f"{', '.join(weights)}, got {name!r}: {got}; weights() returns their weights"
                 )
             loss = loss + weights[name] * term
             metrics[f"loss/{name}"] = term.detach()
@@ -137,7 +138,7 @@ class Agent(nn.Module):
         return loss, metrics | {"loss/total": loss.detach()}
 
     def loss_inputs(self, batch: Batch, counts: dict[str, float] | None = None) -> LossInputs:
-        """The inputs of all terms; updates the statistics in training mode."""
+        """Compute the inputs of all loss terms. In training mode, update the statistics."""
         c, tr, actor = self.config.losses, self.encode(batch), self.policy.actor
         device = self.gammas.device
         policy = dpg_policy = actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
@@ -163,10 +164,10 @@ class Agent(nn.Module):
         return inputs
 
     def terms(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """The named terms of the loss, a scalar each; `weights` gives the factor of each.
+        """Compute the unweighted loss terms: {name: scalar}; `weights` returns their weights.
 
-        Here, and in the losses that CustomConfig names, is all that learns. A subclass that
-        calls this can leave out terms, replace them, or add its own.
+        These are all losses of the update. A subclass can override this method to remove, replace
+        or add terms; CustomConfig.losses adds terms without a subclass.
         """
         c, tr, n = self.config.losses, inputs.transitions, inputs.counts
         terms: dict[str, Tensor] = {}
@@ -182,7 +183,7 @@ class Agent(nn.Module):
         return terms
 
     def weights(self) -> dict[str, float]:
-        """The factor of each term, by its name; also of terms that are not computed."""
+        """The weight of each loss term, by name, including terms that are not computed."""
         c, custom = self.config.losses, self.config.custom
         built_in = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
         return built_in | dict(zip(custom.losses, custom.loss_weights or repeat(1.0), strict=False))
@@ -190,7 +191,7 @@ class Agent(nn.Module):
     # ----------------------------------------------------------------------------------- the parts
 
     def encode(self, batch: Batch, *, padded: bool = False) -> Transitions:
-        """The transitions of a batch; `padded`: also those that do not exist, on any device."""
+        """Encode a batch as transitions; with `padded`, always include padding transitions."""
         index = None if padded else flat_indices(batch.mask)
         state, packing = self.policy.encode_windows(batch)
         if packing is not None and index is None:
@@ -208,7 +209,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def td_target(self, batch: Batch, tr: Transitions) -> Tensor:
-        """[N, G], in units of the multiplied reward."""
+        """TD targets [N, G], in units of the multiplied reward."""
         c = self.config
         actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
         policy = actor(tr.state_tp1, tr.legal_tp1, **tr.actor_inputs_tp1)
@@ -217,7 +218,10 @@ class Agent(nn.Module):
         return td_targets(batch, tr, policy, self.critics, self.gammas, c)
 
     def evaluate(self, tr: Transitions, policy: Distribution | None = None) -> CriticEvaluation:
-        """The critics on the data's and the policy's actions; `policy` is the actor's, if known."""
+        """Evaluate the critics on the actions of the data and of the policy.
+
+        `policy` is the actor's distribution for `tr`; None computes it.
+        """
         assert self.critics is not None
         if policy is None:
             policy = self.policy.actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
@@ -228,23 +232,26 @@ class Agent(nn.Module):
     # -------------------------------------------------------------------------- around the update
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the optimiser steps and the gradient norm is clipped over."""
+        """The parameters of the optimiser and of the clipped gradient norm."""
         return [p for p in self.parameters() if p.requires_grad]
 
     @staticmethod
     def loss_counts(batch: Batch) -> dict[str, Tensor]:
-        """How many transitions each loss of this batch is a mean of; sums of these are `counts`."""
+        """The number of transitions that each loss of this batch is averaged over, by loss.
+
+        Sum these over micro-batches for the argument `counts` of `forward`.
+        """
         masks = loss_masks(batch)
         counted = {"dpg": masks.dpg_mask, "bc": masks.bc_mask, "critic": masks.critic_mask}
         return {name: mask.sum() for name, mask in counted.items()}
 
     def draw_noise(self, n_windows: int, n_transitions: int) -> Tensor:
-        """[B, T, width]: all that an update of B windows of T transitions draws (but dropout)."""
+        """All random numbers of an update except dropout: [B, T, width] (see data/noise.py)."""
         return self._noise.draw(n_windows, n_transitions, self.gammas.device)
 
     def update_targets(self, bad: Tensor | None = None) -> None:
-        """Move the target networks towards the learned weights. Call it after each optimiser step
-        (before it, if `LossConfig.targets_before_step`). `bad` is that of step_adamw."""
+        """Polyak update of the target networks. Call it after each optimiser step (before it with
+        `LossConfig.targets_before_step`). `bad`: see runtime.optimizer.step_adamw."""
         if self.critics is not None:
             pairs: list[tuple[nn.Module, nn.Module]] = [(self.critics.target, self.critics.online)]
             if self.config.losses.use_target_actor:
@@ -253,16 +260,16 @@ class Agent(nn.Module):
 
     def update_lagged_critics(self, bad: Tensor | None = None) -> None:
         """With `LossConfig.lagged_critics`, copy the critics for the next update. Call it before
-        each optimiser step. `bad` is that of step_adamw."""
+        each optimiser step. `bad`: see runtime.optimizer.step_adamw."""
         if self.critics is not None and self.critics.lagged is not None:
             copy_weights(self.critics.lagged, self.critics.online, bad)
 
 
 def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:
-    """The agent of a config, or that which `config.custom.agent` names.
+    """Create the agent of a config: `Agent`, or the custom agent named by `config.custom.agent`.
 
     Raises:
-        UnregisteredError: a custom module has not been registered.
+        UnregisteredError: a custom module is not registered.
     """
     if config.custom.agent:
         return custom_module(config.custom, "agent", config.custom.agent)(config, spaces)  # type: ignore[no-any-return]

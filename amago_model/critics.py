@@ -1,6 +1,6 @@
-"""The networks that learn values: critics with their own observations, copies and PopArt.
+"""The value networks of training: critics, target critics, privileged encoder and PopArt.
 
-Acting needs none of them. Letters: B windows, L timesteps, D state width, P width of privileged
+Acting does not use them. Letters: B windows, L timesteps, D state width, P width of privileged
 features, G discounts.
 """
 
@@ -21,7 +21,7 @@ from amago_model.registry import custom_module
 
 
 class Critics(nn.Module):
-    """The critic ensemble that learns, its target and lagged copies, and what they share."""
+    """The online critic ensemble, its target and lagged copies, privileged encoder and PopArt."""
 
     def __init__(self, config: AgentConfig, spaces: Spaces, d_state: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Critics(nn.Module):
         )
 
     def encode(self, state: Tensor, batch: Batch, packing: Packing | None) -> Tensor:
-        """state [B, L, D], or packed [1, M, D] -> [..., D + P]: with the privileged features."""
+        """Append privileged features: state [B, L, D], or packed [1, M, D] -> [..., D + P]."""
         if not self.privileged_encoder.width:
             return state
         privileged = self.privileged_encoder(batch.obs, batch.timestep_mask, packing)

@@ -1,41 +1,41 @@
-"""What can go wrong with the agent, as a tree to catch from.
+"""The exceptions of this package.
 
     AmagoError
-    ├── ConfigError       a setting is unknown, of the wrong type, or contradicts another
-    │   └── UnregisteredError   it names a custom class whose module was not imported
-    ├── SpaceError        an observation or action space that the agent cannot take
-    ├── BatchError        a batch whose tensors do not fit the spaces or each other
-    └── PolicyFileError   bytes that are not a policy this version can load
+    ├── ConfigError       a setting is unknown, has a wrong type, or contradicts another setting
+    │   └── UnregisteredError   a setting names a custom module that is not registered
+    ├── SpaceError        the agent does not support an observation or action space
+    ├── BatchError        the tensors of a batch do not match the spaces or each other
+    └── PolicyFileError   a policy file cannot be loaded
 
-All but the last are also `ValueError`s: the caller gave a wrong value. Each message says what was
-expected, what came, and what to do.
+All but the last are also `ValueError`s. Each message contains the expected value, the actual value
+and a remedy.
 """
 
 
 class AmagoError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of the exceptions of this package."""
 
     exit_status = 1
-    """Of a command that ends by it: 2 where its settings are wrong."""
+    """Exit status of a command that fails with this error; 2 means wrong settings."""
 
 
 class ConfigError(AmagoError, ValueError):
-    """A setting is unknown, has the wrong type, or contradicts another setting."""
+    """A setting is unknown, has a wrong type, or contradicts another setting."""
 
     exit_status = 2
 
 
 class UnregisteredError(ConfigError):
-    """A setting names a custom class that is not registered: see registry.py."""
+    """A setting names a custom module that is not registered; see registry.py."""
 
 
 class SpaceError(AmagoError, ValueError):
-    """A space the agent cannot take, such as an action without finite bounds."""
+    """The agent does not support a space, such as continuous actions without finite bounds."""
 
 
 class BatchError(AmagoError, ValueError):
-    """A batch whose tensors do not fit the spaces or one another."""
+    """The tensors of a batch do not match the spaces or each other."""
 
 
 class PolicyFileError(AmagoError):
-    """Bytes that are not a policy file, are damaged, or come from a newer format."""
+    """A policy file is damaged, has another format version, or is not a policy file."""

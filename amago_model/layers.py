@@ -16,10 +16,10 @@ from amago_model.errors import ConfigError
 class AdaptiveActivation(nn.Module):
     """A learned rational function, (a0 + a1 x + … + a5 x^5) / (1 + |b1 x + … + b4 x^4|).
 
-    It can have no poles (Molina et al. 2020, "Padé Activation Units"). One set of coefficients,
-    whatever the shape of x. They begin as a least-squares fit of a leaky ReLU of slope 0.01 at
-    1001 points of [-5, 5], by linear steps reweighted with the last denominator: 0.06 off at 0,
-    0.01 in the mean square. Slow: some twenty passes over x where a ReLU has one.
+    It has no poles (Molina et al. 2020, "Padé Activation Units"). One set of coefficients applies
+    to all elements. They are initialised to a least-squares fit of a leaky ReLU of slope 0.01 at
+    1001 points of [-5, 5], by linear steps reweighted with the last denominator: the error is 0.06
+    at 0 and 0.01 in the mean square. Slow: about twenty passes over x instead of one for ReLU.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class AdaptiveActivation(nn.Module):
         self.denominator = nn.Parameter(torch.tensor([0.0, 1.22346, 0.0, 0.030609]))
 
     def forward(self, x: Tensor, constant: bool = False) -> Tensor:
-        """`constant`: no gradient reaches the coefficients."""
+        """`constant`: detach the coefficients."""
         parameters = (self.numerator, self.denominator)
         above, below = (p.detach() if constant else p for p in parameters)
         wide = x.to(torch.promote_types(x.dtype, above.dtype))
@@ -43,7 +43,7 @@ class AdaptiveActivation(nn.Module):
 
 
 def make_activation(name: Activation) -> nn.Module:
-    # In place: these follow a matmul or a norm, neither of which needs its output for its gradient.
+    # In place is safe: these follow a matmul or a norm, whose backward does not need their output.
     match name:
         case "adaptive":
             return AdaptiveActivation()
@@ -58,17 +58,17 @@ def make_activation(name: Activation) -> nn.Module:
 
 
 def leaky_slope(activation: nn.Module) -> float | None:
-    """The slope below zero of torch's leaky ReLU or ReLU; None for any other activation."""
+    """The negative slope of nn.LeakyReLU, or 0 for nn.ReLU; None for other activations."""
     if type(activation) is nn.LeakyReLU:
         return activation.negative_slope
     return 0.0 if type(activation) is nn.ReLU else None
 
 
 class UnitBall(nn.Module):
-    """x / (|x| + 0.00001): of a length below one, and zero stays zero."""
+    """x / (|x| + 0.00001): the length is below one, and zero stays zero."""
 
     def __init__(self, *, detach: bool) -> None:
-        """`detach`: the length is a constant to the gradient."""
+        """`detach`: no gradient through the length |x|."""
         super().__init__()
         self.detach = detach
 
@@ -79,19 +79,19 @@ class UnitBall(nn.Module):
 
 
 class HyperSphere(nn.Module):
-    """sqrt(d) x / |x|: of length sqrt(d), but for vectors that are all but zero."""
+    """sqrt(d) x / |x|: the length is sqrt(d), except for vectors close to zero."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # The same as x over its root mean square; the 1e-5 in that keeps gradients at 0 finite.
+        # Equal to x over its root mean square; eps keeps the gradient at 0 finite.
         return F.rms_norm(x, x.shape[-1:], eps=1e-10)
 
 
 class SimplicialNorm(nn.Module):
-    """A softmax over each group of channels (Lavoie et al. 2023)."""
+    """Softmax over each group of channels (Lavoie et al. 2023)."""
 
     def forward(self, x: Tensor) -> Tensor:
         groups = x.unflatten(-1, (-1, SIMNORM_GROUP)).softmax(dim=-1)
-        # A softmax needs its output for its gradient, and activations write in place.
+        # The backward of softmax needs its output, and the next activation may write in place.
         out: Tensor = groups.flatten(-2).clone()
         return out
 
@@ -118,10 +118,10 @@ def make_norm(name: Norm, width: int) -> nn.Module:
 
 
 class Linear(nn.Linear):
-    """nn.Linear with the bias added last, for inputs [M, d_in] on a CPU.
+    """nn.Linear that adds the bias last, for inputs [M, d_in] on a CPU.
 
-    torch's own kernel first writes the bias into every row and then reads it all again, which for
-    narrow layers takes a fifth of their time.
+    torch's kernel first writes the bias into every row and then reads the rows again, which takes a
+    fifth of the time of narrow layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Linear(nn.Linear):
 
 
 def on_plain_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU, without a compiler that fuses kernels or autocast that rounds."""
+    """Whether x is on a CPU, without torch.compile and without autocast."""
     return (
         x.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -142,8 +142,8 @@ def on_plain_cpu(x: Tensor) -> bool:
 def apply_flat(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """module(x) for x [..., D], computed as [M, D].
 
-    A linear layer's output for more dimensions is a view, and the gradient of an activation that
-    writes into a view in place is copied several times over.
+    For more than two dimensions a linear layer returns a view, and the backward of an in-place
+    activation on a view makes several copies.
     """
     if x.ndim == 2:
         return module(x)
@@ -152,7 +152,7 @@ def apply_flat(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class FlatSequential(nn.Sequential):
-    """Layers that work on each vector by itself, computed as [M, D]."""
+    """nn.Sequential of layers that act on single vectors; inputs are flattened to [M, D]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return apply_flat(super().forward, x)
@@ -168,7 +168,7 @@ def make_mlp(
     norm: Norm = "none",
     dropout: float = 0.0,
 ) -> FlatSequential:
-    """[..., d_input] to [..., d_output] through n_layers hidden layers and a linear one."""
+    """An MLP from [..., d_input] to [..., d_output] with n_layers hidden layers."""
     blocks: list[nn.Module] = []
     for width in (d_input, *[d_hidden] * (n_layers - 1)):
         blocks.append(Linear(width, d_hidden))
@@ -182,8 +182,8 @@ def make_mlp(
 
 
 class ResidualBlock(nn.Module):
-    """x + drop(act(norm(W2 drop(act(norm(W1 x)))))); without `last` the outer drop and act
-    are left out."""
+    """x + drop(act(norm(W2 drop(act(norm(W1 x)))))); without `last`, without the outer drop and
+    act."""
 
     def __init__(
         self,

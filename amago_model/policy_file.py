@@ -1,11 +1,11 @@
-"""A policy as bytes: acting weights in safetensors, everything else as JSON in its header.
+"""Policy files: acting weights in safetensors, with config, spaces and metadata in the header.
 
     header metadata   {"stepwell_policy": "1",                  the format number
                        "policy": {"config", "spaces", "step", "versions", "extra"} as JSON}
     tensors           the state dict of an ActingPolicy: encoders, their statistics, actor
 
-Nothing is ever unpickled. The sizes in a file's header are compared with its tensors before
-any memory is allocated, so a foreign file cannot request a terabyte.
+Loading never unpickles. The tensor sizes expected by the config are compared with those in the file
+before memory is allocated, so an untrusted file cannot cause a huge allocation.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import AmagoError, PolicyFileError, UnregisteredError
 
 FORMAT = 4
-"""Those before had other names of settings and tensors."""
+"""Version of the format. Earlier versions have other names of settings and tensors."""
 _FORMAT_KEY, _POLICY_KEY = "stepwell_policy", "policy"
-_MAX_HEADER = 100_000_000  # as safetensors itself
+_MAX_HEADER = 100_000_000  # the limit of safetensors
 
 
 def save_policy(
     policy: ActingPolicy | Agent, *, step: int = 0, extra: dict[str, Any] | None = None
 ) -> bytes:
-    """The policy file of a policy, or of an agent's acting part, as bytes.
+    """Serialise a policy to the bytes of a policy file.
 
     Args:
-        policy: what to save; its weights are copied to the CPU.
-        step: updates made when it was published.
-        extra: further JSON to keep: commit, snapshot ids, run name.
+        policy: a policy, or an agent whose policy is saved. Its weights are copied to the CPU.
+        step: number of training updates of this policy.
+        extra: additional JSON metadata, such as commit, snapshot ids and run name.
     """
     if isinstance(policy, Agent):
         policy = policy.policy
@@ -58,13 +58,13 @@ def save_policy(
 def load_policy(
     source: bytes | str | os.PathLike[str], device: torch.device | str = "cpu"
 ) -> ActingPolicy:
-    """Rebuild a policy from its file, given as bytes or by path, ready to act (evaluation mode).
+    """Load a policy from the bytes or the path of a policy file, in evaluation mode.
 
-    Its `metadata` holds format, step, versions and extra.
+    Its attribute `metadata` has the keys format, step, versions and extra.
 
     Raises:
-        PolicyFileError: the bytes are not a policy file, are damaged or too new, or do not fit
-            the config they carry.
+        PolicyFileError: the bytes are not a policy file, are damaged, have another format version,
+            do not match their config, or need a custom module that is not registered.
         OSError: the path cannot be read.
     """
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
@@ -73,13 +73,12 @@ def load_policy(
     if found is None:
         raise PolicyFileError(
             f"not a policy file: its metadata has no {_FORMAT_KEY!r} (keys: {sorted(metadata)}); "
-            "expected what save_policy writes"
+            "expected a file written by save_policy"
         )
     if found != str(FORMAT):
         raise PolicyFileError(
-            f"policy format {found} is not the {FORMAT} that this version reads (settings and "
-            "tensors have other names now); load it with the version that wrote it, or publish the "
-            "policy again"
+            f"expected policy format {FORMAT}, got {found} (names of settings and tensors differ); "
+            "load it with the Stepwell version that wrote it, or publish the policy again"
         )
     try:
         description = json.loads(metadata[_POLICY_KEY])
@@ -91,7 +90,7 @@ def load_policy(
         _check_tensors(policy, tensors)
         policy.load_state_dict(tensors, assign=True)
     except UnregisteredError as error:
-        raise PolicyFileError(f"this policy needs code that is not loaded: {error}") from error
+        raise PolicyFileError(f"this policy needs a custom module: {error}") from error
     except (KeyError, TypeError, json.JSONDecodeError, SafetensorError, AmagoError) as error:
         if isinstance(error, PolicyFileError):
             raise
@@ -103,24 +102,24 @@ def load_policy(
 
 
 def _sorted_header(data: bytes) -> bytes:
-    """The same file with the keys of its header in order: the same policy, the same bytes.
+    """Sort the keys of the header, so that equal policies have equal bytes.
 
-    safetensors writes its metadata in a random order, another one in each process.
+    safetensors writes its metadata in a random order that differs between processes.
     """
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    text += b" " * (-len(text) % 8)  # keep the tensors aligned
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _read_metadata(data: bytes) -> dict[str, str]:
-    """The safetensors header's string map: 8 bytes of little-endian length, then JSON."""
+    """Read the metadata of the safetensors header: 8 bytes of little-endian length, then JSON."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
         raise PolicyFileError(
-            f"not a policy file, or cut short: {len(data)} bytes do not hold the safetensors "
-            "header they announce; fetch or write it again"
+            f"not a policy file, or truncated: {len(data)} bytes do not contain the whole "
+            "safetensors header; download or write the file again"
         )
     try:
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
@@ -128,8 +127,8 @@ def _read_metadata(data: bytes) -> dict[str, str]:
             raise TypeError("metadata is not a map")
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise PolicyFileError(
-            f"not a policy file: its first bytes are no safetensors header ({error}); "
-            "expected what save_policy writes"
+            f"not a policy file: it does not start with a safetensors header ({error}); "
+            "expected a file written by save_policy"
         ) from error
     return metadata
 
@@ -139,11 +138,11 @@ def _check_tensors(policy: ActingPolicy, tensors: dict[str, torch.Tensor]) -> No
     if missing := sorted(expected.keys() - tensors.keys()):
         raise PolicyFileError(f"damaged policy file: tensors are missing: {missing}")
     if unknown := sorted(tensors.keys() - expected.keys()):
-        raise PolicyFileError(f"damaged policy file: tensors the config has no use for: {unknown}")
+        raise PolicyFileError(f"damaged policy file: tensors not in its config: {unknown}")
     for name, want in expected.items():
         got = tensors[name]
         if got.shape != want.shape or got.dtype != want.dtype:
             raise PolicyFileError(
-                f"damaged policy file: {name} should be {list(want.shape)} {want.dtype} by its "
-                f"config, is {list(got.shape)} {got.dtype}"
+                f"damaged policy file: for {name} its config expects {list(want.shape)} "
+                f"{want.dtype}, got {list(got.shape)} {got.dtype}"
             )

@@ -1,6 +1,7 @@
-"""Configs that change many settings at once. Every one of these settings can be set by itself.
+"""Configs that change several settings at once. Each of these settings can also be set separately.
 
-They are for any actions and observations: what these have no use for is left alone.
+Presets work with all action and observation spaces; settings that a space does not use have no
+effect.
 """
 
 from __future__ import annotations
@@ -11,63 +12,76 @@ from amago_model.config import AgentConfig, TwoHotCriticConfig
 
 
 class Deviation(NamedTuple):
-    """Where the default differs from AMAGO v3.3.0."""
+    """A setting whose default differs from AMAGO v3.3.0."""
 
     published: Any
-    """The value of the setting that is AMAGO's formula."""
+    """The value of the setting that reproduces AMAGO."""
     what: str
-    """That formula; here the default."""
+    """What AMAGO does, and what Stepwell does by default."""
 
 
 DEVIATIONS: dict[str, Deviation] = {
     "timestep_encoder.kind": Deviation(
-        "image", "one image has an encoder of its own; here one encoder takes any observations"
+        "image",
+        "AMAGO has a separate encoder for single images; Stepwell has one encoder for all "
+        "observations",
     ),
     "timestep_encoder.raw_numbers": Deviation(
-        True, "categories and bytes are numbers; here one-hots, embeddings, and shares of 255"
+        True,
+        "AMAGO uses categories and uint8 values as numbers; Stepwell uses one-hots or embeddings, "
+        "and fractions of 255",
     ),
     "actor.prob_low_gradient": Deviation(
-        False, "actions less likely than prob_low have no gradient; here they have one"
+        False,
+        "in AMAGO actions less likely than prob_low have no gradient; in Stepwell they have one",
     ),
     "actor.continuous.bound_gradient": Deviation(
         False,
-        "deviations and concentrations far outside their bounds have no gradient; here one that "
-        "leads back",
+        "in AMAGO standard deviations and concentrations have no gradient where their bounds "
+        "saturate; in Stepwell a gradient leads back inside",
     ),
     "critic.subset_replacement": Deviation(
         True,
-        "the critics of a target are drawn with replacement, so a target may rest on one critic "
-        "alone; here without, as REDQ does",
+        "AMAGO draws the critics of a TD target with replacement, so a target may use only one "
+        "critic; Stepwell draws without replacement, like REDQ",
     ),
     "critic.soften_data_actions": Deviation(
         True,
-        "critics see one-hots of the data clipped to prob_low..prob_high and renormalised; here "
-        "they see the action that was taken",
+        "in AMAGO the critics' input is the data's one-hot action, clipped to prob_low..prob_high "
+        "and renormalised; in Stepwell it is the action itself",
     ),
     "critic.renormalize": Deviation(
-        True, "what of a HL-Gauss label lies outside is lost; here it belongs to the edge's bin"
+        True,
+        "AMAGO drops the mass of an HL-Gauss label outside the support; Stepwell adds it to the "
+        "outer bins",
     ),
     "losses.targets_before_step": Deviation(
-        True, "the target networks move before the optimiser's step; here after it"
+        True,
+        "AMAGO updates the target networks before the optimiser step; Stepwell updates them after "
+        "it",
     ),
     "losses.lagged_critics": Deviation(
-        True, "DPG and advantages ask critics one update old; here the critics as they are"
+        True,
+        "AMAGO computes DPG and advantages with critics one update old; Stepwell uses the current "
+        "critics",
     ),
     "losses.filter.advantage": Deviation(
         "raw",
-        "exp and leaky_relu filters see the critics' raw outputs, so their temperature drifts with "
-        "PopArt; here deviations of the return",
+        "in AMAGO the exp and leaky_relu filters use the critics' raw outputs, so their "
+        "temperature drifts with PopArt; in Stepwell they use standard deviations of the return",
     ),
 }
-"""By setting, the formula that the recipe `published_v3` switches back to.
+"""The deviations from AMAGO that have a setting, by setting; `published_v3` reverts them.
 
-docs/parity.md lists them all with their tests, and the differences without a setting.
+docs/parity.md lists them with their tests, and also the deviations without a setting.
 """
 
 
 def published_v3(config: AgentConfig | None = None) -> AgentConfig:
-    """A config (default: the default) with each deviation of `DEVIATIONS` switched back whose
-    setting the chosen kinds have."""
+    """A copy of a config (None: the default) with AMAGO's values of the settings in `DEVIATIONS`.
+
+    Settings that the selected kinds do not have are skipped.
+    """
     tree = (config or AgentConfig()).to_dict()
     for path, deviation in DEVIATIONS.items():
         *sections, name = path.split(".")
@@ -80,7 +94,8 @@ def published_v3(config: AgentConfig | None = None) -> AgentConfig:
 
 
 def multitask(config: AgentConfig | None = None) -> AgentConfig:
-    """A config (default: the default) with AMAGO-2's multi-task agent and its usual companions."""
+    """A copy of a config (None: the default) with AMAGO-2's multi-task agent: sampled discrete
+    actions, two-hot critics, filtered BC without DPG, 3 action samples in the actor loss."""
     config = config or AgentConfig()
     if config.critic is not None:
         fields = TwoHotCriticConfig.model_fields.keys() - {"kind"}

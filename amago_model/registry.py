@@ -8,7 +8,7 @@
 
     stepwell train offline --plugin my_module --agent.custom.filter soft --dataset hopper
 
-Each kind is called with the arguments, and has the interface, of the class that it replaces:
+Each kind gets the arguments, and needs the interface, of the class that it replaces:
 
     timestep_encoder    f(config: AgentConfig, spaces)              TimestepEncoder
     trajectory_encoder  f(config: AgentConfig, d_input)             GRUTrajectoryEncoder
@@ -18,9 +18,9 @@ Each kind is called with the arguments, and has the interface, of the class that
     loss                f(agent: Agent, inputs: LossInputs) -> scalar
     agent               f(config: AgentConfig, spaces)              a subclass of Agent
 
-Actors and critics with an argument `obs` get the observations, too: see heads/observations.py.
+Actors and critics with an argument `obs` also get the observations: see heads/observations.py.
 
-Keyword-only parameters with a number, a string or a bool as default are settings:
+Keyword-only parameters whose default is a number, a string or a bool are settings:
 
     @register("filter", "soft")
     def soft(advantage, *, temperature: float = 1.0):
@@ -28,7 +28,7 @@ Keyword-only parameters with a number, a string or a bool as default are setting
 
     … --agent.custom.filter soft --agent.custom.settings filter.temperature=2.0
 
-Name and settings are saved in the policy file, the code is not: whoever loads it needs the same
+A policy file contains the name and the settings, but not the code: loading it needs the same
 --plugin.
 """
 
@@ -47,25 +47,29 @@ Kind = Literal[
     "timestep_encoder", "trajectory_encoder", "actor", "critic", "filter", "loss", "agent"
 ]
 F = TypeVar("F", bound=Callable[..., Any])
-_SETTING = {"loss": "losses"}  # where its name is not that of the kind
-_FROM_AGENT = {"d_state", "n_gammas", "sampled"}  # keywords that are no settings
+_SETTING = {"loss": "losses"}  # setting of a kind, if its name differs
+_FROM_AGENT = {"d_state", "n_gammas", "sampled"}  # keywords that the agent passes: not settings
 
 _registered: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in get_args(Kind)}
 
 
 def register(kind: Kind, name: str) -> Callable[[F], F]:
-    """A decorator. Raises `ConfigError` for an unknown kind, or a name that is taken."""
+    """Decorator that registers a class or function under a name.
+
+    Raises:
+        ConfigError: the kind is unknown, or the name is empty or already registered.
+    """
     if kind not in _registered:
         raise ConfigError(f"register: unknown kind {kind!r}; kinds are {', '.join(_registered)}")
     if not name:
-        raise ConfigError("register: the empty name stands for what is built in; give another")
+        raise ConfigError("register: the empty name means the built-in module; choose another name")
 
     def decorate(made: F) -> F:
         known = _registered[kind].setdefault(name, made)
         if (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
             raise ConfigError(
-                f"register: {kind} {name!r} is {known.__module__}.{known.__qualname__} already; "
-                f"{made.__module__}.{made.__qualname__} needs another name"
+                f"register: {kind} {name!r} is already {known.__module__}.{known.__qualname__}; "
+                f"register {made.__module__}.{made.__qualname__} under another name"
             )
         _registered[kind][name] = made
         return made
@@ -74,11 +78,15 @@ def register(kind: Kind, name: str) -> Callable[[F], F]:
 
 
 def registered(kind: Kind, name: str) -> Callable[..., Any]:
-    """The class or function. Raises `UnregisteredError` naming the nearest one."""
+    """The registered class or function.
+
+    Raises:
+        UnregisteredError: the name is not registered; the message suggests the nearest name.
+    """
     known = _registered[kind]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        hint = f"the nearest of those is {near[0]!r}" if near else "none of that kind is registered"
+        hint = f"the nearest name is {near[0]!r}" if near else f"no {kind} is registered"
         raise UnregisteredError(
             f"CustomConfig.{_SETTING.get(kind, kind)}: {name!r} is not registered ({hint}); import "
             "the module that registers it, with --plugin MODULE on a command line"
@@ -87,11 +95,11 @@ def registered(kind: Kind, name: str) -> Callable[..., Any]:
 
 
 def custom_module(custom: CustomConfig, kind: Kind, name: str) -> Callable[..., Any]:
-    """A registered class or function, with its settings from the config bound.
+    """A registered class or function, with its settings from the config bound as keywords.
 
     Raises:
-        UnregisteredError: there is none of that name.
-        ConfigError: it has no such setting, or one of another type.
+        UnregisteredError: the name is not registered.
+        ConfigError: a setting is unknown or has a wrong type.
     """
     made = registered(kind, name)
     given = custom.settings_of(f"losses.{name}" if kind == "loss" else kind)
@@ -104,14 +112,14 @@ def custom_module(custom: CustomConfig, kind: Kind, name: str) -> Callable[..., 
             hint = (
                 f"the nearest is {near[0]!r}"
                 if near
-                else "it has none: no keyword-only parameter with a plain default"
+                else "it has none: no keyword-only parameter has a number, string or bool default"
             )
             raise ConfigError(f"{where} has no setting {setting!r}; {hint}")
     return partial(made, **{x: _value(text, known[x], where, x) for x, text in given.items()})
 
 
 def _settings_of(made: Callable[..., Any]) -> dict[str, bool | int | float | str]:
-    """By name, the defaults of the parameters that are settings."""
+    """The parameters that are settings: {name: default}."""
     return {
         p.name: p.default
         for p in inspect.signature(made).parameters.values()
@@ -122,11 +130,11 @@ def _settings_of(made: Callable[..., Any]) -> dict[str, bool | int | float | str
 
 
 def _value(text: str, default: bool | int | float | str, where: str, name: str) -> Any:
-    """The text as a value of the default's type."""
+    """Parse the text as the type of the default."""
     made, kind = type(default), type(default).__name__
     try:
         return {"true": True, "false": False}[text.lower()] if made is bool else made(text)
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{where} takes {name} as {kind}, like its default {default!r}, got {text!r}"
+            f"{where}: {name}: expected {kind}, like its default {default!r}, got {text!r}"
         ) from None

@@ -1,8 +1,8 @@
-"""Masked means, and the running statistics built on them. Never NaN.
+"""Masked means and running statistics. An empty mask never causes NaN.
 
-An empty mask gives a mean of 0 and leaves running statistics unchanged. Where several processes
-train together, statistics are those of the union of their batches, so all ranks keep the same ones.
-For gradient accumulation `freeze_statistics` keeps them constant (runtime/micro_batches.py).
+With an empty mask the mean is 0 and running statistics do not change. In distributed training,
+statistics are computed over the union of all batches, so they are equal on all ranks. For gradient
+accumulation `freeze_statistics` keeps them constant (runtime/micro_batches.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 
 def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """Mean of x [*mask.shape, ...] where the mask is True, and over all trailing dimensions.
+    """Mean of x [*mask.shape, ...] over all trailing dimensions and where the mask is True.
 
-    `count`, if given, replaces the number of True entries (for sums over several micro-batches).
-    Masked values are not read, be they inf or NaN. An empty mask gives 0.
+    `count` replaces the number of True entries (for sums over micro-batches). Masked values may be
+    inf or NaN. The mean over an empty mask is 0.
     """
     trailing = x.shape[mask.ndim :]
-    # A given count may be a fraction: the union's, shared out over processes.
+    # `count` may be fractional: the count of all processes divided by their number.
     rows = mask.sum().clamp(min=1) if count is None else count.clamp(min=1e-9)
     if not (_on_cpu(x) and mask.all()):
         x = torch.where(mask.reshape(*mask.shape, *(1,) * len(trailing)), x, 0.0)
@@ -34,8 +34,8 @@ def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
 def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor | int, Tensor, Tensor]:
     """(count, mean [...], variance [...]) of x [*mask.shape, ...] where the mask is True.
 
-    Over the batches of all processes, where several train together. Zeros where nothing is left.
-    The count is a number where that is known at once, and else a scalar tensor.
+    In distributed training, over the batches of all processes. All are 0 for an empty mask. The
+    count is an int if it is known without a device synchronisation, else a scalar tensor.
     """
     features = x.shape[mask.ndim :]
     rows = x.detach().reshape(-1, *features)
@@ -57,12 +57,12 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor | int, Tensor, Tenso
 
 
 def _on_cpu(x: Tensor) -> bool:
-    """Whether values can be read without waiting for a device or breaking a graph."""
+    """Whether reading values needs no device synchronisation and no graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _distributed() -> bool:
-    """Whether several processes train together."""
+    """Whether training is distributed over several processes."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -72,17 +72,17 @@ def _sum_over_processes(x: Tensor) -> None:
 
 
 class SelfUpdating(nn.Module):
-    """A module that changes its own buffers in training forward passes, unless frozen."""
+    """A module that updates its buffers in the forward pass in training mode, unless frozen."""
 
     frozen = False
 
 
 class Statistics(SelfUpdating, ABC):
-    """Statistics of batches. A subclass implements `apply_batch`."""
+    """Base class of batch statistics. Subclasses implement `apply_batch`."""
 
     @abstractmethod
     def apply_batch(self, x: Tensor, mask: Tensor) -> None:
-        """Update with x [*mask.shape, ...], where the mask is True, as one whole batch."""
+        """Update with a batch x [*mask.shape, ...], where the mask is True."""
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor) -> None:
@@ -93,7 +93,7 @@ class Statistics(SelfUpdating, ABC):
 
 @contextmanager
 def freeze_statistics(module: nn.Module) -> Iterator[None]:
-    """Nothing inside the module updates itself."""
+    """Context manager that freezes all `SelfUpdating` modules inside `module`."""
     parts = [part for part in module.modules() if isinstance(part, SelfUpdating)]
     before = [part.frozen for part in parts]
     try:
@@ -106,13 +106,13 @@ def freeze_statistics(module: nn.Module) -> Iterator[None]:
 
 
 class BatchMoments(Statistics):
-    """Mean and variance [*features] of the current batch; frozen, of the last one before."""
+    """Mean and variance [*features] of the current batch; if frozen, of the last batch before."""
 
     mean: Tensor
     variance: Tensor
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """x [*mask.shape, *features] -> (mean, variance) over what the mask leaves."""
+        """x [*mask.shape, *features] -> (mean, variance) where the mask is True."""
         self.update(x, mask)
         return self.mean, self.variance
 
@@ -121,12 +121,12 @@ class BatchMoments(Statistics):
 
 
 class RunningMoments(Statistics):
-    """Debiased running mean and variance of [*features], as buffers.
+    """Debiased running mean and variance [*features], stored as buffers.
 
-    Update k uses the step beta / (1 - (1 - beta)^(k + 1)), so that early batches weigh nearly
-    alike: .500025, .333358, ... for beta = 1e-4. The variance is tracked as such, not as
-    E[x^2] - E[x]^2 (equal in exact arithmetic), which would lose every digit of a feature whose
-    mean is large beside its spread.
+    Update k uses the step size beta / (1 - (1 - beta)^(k + 1)), so that early batches have nearly
+    equal weights: .500025, .333358, ... for beta = 1e-4. The variance is tracked directly, because
+    E[x^2] - E[x]^2 (equal in exact arithmetic) is imprecise for features with a large mean and a
+    small variance.
     """
 
     def __init__(self, features: tuple[int, ...], *, beta: float, init_nu: float) -> None:
@@ -148,8 +148,8 @@ class RunningMoments(Statistics):
         self.mean.lerp_(mean, step)
 
     def _step(self, count: Tensor | int) -> Tensor | float:
-        """Step size for a batch with `count` entries; counts the batch, if it has any."""
-        # 1 - (1 - beta)^k by expm1: in float32 the plain form is off in the fourth digit.
+        """Step size for a batch with `count` entries; counts the update unless count is 0."""
+        # 1 - (1 - beta)^k by expm1: in float32 the direct formula is wrong in the fourth digit.
         if isinstance(count, int):
             self.updates += min(count, 1)
             total = -math.expm1(float(self.updates) * math.log1p(-self.beta))

@@ -1,4 +1,4 @@
-"""Values of the data's and the policy's actions, for people who look at data."""
+"""Values of the actions of the data and of the policy, for data analysis."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from amago_model.losses.metrics import mean_and_std
 
 @dataclass(slots=True)
 class Values:
-    """Values of the data's and the policy's actions, [B, T, G], in units of the environment's
-    return."""
+    """Values of the actions of the data and of the policy: [B, T, G], as returns in the
+    environment's units."""
 
     q: Tensor
     """Value of the data's action, mean over critics."""
     v: Tensor
     """Value of the policy's actions, mean over critics."""
     advantage: Tensor
-    """The filter's input: see `losses.filter.advantage` for its unit."""
+    """Input of the advantage filter; see `losses.filter.advantage` for its unit."""
     weight: Tensor
-    """The filter's output."""
+    """Output of the advantage filter."""
     q_std: Tensor
-    """Deviation of q over critics."""
+    """Standard deviation of q over critics."""
     v_std: Tensor
-    """Deviation of v over critics."""
+    """Standard deviation of v over critics."""
     mask: Tensor
-    """[B, T] bool: False where there is no transition, or its action is not known."""
+    """[B, T] bool: True where a transition exists and its action is known."""
 
 
 @torch.no_grad()
 def get_values(agent: Agent, batch: Batch) -> Values:
-    """The values of a batch, in evaluation mode: no dropout, and no statistic changes.
+    """Compute the values of a batch in evaluation mode: no dropout, no update of statistics.
 
-    The policy's samples, if it has to draw some, come from torch's global generator.
+    Samples of the policy use torch's global generator.
 
     Raises:
-        ConfigError: there is no critic.
-        BatchError: a shape does not fit the spaces.
+        ConfigError: the agent has no critic.
+        BatchError: a shape does not match the spaces.
     """
     if agent.critics is None:
-        raise ConfigError("get_values: there is no critic; train with one to compare actions")
+        raise ConfigError("get_values: the agent has no critic; train an agent with a critic")
     batch.check(agent.spaces)
     popart, was_training = agent.critics.popart, agent.training
     agent.eval()

@@ -1,13 +1,13 @@
-"""Every setting of the agent, as frozen pydantic models; the spaces can be imported from here, too.
+"""All settings of the agent, as frozen pydantic models, and the spaces.
 
-A config is complete when constructed and refuses contradictions by field name. The docstring under
-a field is its help text. A section with several kinds is a union of models by their field `kind`,
-so that a setting of another kind cannot be written. Everything survives JSON: `to_dict` /
-`from_dict`. Defaults are those of the published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2,
-NeurIPS 2024). No tensor lives here.
+A config is validated on construction; an error names the field. The docstring under a field is its
+help text. A section with several kinds is a union of models, selected by their field `kind`, so
+settings of other kinds are errors. Configs convert to JSON and back: `to_dict`, `from_dict`.
+Defaults are those of the published agent (AMAGO, Grigsby et al., ICLR 2024; AMAGO-2, NeurIPS 2024).
+This package does not import torch.
 
-timestep.py, encoders.py, heads.py and losses.py hold the sections; agent.py the whole; base.py what
-all settings share.
+timestep.py, encoders.py, heads.py and losses.py contain the sections, agent.py the complete config,
+base.py the base class.
 """
 
 from amago_model.config.agent import AgentConfig, CustomConfig

@@ -1,4 +1,4 @@
-"""The whole agent's settings, and what would contradict between its parts."""
+"""The settings of the complete agent, and the checks between its sections."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from amago_model.config.timestep import ImageTimestepEncoderConfig, TimestepEnco
 
 
 class CustomConfig(Settings):
-    """Parts of your own instead of those built in, by the names they are registered under."""
+    """Custom modules by registered name, in place of the built-in ones (see registry.py)."""
 
     timestep_encoder: str = ""
-    """Registered timestep encoder; empty takes the one built in, here and below."""
+    """Name of a registered timestep encoder; empty: the built-in one."""
     trajectory_encoder: str = ""
-    """Registered trajectory encoder."""
+    """Name of a registered trajectory encoder; empty: the built-in one."""
     actor: str = ""
-    """Registered actor."""
+    """Name of a registered actor; empty: the built-in one."""
     critic: str = ""
-    """Registered critic ensemble."""
+    """Name of a registered critic ensemble; empty: the built-in one."""
     filter: str = ""
-    """Registered filter of advantages."""
+    """Name of a registered advantage filter; empty: the built-in one."""
     losses: tuple[str, ...] = ()
-    """Registered terms of the loss, added to those built in."""
+    """Names of registered loss terms, added to the built-in terms."""
     loss_weights: tuple[float, ...] = ()
-    """How much each of these losses counts, in their order; empty counts each once."""
+    """Weights of these loss terms, in the same order; empty: 1 each."""
     agent: str = ""
-    """Registered agent."""
+    """Name of a registered agent; empty: the built-in one."""
     settings: tuple[str, ...] = ()
-    """Settings that these parts have of their own, each PART.NAME=VALUE, as in
-    filter.temperature=2.0; of a loss, losses.LOSS.NAME=VALUE."""
+    """Settings of the custom modules, each as MODULE.NAME=VALUE, e.g. filter.temperature=2.0; for
+    a loss term losses.LOSS.NAME=VALUE."""
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         taken = {"critic", "dpg", "bc", "total"}
         if not (len(set(self.losses) - taken) == len(self.losses) and all(self.losses)):
             raise ValueError(
-                f"losses: expected names, each once, and none of {', '.join(sorted(taken))}; to "
+                f"losses: expected each name once and none of {', '.join(sorted(taken))}; to "
                 f"change a built-in term, override Agent.terms, got {self.losses}"
             )
         if self.loss_weights and len(self.loss_weights) != len(self.losses):
             raise ValueError(
-                f"loss_weights: expected none, or one for each of the losses {self.losses}, got "
-                f"{self.loss_weights}"
+                f"loss_weights: expected one weight for each of the losses {self.losses}, or none, "
+                f"got {self.loss_weights}"
             )
         return self
 
@@ -56,7 +56,7 @@ class CustomConfig(Settings):
     def _settings_of_chosen_modules(self) -> Self:
         if not all(re.fullmatch(r"[^=]+\.[^=.]+=.*", setting) for setting in self.settings):
             raise ValueError(
-                "settings: expected PART.NAME=VALUE each, as in filter.temperature=2.0, got "
+                "settings: expected MODULE.NAME=VALUE each, e.g. filter.temperature=2.0, got "
                 f"{self.settings}"
             )
         paths = [setting.partition("=")[0] for setting in self.settings]
@@ -64,15 +64,15 @@ class CustomConfig(Settings):
             raise ValueError(f"settings: expected each setting once, got {self.settings}")
         chosen = {name for name in MODULES if getattr(self, name)}
         chosen |= {f"losses.{name}" for name in self.losses}
-        if strangers := sorted({path.rpartition(".")[0] for path in paths} - chosen):
+        if unknown := sorted({path.rpartition(".")[0] for path in paths} - chosen):
             raise ValueError(
-                f"settings: of {', '.join(strangers)}, but the custom modules are: "
-                f"{', '.join(sorted(chosen)) or 'none'}; name the module, or leave its settings out"
+                f"settings: given for {', '.join(unknown)}, but the custom modules are: "
+                f"{', '.join(sorted(chosen)) or 'none'}; name the module or remove its settings"
             )
         return self
 
     def settings_of(self, part: str) -> dict[str, str]:
-        """What `settings` says of a part, such as "filter" or "losses.mine": value by name."""
+        """The settings of one module, such as "filter" or "losses.mine": {name: value}."""
         found = {}
         for setting in self.settings:
             path, _, value = setting.partition("=")
@@ -86,24 +86,25 @@ MODULES = ("timestep_encoder", "trajectory_encoder", "actor", "critic", "filter"
 
 
 class AgentConfig(Settings):
-    """The whole agent. Saved in every policy file and rebuilt from it."""
+    """The settings of the complete agent. Every policy file contains them."""
 
     algorithm: Literal["agent", "multitask"] = "agent"
-    """agent: the value of a discrete policy is the mean over all actions; multitask: discrete
-    actions are sampled, as continuous ones are (AMAGO-2; the preset `multitask` does more)."""
+    """agent: the value of a discrete policy is the exact expectation over all actions; multitask:
+    discrete actions are sampled, like continuous ones (AMAGO-2; the preset `multitask` also sets
+    the critic and the loss weights)."""
 
     timestep_encoder: Annotated[
         TimestepEncoderConfig | ImageTimestepEncoderConfig, Field(discriminator="kind")
     ] = Field(default_factory=TimestepEncoderConfig)
-    """One timestep to one vector."""
+    """Maps each timestep to a vector."""
     trajectory_encoder: TrajectoryEncoderConfig = Field(default_factory=TransformerConfig)
-    """Timestep vectors to state vectors: the memory."""
+    """The memory: maps timestep vectors to state vectors."""
     actor: ActorConfig = Field(default_factory=MLPActorConfig)
-    """State vector to action distribution."""
+    """Maps state vectors to action distributions."""
     critic: CriticConfig | None = Field(default_factory=ScalarCriticConfig)
-    """State vector and action to value; behaviour cloning alone does without."""
+    """Maps states and actions to values; none: pure behaviour cloning."""
     losses: LossConfig = Field(default_factory=LossConfig)
-    """What is minimised."""
+    """Loss terms, their weights and the TD targets."""
     custom: CustomConfig = Field(default_factory=CustomConfig)
     """Custom modules."""
 
@@ -112,14 +113,14 @@ class AgentConfig(Settings):
         c = self.losses
         if self.critic is None and (c.dpg_weight > 0 or c.filter.kind != "behavior_cloning"):
             raise ValueError(
-                f"critic: none, but DPG and filters follow one (dpg_weight={c.dpg_weight}, filter "
-                f"kind {c.filter.kind!r}); set losses.dpg_weight=0 and losses.filter.kind="
-                "'behavior_cloning', or leave a critic"
+                f"critic: none, but DPG and advantage filters need one (dpg_weight={c.dpg_weight}, "
+                f"filter kind {c.filter.kind!r}); set losses.dpg_weight=0 and losses.filter.kind="
+                "'behavior_cloning', or configure a critic"
             )
         if self.critic is not None and c.critic_weight == 0:
             raise ValueError(
-                "losses.critic_weight: 0 leaves the critic untrained; raise it, or do without a "
-                "critic: behaviour cloning"
+                "losses.critic_weight: 0 leaves the critic untrained; raise it, or set critic to "
+                "none for pure behaviour cloning"
             )
         return self
 
@@ -128,7 +129,7 @@ class AgentConfig(Settings):
         if self.actor.continuous.kind == "gmm" and self.losses.dpg_weight > 0:
             raise ValueError(
                 "actor.continuous.kind: samples of 'gmm' have no gradient, so DPG cannot train the "
-                f"actor, yet dpg_weight={self.losses.dpg_weight}; set losses.dpg_weight=0 or "
-                "another distribution"
+                f"actor, but dpg_weight={self.losses.dpg_weight}; set losses.dpg_weight=0 or "
+                "choose another distribution"
             )
         return self

@@ -1,7 +1,7 @@
-"""The base of every settings model: frozen, strict, unknown keys refused, errors as sentences.
+"""The base class of all settings models: frozen, strict, no unknown keys, readable errors.
 
-The docstring under a field is its help text. A section that has several kinds is a union of models
-told apart by their field `kind`; a section that can be switched off may be None.
+The docstring under a field is its help text. A section with several kinds is a union of models,
+selected by their field `kind`; an optional section may be None.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic_core import ErrorDetails
 from amago_model.errors import ConfigError
 
 MAX_LAYERS, MAX_WIDTH = 256, 65_536
-"""Limits of sizes, because a size may come from a file that a stranger wrote."""
+"""Limits of sizes: a size may come from an untrusted policy file."""
 
 
 class Settings(BaseModel):
-    """A group of settings, complete and checked when constructed; it survives JSON."""
+    """A group of settings, validated on construction and convertible to JSON and back."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -31,9 +31,9 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,
     )
     error: ClassVar[type[Exception]] = ConfigError
-    """Raised for a setting that is unknown, of the wrong type, or contradicts another."""
+    """Raised for an unknown setting, a wrong type, or a contradiction between settings."""
     root: ClassVar[bool] = False
-    """Errors name settings by their path alone, not by the class as well."""
+    """Whether error messages omit the class name before the path of a setting."""
 
     def __init__(self, /, **values: Any) -> None:
         try:
@@ -41,23 +41,25 @@ class Settings(BaseModel):
         except ValidationError as problem:
             raise self.error(explain(problem, type(self))) from None
 
-    # To pydantic this is its own __init__: it validates sections without calling theirs, so that
-    # a problem is told once, with its whole path.
+    # This marks __init__ as pydantic's own, so pydantic validates nested sections without calling
+    # their __init__, and each error is reported once, with its full path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with these fields changed, checked anew."""
+        """A validated copy with these fields changed."""
         return type(self)(**{**self.__dict__, **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types only; `from_dict` gives back an equal object."""
+        """The settings as JSON types; `from_dict` restores an equal object."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Rebuild from `to_dict` output. Absent settings take their default.
+        """Rebuild from the output of `to_dict`. Missing settings get their defaults.
 
-        Raises `cls.error`: an unknown setting (named, with the nearest known one) or a wrong value.
+        Raises:
+            cls.error: a setting is unknown (the message suggests the nearest known one), or a value
+                is wrong.
         """
         try:
             return cls.model_validate_json(json.dumps(data, default=str))
@@ -66,7 +68,7 @@ class Settings(BaseModel):
 
 
 def explain(problem: ValidationError, cls: type[Settings]) -> str:
-    """Each error as path, what was expected and what came."""
+    """The errors as text: for each the path, the expected value and the actual value."""
     errors = problem.errors(include_url=False)
     return "; also ".join(dict.fromkeys(_sentence(error, cls) for error in errors))
 
@@ -94,7 +96,7 @@ def _sentence(error: ErrorDetails, cls: type[Settings]) -> str:
         case "value_error":
             message = str(error["ctx"]["error"])
             of_section = not error["loc"] or isinstance(error["input"], dict | Settings)
-            # A check of a whole section begins with the name of the field to change.
+            # A validator of a whole section starts its message with the name of the field.
             separator = "." if of_section else ": "
             return f"{where}{separator}{message}" if where else message
         case "union_tag_invalid":
@@ -109,8 +111,7 @@ def _sentence(error: ErrorDetails, cls: type[Settings]) -> str:
 def _walk(
     loc: tuple[int | str, ...], cls: type[Settings]
 ) -> tuple[list[str], type[Settings], list[type[Settings]]]:
-    """The path without pydantic's tags of unions, the section that it ends in, and the models that
-    this section can be."""
+    """(path without pydantic's union tags, section at its end, all models of that section)."""
     path: list[str] = []
     members, section, chosen = [cls], cls, True
     for part in loc:
@@ -130,7 +131,7 @@ def _walk(
 
 
 def models_in(hint: Any) -> list[type[Settings]]:
-    """The settings models that an annotation allows: several if it is a union of kinds."""
+    """The settings models in an annotation; several if it is a union of kinds."""
     if isinstance(hint, type) and issubclass(hint, Settings):
         return [hint]
     if get_origin(hint) in (Annotated, Union, UnionType, tuple):
@@ -139,6 +140,6 @@ def models_in(hint: Any) -> list[type[Settings]]:
 
 
 def kinds_of_section(model: type[Settings]) -> tuple[str, ...]:
-    """The values of its field `kind`; none if it has no such field."""
+    """The values of a model's field `kind`; empty if it has no such field."""
     field = model.model_fields.get("kind")
     return get_args(field.annotation) if field else ()

@@ -1,4 +1,4 @@
-"""Settings of the trajectory encoder: timestep vectors to state vectors, the agent's memory."""
+"""Settings of the trajectory encoder, the agent's memory: timestep vectors to state vectors."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class IdentityConfig(Settings):
 
 
 class FeedForwardConfig(Settings):
-    """The attention-free twin of the Transformer: no memory, same geometry."""
+    """Residual feed-forward blocks on each timestep: the Transformer without attention."""
 
     kind: Literal["feed_forward"] = "feed_forward"
     """feed_forward: residual blocks, no memory."""
     d_model: Width = 256
     """Width of the state vector."""
     d_ff: FeedForwardWidth | None = None
-    """Hidden width of a block; none means 4 x d_model."""
+    """Hidden width of a block; none: 4 x d_model."""
     n_layers: Layers = 1
-    """Layers."""
+    """Number of blocks."""
     dropout: Dropout = 0.0
     """Dropout probability."""
     activation: Activation = "leaky_relu"
-    """Activation inside the layers."""
+    """Activation inside the blocks."""
     norm: Norm = "none"
-    """Normalisation inside the layers."""
+    """Normalisation inside the blocks."""
     out_norm: Norm = "layer"
     """Normalisation of the output."""
 
@@ -53,14 +53,14 @@ class FeedForwardConfig(Settings):
 
 
 class GRUConfig(Settings):
-    """A recurrent memory (torch's GRU)."""
+    """A recurrent memory (torch.nn.GRU)."""
 
     kind: Literal["gru"] = "gru"
     """gru: recurrent."""
     d_hidden: Width = 256
     """Width of the recurrent state."""
     n_layers: Layers = 2
-    """Layers."""
+    """Number of layers."""
     d_output: Width = 256
     """Width of the state vector."""
     norm: Norm = "layer"
@@ -80,18 +80,18 @@ class MambaConfig(Settings):
     d_model: Width = 256
     """Width of the state vector."""
     d_state: int = Field(16, ge=1, le=256)
-    """Numbers of recurrent state for each channel."""
+    """Size of the recurrent state of each channel."""
     d_conv: int = Field(4, ge=1, le=64)
-    """Timesteps that the convolution before the recurrence sees, its own included."""
+    """Kernel size, in timesteps, of the causal convolution before the recurrence."""
     expand: int = Field(2, ge=1, le=64)
     """Channels inside a layer, as a multiple of d_model."""
     n_layers: Layers = 3
-    """Layers."""
+    """Number of layers."""
     norm: Norm = "layer"
     """Normalisation before each layer and of the output."""
     scan: Literal["auto", "torch", "mamba_ssm"] = "auto"
-    """What computes the recurrence of whole windows: torch, the mamba-ssm package, or the package
-    where it is able and torch elsewhere."""
+    """Implementation of the recurrence over windows: torch, the mamba-ssm package, or auto: the
+    package where it can run, else torch."""
 
     @model_validator(mode="after")
     def _norm_fits(self) -> Self:
@@ -100,25 +100,25 @@ class MambaConfig(Settings):
 
 
 class PositionConfig(Settings):
-    """Positions without a table."""
+    """Fixed position encodings."""
 
     kind: Literal["sinusoidal", "rotary", "none"] = "sinusoidal"
-    """How episode time enters: sinusoidal: added to the input; rotary: by turning queries and keys;
-    none: it does not."""
+    """Encoding of the episode time: sinusoidal: added to the input; rotary: rotates queries and
+    keys; none: no encoding."""
 
 
 class LearnablePositionConfig(Settings):
-    """Positions from a learned table."""
+    """Learned position embeddings."""
 
     kind: Literal["learnable"] = "learnable"
-    """learnable: from a learned table, added to the input."""
+    """learnable: a learned embedding of the episode time, added to the input."""
     max_time: int = Field(ge=1, le=1 << 24)
-    """Entries of the table, as many as the longest episode has steps; later steps share the last
-    one."""
+    """Number of embeddings: at least the steps of the longest episode; later steps share the last
+    embedding."""
 
 
 class TransformerConfig(Settings):
-    """A causal Transformer memory (sigma-reparametrised, NormFormer norms, head scaling)."""
+    """A causal Transformer memory (sigma reparametrisation, NormFormer norms, head scaling)."""
 
     kind: Literal["transformer"] = "transformer"
     """transformer: causal attention over the last `context` timesteps."""
@@ -127,14 +127,14 @@ class TransformerConfig(Settings):
     n_heads: Width = 8
     """Attention heads; divides d_model."""
     d_ff: FeedForwardWidth = 1024
-    """Hidden width of the feed-forward part of a layer."""
+    """Hidden width of the feed-forward block of a layer."""
     n_layers: Layers = 3
-    """Layers."""
+    """Number of layers."""
     context: int = Field(256, ge=1, le=1 << 20)
-    """Timesteps that each one attends to in each layer, itself included: in training and in acting
-    alike."""
+    """Number of timesteps that a timestep attends to in each layer, including itself; the same in
+    training and acting."""
     dropout_ff: Dropout = 0.05
-    """Dropout after the feed-forward part."""
+    """Dropout after the feed-forward block."""
     dropout_emb: Dropout = 0.05
     """Dropout after the input embedding."""
     dropout_attn: Dropout = 0.0
@@ -142,42 +142,43 @@ class TransformerConfig(Settings):
     dropout_qkv: Dropout = 0.0
     """Dropout on queries, keys and values."""
     activation: Activation = "leaky_relu"
-    """Activation of the feed-forward part."""
+    """Activation of the feed-forward block."""
     norm: Norm = "layer"
     """Normalisation."""
     sigma_reparam: bool = True
     """Scale each weight matrix to a learned spectral norm (Zhai et al. 2023)."""
     normformer_norms: bool = True
-    """Extra norms after attention and inside the feed-forward part (Shleifer et al. 2021)."""
+    """Extra norms after attention and inside the feed-forward block (Shleifer et al. 2021)."""
     head_scaling: bool = True
     """A learned scale for each attention head (Shleifer et al. 2021)."""
     position: Annotated[PositionConfig | LearnablePositionConfig, Field(discriminator="kind")] = (
         Field(default_factory=PositionConfig)
     )
-    """How episode time enters."""
+    """Position encoding of the episode time."""
     qk_norm: Norm = "none"
     """Normalisation of each head's queries and keys before their product (Henry et al. 2020)."""
     n_sinks: int = Field(0, ge=0, le=1 << 16)
-    """First timesteps of the episode (in training: of the window) that stay visible for ever,
-    beside the last `context` ones (Xiao et al. 2023)."""
+    """Attention sinks: the first timesteps of the episode (in training: of the window) stay visible
+    in addition to the last `context` timesteps (Xiao et al. 2023)."""
     sink_bias: float = 0.0
     """Added to the attention scores of the sinks."""
     logit_clip: float = Field(0.0, ge=0)
-    """Limit attention scores to plus or minus this; 0 leaves them."""
+    """Clip attention scores to plus or minus this value; 0: no clipping."""
     attention: Literal["sdpa", "math", "flex", "flash", "auto"] = "sdpa"
-    """Back-end: torch's scaled_dot_product_attention, its plain twin, torch's flex_attention, the
-    flash-attn package, or the best of them that can."""
+    """Back-end: sdpa: torch's scaled_dot_product_attention; math: a plain implementation; flex:
+    torch's flex_attention; flash: the flash-attn package; auto: the fastest one that supports these
+    settings on this machine."""
 
     @model_validator(mode="after")
     def _geometry(self) -> Self:
         if self.d_model % self.n_heads or self.d_model % 2:
             raise ValueError(
-                f"n_heads: {self.n_heads} heads must divide an even d_model={self.d_model}; change "
-                "one of them"
+                f"n_heads: expected an even d_model that n_heads divides, got "
+                f"n_heads={self.n_heads} and d_model={self.d_model}; change one of them"
             )
         if self.position.kind == "rotary" and self.d_model // self.n_heads % 2:
             raise ValueError(
-                f"n_heads: rotary positions need heads of an even width, not "
+                "n_heads: rotary positions need an even head width (d_model / n_heads), got "
                 f"{self.d_model // self.n_heads}; choose another n_heads or d_model"
             )
         inner = {"d_ff": self.d_ff} if self.normformer_norms else {}
@@ -189,8 +190,8 @@ class TransformerConfig(Settings):
     @model_validator(mode="after")
     def _backend(self) -> Self:
         if self.sink_bias and not self.n_sinks:
-            raise ValueError("sink_bias: expected 0 without sinks; set n_sinks")
-        # What no machine changes; the rest is found out where it runs (attention.obstacle).
+            raise ValueError("sink_bias: has no effect without sinks; set n_sinks, or sink_bias=0")
+        # These limits hold on every machine; attention.obstacle checks the others at run time.
         clipped = ("logit_clip", self.logit_clip > 0)
         for backend, (name, used) in (
             ("sdpa", clipped),
@@ -200,7 +201,8 @@ class TransformerConfig(Settings):
         ):
             if used and self.attention == backend:
                 raise ValueError(
-                    f"{name}: attention={backend!r} cannot do it; set attention to 'math' or 'auto'"
+                    f"{name}: attention={backend!r} does not support it; set attention to 'math' "
+                    "or 'auto'"
                 )
         return self
 
@@ -209,4 +211,4 @@ TrajectoryEncoderConfig = Annotated[
     IdentityConfig | FeedForwardConfig | GRUConfig | MambaConfig | TransformerConfig,
     Field(discriminator="kind"),
 ]
-"""A sequence of timestep vectors to a sequence of state vectors, by `kind`."""
+"""Maps a sequence of timestep vectors to a sequence of state vectors, by `kind`."""

@@ -1,4 +1,4 @@
-"""Settings of the heads: state to action distribution, state and action to value."""
+"""Settings of the actor (state to action distribution) and critic (state and action to value)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ S = TypeVar("S", bound=Settings)
 
 
 class _ContinuousConfig(Settings):
-    """What all families of distributions share."""
+    """Settings shared by all distributions of continuous actions."""
 
     log_prob_clip: float = Field(0.99, gt=0, lt=1)
-    """Data actions are clipped to plus or minus this before their log-probability."""
+    """Actions of the data are clipped to plus or minus this value before log_prob."""
     bound_gradient: bool = True
-    """A deviation or concentration far out, where what bounds it is flat, keeps a gradient that
-    leads back. Published: none, so that a few bad updates may freeze a policy."""
+    """Keep a gradient towards the valid range where the bound on a standard deviation or
+    concentration saturates. False, as published: no gradient there, so a few bad updates can freeze
+    a policy."""
 
 
 class TanhGaussianConfig(_ContinuousConfig):
-    """Continuous actions from a Gaussian under a tanh."""
+    """A tanh-squashed Gaussian."""
 
     kind: Literal["tanh_gaussian"] = "tanh_gaussian"
-    """tanh_gaussian: a Gaussian under a tanh."""
+    """tanh_gaussian: a tanh-squashed Gaussian."""
     std_low: Positive = math.exp(-5)
     """Smallest standard deviation before tanh."""
     std_high: Positive = math.exp(2)
@@ -52,14 +53,14 @@ class TanhGaussianConfig(_ContinuousConfig):
 
 
 class BetaConfig(_ContinuousConfig):
-    """Continuous actions from Beta distributions."""
+    """Independent Beta distributions."""
 
     kind: Literal["beta"] = "beta"
     """beta: Beta distributions."""
     low: float = Field(1.0001, ge=1)
-    """Smallest alpha and beta; at least 1, so that there is one mode."""
+    """Minimum of alpha and beta; at least 1, so that the distribution has one mode."""
     high: float | None = None
-    """Largest alpha and beta, if any."""
+    """Maximum of alpha and beta; none: no maximum."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -67,17 +68,17 @@ class BetaConfig(_ContinuousConfig):
 
 
 class GMMConfig(_ContinuousConfig):
-    """Continuous actions from a mixture of Gaussians under a tanh."""
+    """A tanh-squashed mixture of Gaussians."""
 
     kind: Literal["gmm"] = "gmm"
-    """gmm: a mixture of Gaussians under a tanh, which has no gradient for DPG: it needs
+    """gmm: a tanh-squashed mixture of Gaussians. Its samples have no gradient for DPG, so it needs
     losses.dpg_weight 0."""
     modes: int = Field(5, ge=1, le=1024)
-    """Gaussians in the mixture."""
+    """Number of Gaussians in the mixture."""
     std_low: Positive = 1e-4
     """Smallest standard deviation before tanh."""
     std_high: float | None = None
-    """Largest standard deviation before tanh, if any."""
+    """Largest standard deviation before tanh; none: no maximum."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -87,14 +88,14 @@ class GMMConfig(_ContinuousConfig):
 ContinuousConfig = Annotated[
     TanhGaussianConfig | BetaConfig | GMMConfig, Field(discriminator="kind")
 ]
-"""Family of the distribution of continuous actions, by `kind`."""
+"""Distribution of continuous actions, by `kind`."""
 
 
 # --------------------------------------------------------------------------------------- the actor
 
 
 class _ActorConfig(Settings):
-    """What all actors share: state vector to action distribution, one for each discount."""
+    """Settings shared by all actors. An actor outputs one distribution per discount."""
 
     activation: Activation = "leaky_relu"
     """Activation after each hidden layer."""
@@ -103,14 +104,14 @@ class _ActorConfig(Settings):
     continuous: ContinuousConfig = Field(default_factory=TanhGaussianConfig)
     """Distribution of continuous actions."""
     prob_low: float = Field(0.001, ge=0)
-    """Discrete and multi-discrete: no action (no choice of a part) is less likely than this, before
+    """Discrete and multi-discrete: minimum probability of an action (or choice of a part), before
     renormalising."""
     prob_high: float = Field(0.99, le=1)
-    """Discrete and multi-discrete: no action (no choice of a part) is more likely than this, before
+    """Discrete and multi-discrete: maximum probability of an action (or choice of a part), before
     renormalising."""
     prob_low_gradient: bool = True
-    """Discrete and multi-discrete: actions less likely than prob_low have a gradient, as if nothing
-    had been clipped. Published: none, so that no data makes them likelier."""
+    """Discrete and multi-discrete: pass the gradient through the lower clip. False, as published:
+    actions below prob_low have no gradient, so no data can raise their probability."""
 
     @model_validator(mode="after")
     def _probabilities(self) -> Self:
@@ -118,18 +119,18 @@ class _ActorConfig(Settings):
 
 
 class MLPActorConfig(_ActorConfig):
-    """An actor of plain layers."""
+    """An MLP."""
 
     kind: Literal["mlp"] = "mlp"
-    """mlp: plain layers."""
+    """mlp: an MLP."""
     n_layers: Layers = 2
-    """Hidden layers."""
+    """Number of hidden layers."""
     d_hidden: Width = 256
     """Width of the hidden layers."""
 
 
 class ResidualActorConfig(_ActorConfig):
-    """An actor of residual blocks with norms (after BRO, Nauman et al. 2024)."""
+    """Residual blocks with norms (after BRO, Nauman et al. 2024)."""
 
     kind: Literal["residual"] = "residual"
     """residual: residual blocks with norms."""
@@ -138,7 +139,7 @@ class ResidualActorConfig(_ActorConfig):
     d_ff: FeedForwardWidth = 512
     """Hidden width of a block."""
     n_blocks: Layers = 2
-    """Residual blocks."""
+    """Number of residual blocks."""
     norm: Norm = "layer"
     """Normalisation inside the blocks."""
 
@@ -149,7 +150,7 @@ class ResidualActorConfig(_ActorConfig):
 
 
 ActorConfig = Annotated[MLPActorConfig | ResidualActorConfig, Field(discriminator="kind")]
-"""State vector to action distribution, by `kind`."""
+"""Maps state vectors to action distributions, by `kind`."""
 
 
 # -------------------------------------------------------------------------------------- the critic
@@ -161,22 +162,23 @@ class PopArtConfig(Settings):
     beta: StepSize = 5e-4
     """Step size of the statistics."""
     init_nu: Positive = 100.0
-    """Second moment that the statistics start from."""
+    """Initial second moment."""
 
 
 class _CriticConfig(Settings):
-    """What all critics share: an ensemble of action values, one for each discount."""
+    """Settings shared by all critics: an ensemble, each with one action value per discount."""
 
     n_critics: int = Field(4, ge=1, le=1024)
-    """Critics in the ensemble."""
+    """Number of critics in the ensemble."""
     n_critics_target: int = Field(2, ge=1)
-    """Critics drawn for each target value."""
+    """Size of the random subset of target critics for each TD target."""
     subset_replacement: bool = False
-    """As published: draw them with replacement, so that some targets rest on fewer critics."""
+    """As published: draw the subset with replacement, so some targets use fewer critics."""
     soften_data_actions: bool = False
-    """As published, discrete: show critics the data's one-hots clipped to prob_low..prob_high."""
+    """As published, for discrete actions: the critics' input is the data's one-hot action clipped
+    to prob_low..prob_high."""
     n_layers: Layers = 2
-    """Hidden layers."""
+    """Number of hidden layers."""
     d_hidden: Width = 256
     """Width of the hidden layers."""
     activation: Activation = "leaky_relu"
@@ -184,40 +186,40 @@ class _CriticConfig(Settings):
     dropout: Dropout = 0.0
     """Dropout probability after each hidden layer."""
     popart: PopArtConfig | None = Field(default_factory=PopArtConfig)
-    """Normalise the targets of each discount by running statistics (PopArt)."""
+    """Normalise the targets of each discount by running statistics (PopArt); none: do not."""
 
     @model_validator(mode="after")
     def _subset(self) -> Self:
         if self.n_critics_target > self.n_critics:
             raise ValueError(
-                f"n_critics_target: {self.n_critics_target} of n_critics={self.n_critics} cannot "
-                "be drawn without replacement; lower it or raise n_critics"
+                f"n_critics_target: expected at most n_critics={self.n_critics}, got "
+                f"{self.n_critics_target}; lower it or raise n_critics"
             )
         return self
 
 
 class ScalarCriticConfig(_CriticConfig):
-    """Critics that regress returns."""
+    """Critics trained by regression."""
 
     kind: Literal["scalar"] = "scalar"
-    """scalar: regress normalised returns."""
+    """scalar: regression of normalised returns."""
 
 
 class BinnedCriticConfig(_CriticConfig):
-    """What critics share that classify returns over bins."""
+    """Settings shared by critics that classify returns over bins."""
 
     n_bins: int = Field(128, ge=2, le=MAX_WIDTH)
-    """Bins."""
+    """Number of bins."""
     min_return: float = -100_000.0
-    """Return of the first bin, after the reward multiplier. The default saves tuning; a narrower
-    range tells returns apart better."""
+    """Return at the first bin, after the reward multiplier. The default needs no tuning; a narrower
+    range has a finer resolution."""
     max_return: float = 100_000.0
-    """Return of the last bin, after the reward multiplier."""
+    """Return at the last bin, after the reward multiplier."""
     symlog: bool = True
-    """Space the bins evenly in sign(y) ln(1 + |y|), not in y."""
+    """Space the bins evenly in sign(y) ln(1 + |y|) instead of y."""
     init_value: float | None = None
-    """Return that fresh critics answer, roughly; none leaves it to chance (the middle). One that is
-    far from all returns takes many updates to leave: set it where the range is not around 0."""
+    """Approximate output of untrained critics, a return; none: the middle of the range. A value far
+    from all returns takes many updates to leave: set it if the range is not centred on 0."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -233,28 +235,28 @@ class BinnedCriticConfig(_CriticConfig):
 
 
 class TwoHotCriticConfig(BinnedCriticConfig):
-    """Critics that classify returns by two-hot labels."""
+    """Critics trained by classification with two-hot labels."""
 
     kind: Literal["twohot"] = "twohot"
-    """twohot: classify returns over bins by two-hot labels."""
+    """twohot: classification of returns over bins with two-hot labels."""
 
 
 class HLGaussCriticConfig(BinnedCriticConfig):
-    """Critics that classify returns by HL-Gauss labels (Farebrother et al. 2024)."""
+    """Critics trained by classification with HL-Gauss labels (Farebrother et al. 2024)."""
 
     kind: Literal["hlgauss"] = "hlgauss"
-    """hlgauss: classify returns over bins by HL-Gauss labels."""
+    """hlgauss: classification of returns over bins with HL-Gauss labels."""
     sigma: Positive = 0.75
-    """Deviation of a label, in bins."""
+    """Standard deviation of a label, in bins."""
     renormalize: bool = False
-    """As published: what of a label lies beyond the support is not given to the bin at that edge;
-    the rest is scaled up to 1, and far outside nothing is left."""
+    """As published: drop the mass of a label outside the support and rescale the rest to 1 (nothing
+    remains far outside). False: the outer bins get that mass."""
 
 
 CriticConfig = Annotated[
     ScalarCriticConfig | TwoHotCriticConfig | HLGaussCriticConfig, Field(discriminator="kind")
 ]
-"""State vector and action to value, by `kind`."""
+"""Maps states and actions to values, by `kind`."""
 
 
 def _require_below(config: S, low: str, high: str) -> S:

@@ -1,4 +1,4 @@
-"""Settings of what is minimised."""
+"""Settings of the losses: discounts, TD targets, weights and advantage filters."""
 
 from __future__ import annotations
 
@@ -15,59 +15,60 @@ Count = Annotated[int, Field(ge=1, le=1024)]
 
 
 class BehaviorCloningConfig(Settings):
-    """Every action of the data counts 1."""
+    """No filter: each action of the data has weight 1."""
 
     kind: Literal["behavior_cloning"] = "behavior_cloning"
-    """behavior_cloning: no filter, every action is imitated."""
+    """behavior_cloning: no filter; each action has weight 1."""
 
 
 class _FilterConfig(Settings):
-    """What all filters share, custom ones too."""
+    """Settings shared by all filters, including custom ones."""
 
     advantage: Literal["normalized", "raw"] = "normalized"
-    """What the filter sees: advantages in deviations of the return, or (as published) of the
-    critics' outputs as they are, whose scale drifts with PopArt or follows the rewards."""
+    """Input of the filter: normalized: advantages in standard deviations of the return; raw, as
+    published: differences of the critics' raw outputs, whose scale changes with PopArt or with the
+    rewards."""
     batch_norm: bool = False
-    """First bring the advantages of a batch to mean 0 and deviation 1, per discount."""
+    """Normalise the advantages of each batch to mean 0 and standard deviation 1, per discount."""
 
 
 class BinaryFilterConfig(_FilterConfig):
-    """Actions of the data count 1 where their advantage is large enough, else 0."""
+    """Weight 1 if the advantage of a data action exceeds the threshold, else 0."""
 
     kind: Literal["binary"] = "binary"
-    """binary: 1 above the threshold, else 0."""
+    """binary: weight 1 above the threshold, else 0."""
     threshold: float = 0.0
     """Advantage above which an action is imitated."""
 
 
 class ExpFilterConfig(_FilterConfig):
-    """Actions of the data count exp(beta x advantage), at most 20."""
+    """Weight exp(beta x advantage), at most 20."""
 
     kind: Literal["exp"] = "exp"
-    """exp: exp(beta x advantage), at most 20."""
+    """exp: weight exp(beta x advantage), at most 20."""
     beta: Positive = 1.0
-    """Factor on the advantage, which is in units of the target's standard deviation."""
+    """Factor of the advantage, which is in units of the target's standard deviation."""
 
 
 class LeakyReLUFilterConfig(_FilterConfig):
-    """Weight of a data action by a bent line through its advantage."""
+    """Weight by a leaky ReLU of the advantage."""
 
     kind: Literal["leaky_relu"] = "leaky_relu"
-    """leaky_relu: a bent line through the advantage."""
+    """leaky_relu: weight by a leaky ReLU of the advantage."""
     threshold: float = 0.01
-    """Advantage at which the line bends."""
+    """Advantage at the kink of the leaky ReLU."""
     beta: Positive = 2.0
-    """Advantage that raises the weight by 1 above the bend."""
+    """Inverse slope above the threshold: the increase of advantage that adds 1 to the weight."""
     slope: float = Field(0.05, ge=0)
-    """Slope below the bend, as a part of that above it."""
+    """Slope below the threshold, as a fraction of the slope above it."""
     at_zero: float = 0.01
-    """Weight at an advantage of 0, before the step."""
+    """Weight at advantage 0, before add_step."""
     smallest: float = Field(1e-7, ge=0)
-    """Smallest weight."""
+    """Minimum weight."""
     largest: float = 10.0
-    """Largest weight, before the step."""
+    """Maximum weight, before add_step."""
     add_step: bool = True
-    """Add 1 above the bend, as the binary filter would."""
+    """Add 1 above the threshold, like the binary filter."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -82,7 +83,7 @@ FilterConfig = Annotated[
     BinaryFilterConfig | ExpFilterConfig | LeakyReLUFilterConfig | BehaviorCloningConfig,
     Field(discriminator="kind"),
 ]
-"""Weight of a data action by its advantage, by `kind`."""
+"""Advantage filter: the BC weight of each data action, by `kind`."""
 
 
 class LossConfig(Settings):
@@ -91,45 +92,47 @@ class LossConfig(Settings):
     gamma: Discount = 0.999
     """Discount of the policy that acts."""
     auxiliary_gammas: tuple[Discount, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995)
-    """Further discounts learned in parallel, to shape the state vector; may be empty. One that
-    gamma is, too, is learned once, as gamma."""
+    """Additional discounts learned in parallel, to shape the state vector; may be empty. A discount
+    equal to gamma is learned only once."""
     reward_multiplier: Positive = 10.0
-    """Rewards are multiplied by this inside the losses (never in what the agent sees)."""
+    """Factor of the rewards inside the losses; the agent's inputs are not scaled."""
     n_step: Count = 1
-    """Rewards summed before the target bootstraps."""
+    """Number of rewards summed before the TD target bootstraps."""
     td_lambda: float | None = Field(None, ge=0, le=1)
-    """Instead of n_step: mix returns of all lengths, each step on weighing this much of the last.
-    Later actions of the data are taken as they are, which biases values towards the data."""
+    """Lambda of lambda returns, which replace n_step; none: use n_step. There is no off-policy
+    correction, so values are biased towards the actions of the data."""
     target_low: float | None = None
-    """Targets are clipped to at least this, a return in the environment's units; none does not."""
+    """Lower bound of TD targets, a return in the environment's units; none: no bound."""
     target_high: float | None = None
-    """Targets are clipped to at most this, a return in the environment's units; none does not."""
+    """Upper bound of TD targets, a return in the environment's units; none: no bound."""
     critic_weight: Weight = 10.0
     """Weight of the critic loss."""
     dpg_weight: Weight = 1.0
-    """Weight of the DPG loss; above 0, targets are minima over the ensemble."""
+    """Weight of the DPG loss. If it is above 0, TD targets use the minimum over the critic subset,
+    else the mean."""
     bc_weight: Weight = 0.1
     """Weight of the (filtered) behaviour cloning loss."""
     filter: FilterConfig = Field(default_factory=BinaryFilterConfig)
-    """Weight of a data action by its advantage."""
+    """Advantage filter: the BC weight of each data action."""
     n_actions_in_critic_loss: Count = 1
-    """Policy samples that estimate the value of the next state. Not for discrete actions, unless
-    algorithm=multitask: critics answer for all of them."""
+    """Number of policy samples that estimate the value of the next state. Unused for discrete
+    actions (critics output a value for each action), unless algorithm=multitask."""
     n_actions_in_actor_loss: Count = 1
-    """Policy samples in the advantage and in the DPG term, and for the logged entropy of continuous
-    actions. Not for discrete actions, unless algorithm=multitask, as n_actions_in_critic_loss."""
+    """Number of policy samples in the advantage, in the DPG loss and in the logged entropy of
+    continuous actions. Unused for discrete actions, unless algorithm=multitask."""
     targets_before_step: bool = False
-    """As published: the target networks move before the optimiser's step, not after it."""
+    """As published: update the target networks before the optimiser step instead of after it."""
     dpg_detach_state: bool = False
-    """DPG trains the actor alone: the state that it acts on is a constant. Off, as published, the
-    gradient goes on through the actor into the encoders. Critics always see a constant there."""
+    """Detach the actor's input state in the DPG loss, so that DPG trains only the actor. False, as
+    published: DPG also trains the encoders through the actor. The critics' input state is always
+    detached."""
     lagged_critics: bool = False
-    """As published: DPG, and advantages of critics that do not classify, ask copies of the
-    critics from before the last step, one update old. One more set of critics in memory."""
+    """As published: DPG, and the advantages of scalar critics, use a copy of the critics from
+    before the last optimiser step. Needs memory for another set of critics."""
     use_target_actor: bool = True
-    """Next actions come from the target actor."""
+    """Sample next actions from the target actor."""
     tau: float = Field(0.003, gt=0, le=1)
-    """How far the target networks move towards the learned weights after each update."""
+    """Step size of the target networks' Polyak update after each optimiser step."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -139,20 +142,20 @@ class LossConfig(Settings):
             )
         if self.td_lambda is not None and self.n_step > 1:
             raise ValueError(
-                f"n_step: {self.n_step} beside td_lambda={self.td_lambda}, but they are two ways "
-                "of doing the same; set n_step to 1 or leave out td_lambda"
+                f"n_step: expected 1 with td_lambda={self.td_lambda}, got {self.n_step}; set "
+                "n_step to 1 or leave out td_lambda"
             )
         low, high = self.target_low, self.target_high
         if low is not None and high is not None and low >= high:
             raise ValueError(f"target_low: expected less than target_high={high:g}, got {low:g}")
         if self.dpg_weight == 0 and self.bc_weight == 0:
             raise ValueError(
-                "bc_weight: it and dpg_weight are both 0, so nothing would train the actor; raise "
-                "one of them"
+                "bc_weight: bc_weight and dpg_weight are both 0, so no loss trains the actor; "
+                "raise one of them"
             )
         return self
 
     @property
     def gammas(self) -> tuple[float, ...]:
-        """All discounts; the last one acts."""
+        """All discounts; the last one is that of the acting policy."""
         return (*(g for g in self.auxiliary_gammas if g != self.gamma), self.gamma)

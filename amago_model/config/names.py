@@ -1,4 +1,4 @@
-"""Types, names and limits that several settings share."""
+"""Types, names and limits shared by several settings."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Positive = Annotated[float, Field(gt=0)]
 StepSize = Annotated[float, Field(gt=0, lt=1)]
 
 SIMNORM_GROUP = 8
-"""Channels of one group of norm 'simnorm'."""
+"""Channels per group of norm 'simnorm'."""
 
 
 def check_norm(config: Settings, name: str, **widths: int) -> None:
-    """Refuse, under the setting's name, a norm that does not fit the widths it is used at."""
+    """Raise ValueError if the norm in field `name` does not fit one of these widths."""
     if getattr(config, name) != "simnorm":
         return
     for field, width in widths.items():
         if width % SIMNORM_GROUP:
             raise ValueError(
-                f"{name}: 'simnorm' works on groups of {SIMNORM_GROUP} channels, and {field} is "
+                f"{name}: 'simnorm' needs a multiple of {SIMNORM_GROUP} channels, but {field} is "
                 f"{width}; choose a multiple of {SIMNORM_GROUP} or another norm"
             )

@@ -1,4 +1,4 @@
-"""What the agent sees and does in one environment, as data."""
+"""Observation and action spaces of an environment, as settings models."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ class ObsSpace(Settings):
     shape: tuple[Size, ...]
     """Shape of one observation, without batch or time."""
     dtype: str
-    """numpy name of the stored type, such as 'float32' or 'uint8'."""
+    """numpy name of the stored dtype, such as 'float32' or 'uint8'."""
     n: int | None = Field(None, ge=1)
-    """Number of categories if the array holds category numbers 0..n-1: few become one-hots, many
-    are embedded (see encoders/modalities.py)."""
+    """Number of categories if the array contains category indices 0..n-1. They are encoded as
+    one-hots if n is small, else embedded (see encoders/modalities.py)."""
     role: Role = "policy"
-    """Who may look: policy (the agent), critic (privileged), mask (legal actions), relabel, log."""
+    """How the array is used: policy (input of the agent), critic (privileged, input of critics
+    only), mask (legal actions), relabel, log (neither is an input of a network)."""
 
     @property
     def features(self) -> int:
-        """Width of this array once flattened (and one-hot, if it holds categories)."""
+        """Width of this array when flattened (and one-hot encoded, if it contains categories)."""
         return math.prod(self.shape) * (self.n or 1)
 
 
 class ActionSpace(Settings):
-    """What the agent may do."""
+    """The action space of an environment."""
 
-    model_config = ConfigDict(allow_inf_nan=True)  # refused with advice below
+    model_config = ConfigDict(allow_inf_nan=True)  # _check_box rejects them with advice
     error: ClassVar[type[Exception]] = SpaceError
 
     kind: Literal["discrete", "continuous", "multi_binary", "multi_discrete"]
-    """discrete: one of n numbers; continuous: an array between low and high; multi_binary: n
-    switches; multi_discrete: one number below nvec[i] for every i."""
+    """discrete: one of n integers; continuous: an array between low and high; multi_binary: n
+    binary values; multi_discrete: one integer in 0..nvec[i]-1 for each part i."""
     n: int = 0
-    """discrete: how many actions there are; multi_binary: how many switches."""
+    """discrete: number of actions; multi_binary: number of binary values."""
     nvec: tuple[int, ...] = ()
-    """multi_discrete: how many choices each part has, counted from 0."""
+    """multi_discrete: number of choices of each part."""
     start: int = 0
-    """discrete: the number of the first action."""
+    """discrete: index of the first action."""
     shape: tuple[int, ...] = ()
     """continuous: shape of one action."""
     low: tuple[float, ...] = ()
@@ -63,20 +64,20 @@ class ActionSpace(Settings):
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
         if self.kind != "multi_discrete" and self.nvec:
-            raise SpaceError("nvec: belongs to a multi_discrete space; leave it empty")
+            raise SpaceError("nvec: only a multi_discrete space has it; leave it empty")
         if self.kind != "discrete" and self.start:
-            raise SpaceError("start: belongs to a discrete space; leave it 0")
+            raise SpaceError("start: only a discrete space has it; leave it 0")
         if self.kind in ("discrete", "multi_binary"):
             if self.n < 1:
                 raise SpaceError(f"n: a {self.kind} space needs at least 1, got {self.n}")
         elif self.n:
-            raise SpaceError("n: belongs to a discrete or multi_binary space; leave it 0")
+            raise SpaceError("n: only discrete and multi_binary spaces have it; leave it 0")
         if self.kind == "multi_discrete" and not (self.nvec and all(n >= 1 for n in self.nvec)):
             raise SpaceError(f"nvec: expected parts of at least 1 choice each, got {self.nvec}")
         if self.kind == "continuous":
             self._check_box()
         elif self.low or self.high or self.shape:
-            raise SpaceError("shape: with low and high it belongs to a continuous space")
+            raise SpaceError("shape, low, high: only a continuous space has them; leave them empty")
         return self
 
     def _check_box(self) -> None:
@@ -89,9 +90,9 @@ class ActionSpace(Settings):
             for i, bound in enumerate(bounds):
                 if not math.isfinite(bound):
                     raise SpaceError(
-                        f"{name}[{i}] is {bound}: the policy acts in a box and needs "
-                        "finite bounds. Register the environment with the range its actions really "
-                        "take (a rescaling action wrapper, or the range found in the data)."
+                        f"{name}[{i}] is {bound}: continuous actions need finite bounds. "
+                        "Register the environment with the actual range of its actions "
+                        "(a rescaling action wrapper, or the range found in the data)."
                     )
         for i, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
             if not low < high:
@@ -99,7 +100,7 @@ class ActionSpace(Settings):
 
     @property
     def width(self) -> int:
-        """A: width of an encoded action: one-hot, ones-hot or flattened."""
+        """A: width of an encoded action (one-hots or flattened)."""
         match self.kind:
             case "discrete" | "multi_binary":
                 return self.n
@@ -110,7 +111,7 @@ class ActionSpace(Settings):
 
     @property
     def array_shape(self) -> tuple[int, ...]:
-        """Shape of one action as the environment takes it."""
+        """Shape of one action in the environment's format."""
         match self.kind:
             case "discrete":
                 return ()
@@ -123,21 +124,21 @@ class ActionSpace(Settings):
 
 
 class Spaces(Settings):
-    """What the agent sees and does in one environment."""
+    """The observation and action spaces of one environment."""
 
     error: ClassVar[type[Exception]] = SpaceError
 
     observations: dict[str, ObsSpace]
     """Observation arrays by name."""
     action: ActionSpace
-    """What the agent may do."""
+    """The action space."""
 
     @model_validator(mode="after")
     def _roles(self) -> Self:
         if not self.keys("policy"):
             raise SpaceError(
-                "observations: no key has the role 'policy', so the agent would see "
-                f"nothing; keys are {sorted(self.observations)}"
+                "observations: no key has the role 'policy', so the agent would have no input; "
+                f"keys are {sorted(self.observations)}"
             )
         masks = self.keys("mask")
         if len(masks) > 1:
@@ -154,14 +155,14 @@ class Spaces(Settings):
 
     @classmethod
     def of_spec(cls, spec: Mapping[str, Any]) -> Self:
-        """From an environment's spec as JSON, without the arrays that no network reads.
+        """Build from an environment's spec (JSON), without arrays that no network reads.
 
         Args:
             spec: {"observations": {key: space}, "actions": {key: space}, "roles": {key: role}}; a
                 space is {"type": "Box" | "Discrete" | "MultiDiscrete" | "MultiBinary", ...}.
 
         Raises:
-            SpaceError: an array that the agent cannot take.
+            SpaceError: the agent does not support a space.
         """
         roles = spec.get("roles", {})
         observations = {
@@ -171,13 +172,13 @@ class Spaces(Settings):
         }
         if len(spec["actions"]) != 1:
             raise SpaceError(
-                f"the agent takes one action array, got {sorted(spec['actions'])}; flatten them "
-                "into one array when collecting"
+                f"expected one action array, got {sorted(spec['actions'])}; flatten them into one "
+                "array when collecting"
             )
         return cls(observations=observations, action=_action(*spec["actions"].values()))
 
     def keys(self, role: Role) -> list[str]:
-        """Names of the arrays with this role, sorted: the order in which they are concatenated."""
+        """Names of the arrays with this role, in the order of concatenation (sorted)."""
         return sorted(k for k, space in self.observations.items() if space.role == role)
 
 
@@ -187,7 +188,7 @@ def _observation(key: str, space: Mapping[str, Any], role: Role) -> ObsSpace:
     match space["type"]:
         case "Discrete":
             low = space["start"]
-            n = low + space["n"]  # unused categories do no harm
+            n = low + space["n"]  # categories below `low` stay unused
             dtype = "int64"
         case "MultiDiscrete":
             n, shape, dtype = max(space["nvec"]), (len(space["nvec"]),), "int64"
@@ -197,8 +198,8 @@ def _observation(key: str, space: Mapping[str, Any], role: Role) -> ObsSpace:
             shape, dtype = tuple(space["shape"]), space["dtype"]
     if n is not None and (low < 0 or n > MOST_CATEGORIES):
         raise SpaceError(
-            f"observation {key!r} counts from {low} to {n - 1}; the agent's categories are "
-            f"0 … {MOST_CATEGORIES - 1}: subtract something when collecting"
+            f"observation {key!r} has categories {low} to {n - 1}, but the agent supports "
+            f"0 … {MOST_CATEGORIES - 1}; subtract an offset when collecting"
         )
     return ObsSpace(shape=shape, dtype=dtype, n=n, role=role)
 
@@ -216,11 +217,11 @@ def _action(space: Mapping[str, Any]) -> ActionSpace:
             low, high = (_bounds(space[name], math.prod(shape)) for name in ("low", "high"))
             return ActionSpace(kind="continuous", shape=shape, low=low, high=high)
     raise SpaceError(
-        f"the agent cannot take this action space yet: expected Discrete, MultiDiscrete, "
-        f"MultiBinary or a Box of floats, got {dict(space)}"
+        "unsupported action space: expected Discrete, MultiDiscrete, MultiBinary or a Box of "
+        f"floats, got {dict(space)}"
     )
 
 
 def _bounds(bound: Any, size: int) -> tuple[float, ...]:
-    """One number for all elements, or one for each."""
+    """Expand a bound, one number for all elements or a list of one each, to `size` numbers."""
     return tuple(map(float, bound)) if isinstance(bound, list) else (float(bound),) * size

@@ -1,1 +1,1 @@
-"""What an update learns from: batches of windows, their transitions and masks, packing, noise."""
+"""The data of an update: batches of windows, transitions and masks, packing, noise."""

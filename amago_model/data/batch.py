@@ -1,6 +1,7 @@
-"""The data of one update, and the encoding of actions and of the previous step.
+"""The data of one update, and the encoding of actions and previous steps.
 
-A window of T transitions has L = T + 1 timesteps. The fields of a timestep are known on arrival:
+A window of T transitions has L = T + 1 timesteps. The fields of a timestep are known when its
+observation arrives:
 
     timestep t  | obs[t]   prev_action[t]  prev_reward[t]  time_idx[t]
     transition t| action[t] = prev_action[t+1], reward[t] = prev_reward[t+1], then obs[t+1]
@@ -12,13 +13,13 @@ A window of T transitions has L = T + 1 timesteps. The fields of a timestep are 
     time_idx    7        8        9        10
     transition      0        1        2
     mask            T        T        T              False: this transition is padding
-    terminated      F        F        x              the task ended: no value beyond
-    truncated       F        F        y              recording stopped: the value goes on
-    next_obs_valid  T        T        z              False: obs[t+1] was never recorded
+    terminated      F        F        x              True: the task ended, there is no next value
+    truncated       F        F        y              True: recording stopped, bootstrap
+    next_obs_valid  T        T        z              False: obs[t+1] was not recorded
 
-Padding is on the right, where `mask` is False: padded values are never read. Actions and previous
-steps are encoded here alone, for acting and learning. All inputs are in the environment's units:
-discrete actions as it numbers them, continuous ones unscaled.
+Padding is on the right, where `mask` is False; padded values are not used. Training and acting use
+the same encoding functions. All inputs are in the environment's units: discrete actions with its
+indices, continuous actions unscaled.
 
 Letters: B windows, T transitions, L = T + 1 timesteps, A width of an encoded action.
 """
@@ -39,20 +40,21 @@ from amago_model.errors import BatchError
 
 @dataclass(slots=True)
 class Batch:
-    """B windows of T transitions; see the picture above. Built by the trainer's collate."""
+    """B windows of T transitions; see the picture above. The trainer builds batches in
+    trainer/data/alignment.py."""
 
     obs: dict[str, Tensor]
     """By key: [B, L, *shape], in the storage dtype."""
     prev_action: Tensor
-    """[B, L, *array_shape] as the environment takes them: int64, or float32 where continuous."""
+    """[B, L, *array_shape] in the environment's units: int64, or float32 if continuous."""
     prev_reward: Tensor
-    """[B, L] float32, as the environment gave them."""
+    """[B, L] float32, unscaled."""
     time_idx: Tensor
-    """[B, L] int64, steps since the episode began; 0 means there are no prev_action and reward."""
+    """[B, L] int64: steps since the start of the episode; at 0 there is no previous step."""
     terminated: Tensor
     """[B, T] bool: transition t ended the task."""
     truncated: Tensor
-    """[B, T] bool: transition t was the last one recorded, though the task had not ended."""
+    """[B, T] bool: transition t is the last one recorded, but did not end the task."""
     next_obs_valid: Tensor
     """[B, T] bool: the observation after transition t exists."""
     mask: Tensor
@@ -60,13 +62,14 @@ class Batch:
     action_known: Tensor
     """[B, T] bool: the action of transition t was recorded."""
     noise: Tensor | None = None
-    """The update's random numbers, from `Agent.draw_noise`: [B, T, width]; None draws them in it.
-    Micro-batches with the noise of the whole make the same update as the whole."""
+    """[B, T, width]: random numbers of the update, from `Agent.draw_noise`; None: the forward pass
+    draws them. Micro-batches that share the noise of a batch make the same update as that batch."""
     actor_mask: Tensor | None = None
-    """[B, T] bool: the actor may learn from transition t, by BC and by DPG; None: from
-    all. Critics, later returns and the memory use the others all the same."""
+    """[B, T] bool: the BC and DPG losses include transition t; None: all transitions. Critics,
+    returns and the memory also use the excluded transitions."""
     critic_mask: Tensor | None = None
-    """[B, T] bool: the same for critics and the statistics of returns."""
+    """[B, T] bool: the critic loss and the statistics of returns include transition t; None: all
+    transitions."""
 
     @property
     def action(self) -> Tensor:
@@ -85,7 +88,8 @@ class Batch:
 
     @property
     def previous_known(self) -> Tensor:
-        """[B, L] bool: prev_action[t] was recorded. Timestep 0's, before the window, counts so."""
+        """[B, L] bool: prev_action[t] was recorded; always True for timestep 0 of a window that is
+        not empty."""
         return torch.cat((self.mask[:, :1], self.mask & self.action_known), dim=1)
 
     def encoder_inputs(self) -> dict[str, Any]:
@@ -105,15 +109,15 @@ class Batch:
         return type(self)(obs={key: f(value) for key, value in self.obs.items()}, **mapped)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
-        """The same batch on another device (copies only what is not there yet)."""
+        """A copy of the batch on a device; tensors already there are not copied."""
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
     def windows(self, first: int, end: int) -> Self:
-        """Windows first .. end - 1 of this batch, as views."""
+        """A batch of windows first .. end - 1, as views."""
         return self._map(lambda x: x[first:end])
 
     def padded(self, n_transitions: int) -> Self:
-        """The same windows with padding up to n_transitions; it changes no loss and no gradient."""
+        """The batch padded to n_transitions; losses and gradients are unchanged."""
         more = n_transitions - self.mask.shape[1]
         if more == 0:
             return self
@@ -124,14 +128,16 @@ class Batch:
         return self._map(longer)
 
     def pin_memory(self) -> Self:
-        """The same batch in page-locked memory, from which copies to a GPU can overlap."""
+        """A copy of the batch in page-locked memory, for asynchronous copies to a GPU."""
         return self._map(Tensor.pin_memory)
 
     def check(self, spaces: Spaces) -> None:
-        """Compare every shape with the spaces. Looks at no values, so it is cheap on any device.
+        """Compare all shapes and mask dtypes with the spaces. It does not read values, so it is
+        cheap on any device.
 
         Raises:
-            BatchError: naming the field, the shape or type expected and the one that came.
+            BatchError: a shape or dtype is wrong; the message names the field, the expected and the
+                actual shape or dtype.
         """
         if self.mask.ndim != 2:
             raise BatchError(f"Batch.mask: expected shape [B, T], got {list(self.mask.shape)}")
@@ -151,11 +157,11 @@ class Batch:
                 raise BatchError(f"Batch.{name}: expected bool, got {getattr(self, name).dtype}")
         for key, space in spaces.observations.items():
             if space.role not in ("policy", "mask", "critic"):
-                continue  # not used here, so the trainer need not load it
+                continue  # the agent does not use it, so the trainer need not load it
             if key not in self.obs:
                 raise BatchError(
-                    f"Batch.obs: key {key!r} is missing; it has {sorted(self.obs)}. "
-                    "Were the spaces made from another dataset?"
+                    f"Batch.obs: key {key!r} is missing; its keys are {sorted(self.obs)}. "
+                    "Check that the spaces belong to this dataset"
                 )
             _check_shape(f"Batch.obs[{key!r}]", self.obs[key], (b, t + 1, *space.shape))
 
@@ -171,7 +177,7 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
-    """[B, L, *shape], or [N, *shape], with zeros where not valid, [B, L] or [N]."""
+    """x [B, L, *shape] or [N, *shape], with zeros where valid [B, L] or [N] is False."""
     if valid is None:
         return x
     return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)), 0)
@@ -182,8 +188,8 @@ def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _bounds(space: ActionSpace, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Cached: a fresh tensor from Python numbers costs a host-to-device copy in every update. Made
-    # outside inference mode, for autograd refuses tensors from inside.
+    # Cached, because a new tensor from Python numbers needs a host-to-device copy in each update.
+    # Created outside inference mode, because autograd rejects inference tensors.
     with torch.inference_mode(False):
         low = torch.tensor(space.low, dtype=torch.float32, device=device)
         high = torch.tensor(space.high, dtype=torch.float32, device=device)
@@ -204,21 +210,21 @@ def _categories(n: int, device: torch.device) -> Tensor:
 
 
 def one_hot(index: Tensor, n: int) -> Tensor:
-    """[...] integers to [..., n] float32. A number outside 0..n-1 becomes all zeros."""
+    """Integers [...] -> one-hots [..., n] float32. Numbers outside 0..n-1 become zeros."""
     return (index.unsqueeze(-1) == _categories(n, index.device)).to(torch.float32)
 
 
 def action_index(space: ActionSpace, action: Tensor) -> Tensor:
-    """Environment numbers to 0..n-1, int64, for gathering. Unknown actions may lie outside."""
+    """The environment's action indices -> 0..n-1, int64. Unknown actions may be out of range."""
     return action.to(torch.int64) - space.start
 
 
 def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
-    """Environment units to the networks' input: [..., A] float32.
+    """Encode actions in the environment's units as network inputs [..., A] float32.
 
-    Discrete [...] becomes one-hot (all zeros for a number that is no action); multi_discrete
-    [..., parts] one one-hot after another; multi_binary [..., n] ones and zeros; continuous
-    [..., *shape] is flattened and scaled so that low..high is -1..1, clipped there.
+    Discrete [...]: one-hot (zeros for an index that is no action). Multi_discrete [..., parts]:
+    concatenated one-hots. Multi_binary [..., n]: ones and zeros. Continuous [..., *shape]:
+    flattened, scaled from low..high to -1..1 and clipped.
     """
     if space.kind == "discrete":
         return one_hot(action_index(space, action), space.n)
@@ -233,11 +239,11 @@ def encode_action(space: ActionSpace, action: Tensor) -> Tensor:
 
 
 def decode_action(space: ActionSpace, x: Tensor) -> Tensor:
-    """A policy's output to environment units.
+    """Decode actions of a policy to the environment's units.
 
-    Discrete: indices 0..n-1 [...] to int64 [...]. Multi_binary: [..., n] ones and zeros to int64.
-    Multi_discrete: one-hots [..., A] to int64 [..., parts]. Continuous: [..., A] in -1..1 to
-    float32 [..., *shape] inside low..high.
+    Discrete: indices 0..n-1 [...] -> int64 [...]. Multi_binary: [..., n] ones and zeros -> int64.
+    Multi_discrete: one-hots [..., A] -> int64 [..., parts]. Continuous: [..., A] in -1..1 ->
+    float32 [..., *shape] in low..high.
     """
     if space.kind == "discrete":
         return x.to(torch.int64) + space.start
@@ -246,7 +252,7 @@ def decode_action(space: ActionSpace, x: Tensor) -> Tensor:
     if space.kind == "multi_discrete":
         return torch.stack([part.argmax(-1) for part in x.split(space.nvec, dim=-1)], dim=-1)
     low, high = _bounds(space, x.device)
-    # Rounding may step over a bound by one part in 10^7, which strict environments refuse.
+    # Rounding can exceed a bound by one part in 10^7, which strict environments reject.
     action = torch.clamp(low + (high - low) * (x + 1.0) / 2.0, low, high)
     return action.reshape(*x.shape[:-1], *space.shape)
 
@@ -259,11 +265,11 @@ def previous_features(
     known: Tensor | None = None,
     show_reset: bool = False,
 ) -> Tensor:
-    """The previous step as an input of the agent: [B, L, 1 + A] float32, [reward | encoded action].
+    """Encode the previous step as network input: [B, L, 1 + A] float32, [reward | encoded action].
 
-    All zeros where time_idx is 0 (an episode has no step before its first observation), whatever
-    the other inputs hold there. Where `known` ([B, L] bool) is False the action part is zeros.
-    With `show_reset` [B, L, 2 + A]: the last number is 1 where time_idx is 0, else 0.
+    Where time_idx is 0 (the start of an episode) all are zeros, whatever prev_action and
+    prev_reward are. Where `known` [B, L] bool is False the action part is zeros. With `show_reset`
+    the output is [B, L, 2 + A]: the last number is 1 where time_idx is 0, else 0.
     """
     exists = time_idx > 0
     reward = torch.where(exists, prev_reward.to(torch.float32), 0.0)

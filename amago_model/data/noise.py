@@ -1,8 +1,9 @@
-"""The random numbers of an update: all drawn at once, as standard normal noise.
+"""The random numbers of an update, drawn at once as standard normal noise.
 
-So padding, micro-batches, several processes and a second pass over a batch change no draw.
-Letters: B windows, T transitions, N of them, G discounts, C critics, K action samples, W noise of
-one sample.
+Drawing them in advance makes them independent of padding, micro-batches, the number of processes
+and repeated passes over a batch.
+Letters: B windows, T transitions, N of them, G discounts, C critics, K action samples, W noise
+width of one sample.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from amago_model.config import AgentConfig
 
 @dataclass(frozen=True)
 class UpdateNoise:
-    """Shapes of the noise of one transition, by purpose."""
+    """Shapes of the noise of one transition, by use."""
 
     target: tuple[int, int, int]
-    """K_c, G, W: samples of its next action, for its target."""
+    """K_c, G, W: samples of the next action, for the TD target."""
     policy: tuple[int, int, int]
     """K_a, G, W: samples of the policy's action."""
     ensemble: tuple[int, int]
-    """C, G: the order of critics, which picks those of each target."""
+    """C, G: selects the critics of each TD target."""
 
     @classmethod
     def of(cls, config: AgentConfig, *, width: int) -> UpdateNoise:
-        """width: W, which is 0 where actions are not sampled."""
+        """The shapes for a config. `width` is W; 0 if actions are not sampled."""
         g, c = len(config.losses.gammas), config.critic
         all_critics = c is None or (c.n_critics_target == c.n_critics and not c.subset_replacement)
         return cls(
@@ -43,20 +44,20 @@ class UpdateNoise:
         return math.prod(self.target), math.prod(self.policy), math.prod(self.ensemble)
 
     def draw(self, n_windows: int, n_transitions: int, device: torch.device) -> Tensor:
-        """[B, T, width], standard normal.
+        """Draw noise [B, T, width], standard normal.
 
-        In one draw, time first: padding on the right changes nothing for the transitions before it
-        (on a CPU), nor does asking for metrics.
+        It is drawn at once with time as the first dimension, so that padding on the right (on a
+        CPU) and logging metrics do not change the noise of other transitions.
         """
         size = n_windows, sum(self.sizes)
-        # A CPU draws sixteen numbers at a time, and the last sixteen of a draw in another way.
+        # torch on a CPU draws blocks of 16 numbers, and the last 16 by another algorithm.
         drawn = -(-math.prod(size) // 16) * 16
         noise = torch.randn((n_transitions, drawn), device=device)
         out: Tensor = noise[:, : math.prod(size)].unflatten(1, size).transpose(0, 1)
         return out
 
     def split(self, noise: Tensor) -> dict[str, Tensor]:
-        """[N, width] -> by purpose: [K_c, N, G, W], [K_a, N, G, W] and [C, N, G]."""
+        """Split noise [N, width] by use: [K_c, N, G, W], [K_a, N, G, W] and [C, N, G]."""
         shapes = {
             "target_noise": self.target,
             "policy_noise": self.policy,

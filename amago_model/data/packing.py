@@ -1,4 +1,4 @@
-"""Windows of different length laid end to end: a batch without its padding.
+"""Packing: the windows of a batch concatenated into one sequence, without padding.
 
     windows [B = 3, L = 4]        packed [1, M = 7]
 
@@ -6,9 +6,9 @@
     b0 b1 .  .      window         0  0  0  0  1  1  2
     c0 .  .  .      position       0  1  2  3  0  1  0        starts 0, 4, 6, 7
 
-A window's timesteps reach to the one after its last transition; one before that whose observation
-was never recorded is among them, since later ones attend to it. Letters: B windows, L timesteps of
-each with padding, M timesteps without.
+A packed window ends with the timestep after its last transition. It includes earlier timesteps
+without a recorded observation, because later ones attend to them. Letters: B windows, L timesteps
+per window with padding, M timesteps of all windows without padding.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Which timesteps of a batch exist, and where. Made once for a batch, by `make_packing`."""
+    """The timesteps of a batch that are not padding. `make_packing` creates it once per batch."""
 
     lengths: tuple[int, ...]
-    """B: timesteps of each window; 0 where there is nothing but padding."""
+    """Timesteps of each of the B windows; 0 for a window of padding only."""
     index: Tensor
-    """[M] int64: where they are among the batch's B * L timesteps."""
+    """[M] int64: their indices in the batch's B * L timesteps."""
     padded_length: int
-    """L: timesteps of each window with padding."""
+    """L: timesteps per window with padding."""
 
     @property
     def longest(self) -> int:
@@ -40,49 +40,49 @@ class Packing:
 
     @cached_property
     def window(self) -> Tensor:
-        """[M] int64: the window of each timestep."""
+        """[M] int64: the window index of each timestep."""
         return torch.div(self.index, self.padded_length, rounding_mode="floor")
 
     @cached_property
     def position(self) -> Tensor:
-        """[M] int64: its position in that window."""
+        """[M] int64: the position of each timestep in its window."""
         return self.index % self.padded_length
 
     @cached_property
     def starts(self) -> Tensor:
-        """[B + 1] int32: where each window begins in the sequence, and where the last one ends."""
+        """[B + 1] int32: the start of each window in the packed sequence, and its total length."""
         starts = list(itertools.accumulate(self.lengths, initial=0))
         return torch.tensor(starts, dtype=torch.int32, device=self.index.device)
 
     def pack(self, x: Tensor) -> Tensor:
-        """[B, length, ...] -> [1, M, ...]: the timesteps that exist, in order."""
-        # Not by two indices, which is many times slower for images in bytes.
+        """Pack [B, length, ...] -> [1, M, ...]."""
+        # One flat index: indexing by two tensors is many times slower for uint8 images.
         return x.flatten(0, 1).index_select(0, self._index(x.shape[1])).unsqueeze(0)
 
     def unpack(self, x: Tensor, length: int | None = None) -> Tensor:
-        """[1, M, ...] -> [B, length, ...], zeros at padding; length is L by default."""
+        """Unpack [1, M, ...] -> [B, length, ...], zeros at padding; length is L by default."""
         b, length = len(self.lengths), length or self.padded_length
         full = x.new_zeros(b * length, *x.shape[2:]).index_copy(0, self._index(length), x[0])
         out: Tensor = full.unflatten(0, (b, length))
         return out
 
     def _index(self, length: int) -> Tensor:
-        """As `index`, in windows of another length."""
+        """`index` for windows padded to another length."""
         return self.index if length == self.padded_length else self.window * length + self.position
 
     def timestep_before(self, transition: Tensor) -> Tensor:
-        """[N] int64: the timestep before each transition, in the sequence; the next is after it.
+        """[N] int64: the index in the packed sequence of the timestep before each transition.
 
-        transition [N]: where they are among the batch's B * (L - 1); all of them exist.
+        `transition` [N] int64: indices in the batch's B * (L - 1) transitions, without padding.
         """
         window = torch.div(transition, self.padded_length - 1, rounding_mode="floor")
         return transition - window * (self.padded_length - 1) + self.starts[window]
 
 
 def make_packing(mask: Tensor) -> Packing | None:
-    """The packing of windows whose transitions exist where mask [B, T] is True.
+    """The packing of windows with the transition mask [B, T].
 
-    None where no padding is there, or nothing else. On a GPU this makes the processor wait, twice.
+    Returns None if there is no padding, or only padding. On a GPU this synchronises twice.
     """
     t = mask.shape[1]
     position = torch.arange(t + 1, device=mask.device)
@@ -95,7 +95,7 @@ def make_packing(mask: Tensor) -> Packing | None:
 
 
 def supports_packing(module: nn.Module) -> bool:
-    """Whether the forward of a module has an argument `packing`."""
+    """Whether the forward method of a module has an argument `packing`."""
     return _supports_packing(type(module))  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
-"""The transitions of a batch: the inputs and masks of every loss, flattened to N.
+"""The transitions of a batch: inputs and masks of the losses, flattened to N.
 
-Letters: B windows, T transitions of each, N of those that exist (on a CPU; else B * T), D state
-width, P width of privileged features, A action width, C critics, G discounts, K action samples, W
-noise of one sample.
+Letters: B windows, T transitions per window, N transitions (on a CPU those that are not padding,
+else B * T), D state width, P width of privileged features, A action width, C critics, G discounts,
+K action samples, W noise width of one sample.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from amago_model.data.batch import Batch, action_index, encode_action, one_hot, 
 from amago_model.data.packing import Packing
 
 HeadInputs = dict[str, dict[str, Tensor]]
-"""Keyword arguments of a head beside the state: {"obs": {key: [N, *shape]}} if it has that
-argument, else nothing. See heads/observations.py."""
+"""Keyword arguments of a head: {"obs": {key: [N, *shape]}} if it has the argument `obs`, else
+empty. See heads/observations.py."""
 
 
 @dataclass(frozen=True)
 class ObservationKeys:
-    """The observations that heads read beside the state."""
+    """The observations that heads use in addition to the state."""
 
     legal: str | None
-    """The mask of legal actions."""
+    """Key of the mask of legal actions; None without a mask."""
     actor: tuple[str, ...]
-    """Inputs of a custom actor."""
+    """Keys of the inputs of a custom actor."""
     critic: tuple[str, ...]
-    """Inputs of a custom critic."""
+    """Keys of the inputs of a custom critic."""
 
 
 @dataclass(slots=True)
 class Transitions:
-    """A batch, flattened to N transitions; '_t' before, '_tp1' after each."""
+    """A batch flattened to N transitions; suffix '_t': before, '_tp1': after the transition."""
 
     state_t: Tensor  # [N, D], with gradient
-    state_tp1: Tensor  # [N, D], without
+    state_tp1: Tensor  # [N, D], detached
     critic_state_t: Tensor  # [N, D + P]: the state and the privileged features
-    critic_state_tp1: Tensor  # [N, D + P]
-    legal_t: Tensor | None  # [N, A]
-    legal_tp1: Tensor | None  # [N, A]
+    critic_state_tp1: Tensor  # [N, D + P], detached
+    legal_t: Tensor | None  # [N, A] bool
+    legal_tp1: Tensor | None  # [N, A] bool
     action: Tensor  # [N, A] encoded; [N] index if discrete
     encoded_action: Tensor  # [N, A]: the critics' input
-    exists: Tensor  # [N] bool: the transition is not padding
-    action_known: Tensor  # [N] bool: it exists, and its action was recorded
-    dpg_mask: Tensor  # [N] bool: it exists, and the actor may learn from it
-    bc_mask: Tensor  # [N] bool: ... and its action is known
-    critic_mask: Tensor  # [N] bool: action known, with a target, and critics may learn from it
+    exists: Tensor  # [N] bool: not padding
+    action_known: Tensor  # [N] bool: not padding, and the action was recorded
+    dpg_mask: Tensor  # [N] bool: see LossMasks, as for the next two
+    bc_mask: Tensor  # [N] bool
+    critic_mask: Tensor  # [N] bool
     shape: tuple[int, int]  # B, T
-    target_noise: Tensor  # [K_c, N, G, W] standard normal; nothing if discrete
-    policy_noise: Tensor  # [K_a, N, G, W], W of actor.noise_width
-    ensemble_noise: Tensor  # [C, N, G], whose order picks the critics of each target
-    index: Tensor | None  # [N] int64: where each is among B * T; None if N is B * T
-    actor_inputs_t: HeadInputs  # keyword arguments of the actor beside the state
+    target_noise: Tensor  # [K_c, N, G, W] standard normal; W is 0 if actions are not sampled
+    policy_noise: Tensor  # [K_a, N, G, W]; W is actor.noise_width
+    ensemble_noise: Tensor  # [C, N, G]: selects the critics of each TD target
+    index: Tensor | None  # [N] int64: indices in B * T; None if N is B * T
+    actor_inputs_t: HeadInputs  # keyword arguments of the actor
     actor_inputs_tp1: HeadInputs
-    critic_inputs_t: HeadInputs  # ... and of the critics
+    critic_inputs_t: HeadInputs  # keyword arguments of the critics
     critic_inputs_tp1: HeadInputs
 
     def loss_mask(self, loss: str) -> Tensor:
-        """[N] bool: the transitions that a built-in loss, by its name, is a mean over."""
+        """[N] bool: the mask of a built-in loss: 'critic', 'dpg' or 'bc'."""
         masks = {"critic": self.critic_mask, "dpg": self.dpg_mask, "bc": self.bc_mask}
         return masks[loss]
 
     def unflatten(self, x: Tensor) -> Tensor:
-        """[N, ...] -> [B, T, ...]; zeros where no transition exists."""
+        """[N, ...] -> [B, T, ...]; zeros at padding."""
         if self.index is not None:
             full = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
             x = full.index_copy(0, self.index, x)
@@ -80,10 +80,10 @@ class Transitions:
 
 
 def flat_indices(exists: Tensor) -> Tensor | None:
-    """[N] int64: where, among B * T, transitions exist, [B, T] bool; None to take them all.
+    """[N] int64: indices in B * T of the transitions that exist, [B, T] bool; None selects all.
 
-    Padding is left out on a CPU alone: elsewhere finding it would make the processor wait for the
-    device, and a compiled update could not keep its shapes.
+    Padding is only removed on a CPU: on a GPU this needs a synchronisation, and torch.compile needs
+    constant shapes.
     """
     if exists.device.type != "cpu" or torch.compiler.is_compiling():
         return None
@@ -97,17 +97,17 @@ def select(index: Tensor | None, x: Tensor) -> Tensor:
 
 
 class LossMasks(NamedTuple):
-    """[B, T] bool each: which transitions each loss is a mean over."""
+    """The transitions of each loss, [B, T] bool each."""
 
     action_known: Tensor
-    """The transition exists, and its action was recorded."""
+    """The transition exists (is not padding), and its action was recorded."""
     dpg_mask: Tensor
-    """It exists, and the actor may learn from it."""
+    """The transition exists, and `Batch.actor_mask` includes it."""
     bc_mask: Tensor
-    """Besides, its action was recorded."""
+    """As dpg_mask, and the action was recorded."""
     critic_mask: Tensor
-    """Its action was recorded, it ends the task or its next observation was recorded, and critics
-    may learn from it."""
+    """The action was recorded, the transition terminates or its next observation was recorded, and
+    `Batch.critic_mask` includes it."""
 
 
 def loss_masks(batch: Batch) -> LossMasks:
@@ -131,18 +131,21 @@ def make_transitions(
     packing: Packing | None,
     index: Tensor | None,
 ) -> Transitions:
-    """The transitions of a batch whose timesteps have become states.
+    """The transitions of a batch and its encoded states.
 
     Args:
-        state: [B, L, D], or packed [1, M, D], as the next one.
-        critic_state: [B, L, D + P]: with the privileged features.
-        noise: of the transitions wanted, by the names of its fields.
-        keys: the observations that heads read beside the state.
-        packing: of these states.
-        index: the transitions wanted, from `flat_indices`; None only without a packing.
+        batch: see data/batch.py.
+        config: the agent's settings.
+        spaces: the spaces of the environment.
+        state: [B, L, D], or packed [1, M, D].
+        critic_state: [B, L, D + P], or packed [1, M, D + P]: with the privileged features.
+        noise: the noise of the selected transitions, by field name.
+        keys: the observations that heads use in addition to the state.
+        packing: the packing of the states, if they are packed.
+        index: the selected transitions, from `flat_indices`; None only without a packing.
     """
     masks = LossMasks(*(select(index, mask.flatten()) for mask in loss_masks(batch)))
-    space, dtype = spaces.action, noise["policy_noise"].dtype  # under autocast states may be halves
+    space, dtype = spaces.action, noise["policy_noise"].dtype  # autocast may make states 16-bit
     if space.kind == "discrete":
         action = action_index(space, batch.action).clamp(0, space.n - 1)
         action = select(index, action.flatten())
@@ -166,7 +169,7 @@ def make_transitions(
         )
     legal_t: Tensor | None = None
     legal_tp1: Tensor | None = None
-    if keys.legal is not None:  # nothing is forbidden where no observation was recorded
+    if keys.legal is not None:  # without a recorded observation all actions are legal
         legal = (batch.obs[keys.legal] > 0) | ~batch.timestep_mask.unsqueeze(-1)
         legal_t, legal_tp1 = before_and_after(timestep, legal, legal)
     actor_inputs_t, actor_inputs_tp1 = _head_inputs(batch, keys.actor, timestep)
@@ -195,7 +198,7 @@ def make_transitions(
 def _head_inputs(
     batch: Batch, keys: tuple[str, ...], timestep: Tensor | None
 ) -> tuple[HeadInputs, HeadInputs]:
-    """Observations before and after each transition, zeros where none was recorded."""
+    """Observations before and after each transition; zeros if none was recorded."""
     if not keys:
         return {}, {}
     valid = before_and_after(timestep, batch.timestep_mask, batch.timestep_mask)
@@ -205,7 +208,7 @@ def _head_inputs(
 
 
 def timestep_before(index: Tensor | None, batch: Batch) -> Tensor | None:
-    """Where, among B * L, the timestep before each transition wanted is; None for all of them."""
+    """Index in B * L of the timestep before each selected transition; None selects all."""
     if index is None:
         return None
     return index + torch.div(index, batch.mask.shape[1], rounding_mode="floor")
@@ -214,9 +217,11 @@ def timestep_before(index: Tensor | None, batch: Batch) -> Tensor | None:
 def before_and_after(
     timestep: Tensor | None, before: Tensor, after: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """From timesteps [B, L, ...] or [1, M, ...] those before and after each transition, [N, ...].
+    """Select from timesteps [B, L, ...] or [1, M, ...] those before and after each transition:
+    [N, ...].
 
-    `timestep` [N] is the one before; None takes all transitions of [B, L, ...].
+    `timestep` [N] int64 is the index of the one before; None selects all transitions of
+    [B, L, ...].
     """
     if timestep is None:
         return before[:, :-1].flatten(0, 1), after[:, 1:].flatten(0, 1)

@@ -1,1 +1,1 @@
-"""TD targets, filters and losses: free functions from tensors and settings to tensors."""
+"""TD targets, advantage filters and losses, mostly as functions of tensors and settings."""

@@ -1,4 +1,4 @@
-"""Critics on the data's actions and on the policy's actions.
+"""Evaluation of the critics on the actions of the data and of the policy.
 
 Letters: N transitions, A action width, C critics, G discounts, K action samples, M critics of a
 subset.
@@ -19,17 +19,18 @@ from amago_model.heads.distributions import Categorical, Distribution
 
 
 class CriticEvaluation(NamedTuple):
-    """Outputs of the critics before each transition. See popart.py for the unit of a value."""
+    """Outputs of the critics in the state before each transition. See popart.py for their units."""
 
     output: Tensor
-    """[C, N, G, 1 or bins]: on the data's actions. Gradient to critics and states."""
+    """[C, N, G, 1 or bins]: raw outputs for the actions of the data. Gradient to critics and
+    states."""
     q: Tensor
-    """[C, N, G]: the same as one value each."""
+    """[C, N, G]: `output` as scalar values."""
     v: Tensor
     """[C, N, G]: mean value of the policy's actions, the baseline of advantages."""
     dpg_q: Tensor
-    """[C, N, G]: the same, which DPG maximises. Critics and states are constants: the gradient goes
-    through the actions alone, to the policy."""
+    """[C, N, G]: mean value of the policy's actions, maximised by DPG. Critics and states are
+    detached: the gradient flows only through the actions, to the policy."""
 
 
 def evaluate_critics(
@@ -40,13 +41,14 @@ def evaluate_critics(
     soften: bool,
     dpg: bool,
 ) -> CriticEvaluation:
-    """Critics on all transitions.
+    """Evaluate the critics on all transitions.
 
     Args:
-        critics: a lagged copy evaluates the policy's actions instead; of critics over bins for
-            DPG alone.
-        policy: before each transition, [N, G, ...].
-        soften: the data's actions are `tr.encoded_action`, not one-hots (CriticConfig).
+        critics: if there is a lagged copy, it evaluates the policy's actions; for critics over
+            bins only in `dpg_q`.
+        policy: the policy in the state before each transition, [N, G, ...].
+        soften: the actions of the data are `tr.encoded_action` instead of one-hots (see
+            soften_data_actions of the critic).
         dpg: keep the gradient of the policy's actions.
     """
     critic, lagged_critic = critics.online, critics.lagged
@@ -88,10 +90,16 @@ def policy_values(
     frozen: bool = False,
     subset: Tensor | None = None,
 ) -> Tensor:
-    """[C, N, G]: the expectation over a policy of discrete actions, or the mean over its samples.
+    """Values of a policy [C, N, G]: the expectation over discrete actions, or a mean over samples.
 
-    `frozen`: the critics' weights are constants. With `subset` [M, N, G] only the values of these
-    critics are computed, the others are zeros, and there are no gradients.
+    Args:
+        critic: an ensemble of C critics.
+        state: the states' product with the first layer, from `critic.project_state`.
+        policy: a policy of batch shape [N, G].
+        noise: [K, N, G, W] standard normal, for K samples; unused for `Categorical`.
+        frozen: detach the critics' weights.
+        subset: [M, N, G] indices of critics. Only their values are computed, without gradients;
+            the values of the others are zeros.
     """
     probs: Tensor | None = None
     if isinstance(policy, Categorical):

@@ -1,7 +1,8 @@
 """Losses of the critics: mean squared error, or cross-entropy over bins.
 
-Letters: N transitions (windows and time flattened), C critics, G discounts. A mask is [N] bool, and
-a mean is over the transitions it leaves, all discounts and all critics, each weighing the same.
+Letters: N transitions (windows and time flattened), C critics, G discounts. A mask is [N] bool; a
+mean is over the transitions in the mask, all discounts and all critics, with equal weights. `count`
+replaces the number of transitions in the mask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from amago_model.running_statistics import masked_mean
 
 
 def critic_term(inputs: LossInputs, critics: Critics) -> Tensor:
-    """The loss of critics of either kind, a scalar."""
+    """The critic loss, a scalar: `critic_loss`, or `classification_loss` for critics over bins."""
     assert inputs.critic_output is not None and inputs.q_values is not None
     assert inputs.td_target is not None
     mask, count = inputs.transitions.critic_mask, inputs.counts.get("critic")
@@ -26,7 +27,7 @@ def critic_term(inputs: LossInputs, critics: Critics) -> Tensor:
 
 
 def critic_loss(prediction: Tensor, target: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
-    """prediction [C, N, G], target [N, G], both normalised -> scalar mean squared error."""
+    """Mean squared error of prediction [C, N, G] and target [N, G], both normalised -> scalar."""
     error = (prediction - target.detach()).square()
     return masked_mean(error.mean(0), mask, count)
 
@@ -34,6 +35,6 @@ def critic_loss(prediction: Tensor, target: Tensor, mask: Tensor, count: Tensor 
 def classification_loss(
     logits: Tensor, label: Tensor, mask: Tensor, count: Tensor | None
 ) -> Tensor:
-    """Cross-entropy of logits [C, N, G, bins] with labels [N, G, bins] -> scalar."""
+    """Cross-entropy of logits [C, N, G, bins] and labels [N, G, bins] -> scalar."""
     error = -(label.detach() * logits.log_softmax(-1)).sum(-1)
     return masked_mean(error.mean(0), mask, count)

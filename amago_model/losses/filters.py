@@ -1,4 +1,4 @@
-"""Advantage filters, [N, G] -> [N, G]: the weight of each data action in behaviour cloning."""
+"""Advantage filters: advantages [N, G] to the BC weights [N, G] of the data's actions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from amago_model.registry import custom_module
 from amago_model.running_statistics import BatchMoments
 
 MAX_EXP_WEIGHT = 20.0
-"""Of the exponential filter, so that one transition cannot outweigh a batch."""
+"""Maximum weight of the exponential filter, so that no single transition dominates a batch."""
 
 
 def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
-    """1 where the data's action is better than the policy's own by more than the threshold."""
+    """1 where the advantage exceeds the threshold, else 0."""
     return (advantage > threshold).to(advantage.dtype)
 
 
@@ -30,8 +30,9 @@ def exp_filter(advantage: Tensor, beta: float) -> Tensor:
 
 
 def leaky_relu_filter(advantage: Tensor, c: LeakyReLUFilterConfig) -> Tensor:
-    """A line bent at the threshold: at_zero at advantage 0 (if that is below the threshold), rising
-    by 1 / beta above the bend and by slope / beta below; clipped, plus a step of 1 at the bend."""
+    """A leaky ReLU of the advantage: slope 1 / beta above the threshold and slope / beta below it,
+    at_zero at advantage 0 (if 0 is below the threshold), clipped to [smallest, largest]; add_step
+    then adds 1 above the threshold."""
     bias = c.at_zero + c.slope * c.threshold / c.beta
     line = bias + F.leaky_relu((advantage - c.threshold) / c.beta, c.slope)
     weight = line.clamp(c.smallest, c.largest)
@@ -39,7 +40,7 @@ def leaky_relu_filter(advantage: Tensor, c: LeakyReLUFilterConfig) -> Tensor:
 
 
 def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
-    """Weights of the data's actions by the filter of the settings, shaped like the advantages."""
+    """Weights by the built-in filter of the config; the shape is that of the advantages."""
     match config.kind:
         case "binary":
             return binary_filter(advantage, config.threshold)
@@ -52,12 +53,12 @@ def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
 
 
 def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """[N, G] to mean 0 and deviation 1, given those of each discount [G]."""
+    """Advantages [N, G] standardised by the mean and variance [G] of each discount."""
     return (advantage - mean) / (variance + 1e-10).sqrt()
 
 
 class AdvantageFilter(nn.Module):
-    """The filter of the settings, or a custom one: advantages to weights of behaviour cloning."""
+    """The built-in or custom filter of a config: maps advantages to BC weights."""
 
     def __init__(self, config: AgentConfig) -> None:
         super().__init__()
@@ -70,13 +71,16 @@ class AdvantageFilter(nn.Module):
         self.moments = BatchMoments()
 
     def advantage(self, evaluation: CriticEvaluation, popart: PopArt) -> Tensor:
-        """[N, G]: the filter's input, in the unit of its setting `advantage`. No gradient."""
+        """The filter's input [N, G], without gradient; the setting `advantage` gives its unit."""
         advantage, c = (evaluation.q - evaluation.v).detach().mean(0), self.config
         raw = c.kind != "behavior_cloning" and c.advantage == "raw"
         return advantage if raw else popart.normalized_difference(advantage)
 
     def forward(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
-        """[N, G] -> [N, G]; None where nothing is filtered. Statistics are those of mask [N]."""
+        """Advantages [N, G] -> weights [N, G]; None without a filter or without advantages.
+
+        With `batch_norm` the statistics are those of the transitions in mask [N].
+        """
         if self.config.kind == "behavior_cloning" or advantage is None:
             return None
         if self.config.batch_norm:

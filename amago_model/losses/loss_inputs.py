@@ -1,4 +1,4 @@
-"""The inputs of every loss term, from one forward pass.
+"""The inputs of all loss terms, computed in one forward pass.
 
 Letters: N transitions, A action width, C critics, G discounts.
 """
@@ -17,38 +17,40 @@ from amago_model.running_statistics import masked_mean
 
 @dataclass(slots=True)
 class LossInputs:
-    """For all transitions of a batch. Fields with a gradient name where it leads.
+    """Inputs of the loss terms, for all transitions of a batch.
 
-    Without a critic (behaviour cloning) the fields of critics are None.
+    Fields with a gradient state its destination. Without a critic (behaviour cloning) the fields of
+    critics are None.
     """
 
     transitions: Transitions
-    """States before and after, actions, masks: see data/transitions.py."""
+    """States before and after, actions and masks; see data/transitions.py."""
     counts: dict[str, Tensor]
-    """By loss, the divisor of `mean`, where it is not this batch's number of transitions."""
+    """By loss: the divisor of `mean`, if it differs from the batch's number of transitions."""
     policy: Distribution
-    """The actor before each transition, [N, G, …]. Gradient to the actor and the states."""
+    """The policy in the state before each transition, [N, G, …]. Gradient to actor and states."""
     log_prob: Tensor | None = None
-    """[N, G] of the data's actions under `policy`; None with bc_weight=0."""
+    """[N, G]: log-probabilities of the data's actions under `policy`; None if bc_weight is 0."""
     critic_output: Tensor | None = None
-    """[C, N, G, 1 or bins]: the critics on the data's actions. Gradient to critics and states."""
+    """[C, N, G, 1 or bins]: critic outputs for the data's actions. Gradient to critics and
+    states."""
     q_values: Tensor | None = None
-    """[C, N, G]: the same as one number each: the return that the bins expect, or the output of a
-    scalar critic. `agent.popart.to_normalized` and `to_return` give it a unit."""
+    """[C, N, G]: `critic_output` as scalars: the expected return over the bins, or the raw output
+    of scalar critics. Convert it with `agent.critics.popart`, `to_normalized` or `to_return`."""
     td_target: Tensor | None = None
-    """[N, G], in units of the multiplied reward."""
+    """[N, G]: TD targets, in units of the multiplied reward."""
     policy_values: Tensor | None = None
-    """[C, N, G]: values of the policy's actions, in deviations from the mean return, by constant
-    critics (with lagged_critics: those of the last step). Gradient to the actor and the states (if
-    dpg_weight is above 0; with dpg_detach_state to the actor alone)."""
+    """[C, N, G]: normalised values of the policy's actions, by detached critics (with
+    lagged_critics: those from before the last step). If dpg_weight is above 0, gradient to the
+    actor and the states; with dpg_detach_state to the actor only."""
     advantage: Tensor | None = None
-    """[N, G] of the data's actions: the filter's input."""
+    """[N, G]: advantages of the data's actions, the input of the filter."""
     filter_weight: Tensor | None = None
-    """[N, G]: the filter's output; None without a filter."""
+    """[N, G]: the output of the filter; None without a filter."""
 
     def mean(self, x: Tensor, over: Literal["critic", "dpg", "bc"]) -> Tensor:
-        """The mean of x [N, …] over the transitions that a built-in term is a mean of: scalar.
+        """Mean of x [N, …] over the transitions in the mask of a built-in loss -> scalar.
 
-        Where the batch is one of several micro-batches, their means add up to the whole's.
+        For micro-batches, these means sum to the mean of the whole batch.
         """
         return masked_mean(x, self.transitions.loss_mask(over), self.counts.get(over))

@@ -1,6 +1,6 @@
-"""Metrics of an update beside its losses. All detached.
+"""Metrics of an update, in addition to its losses. All are detached.
 
-Metrics are those of the acting discount. They are computed for logged updates alone and draw no
+Metrics are computed for the discount of the acting policy, only in logged updates. They do not use
 random numbers.
 """
 
@@ -17,14 +17,14 @@ from amago_model.running_statistics import masked_mean
 
 
 def mean_and_std(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[C, ...] -> mean [...] and deviation [...]."""
+    """Mean [...] and standard deviation [...] of x [C, ...] over the first dimension."""
     mean = x.mean(0)
     return mean, (x - mean).square().mean(0).sqrt()
 
 
 @torch.no_grad()
 def update_metrics(inputs: LossInputs, popart: PopArt | None, scale: float) -> dict[str, Tensor]:
-    """All metrics; `scale` is the reward multiplier, popart None without a critic."""
+    """Metrics by name. `scale` is the reward multiplier; popart is None without a critic."""
     tr, found = inputs.transitions, dict[str, Tensor]()
     if popart is not None:
         assert inputs.q_values is not None and inputs.td_target is not None
@@ -39,8 +39,11 @@ def update_metrics(inputs: LossInputs, popart: PopArt | None, scale: float) -> d
 def _critic_metrics(
     tr: Transitions, q: Tensor, target: Tensor, advantage: Tensor, norm: PopArt, scale: float
 ) -> dict[str, Tensor]:
-    """Values of the data's actions q [C, N, G] and targets [N, G], both in multiplied reward, which
-    is `scale` times the environment's; advantage [N, G]. The metrics are in the environment's."""
+    """Metrics of the critics, as returns in the environment's units.
+
+    Values of the data's actions q [C, N, G] and targets [N, G] are `scale` times these; advantage
+    is [N, G].
+    """
     mean, deviation = mean_and_std(q[..., -1] / scale)
     y = target[:, -1] / scale
     return {
@@ -61,7 +64,7 @@ def _critic_metrics(
 def _actor_metrics(
     tr: Transitions, policy: Distribution, log_prob: Tensor, weight: Tensor | None
 ) -> dict[str, Tensor]:
-    """The policy before each transition; log_prob and the filter's weight [N, G]."""
+    """Metrics of the policy; log_prob and the filter's weight are [N, G]."""
     entropy = policy.entropy(tr.policy_noise)[:, -1]
     metrics = {
         "policy/log_prob": masked_mean(log_prob[:, -1], tr.bc_mask),
@@ -75,6 +78,6 @@ def _actor_metrics(
 
 
 def _masked_max(x: Tensor, mask: Tensor) -> Tensor:
-    """Largest x [N] that the mask leaves; 0 if there is none."""
+    """Maximum of x [N] where the mask is True; 0 if it is empty."""
     largest = torch.where(mask, x, -torch.inf).amax() if x.numel() else x.sum() - torch.inf
     return torch.where(mask.any(), largest, 0.0)

@@ -1,13 +1,13 @@
-"""TD targets: n-step and lambda returns that know endings, gaps and padding.
+"""TD targets: n-step and lambda returns with terminations, missing observations and padding.
 
     transition   0     1     2           y[t] = r[t] + g r[t+1] + ... + g^m q[t+m-1]
     reward       r0    r1    r2
     next value   q0    q1    q2          q[t] is the value of timestep t+1, after transition t
-    terminated   F     F     x           x: nothing comes after r2
-    usable       T     T     z           False: padding, or neither an ending nor a next observation
+    terminated   F     F     x           x = True: no value after r2
+    usable       T     T     z           False: padding, or no termination and no next observation
 
-The sum stops after n rewards, at a termination, or before the first transition that is not usable,
-whichever comes first, and bootstraps from the value there unless it stopped at a termination.
+The sum stops after n rewards, at a termination, or before the first unusable transition, whichever
+comes first. It then bootstraps from the next value, except at a termination.
 Letters: B windows, T transitions, N of them, C critics, G discounts.
 """
 
@@ -34,8 +34,11 @@ def td_targets(
     gammas: Tensor,
     config: AgentConfig,
 ) -> Tensor:
-    """[N, G] in units of the multiplied reward: each bootstraps from the minimum (mean, without
-    DPG) over a random subset of the target critics, on the actions of `next_policy` [N, G, ...]."""
+    """TD targets [N, G], in units of the multiplied reward.
+
+    They bootstrap from the minimum (without DPG: the mean) over a random subset of the target
+    critics, for actions of `next_policy` [N, G, ...].
+    """
     c, target_critic = config.critic, critics.target
     assert c is not None
     subset = subset_indices(
@@ -46,7 +49,7 @@ def td_targets(
         q = target_critic.action_values(state_tp1, **tr.critic_inputs_tp1)
         q = (q * next_policy.probs).sum(-1)
     else:
-        # How many values each critic has to compute is known to a CPU at once, to a GPU only later.
+        # The number of values per critic is known immediately on a CPU; a GPU must synchronise.
         sparse = state_tp1.device.type == "cpu" and not torch.compiler.is_compiling()
         sparse = sparse and type(target_critic) is CriticEnsemble
         q = policy_values(
@@ -63,7 +66,8 @@ def td_targets(
 def bootstrapped_returns(
     batch: Batch, next_value: Tensor, gammas: Tensor, config: LossConfig
 ) -> Tensor:
-    """next_value [B, T, G], gammas [G] -> [B, T, G], all in units of the multiplied reward."""
+    """Returns [B, T, G] from next_value [B, T, G] and gammas [G], in units of the multiplied
+    reward."""
     usable = batch.mask & (batch.terminated | batch.next_obs_valid)
     reward = torch.where(batch.mask, batch.reward * config.reward_multiplier, 0.0)
     terms = reward, batch.terminated, usable, next_value, gammas
@@ -86,14 +90,15 @@ def n_step_returns(
     gammas: Tensor,
     n: int,
 ) -> Tensor:
-    """reward, terminated, usable [B, T], next_value [B, T, G], gammas [G] -> [B, T, G].
+    """n-step returns: reward, terminated, usable [B, T], next_value [B, T, G], gammas [G] ->
+    [B, T, G].
 
-    Entries whose own transition is not usable are of no meaning: the losses mask them.
+    Entries of unusable transitions are undefined: the losses mask them.
     """
     r_t = reward.unsqueeze(-1)
     discount_t = gammas * (~terminated).unsqueeze(-1)
     returns = r_t + discount_t * next_value
-    # y_n[t] = r[t] + discount * (y_(n-1)[t+1] if transition t+1 may be used, else q[t])
+    # y_n[t] = r[t] + discount * (y_(n-1)[t+1] if transition t+1 is usable, else q[t])
     for _ in range(min(n, reward.shape[1]) - 1):
         later = torch.where(usable[:, 1:].unsqueeze(-1), returns[:, 1:], next_value[:, :-1])
         later = torch.cat((later, next_value[:, -1:]), dim=1)
@@ -109,11 +114,11 @@ def lambda_returns(
     gammas: Tensor,
     td_lambda: float,
 ) -> Tensor:
-    """The same shapes; all n-step returns mixed, each step on weighing td_lambda of the one before.
+    """Lambda returns, a weighted mean of all n-step returns; shapes as in `n_step_returns`.
 
         y[t] = r[t] + g ((1 - lambda) q[t] + lambda y[t+1])       (Sutton 1988)
 
-    with q[t] alone where transition t + 1 may not be used, and nothing after a termination.
+    with only q[t] if transition t + 1 is not usable, and neither after a termination.
     """
     r_t = reward.unsqueeze(-1)
     discount_t = gammas * (~terminated).unsqueeze(-1)
@@ -128,17 +133,18 @@ def lambda_returns(
 
 
 def clipped_target(target: Tensor, low: float | None, high: float | None) -> Tensor:
-    """Targets no further than returns can go, in the units of the target; None is no bound."""
+    """Targets clipped to [low, high], in units of the multiplied reward; None is no bound."""
     return target if low is None and high is None else target.clamp(min=low, max=high)
 
 
 def subset_indices(
     n_critics: int, size: int, noise: Tensor, *, replacement: bool = False
 ) -> Tensor | None:
-    """Which critics each entry is given: [size, ...] from noise [C, ...]; None for all of them.
+    """Indices [size, ...] of a random subset of critics, from noise [C, ...]; None for all critics.
 
-    Drawn without replacement (Chen et al. 2021, REDQ): those for which `noise`, independent and
-    standard normal, is largest. With replacement, it is read as C equally likely ranges.
+    Without replacement (Chen et al. 2021, REDQ): the critics with the largest `noise`, which is
+    independent and standard normal. With replacement: the noise is divided into C equally likely
+    ranges.
     """
     if replacement:
         uniform = torch.special.ndtr(noise[:size])
@@ -148,7 +154,7 @@ def subset_indices(
 
 
 def over_subset(q: Tensor, indices: Tensor | None, *, minimum: bool) -> Tensor:
-    """q [C, ...], indices [size, ...] -> [...]: the minimum (or mean) over the critics chosen."""
+    """Minimum (or mean) [...] of q [C, ...] over the critics `indices` [size, ...]."""
     if indices is not None:
         q = q.gather(0, indices)
     return q.amin(0) if minimum else q.mean(0)

@@ -269,7 +269,7 @@ def test_every_kind_acts_in_the_environment_s_terms_from_its_file(
 
 
 @pytest.mark.parametrize(("kind", "actor", "online"), ALL)
-def test_cloning_recovers_one_action(
+def test_bc_recovers_a_constant_action(
     make_spaces, make_config, make_batch, kind: str, actor: dict, online: float
 ) -> None:
     """Behaviour cloning of a constant action makes it the greedy one."""

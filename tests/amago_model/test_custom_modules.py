@@ -284,7 +284,7 @@ def test_losses_of_one_s_own_in_parts_are_those_of_the_whole() -> None:
 def test_losses_that_cannot_be_counted_are_refused(make_spaces, make_config, make_batch) -> None:
     with pytest.raises(ConfigError, match=r"losses: .*Agent\.terms, got \('bc',\)"):
         CustomConfig(losses=("bc",))
-    with pytest.raises(ConfigError, match="each once"):
+    with pytest.raises(ConfigError, match="each name once"):
         CustomConfig(losses=("small", "small"))
     with pytest.raises(ConfigError, match=r"loss_weights.*\('small',\)"):
         CustomConfig(losses=("small",), loss_weights=(1.0, 2.0))

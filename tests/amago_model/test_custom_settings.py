@@ -142,9 +142,9 @@ def test_a_policy_file_brings_them_back(make_spaces, make_config) -> None:  # ty
     [
         ("filter.temprature=2", "filter 'mine' has no setting 'temprature'.* 'temperature'"),
         ("filter.advantage=2", "has no setting 'advantage'"),
-        ("filter.temperature=warm", "temperature as float, like its default 1.0, got 'warm'"),
-        ("actor.width=7.5", "width as int, like its default 4, got '7.5'"),
-        ("timestep_encoder.twice=1", "twice as bool, like its default False, got '1'"),
+        ("filter.temperature=warm", "temperature: expected float, like its default 1.0"),
+        ("actor.width=7.5", "width: expected int, like its default 4, got '7.5'"),
+        ("timestep_encoder.twice=1", "twice: expected bool, like its default False, got '1'"),
         ("actor.d_state=7", "actor 'mine' has no setting 'd_state'"),
         ("actor.table=7", "actor 'mine' has no setting 'table'"),
         ("critic.sampled=true", "critic 'mine' has no setting 'sampled'; it has none"),
@@ -169,13 +169,13 @@ def test_what_a_part_does_not_take_is_refused(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("temperature=2",), "PART.NAME=VALUE each"),
-        (("filter.temperature",), "PART.NAME=VALUE each"),
-        (("filter.=2",), "PART.NAME=VALUE each"),
+        (("temperature=2",), "MODULE.NAME=VALUE each"),
+        (("filter.temperature",), "MODULE.NAME=VALUE each"),
+        (("filter.=2",), "MODULE.NAME=VALUE each"),
         (("filter.a=1", "filter.a=2"), "each setting once"),
-        (("actor.width=1",), "of actor, but the custom modules are: filter, losses.x;"),
-        (("losses.scale=1",), "of losses, but"),
-        (("losses.y.scale=1",), r"of losses\.y, but"),
+        (("actor.width=1",), "given for actor, but the custom modules are: filter, losses.x;"),
+        (("losses.scale=1",), "for losses, but"),
+        (("losses.y.scale=1",), r"for losses\.y, but"),
     ],
 )
 def test_what_is_of_no_part_is_refused(settings: tuple[str, ...], message: str) -> None:

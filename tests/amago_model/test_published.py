@@ -127,9 +127,9 @@ def test_the_filter_sees_raw_outputs_or_deviations_of_the_return() -> None:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_policies_are_judged_by_critics_as_they_are_or_as_they_were(kind: str) -> None:
-    """Published: the data's action by the critics, the policy's own by copies one step old. So an
-    agent with the old critics for its own says the same of the latter."""
+def test_advantages_use_current_or_lagged_critics(kind: str) -> None:
+    """Published: the critics evaluate the data's actions, copies one step old evaluate the policy's
+    actions. So an agent with the old critics computes the same values of the policy."""
     ours, theirs = both(kind, filter={"kind": "exp"})
     batch = batch_of(ours.spaces, [5, 5], 5)
 

@@ -464,7 +464,7 @@ def test_what_the_agent_cannot_take_is_said_clearly():
         Spaces.of_spec(two.to_json())
     with pytest.raises(SpaceError, match="MultiDiscrete"):
         Spaces.of_spec(EnvSpec.of(Box((1,)), Box((1,), "int64", low=0, high=3)).to_json())
-    with pytest.raises(SpaceError, match="counts from -2"):
+    with pytest.raises(SpaceError, match="has categories -2"):
         Spaces.of_spec(EnvSpec.of(Discrete(5, start=-2), Discrete(2)).to_json())
     with pytest.raises(SpaceError, match="to 1000000004"):
         Spaces.of_spec(EnvSpec.of(Discrete(5, start=10**9), Discrete(2)).to_json())
@@ -476,7 +476,7 @@ def test_what_the_agent_cannot_take_is_said_clearly():
                 {"o": Box((1,)), "m": MultiBinary(3)}, Discrete(2), roles={"m": "mask"}
             ).to_json()
         )
-    with pytest.raises(SpaceError, match="would see nothing"):
+    with pytest.raises(SpaceError, match="would have no input"):
         Spaces.of_spec(EnvSpec.of({"o": Box((1,))}, Discrete(2), roles={"o": "critic"}).to_json())
 
 
