@@ -1,4 +1,4 @@
-"""What fsck looks at, part by part: each yields what is not as it should be, with its cure."""
+"""The checks of fsck, part by part: each yields the problems it finds, with their cures."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 
 REBUILD = "stepwell fsck --rebuild --data DIR"
-RESTORE = "restore the file from a backup, or give up the trajectories in it"
-RESTORE_SHARD = "restore the file from a backup: the next start takes it back when it is whole"
+RESTORE = "restore the file from a backup, or accept the loss of the trajectories in it"
+RESTORE_SHARD = "restore the file from a backup: the next start verifies it and makes it live"
 
 
 @dataclass(frozen=True, slots=True)
 class FsckProblem:
-    """Something that is not as it should be. `note`: the next start or sweep cures it."""
+    """A difference between index and files. `note`: the next start or sweep repairs it."""
 
     where: str
     what: str
@@ -52,7 +52,7 @@ class FsckProblem:
 
 @dataclass(slots=True)
 class Report:
-    """What was looked at, and what was found."""
+    """The number of checked objects, and the problems found."""
 
     problems: list[FsckProblem] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Report:
 
 
 def check_index(c: Connection) -> Iterator[FsckProblem]:
-    """SQLite's own checks, missing guards, and what rows contradict."""
+    """SQLite's own checks, missing triggers, and contradicting rows."""
     cure = REBUILD
     for (line,) in c.exec_driver_sql("PRAGMA integrity_check"):
         if line != "ok":
@@ -72,7 +72,7 @@ def check_index(c: Connection) -> Iterator[FsckProblem]:
         yield FsckProblem("index.sqlite", f"a row of {row[0]} refers to nothing in {row[2]}", cure)
     there = {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master")}
     for name in sorted(set(TRIGGERS) - there):
-        yield FsckProblem("index.sqlite", f"the guard {name} is missing", cure)
+        yield FsckProblem("index.sqlite", f"the trigger {name} is missing", cure)
     t, d = trajectories.c, datasets.c
     behind = c.execute(
         sa.select(d.name).where(
@@ -82,16 +82,16 @@ def check_index(c: Connection) -> Iterator[FsckProblem]:
     ).scalars()
     for name in behind:
         yield FsckProblem(
-            "index.sqlite", f"dataset {name} would give out a sequence number twice", cure
+            "index.sqlite", f"dataset {name} would assign a sequence number twice", cure
         )
     twice = c.execute(sa.select(t.id).join(tombstones, tombstones.c.id == t.id)).scalars()
     for trajectory_id in twice:
-        yield FsckProblem("index.sqlite", f"{trajectory_id} is both here and a tombstone", cure)
+        yield FsckProblem("index.sqlite", f"{trajectory_id} is both a row and a tombstone", cure)
     yield from check_totals(c)
 
 
 def check_totals(c: Connection) -> Iterator[FsckProblem]:
-    """The running totals, counted again."""
+    """The running totals, compared with the rows."""
     t, s = trajectories.c, partition_stats.c
     counted: dict[tuple[int, str], list[int]] = {}
     rows = c.execute(
@@ -127,7 +127,7 @@ def check_totals(c: Connection) -> Iterator[FsckProblem]:
 def check_segments(
     c: Connection, store: Store, report: Report, deep: bool
 ) -> Iterator[FsckProblem]:
-    """Every segment against the records that the index has in it; `deep`: their digests."""
+    """Every segment against the records that the index has of it; `deep`: their digests."""
     t = trajectories.c
     names = set(store.names("segments"))
     rows = c.execute(sa.select(segments.c.pk, segments.c.name, segments.c.state)).all()
@@ -161,7 +161,7 @@ def check_segments(
         .where(sa.func.coalesce(segments.c.state, "") != "damaged")
     ).scalars()
     for trajectory_id in nowhere:
-        yield FsckProblem("index.sqlite", f"{trajectory_id} is spooled in no segment", RESTORE)
+        yield FsckProblem("index.sqlite", f"{trajectory_id} is spooled but in no segment", RESTORE)
 
 
 def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckProblem]:
@@ -188,7 +188,7 @@ def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckP
 
 
 def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Iterator[FsckProblem]:
-    """Every shard against its checksum and its members; `deep`: their digests."""
+    """Every shard against its checksum and its trajectories; `deep`: their digests."""
     s, t = shards.c, trajectories.c
     rows = c.execute(sa.select(shards).where(s.state != "deleted")).mappings().all()
     report.checked["shards"] = len(rows)
@@ -197,24 +197,22 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
         path = store.path(f"shards/{row['partition']}", f"{row['id']}.parquet")
         if row["state"] == "deleting":
             yield FsckProblem(
-                where, "about to be deleted", "the next round of maintenance", note=True
+                where, "marked for deletion", "the next round of maintenance", note=True
             )
             continue
         if row["state"] == "quarantined":
-            yield FsckProblem(where, "damaged, taken out of circulation", RESTORE_SHARD)
+            yield FsckProblem(where, "damaged and quarantined", RESTORE_SHARD)
             continue
         if not path.exists():
             yield FsckProblem(where, "missing", RESTORE)
             continue
         found = examine(path)
         if found.sha256 != row["sha256"]:
-            yield FsckProblem(
-                where, "its content is not what was written (sha256 differs)", RESTORE
-            )
+            yield FsckProblem(where, "its content differs from what was written (sha256)", RESTORE)
             continue
         if row["checksums"] not in (None, found.checksums):
             yield FsckProblem(
-                where, "the index has wrong checksums of it", "the next read", note=True
+                where, "its checksums in the index are wrong", "the next read", note=True
             )
         members = c.execute(
             sa.select(t.id, t.digest, t.traj_idx, t.row_start, t.length)
@@ -228,7 +226,7 @@ def check_shards(c: Connection, store: Store, report: Report, deep: bool) -> Ite
         sa.select(t.id).outerjoin(shards, s.pk == t.shard_pk).where(t.state == "sealed", ~held)
     ).scalars()
     for trajectory_id in nowhere:
-        what = f"{trajectory_id} is alive, but in no shard that will be kept"
+        what = f"{trajectory_id} is alive, but its shard is missing or about to be deleted"
         yield FsckProblem("index.sqlite", what, REBUILD)
 
 
@@ -236,7 +234,7 @@ def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterat
     try:
         footer = read_footer(Source(path))
         if sum(entry.rows for entry in footer.entries) != row["rows"]:
-            yield FsckProblem(where, "the index has another number of rows", RESTORE)
+            yield FsckProblem(where, "the index has a different number of rows", RESTORE)
         for member in members:
             entry = footer.entries[member.traj_idx]
             here = (entry.id, entry.digest, entry.row_start, entry.rows - 1)
@@ -250,7 +248,7 @@ def _shard(path: Path, where: str, row: Any, members: Any, deep: bool) -> Iterat
 
 
 def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
-    """Every leased snapshot must be whole; an expired one may have lost what was evicted."""
+    """Every leased snapshot must be complete; an expired one may have lost evicted trajectories."""
     rows = c.execute(sa.select(snapshots)).mappings().all()
     report.checked["snapshots"] = len(rows)
     uptime = c.execute(sa.select(counters.c.value).where(counters.c.name == "uptime")).scalar_one()
@@ -259,7 +257,7 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
         try:
             blocks = manifests.load(store, c, row)
         except (OSError, ValueError) as error:
-            yield FsckProblem(where, f"cannot be read ({error})", "make the snapshot anew")
+            yield FsckProblem(where, f"cannot be read ({error})", "create the snapshot again")
             continue
         _, missing = manifests.relocated(c, blocks)
         if missing:
@@ -270,8 +268,8 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
             ).scalar()
             yield FsckProblem(
                 where,
-                f"{missing} trajectories of {row['id']} are gone",
-                "make the snapshot anew",
+                f"{missing} trajectories of {row['id']} are missing",
+                "create the snapshot again",
                 note=longest is None or longest <= uptime / 1e3,
             )
 
@@ -289,7 +287,7 @@ def check_policies(c: Connection, store: Store, report: Report) -> Iterator[Fsck
 
 
 def check_orphans(db: Database, store: Store) -> Iterator[FsckProblem]:
-    """Files that the index does not name."""
+    """Files without an index row."""
     for orphan in orphans(db, store):
         where = f"{orphan.folder}/{orphan.name}"
         if orphan.removable:
@@ -297,6 +295,6 @@ def check_orphans(db: Database, store: Store) -> Iterator[FsckProblem]:
         else:
             yield FsckProblem(
                 where,
-                "holds trajectories that the index does not know",
-                "if the index is the older one: stepwell fsck --rebuild --data DIR",
+                "holds trajectories that the index does not contain",
+                "if the index is older than the file: stepwell fsck --rebuild --data DIR",
             )

@@ -1,11 +1,11 @@
-"""`stepwell fsck`: does the index say what the files hold, and do the files hold what it says?
+"""`stepwell fsck`: checks that the index and the files agree.
 
     stepwell fsck --data DIR [--deep] [--json]     exit status 0 clean, 1 problems, each with a cure
-    stepwell fsck --data DIR --rebuild             a lost or broken index, made anew from the files
-    stepwell fsck --sandbox                        which confinements of child processes are active
+    stepwell fsck --data DIR --rebuild             rebuild a lost or broken index from the files
+    stepwell fsck --sandbox                        which sandbox layers are active
 
-Reads only (but for --rebuild), and not while a service runs on the same directory. What the next
-start cures by itself (a torn tail, a consumed segment, an orphan of a crash) is a note.
+Reads only (except --rebuild), and not while a service runs on the same directory. What the next
+start repairs by itself (a torn tail, a consumed segment, an orphan of a crash) is a note.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from server.storage.store import DirectoryInUse, DirectoryLock, Store
 from stepwell.commands import common
 
 ABOUT = """\
-Does the index say what the files hold, and do the files hold what it says?
+Check that the index and the files agree.
 
-Only looks, but for --rebuild. Every problem comes with its cure; a note is something that the next
-start cures by itself. Exit status: 0 clean, 1 problems, 2 could not look."""
+Reads only, except with --rebuild. Every problem is printed with its cure; a note is something that
+the next start repairs by itself. Exit status: 0 clean, 1 problems, 2 the check could not run."""
 EXAMPLES = """\
   stepwell fsck --data ./data
   stepwell fsck --data ./data --deep --json
@@ -38,10 +38,10 @@ EXAMPLES = """\
 
 
 def check(data: Path, *, deep: bool = False) -> Report:
-    """Everything. Raises `DirectoryInUse`, `IndexUnusable`."""
+    """Run all checks. Raises `DirectoryInUse`, `IndexUnusable`."""
     if not (data / "index.sqlite").exists():
         raise IndexUnusable(
-            f"there is no index in {data}; if shards are there: stepwell fsck --rebuild --data DIR"
+            f"there is no index in {data}; if shards exist: stepwell fsck --rebuild --data DIR"
         )
     lock = DirectoryLock(data)
     try:
@@ -74,27 +74,27 @@ def _check(db: Database, store: Store, deep: bool) -> Report:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 clean, 1 problems, 2 could not look."""
+    """Exit status: 0 clean, 1 problems, 2 the check could not run."""
     parser = common.parser("fsck", ABOUT, EXAMPLES)
     parser.add_argument(
         "--data",
         type=Path,
         default=os.environ.get("STEPWELL_DATA"),
-        help="the service's directory (STEPWELL_DATA); no service may run there",
+        help="the service's directory (STEPWELL_DATA); no service may be using it",
     )
     parser.add_argument("--deep", action="store_true", help="also recompute every digest")
     parser.add_argument(
         "--rebuild",
         action="store_true",
-        help="make the index anew, from the files",
+        help="rebuild the index from the files",
     )
-    parser.add_argument("--sandbox", action="store_true", help="show active confinements")
+    parser.add_argument("--sandbox", action="store_true", help="print the active sandbox layers")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
     if options.sandbox:
         return _print_sandbox(as_json=options.json)
     if options.data is None:
-        print("stepwell: say which data directory: --data DIR or STEPWELL_DATA", file=sys.stderr)
+        print("stepwell: missing data directory: --data DIR or STEPWELL_DATA", file=sys.stderr)
         return 2
     try:
         if options.rebuild:
@@ -134,7 +134,7 @@ def _rebuild(data: Path, *, as_json: bool) -> int:
         print("rebuilt:", ", ".join(f"{v} {k}" for k, v in result.items() if k not in lists))
         for name in result["unreadable"]:
             print(f"PROBLEM {name}: cannot be read")
-        print("not brought back:")
+        print("not restored:")
         for what in result["lost"]:
             print(f"  - {what}")
     return 1 if result["unreadable"] else 0

@@ -1,1 +1,1 @@
-"""Uploaded files (D4RL HDF5, npz): parsed in a confined child, stored as shards."""
+"""Uploaded files (D4RL HDF5, npz): parsed in a sandboxed process, stored as shards."""

@@ -1,23 +1,23 @@
-"""D4RL's flat arrays → trajectories: where episodes end, and which spec they have.
+"""D4RL's flat arrays → trajectories: finds the ends of episodes and the spec.
 
-A D4RL file is one long table of N steps; the only borders are flags:
+A D4RL file is one long table of N steps; only flags separate episodes:
 
     row  | observations actions rewards terminals timeouts [next_observations]
     i    | s_i          a_i     r_i     0         0         s_i+1
-    e    | s_e          a_e     r_e     1         0         true s_e+1       the task ended here
+    e    | s_e          a_e     r_e     1         0         true s_e+1       the episode ends here
     e+1  | s_0 of the next episode …
 
-Rules, each against a quirk of real files (tests/server/test_imports_d4rl.py has one of each):
-- an episode ends at terminals or timeouts; both at one row: it terminated, with a warning;
-- the last observation is next_observations[e] where the file has it (and did not make it up by
+Rules, each for a quirk of real files (tests/server/test_imports_d4rl.py has one of each):
+- an episode ends at terminals or timeouts; with both in one row it is terminated, with a warning;
+- the last observation is next_observations[e] where the file has it (and did not compute it by
   shifting the rows); else it is unknown (`final_obs_valid` false) and the one before is repeated;
 - an unfinished tail is kept, as truncated; consecutive ends make one-step trajectories;
-- terminals that no reset follows are no ends (antmaze flags every step near the goal): decided by
-  next_observations where there are any, else see `_flags_only`. They are kept as info `terminals`;
-- without timeouts (kitchen, minigrid) terminals alone end, and `max_steps` if it is given;
+- terminals that no reset follows are not ends (antmaze flags every step near the goal): decided by
+  next_observations where they exist, else see `_flags_only`. They are kept as info `terminals`;
+- without timeouts (kitchen, minigrid) only terminals end episodes, and `max_steps` if given;
 - flags and rewards may be floats or [N, 1]; float64 observations and actions become float32;
-- infos with N rows of plain numbers are kept beside their observation, whatever their rank; others
-  are left out, each with a warning that says why.
+- infos with N rows of plain numbers are stored with their observation, whatever their rank; others
+  are dropped, each with a warning that gives the reason.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from stepwell.spaces import (
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(/[A-Za-z0-9_]{1,64}){0,4}")
-"""Names that an env spec takes (stepwell/spaces.py)."""
+"""Names that an env spec allows (stepwell/spaces.py)."""
 MOST_LINES = 40
-"""Of warnings about single infos."""
+"""Most warnings about single infos."""
 NAMESPACE = uuid.UUID("5b0f8f0e-6f6e-5c1c-9d0a-3c9d4b1f7a10")
-"""Of the ids of imported trajectories: same dataset, file and place → same id, so no copies."""
+"""Namespace of the ids of imported trajectories: same dataset, file and place → same id."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a file becomes: spec, arrays, and where its episodes begin and end."""
+    """The plan of an import: spec, arrays, and where its episodes start and end."""
 
     spec: EnvSpec
     obs: Array
@@ -73,7 +73,7 @@ class Plan:
     ends: NDArray[np.int64]
     """Last row of each episode, inclusive."""
     terminated: NDArray[np.bool_]
-    """Per episode; all others are truncated."""
+    """Per episode; the others are truncated."""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -93,7 +93,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     rows = _rows(source.arrays["observations"])
     if not 1 <= rows <= max_rows:
         raise ImportRefused(
-            "observations has no usable length", expected=f"1 … {max_rows}", got=rows
+            "observations has an invalid length", expected=f"1 … {max_rows}", got=rows
         )
     warnings = list(source.warnings)
     rewards = _column(source, "rewards", rows)
@@ -103,7 +103,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     actions = _table(source, "actions", rows)
     next_obs = _table(source, "next_observations", rows, like=obs)
     if next_obs is not None and not _informative(terminals, timeouts, obs, next_obs):
-        warnings.append("next_observations are only the next rows: the last of each is unknown")
+        warnings.append("next_observations are the shifted rows: final observations are unknown")
         next_obs = None
     infos = _infos(source, rows)
     with np.errstate(over="ignore"):
@@ -135,7 +135,7 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
 
 
 def trajectories(found: Plan, options: ImportOptions) -> Iterator[Trajectory]:
-    """The episodes in file order. Raises `ImportRefused` for one that breaks a rule."""
+    """The episodes in file order. Raises `ImportRefused` for an invalid one."""
     source = f"{options.format}:{options.sha256}"
     for index, (start, end) in enumerate(zip(found.starts, found.ends, strict=True)):
         stop = end + 1
@@ -184,7 +184,7 @@ def _split(
     max_steps: int,
     warnings: list[str],
 ) -> tuple[NDArray[np.int64], bool]:
-    """(last row of each episode, whether some terminals are flags inside an episode)."""
+    """(last row of each episode, whether some terminals are not ends)."""
     rows = len(terminals)
     outs = np.zeros(rows, np.bool_) if timeouts is None else timeouts
     ends = terminals | outs
@@ -202,7 +202,7 @@ def _split(
         warnings.append(f"the last {tail} steps have no end: kept as a truncated trajectory")
         ends[-1] = True
     if both := int(np.count_nonzero(terminals & outs)):
-        warnings.append(f"{both} steps are both terminal and timeout: taken as terminated")
+        warnings.append(f"{both} steps are both terminal and timeout: treated as terminated")
     if len(inside):
         warnings.append(
             f"{len(inside)} terminals are followed by no reset: not ends, kept as info 'terminals'"
@@ -216,8 +216,8 @@ def _informative(
 ) -> bool:
     """Whether next_observations differ from the next row at any end.
 
-    Where they never do, they were made by shifting the rows: at an end they are the next episode's
-    first observation, and worse than none.
+    Where they never do, they were computed by shifting the rows: at an end they are the next
+    episode's first observation, which is wrong.
     """
     ends = np.flatnonzero((terminals if timeouts is None else terminals | timeouts)[:-1])
     return len(ends) == 0 or not bool(_same(obs[ends + 1], next_obs[ends]).all())
@@ -229,11 +229,11 @@ def _flags_only(
     obs: Array,
     candidates: NDArray[np.int64],
 ) -> bool:
-    """Whether this file's terminals are mere flags, judged without next_observations.
+    """Whether this file's terminals are mere flags, decided without next_observations.
 
-    They are when most stand in runs of three or more (antmaze, near the goal), or when the data is
-    smooth and at hardly any terminal the next row is further away than a step ever goes (diverse
-    antmaze: one flag per success). Data that is not smooth tells nothing: then they are ends.
+    They are if most occur in runs of three or more (antmaze, near the goal), or if the data is
+    smooth and at almost no terminal the distance to the next row exceeds the largest step (diverse
+    antmaze: one flag per success). If the data is not smooth, terminals are ends.
     """
     alone = terminals & ~timeouts
     triple = alone[:-2] & alone[1:-1] & alone[2:]
@@ -270,7 +270,7 @@ def _cut(ends: NDArray[np.bool_], max_steps: int) -> None:
 
 
 def _same(a: Array, b: Array) -> NDArray[np.bool_]:
-    """Row by row: equal but for rounding."""
+    """Row by row: equal up to rounding."""
     near = a == b if a.dtype.kind != "f" else np.abs(a - b) <= 1e-6 * np.maximum(1.0, np.abs(a))
     return np.asarray(near.all(axis=tuple(range(1, near.ndim))))
 
@@ -278,7 +278,7 @@ def _same(a: Array, b: Array) -> NDArray[np.bool_]:
 def _warn_of_jumps(
     obs: Array, next_obs: Array | None, ends: NDArray[np.bool_], warnings: list[str]
 ) -> None:
-    """Rows inside an episode that do not follow from the row before (antmaze v0's timeouts)."""
+    """Warn of rows in an episode that do not follow from the row before (antmaze v0's timeouts)."""
     if next_obs is None:
         return
     broken = 0
@@ -288,8 +288,8 @@ def _warn_of_jumps(
         broken += int(np.count_nonzero(apart & ~ends[start:stop]))
     if broken:
         warnings.append(
-            f"{broken} steps inside trajectories do not lead to the next row: timeouts may be out"
-            " of step with resets"
+            f"{broken} steps inside trajectories do not lead to the next row: timeouts may not"
+            " match resets"
         )
 
 
@@ -307,7 +307,7 @@ def _native(array: Array) -> Array:
 
 
 def _table(source: RawFile, name: str, rows: int, *, like: Array | None = None) -> Any:
-    """An array [N, …]; with `like`, of the same shape and type, or None if there is none."""
+    """An array [N, …]; with `like`, of the same shape and type, or None if it is missing."""
     if name not in source.arrays:
         return None
     array = source.arrays.pop(name)
@@ -346,14 +346,16 @@ def _column(source: RawFile, name: str, rows: int) -> Array:
 
 def _flags(source: RawFile, name: str, rows: int) -> NDArray[np.bool_]:
     array = _column(source, name, rows)
-    # Some writers store flags as floats; anything but 0 and 1 is not a flag.
+    # Some writers store flags as floats; only 0 and 1 are flags.
     if array.dtype != np.bool_ and bool(((array != 0) & (array != 1)).any()):
-        raise ImportRefused(f"{name} does not hold flags", expected="0 or 1", got="other numbers")
+        raise ImportRefused(
+            f"{name} does not contain flags", expected="0 or 1", got="other numbers"
+        )
     return array.astype(np.bool_)
 
 
 def _infos(source: RawFile, rows: int) -> dict[str, Array]:
-    """Those that can be kept; why not, of all others, goes into `source.dropped`."""
+    """The infos that are kept; `source.dropped` gets the reasons for all others."""
     kept: dict[str, Array] = {}
     for name, array in source.infos.items():
         if why := _unkeepable(name, array, rows):
@@ -365,20 +367,20 @@ def _infos(source: RawFile, rows: int) -> dict[str, Array]:
 
 def _unkeepable(name: str, array: Array, rows: int) -> str:
     if KEY.fullmatch(name) is None:
-        return "its name has characters that no name here may have"
+        return "its name has invalid characters"
     if array.ndim < 1 or len(array) != rows:
         return f"not one row per step (shape {array.shape}, {rows} steps)"
     if array.ndim > 5:
         return f"too many dimensions (shape {array.shape})"
     if array.size == 0 or array.size // rows > MAX_ELEMENTS:
-        return f"rows of no usable size (shape {array.shape})"
+        return f"rows of an invalid size (shape {array.shape})"
     if array.dtype.name not in DTYPES:
-        return f"not of a type that is kept ({array.dtype})"
+        return f"unsupported type ({array.dtype})"
     return ""
 
 
 def _left_out(source: RawFile, options: ImportOptions) -> list[str]:
-    """A warning for each info that is not kept, and each drop_infos that matches none."""
+    """A warning for each info that is dropped, and for each unknown name in drop_infos."""
     lines = [f"info {name[:80]!r} left out: {why}" for name, why in sorted(source.dropped.items())]
     if more := len(lines) - MOST_LINES:
         lines = [*lines[:MOST_LINES], f"… and {more} more infos"] if more > 0 else lines
@@ -395,5 +397,5 @@ def _finite(name: str, array: Array) -> None:
     if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
         bad = int(np.count_nonzero(~np.isfinite(array)))
         raise ImportRefused(
-            f"{name} holds bad numbers", expected="finite", got=f"{bad} NaN or infinite"
+            f"{name} contains invalid numbers", expected="finite", got=f"{bad} NaN or infinite"
         )

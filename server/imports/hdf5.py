@@ -1,9 +1,8 @@
-"""A D4RL HDF5 file → RawFile. Untrusted: runs only in the confined child, from an open descriptor.
+"""A D4RL HDF5 file → RawFile. Untrusted: runs only in the sandbox, from an open descriptor.
 
-Checks every link before following it: only hard links inside the file, plain
-numbers, known filters, sane sizes. An info of another kind is not read, only named. Then reads the
-arrays it knows by name, whole (D4RL's chunks are column-shaped, so slices of rows would decompress
-everything again and again).
+Checks every link before following it: only hard links inside the file, plain numbers, known
+filters, limited sizes. Other infos are not read, only listed. Then reads the known arrays whole
+(D4RL's chunks are column-shaped, so slices of rows would decompress everything repeatedly).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_DEPTH = 8
 
 
 def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
-    """The whole file. Raises `ImportRefused`."""
+    """Read the whole file. Raises `ImportRefused`."""
     check_magic(file, MAGIC, "an HDF5 file", "a D4RL-layout .hdf5 file")
     try:
         with h5py.File(file, "r") as h5:
@@ -60,8 +59,8 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
 
 
 def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Every dataset to read below `group`, each link judged before it is followed. Infos that are
-    not kept go into `source.dropped`."""
+    """Every dataset to read below `group`; checks each link before following it. Dropped infos go
+    into `source.dropped`."""
     seen = 0
     stack: list[tuple[str, h5py.Group, int]] = [("", group, 0)]
     visited = {h5py.h5o.get_info(group.id).addr}
@@ -83,7 +82,7 @@ def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[t
             link = node.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
                 raise ImportRefused(
-                    f"{full[:200]} is a link out of its place",
+                    f"{full[:200]} is not a hard link",
                     expected="arrays inside the file itself (hard links)",
                     got=type(link).__name__,
                 )
@@ -103,7 +102,9 @@ def _walk(group: h5py.Group, source: RawFile, drop: Sequence[str]) -> Iterator[t
                     yield full, child
             else:
                 raise ImportRefused(
-                    f"{full[:200]} is no array", expected="groups and arrays", got="a named type"
+                    f"{full[:200]} is not an array",
+                    expected="groups and arrays",
+                    got="a named type",
                 )
 
 
@@ -120,13 +121,13 @@ def _unfit(name: str, child: Any, drop: Sequence[str]) -> str:
     if child.shape is None:
         return "empty"
     code = _unknown_filter(child)
-    return why_dropped(info, drop, kind) or ("" if code is None else f"packed with filter {code}")
+    return why_dropped(info, drop, kind) or ("" if code is None else f"unknown filter {code}")
 
 
 def _check_place(name: str, dataset: h5py.Dataset) -> None:
     if dataset.is_virtual or dataset.external is not None:
         raise ImportRefused(
-            f"{name[:200]} keeps its data in another file",
+            f"{name[:200]} stores its data in another file",
             expected="data inside the file",
             got="a virtual dataset" if dataset.is_virtual else "external storage",
         )
@@ -139,7 +140,7 @@ def _unknown_filter(dataset: h5py.Dataset) -> int | None:
 
 
 def _readable(name: str, dataset: h5py.Dataset) -> bool:
-    """Judge one dataset; False for what is harmless and left alone (texts in metadata)."""
+    """Check one dataset; False for a harmless one that is ignored (texts in metadata)."""
     _check_place(name, dataset)
     kind = dataset.dtype
     described = name.startswith("metadata/")
@@ -148,7 +149,7 @@ def _readable(name: str, dataset: h5py.Dataset) -> bool:
     check_dtype(name[:200], kind)
     if (code := _unknown_filter(dataset)) is not None:
         raise ImportRefused(
-            f"{name[:200]} is packed with an unknown filter",
+            f"{name[:200]} uses an unknown filter",
             expected=", ".join(FILTERS.values()),
             got=f"filter {code}",
         )

@@ -1,7 +1,7 @@
-"""Imports of offline datasets: an uploaded file, a job, and everything or nothing of it stored.
+"""Imports of offline datasets: upload a file, run a job, and store everything or nothing of it.
 
     POST … /imports → uploads/<upload> (streamed, counted, hashed, fsynced) → 202 and a job
-      → child parses (parser.py, confined) → checked like any POST → shards not yet in the index
+      → child parses (parser.py, sandboxed) → validated like a POST → shards not yet in the index
       → one transaction makes all of it visible (ingest/bulk_insert.py) → the upload is deleted
 
 A file is recognised by its content: uploading it again stores nothing twice.
@@ -41,7 +41,7 @@ FOLDER, SUFFIX = "uploads", ".part"
 MAX_ROWS = 200_000_000
 """Most transitions in one file."""
 _PARSE_SHARE = 0.9
-"""Of the progress bar; the rest is the commit."""
+"""Parsing's share of the progress bar; the rest is the commit."""
 
 
 class Imports:
@@ -55,7 +55,7 @@ class Imports:
         self._sweep()
 
     def _sweep(self) -> None:
-        """What the last process left: shards never committed, uploads never finished."""
+        """Remove remains of the last process: uncommitted shards, unfinished uploads."""
         removed = sweep_pending(self._db, self._store)
         for name in self._store.names(FOLDER):
             if name.endswith(SUFFIX):
@@ -65,17 +65,17 @@ class Imports:
             log.info("remains of imports removed", files=removed)
 
     def check(self, options: ImportOptions) -> None:
-        """Before the body is read: raises 404 if the dataset is neither there nor to be made."""
+        """Before the body is read: raise 404 if the dataset is missing and not to be created."""
         try:
             self._registry.get(options.dataset)
         except ProblemError as error:
             if not options.create:
-                error.detail += "; add create=true to make it from what the file holds"
+                error.detail += "; add create=true to create it from the file"
                 raise
             CreateDataset(name=options.dataset, spec={})
 
     async def receive(self, body: AsyncIterator[bytes]) -> tuple[str, str, int]:
-        """Stream a body to disk; returns (upload, sha256, size). Nothing is left if it fails."""
+        """Stream a body to disk; returns (upload, sha256, size). Removes the file on failure."""
         upload = new_name("up", SUFFIX)
         sha, pending, complete = hashlib.sha256(), bytearray(), False
         file = await run_in_threadpool(self._store.append_to, FOLDER, upload)
@@ -94,7 +94,7 @@ class Imports:
                     raise ProblemError(
                         413,
                         "body_too_large",
-                        "the upload is larger than this service accepts (STEPWELL_MAX_UPLOAD)",
+                        "the upload is larger than the limit (STEPWELL_MAX_UPLOAD)",
                         expected=f"at most {self._settings.max_upload} bytes",
                         got=f"{size} bytes or more",
                     )
@@ -122,7 +122,7 @@ class Imports:
         return upload, sha.hexdigest(), file.size
 
     def submit(self, options: ImportOptions, upload: str, sha256: str, size: int) -> Job:
-        """Queue the job that turns an upload into trajectories."""
+        """Queue the job that imports an upload."""
         options = replace(options, sha256=sha256, size=size)
         payload = {"upload": upload, **asdict(options)}
         work = partial(self._run, options, upload)
@@ -132,20 +132,20 @@ class Imports:
             self._store.delete(FOLDER, upload)
             raise
 
-    # --- the job, in the order it happens -------------------------------------------------------
+    # --- the job, in order of execution ---------------------------------------------------------
 
     def _run(self, options: ImportOptions, upload: str, context: JobContext) -> dict[str, Any]:
         try:
             return self._import(options, self._store.path(FOLDER, upload), context)
         except OSError as error:
             log.error(
-                "an import could not be written and was undone: make room on the disk",
+                "an import could not be written and was undone: free disk space",
                 error=str(error),
             )
             raise ProblemError(
                 507,
                 "storage_full",
-                "the disk took no more; nothing was stored: make room and upload again",
+                "the disk is full; nothing was stored: free disk space and upload again",
                 got=error.strerror,
             ) from None
         finally:
@@ -237,7 +237,7 @@ class Imports:
 
 
 def _plan_of(header: dict[str, Any]) -> tuple[EnvSpec, int, int]:
-    """(spec, steps, trajectories) as the child says; checked, for it may say anything."""
+    """(spec, steps, trajectories) from the child; validated, because the child is untrusted."""
     try:
         spec = EnvSpec.from_json(header["spec"])
         steps, count = int(header["steps"]), int(header["trajectories"])
@@ -249,12 +249,12 @@ def _plan_of(header: dict[str, Any]) -> tuple[EnvSpec, int, int]:
 
 
 def _texts(found: Any) -> dict[str, str]:
-    """What the child says of single infos, whatever it says."""
+    """The child's messages about single infos; ignores anything else."""
     items = found.items() if isinstance(found, dict) else ()
     return {str(k)[:200]: str(v)[:200] for k, v in list(items)[:100]}
 
 
 def _foreign() -> ProblemError:
     return ProblemError(
-        422, "import_refused", "what was read from the file makes no sense; it is damaged or worse"
+        422, "import_refused", "the file was read with an invalid result; it is probably damaged"
     )

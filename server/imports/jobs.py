@@ -2,9 +2,9 @@
 
     queued → running → succeeded | failed | cancelled
 
-A job's row outlives the process; its thread does not. What was queued or running when the service
-died is failed at the next start, with what to do. Progress lives in memory, because each write of
-it would be an fsync.
+A job's row outlives the process; its thread does not. Jobs that were queued or running when the
+service died become failed on the next start, with an error that says what to do. Progress is kept
+in memory, because each write would cost an fsync.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Work = Callable[["JobContext"], dict[str, Any]]
 
 
 class JobCancelled(Exception):
-    """Raised inside a job's work after it was cancelled."""
+    """Raised inside a cancelled job."""
 
 
 class JobContext:
-    """What a job's work sees of it: report progress, and ask whether to go on."""
+    """The interface for a job's work: report progress, and check for cancellation."""
 
     def __init__(self, job_id: str):
         self.id = job_id
@@ -43,7 +43,7 @@ class JobContext:
         self._cancel = threading.Event()
 
     def report(self, progress: float, message: str | None = None) -> None:
-        """Say how far it is (0 … 1) and what it is doing. Raises `JobCancelled`."""
+        """Report the progress (0 … 1) and the current activity. Raises `JobCancelled`."""
         self.progress = min(1.0, max(self.progress, progress))
         if message is not None:
             self.message = message
@@ -58,7 +58,7 @@ class JobContext:
 
 
 class Jobs:
-    """Runs jobs and remembers them. Thread-safe; one per process."""
+    """Runs and stores jobs. Thread-safe; one per process."""
 
     def __init__(self, db: Database, *, threads: int = 2):
         self._db = db
@@ -69,7 +69,7 @@ class Jobs:
         self._fail_interrupted()
 
     def submit(self, kind: str, work: Work, payload: dict[str, Any], message: str = "") -> Job:
-        """Queue `work`. `payload`, what it is to do, is kept in its row."""
+        """Queue `work`. Its arguments, `payload`, are stored in its row."""
         job_id = f"job_{uuid_utils.uuid7()}"
         context = JobContext(job_id)
         context.message = message
@@ -101,14 +101,14 @@ class Jobs:
     def page(
         self, *, limit: int = 100, cursor: int | None = None, state: str | None = None
     ) -> Page[Job]:
-        """Newest first."""
+        """Sorted newest first."""
         with self._db.read() as c:
             rows, last = first_rows(c, newest_first(table, cursor, state=state), limit)
         items = [self._message(row) for row in rows]
         return Page[Job](items=items, next=None if last is None else str(last["pk"]))
 
     def cancel(self, job_id: str) -> Job:
-        """Ask a job to stop; it does at its next look. Jobs that have ended are answered as is."""
+        """Request cancellation, which the job checks regularly. An ended job is returned as is."""
         with self._lock:
             context = self._live.get(job_id)
             if context is not None:
@@ -116,7 +116,7 @@ class Jobs:
         return self.get(job_id)
 
     def close(self) -> None:
-        """Stop: running jobs are cancelled, and said to have been interrupted."""
+        """Stop: running jobs are cancelled and marked as interrupted."""
         with self._lock:
             self._closed = True
             for context in self._live.values():
@@ -136,14 +136,14 @@ class Jobs:
             error = _interrupted() if self._closed else None
         except ProblemError as problem:
             error = problem.problem()
-        except BaseException as defect:  # SystemExit too: else it would seem to run for ever
+        except BaseException as defect:  # SystemExit too: else the job would stay running
             log.error(
-                "a job failed by a defect of the service; please report it with these lines",
+                "a job failed with an internal error; please report it with these lines",
                 job=context.id,
                 exc_info=defect,
             )
             error = ProblemError(
-                500, "internal_error", f"a defect of the service: {defect!r}"[:500]
+                500, "internal_error", f"internal error of the service: {defect!r}"[:500]
             ).problem()
         done = 1.0 if state == "succeeded" else context.progress
         try:
@@ -157,9 +157,9 @@ class Jobs:
                 finished_at=time.time(),
             )
         except Exception as defect:
-            # The row stays as it is until the next start, which fails it.
+            # The row stays unchanged until the next start, which marks it failed.
             log.error(
-                "a job's end could not be saved: check the disk; the next start marks it failed",
+                "the end of a job was not saved: check the disk; the next start marks it failed",
                 job=context.id,
                 exc_info=defect,
             )

@@ -1,7 +1,7 @@
 """An .npz with D4RL's names → RawFile: observations, actions, rewards, terminals, timeouts, …
 
-Untrusted: runs only in the confined child. A zip member is unpacked only after its directory entry
-and its .npy header are checked; nothing is ever unpickled; names are keys, never paths.
+Untrusted: runs only in the sandbox. A zip member is unpacked only after its directory entry and its
+.npy header are checked; nothing is unpickled; names are keys, never paths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_HEADER = 4096
 
 
 def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> RawFile:
-    """The whole archive. Raises `ImportRefused`."""
+    """Read the whole archive. Raises `ImportRefused`."""
     check_magic(file, b"PK\x03\x04", "an .npz file", "a numpy .npz archive")
     try:
         with zipfile.ZipFile(file) as archive:
@@ -58,7 +58,7 @@ def read(file: BinaryIO, size: int, memory: int, drop: Sequence[str] = ()) -> Ra
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """By key (the name without .npy); every entry is judged, also those that are not read."""
+    """By key (the name without .npy); checks every entry, also those that are not read."""
     infos = archive.infolist()
     if len(infos) > min(MAX_MEMBERS_ZIP, MAX_MEMBERS):
         raise ImportRefused("too many members", expected=f"≤ {MAX_MEMBERS_ZIP}", got=len(infos))
@@ -70,16 +70,16 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             raise ImportRefused("a member's name is a path", expected="plain names", got=name[:200])
         if not name.endswith(".npy"):
             raise ImportRefused(
-                "a member is no array", expected="members that end in .npy", got=name[:200]
+                "a member is not an array", expected="members that end in .npy", got=name[:200]
             )
         key = name.removesuffix(".npy")
         if key in found:
             raise ImportRefused(
-                "a name stands twice in the archive", expected="once", got=name[:200]
+                "a name occurs twice in the archive", expected="once", got=name[:200]
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ImportRefused(
-                f"{name[:200]} is packed with an unknown method",
+                f"{name[:200]} uses an unknown compression method",
                 expected="stored or deflate",
                 got=str(info.compress_type),
             )
@@ -92,7 +92,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _unfit(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, drop: Sequence[str]) -> str:
-    """Why an info is not read, by its header alone; "" for one that is."""
+    """Why an info is not read, from its header alone; "" for one that is."""
     if why := why_dropped(name, drop):
         return why
     with archive.open(info) as member:
@@ -116,7 +116,7 @@ def _header(member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dty
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Array:
-    """One array; its header says how much to read, the directory how much there is."""
+    """One array; checks the size in its header against the size in the directory."""
     with archive.open(info) as member:
         shape, _, dtype = _header(member, name)
     check_dtype(name, dtype)

@@ -1,14 +1,14 @@
 """The process that parses uploaded files: `python -m server.imports.parser FD`.
 
-Started by parser_process.py. Gets one open file, drops all other rights (sandbox.py), and answers
-in frames over stdout:
+Started by parser_process.py. It gets one open file, drops all other rights (sandbox.py), and sends
+frames over stdout:
 
     → {memory, seconds, max_rows, options}                        the request, on stdin
     ← {kind: "plan", spec, trajectories, steps, warnings, metadata, confined}
-    ← {kind: "data", rows} + Arrow stream (stepwell.codec)        again and again
+    ← {kind: "data", rows} + Arrow stream (stepwell.codec)        repeated
     ← {kind: "end"}      or, at any point,      {kind: "refused", code, status, detail, …}
 
-The parent checks the output as it checks any upload.
+The parent validates the output like any upload.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         open_files=64,
     )
     out = sys.stdout.buffer
-    # h5py and numpy load under confinement, so that the threads they start are bound by it.
+    # h5py and numpy are imported in the sandbox, so that it applies to the threads they start.
     from server.imports.raw_file import ImportRefused
 
     try:
@@ -63,7 +63,7 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
         given["spec"] = EnvSpec.from_json(given["spec"])
     lists: dict[str, Any] = {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
     options = ImportOptions(**(given | lists))
-    # A third: the file's arrays, what they are cast to, and what is being sent.
+    # A third: the file's arrays, their converted copies, and what is being sent.
     memory = int(request["memory"]) // 3
     if options.format == "npz":
         from server.imports.npz import read
@@ -86,7 +86,7 @@ def _convert(file: BinaryIO, request: dict[str, Any], layers: dict[str, bool], o
             "confined": layers,
         },
     )
-    # Only now: a refusal need not wait for Arrow to load.
+    # Imported here: a refusal need not wait for Arrow.
     from stepwell.codec import encode
 
     group, size, rows = [], 0, 0

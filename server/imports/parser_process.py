@@ -1,6 +1,6 @@
-"""The parent's side of an import: starts the confined child and takes its frames one by one.
+"""The parent's side of an import: starts the sandboxed child and reads its frames.
 
-The child's output is untrusted: sizes are bounded, JSON is read as data, trajectories go through
+The child's output is untrusted: sizes are bounded, JSON is parsed as data, trajectories go through
 the same checks as any POST. The child is killed when it is late, uses too much memory, or its job
 is cancelled.
 """
@@ -29,7 +29,7 @@ _TICK = 0.1
 
 log = structlog.get_logger("stepwell.imports")
 Frame = tuple[dict[str, Any], memoryview]
-"""Header and payload of one message of the child."""
+"""Largest header and payload of one frame."""
 
 
 def frames(
@@ -40,14 +40,14 @@ def frames(
     resident: int,
     check: Callable[[], None],
 ) -> Generator[Frame]:
-    """The child's frames, up to and without "end". `check` is called often and may raise.
+    """The child's frames, without the final "end". Calls `check` often; it may raise.
 
-    Raises `ProblemError` for a refusal, a child that died, was late, or grew beyond `resident`.
+    Raises `ProblemError` for a refusal, or a child that died, was late, or grew beyond `resident`.
     """
     deadline = time.monotonic() + seconds
 
     def look() -> float:
-        """Checks the job, the clock and the memory; returns seconds until the next look."""
+        """Check the job, the clock and the memory; returns seconds until the next check."""
         check()
         if time.monotonic() > deadline:
             detail = "reading the file took too long (STEPWELL_IMPORT_SECONDS)"
@@ -57,7 +57,7 @@ def frames(
             raise ProblemError(413, "body_too_large", detail)
         return _TICK
 
-    # The child's stderr goes to our log when it dies. Nobody waits for a child that fills it.
+    # The child's stderr is logged when it dies. A child that fills it blocks until its timeout.
     stderr_read, stderr_write = os.pipe()
     os.set_blocking(stderr_write, False)
     with open(path, "rb") as file, open(stderr_read, "rb", buffering=0) as stderr:
@@ -93,7 +93,7 @@ def frames(
         except EOFError:
             process.wait()
             last = (stderr.read(1 << 16) or b"")[-4000:].decode(errors="replace")
-            # The content of the file is the likely cause: the sender gets a problem.
+            # The content of the file is the likely cause, so the sender gets a problem.
             log.warning("an import process died", status=process.returncode, stderr=last)
             raise _broken("the process that read it died") from None
         finally:
@@ -108,7 +108,7 @@ def _broken(why: str) -> ProblemError:
     return ProblemError(
         422,
         "import_refused",
-        f"the file could not be read ({why}); it is damaged, or made to do harm",
+        f"the file could not be read ({why}); it is damaged or malicious",
     )
 
 

@@ -1,6 +1,6 @@
 """An uploaded file as named arrays of numbers, and the options of its upload.
 
-Runs in the confined child. Nothing here opens anything; hdf5.py and npz.py make these.
+Runs in the sandbox. Nothing here opens a file; hdf5.py and npz.py create these objects.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ M = TypeVar("M")
 """An array of a file, not yet read."""
 
 MAX_RATIO = 200
-"""Logical bytes per byte of file beyond which it is taken for a bomb …"""
+"""Unpacked bytes per stored byte beyond which a file is treated as a decompression bomb …"""
 FREE_BYTES = 64 << 20
-"""… unless it is no larger than this when unpacked: flags that are all false pack very well."""
+"""… unless it is at most this large unpacked: flags that are all false compress very well."""
 MAX_MEMBERS = 512
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("timeouts", "next_observations")
 
 
 class ImportRefused(Exception):
-    """The file cannot be imported. Says what was expected and what came; nothing was stored."""
+    """The file cannot be imported. Has `expected` and `got`; nothing was stored."""
 
     def __init__(
         self,
@@ -46,28 +46,28 @@ class ImportRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What an upload's URL said, and what its bytes and its dataset say. Kept in the job's row."""
+    """Options from an upload's URL, its bytes and its dataset. Stored in the job's row."""
 
     dataset: str
     format: str = "d4rl"
     partition: str = "protected"
     create: bool = False
-    """Make the dataset from what the file holds, if there is none."""
+    """Create the dataset from the file if it does not exist."""
     env: str = ""
     action: str = ""
-    """"" (look at the data), "box" or "discrete:N"."""
+    """"" (derived from the data), "box" or "discrete:N"."""
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     max_steps: int = 0
-    """Where the file marks no timeouts: an episode is cut after so many steps (0: never)."""
+    """Where the file has no timeouts: an episode is cut after this many steps (0: never)."""
     drop_infos: tuple[str, ...] = ()
-    """Infos that are not wanted; a group's name means all below it, * means all."""
+    """Infos to drop; a group's name means all below it, * means all."""
     sha256: str = ""
-    """Of the uploaded file."""
+    """sha256 of the uploaded file."""
     size: int = 0
     """Bytes of the uploaded file."""
     spec: EnvSpec | None = None
-    """Of the dataset, if it exists already."""
+    """Spec of the dataset, if it exists already."""
 
 
 @dataclass(slots=True)
@@ -79,45 +79,45 @@ class RawFile:
     infos: dict[str, Array] = field(default_factory=dict)
     """infos/<name>, each [N, …]."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Infos that the file has and that are not kept: name → why."""
+    """Infos in the file that are dropped: name → reason."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """metadata/<name>: scalars and short texts; of arrays only the shape."""
+    """metadata/<name>: scalars and short texts; for arrays only the shape."""
     warnings: list[str] = field(default_factory=list)
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    """Refuse what is not plain numbers: objects, references, compounds, strings."""
+    """Refuse types other than plain numbers: objects, references, compounds, strings."""
     if not plain(dtype):
         raise ImportRefused(
-            f"{name} does not hold plain numbers",
+            f"{name} does not contain plain numbers",
             expected="integers, floats of at most 64 bits, or booleans",
             got=str(dtype)[:100],
         )
 
 
 def plain(dtype: np.dtype[Any]) -> bool:
-    """Whether it is of plain numbers, as `check_dtype` wants them."""
+    """Whether the type is one that `check_dtype` accepts."""
     return dtype.kind in "biuf" and dtype.itemsize <= 8 and not dtype.hasobject
 
 
 def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:
-    """Why the info `name` is not read; "" for one that is. Infos that cannot be kept are left out,
-    for no agent learns from them: they never stand in the way of the rest."""
+    """Why the info `name` is not read; "" for one that is. Infos that cannot be kept are dropped
+    without refusing the file, because no agent learns from them."""
     for asked in drop:
         if asked in ("*", name) or name.startswith(f"{asked}/"):
-            return "drop_infos asks for that"
+            return "listed in drop_infos"
     if dtype is not None and not plain(dtype):
         return f"not plain numbers ({str(dtype)[:60]})"
     return ""
 
 
 def info_name(name: str) -> str | None:
-    """infos/a/b → a/b; None for what is no info."""
+    """infos/a/b → a/b; None if it is not an info."""
     return name.removeprefix("infos/") if name.split("/")[0] == "infos" else None
 
 
 def read_arrays(source: RawFile, members: Mapping[str, M], read: Callable[[str, M], Array]) -> None:
-    """Put the arrays that D4RL names into `source`; a warning lists those that are not read."""
+    """Put the arrays with D4RL's names into `source`; a warning lists the others."""
     ignored = []
     for name, member in members.items():
         if name in REQUIRED or name in OPTIONAL:
@@ -131,7 +131,7 @@ def read_arrays(source: RawFile, members: Mapping[str, M], read: Callable[[str, 
 
 
 def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:
-    """Refuse a file that does not begin with `magic`."""
+    """Refuse a file that does not start with `magic`."""
     head = file.read(8)
     if not head.startswith(magic):
         raise ImportRefused(f"this is not {what}", expected=expected, got=sniff(head))
@@ -139,7 +139,7 @@ def check_magic(file: BinaryIO, magic: bytes, what: str, expected: str) -> None:
 
 
 def check_size(logical: int, stored: int, memory: int) -> None:
-    """Refuse a file that would unpack to far more than it is, or than may be held."""
+    """Refuse a file that would unpack to a suspicious size, or to more than the memory limit."""
     if logical > FREE_BYTES and logical > MAX_RATIO * max(stored, 1):
         raise ImportRefused(
             "the file claims to unpack to far more than it holds",
@@ -157,7 +157,7 @@ def check_size(logical: int, stored: int, memory: int) -> None:
 
 
 def sniff(head: bytes) -> str:
-    """What a file seems to be, for a message."""
+    """The likely type of a file, for a message."""
     known = {
         b"\x89HDF\r\n\x1a\n": "an HDF5 file",
         b"PK\x03\x04": "a zip archive (or .npz)",
@@ -172,9 +172,9 @@ def sniff(head: bytes) -> str:
         if head.startswith(magic):
             return name
     if head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5:
-        return "a pickle (never read: a pickle is a program)"
+        return "a pickle (not supported: a pickle can run code)"
     if head.lstrip()[:1] == b"<":
         return "a web page or XML"
     if not head:
         return "an empty file"
-    return f"something that begins with {head[:8]!r}"
+    return f"a file that starts with {head[:8]!r}"

@@ -1,16 +1,17 @@
-"""Which spaces a D4RL file's arrays have, and the arrays brought to them.
+"""Derives the spaces of a D4RL file's arrays, and converts the arrays to them.
 
-Observations   floats: a Box without bounds, float64 made float32 (agents compute in float32; a
-               warning says so); uint8: a Box 0 … 255; other integers: an unbounded Box of theirs
+Observations   floats: a Box without bounds, float64 converted to float32 (agents compute in
+               float32; a warning says so); uint8: a Box 0 … 255; other integers: an unbounded Box
+               of their type
 Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete; whole
-               numbers stored as floats: only with `?action=discrete:N`, for a robot may well move
-               by 1.0; other floats: a Box, and its bounds are a guess: ±1 where all lie within
-               (D4RL's own), else per dimension the largest magnitude rounded up to 1, 2, 3 or
-               5 × 10^k; `?action_low=&action_high=` say it better
+               numbers stored as floats: only with `?action=discrete:N`, since a robot may move
+               by 1.0; other floats: a Box with guessed bounds: ±1 where all values are within
+               (as in D4RL), else per dimension the largest magnitude rounded up to 1, 2, 3 or
+               5 × 10^k; `?action_low=&action_high=` set them
 Infos          a Box without bounds, in the file's own type
 
-An existing dataset's spec is what counts instead: arrays are cast to it or refused by name. Of an
-info that the file has but that cannot be kept, a dataset of floats gets NaN.
+An existing dataset's spec takes precedence: arrays are cast to it, or refused with their name. An
+info that the file has but that cannot be kept becomes NaN in a dataset of floats.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def choose_spec(
     options: ImportOptions,
     warnings: list[str],
 ) -> EnvSpec:
-    """The dataset's own spec if it exists, else what the data suggests. Raises `ImportRefused`."""
+    """The dataset's spec if it exists, else one derived from the data. Raises `ImportRefused`."""
     if options.spec is not None:
         _check_names(options.spec, infos, dropped, warnings)
         return options.spec
@@ -82,7 +83,7 @@ def fit(
     actions = _cast("actions", actions, action_space)
     if why := why_outside(action_space, actions):
         raise ImportRefused(
-            f"actions leave their space: {why}",
+            f"actions are outside their space: {why}",
             expected=space_to_json(action_space),
             got=why,
             code="schema_mismatch",
@@ -96,9 +97,9 @@ def fit(
 
 
 def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]) -> Array:
-    """As the dataset has it; where that cannot be, NaN, and the reason goes into `dropped`.
+    """The info in the dataset's type; where that fails, NaN, with the reason in `dropped`.
 
-    Raises `ImportRefused` for a dtype that has no value for unknown.
+    Raises `ImportRefused` for a dtype that cannot represent unknown values.
     """
     if array is not None:
         try:
@@ -107,10 +108,9 @@ def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[
             dropped[key] = f"{error.detail} (expected {error.expected}, got {error.got})"
     if np.dtype(space.dtype).kind != "f":
         raise ImportRefused(
-            f"infos/{key} cannot be kept ({dropped[key]}), and the dataset has no word for unknown "
-            "there",
+            f"infos/{key} cannot be kept ({dropped[key]}), and its type in the dataset has no NaN",
             expected=space_to_json(space),
-            got="an info that is left out",
+            got="an info that is dropped",
             code="schema_mismatch",
         )
     return np.full((rows, *space.shape), np.nan, space.dtype)
@@ -139,7 +139,7 @@ def _check_names(
                 code="schema_mismatch",
             )
     if more := sorted(set(infos) - set(spec.infos)):
-        warnings.append(f"infos the dataset does not have, left out: {', '.join(more)}")
+        warnings.append(f"infos that the dataset does not have, dropped: {', '.join(more)}")
 
 
 def _observation_space(obs: Array) -> Space:
@@ -175,7 +175,7 @@ def _whole(actions: Array) -> Space:
     low, high = int(flat.min()), flat.max(axis=0)
     if low < 0 or int(high.max()) >= MAX_DISCRETE:
         raise ImportRefused(
-            "integer actions are no small choices",
+            "integer actions are not small choices",
             expected=f"0 … {MAX_DISCRETE - 1}, or ?action=box",
             got=f"{low} … {int(high.max())}",
         )
@@ -192,7 +192,7 @@ def _bounds(flat: Array, options: ImportOptions) -> tuple[Any, Any]:
             raise ImportRefused(f"?{name}=", expected=f"1 or {size} numbers", got=len(values))
         given.append(values[0] if len(values) == 1 else values)
     if not np.isfinite(flat).all():
-        raise ImportRefused("actions holds bad numbers", expected="finite", got="NaN or infinite")
+        raise ImportRefused("actions has invalid numbers", expected="finite", got="NaN or infinite")
     reach = np.abs(flat).max(axis=0)
     if float(reach.max()) <= 1.0:
         low, high = [-1.0] * size, [1.0] * size
@@ -207,11 +207,11 @@ def _bounds(flat: Array, options: ImportOptions) -> tuple[Any, Any]:
 
 
 def _nice(value: float) -> float:
-    """`value` rounded up to 1, 2, 3 or 5 times a power of ten; never below 1."""
+    """`value` rounded up to 1, 2, 3 or 5 times a power of ten; at least 1."""
     if value <= 1.0:
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))
-    # What only rounding carried beyond a bound does not raise it.
+    # Rounding errors beyond a bound do not raise it.
     return next(scale * n for n in (1, 2, 3, 5, 10) if value <= scale * n * (1 + 1e-5))
 
 
@@ -242,7 +242,7 @@ def _cast(name: str, array: Array, space: Space) -> Array:
 
 
 def _holds(array: Array, target: np.dtype[Any]) -> bool:
-    """Whether every value lies in the range of an integer type."""
+    """Whether every value is in the range of an integer type."""
     if target.kind == "b":
         return bool(((array == 0) | (array == 1)).all())
     limits = np.iinfo(target)

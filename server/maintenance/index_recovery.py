@@ -71,7 +71,7 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
                 kept[table] |= {row["pk"] for row in good if "pk" in row}
             if rows.trouble:
                 found.lost.append(
-                    f"{table}: only {found.counts[table]} rows could be read ({rows.trouble})"
+                    f"{table}: {found.counts[table]} rows read, the others lost ({rows.trouble})"
                 )
         rows = _Rows(source, "datasets", ["name", "spec_digest", *DATASET])
         for row in rows:

@@ -1,4 +1,4 @@
-"""Datasets: creating, describing, changing and deleting them. A dataset's spec never changes."""
+"""Datasets: create, read, change and delete them. A dataset's spec never changes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
 @router.post("", status_code=201)
 def create_dataset(service: ServiceDep, body: CreateDataset) -> Dataset:
-    # 409 for a taken name; an `InvalidSpace` becomes 422.
+    # 409 if the name is taken; an `InvalidSpace` becomes 422.
     spec = EnvSpec.from_json(body.spec)
-    arrow_schema(spec)  # a spec that has no columns is refused here, not at the first post
+    arrow_schema(spec)  # refuses a spec without columns now, not at the first post
     with service.db.write() as connection:
         return _read(connection, insert_dataset(connection, body, spec))
 
@@ -53,7 +53,7 @@ def list_datasets(
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> Page[Dataset]:
-    """By name."""
+    """Sorted by name."""
     statement = sa.select(datasets).order_by(datasets.c.name)
     if cursor is not None:
         statement = statement.where(datasets.c.name > cursor)
@@ -72,7 +72,7 @@ def get_dataset(service: ServiceDep, name: str, request: Request) -> Dataset:
 
 @router.patch("/{name}")
 def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset:
-    """Works while data flows in; a smaller capacity evicts at once."""
+    """Change settings, also during ingest; a smaller capacity evicts at once."""
     values: dict[str, Any] = body.model_dump(include={"description", "tags"}, exclude_none=True)
     if body.capacity is not None:
         values |= capacity_columns(body.capacity)
@@ -87,11 +87,11 @@ def patch_dataset(service: ServiceDep, name: str, body: PatchDataset) -> Dataset
 
 @router.delete("/{name}", status_code=204)
 def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
-    """409 while it holds protected trajectories."""
+    """Delete a dataset; 409 while it holds protected trajectories."""
     # Its shards are retired, not unlinked: a leased snapshot keeps what it needs.
     db = service.db
     service.ingest.flush(name)
-    # The lock keeps the sealer from moving trajectories that are about to go.
+    # The lock keeps the sealer from moving trajectories that are being deleted.
     with service.ingest.sealer.lock, db.write() as connection:
         t = trajectories.c
         pk = find_pk(connection, datasets, name)
@@ -127,7 +127,7 @@ def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
 
 @router.post("/{name}/flush")
 def flush(service: ServiceDep, name: str) -> FlushResult:
-    """Seal what was acknowledged, so that SQL `steps` shows it."""
+    """Seal what was acknowledged, so that SQL `steps` contains it."""
     return service.ingest.flush(name)
 
 
@@ -154,7 +154,7 @@ def _message(connection: Connection, row: RowMapping) -> Dataset:
             sa.select(sa.func.max(t["return"])).where(alive).scalar_subquery(),
         )
     ).one()
-    # From the segments, of which there are few; `+` keeps SQLite from walking the dataset instead.
+    # From the segments, which are few; `+` keeps SQLite from scanning the dataset instead.
     unsealed = connection.execute(
         sa.select(sa.func.count())
         .select_from(trajectories)

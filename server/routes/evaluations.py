@@ -1,7 +1,7 @@
-"""Evaluations: what a policy scored on an environment with fixed seeds. Rows that never change.
+"""Evaluations: scores of a policy on an environment with fixed seeds. Rows that never change.
 
-The episodes themselves are trajectories of purpose `eval`; how the numbers were made (bootstrap,
-IQM) is the evaluator's business, this only keeps them and refuses what cannot be.
+The episodes themselves are trajectories of purpose `eval`. The evaluator computes the numbers
+(bootstrap, IQM); these routes validate and store them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def create_evaluation(service: ServiceDep, body: CreateEvaluation) -> Evaluation
 
 
 def _check(body: CreateEvaluation) -> None:
-    """Raises 422 for numbers that contradict one another."""
+    """Raises 422 for contradicting numbers."""
     numbers = {name: getattr(body, name) for name in _NUMBERS}
     if body.normalised is not None:
         numbers["normalised"] = body.normalised
@@ -56,7 +56,7 @@ def _check(body: CreateEvaluation) -> None:
 
 def _bad(name: str, expected: str, got: str) -> ProblemError:
     return ProblemError(
-        422, "validation_error", f"{name} of the evaluation", expected=expected, got=got
+        422, "validation_error", f"invalid {name} of the evaluation", expected=expected, got=got
     )
 
 

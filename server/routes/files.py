@@ -1,7 +1,7 @@
-"""A stored file as a response: every byte is checked before it is sent, of a Range too.
+"""A stored file as a response: every byte is verified before it is sent, also for a Range.
 
-What is damaged at its beginning is refused as a problem. Where damage turns up later the connection
-is broken off: a response never ends as if it were whole when a byte of it was not sent.
+If the start of the file is damaged, the response is a problem. If damage is found later, the
+connection is aborted, so that an incomplete response never looks complete.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class _BrokenOff(Exception):
-    """No OSError: Starlette takes these for a client that went away."""
+    """Not an OSError: Starlette treats those as a client that disconnected."""
 
 
 class StoredFile(StreamingResponse):
-    """The bytes of a file, or the one range of them that was asked for.
+    """The bytes of a file, or the one requested range of them.
 
-    Several ranges at once are answered with the whole file.
+    A request for several ranges gets the whole file.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class StoredFile(StreamingResponse):
         damaged: Callable[[], ProblemError],
         status_code: int = 200,
     ):
-        """Raises what `damaged` returns when the first part cannot be read, 416 for a bad Range."""
-        assert source.checksums is not None, "nothing is served without its checksums"
+        """Raises the error from `damaged` if the first part cannot be read, 416 for a bad Range."""
+        assert source.checksums is not None, "a file without checksums cannot be served"
         self._damaged = damaged
         size = source.size
         first, last, partial = _range_of(request, size, headers.get("etag", ""))
@@ -58,7 +58,7 @@ class StoredFile(StreamingResponse):
         super().__init__(parts, 206 if partial else status_code, sent, media_type)
 
     def _begin(self, source: Source, first: int, last: int) -> Iterator[bytes]:
-        """All parts, of which the first is read already."""
+        """All parts; the first is already read."""
         try:
             file = CheckedFile(str(source.path), source.size, source.checksums or b"")
             head = file.read_at(first, min(CHUNK, last - first))
@@ -82,19 +82,19 @@ class StoredFile(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         except _BrokenOff as error:
-            # To return without the last part makes the server break the connection off.
-            log.error("a damaged file was not sent to its end", error=str(error))
+            # Returning without the last part makes the server abort the connection.
+            log.error("a response was aborted because its file is damaged", error=str(error))
             await run_in_threadpool(self._damaged)
 
 
 def matches(condition: str | None, etag: str) -> bool:
-    """Whether an If-None-Match header covers the ETag: the caller has the file already."""
+    """Whether an If-None-Match header matches the ETag: the caller already has the file."""
     tags = [tag.strip().removeprefix("W/") for tag in (condition or "").split(",")]
     return tags == ["*"] or etag in tags
 
 
 def _range_of(request: Request, size: int, etag: str) -> tuple[int, int, bool]:
-    """(first byte, one past the last, whether it is a part)."""
+    """(first byte, one past the last, whether it is a range)."""
     asked = request.headers.get("range", "")
     condition = request.headers.get("if-range")
     if not asked or "," in asked or condition not in (None, etag):
@@ -103,7 +103,7 @@ def _range_of(request: Request, size: int, etag: str) -> tuple[int, int, bool]:
     if found is None or found.groups() == ("", ""):
         raise _bad_range(400, asked, size)
     low, high = found.groups()
-    if len(low) > 18 or len(high) > 18:  # Python refuses to read numbers of any length
+    if len(low) > 18 or len(high) > 18:  # Python limits the length of integers that it parses
         raise _bad_range(416, asked, size)
     first = int(low) if low else max(0, size - int(high))
     last = min(int(high) + 1, size) if low and high else size
@@ -119,7 +119,7 @@ def _bad_range(status: int, asked: str, size: int) -> ProblemError:
     return ProblemError(
         status,
         "bad_range",
-        "the Range header cannot be served; without one, the whole file is sent",
+        "the Range header is invalid; without one, the whole file is sent",
         expected="bytes=FIRST-LAST, with FIRST ≤ LAST and FIRST inside the file",
         got=asked[:100],
         headers=headers,

@@ -1,4 +1,4 @@
-"""Is it alive, can it work, and its numbers."""
+"""Liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def healthz(service: ServiceDep, request: Request) -> Health:
-    """Alive: always 200 while the process answers, also when all threads wait for the disk."""
+    """Liveness: 200 while the process responds, also when all threads wait for the disk."""
     return _health(service, request)
 
 
 @router.get("/readyz", responses={503: {"model": Health}})
 async def readyz(service: ServiceDep, request: Request, response: Response) -> Health:
-    """Able to take data: 503 while read-only."""
+    """Readiness to ingest: 503 while read-only."""
     health = _health(service, request)
     if not health.writable:
         response.status_code = 503
@@ -39,7 +39,7 @@ def metrics(service: ServiceDep) -> Response:
 
 
 def _health(service: ServiceDep, request: Request) -> Health:
-    """With a token, everything; without one, only the status."""
+    """All details for callers with a token; only the status for others."""
     trouble = service.ingest.committer.trouble
     why = [str(trouble.got)] if trouble is not None else []
     if service.ingest.sealer.failure:

@@ -1,4 +1,4 @@
-"""Uploading an offline dataset: the raw file as the body (`curl -T FILE -X POST …`), then a job."""
+"""Upload of an offline dataset as the body (`curl -T FILE -X POST …`), imported by a job."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ async def upload(
     name: Annotated[str, Path(pattern=NAME)],
     format: Annotated[Literal["d4rl", "npz"], Query()] = "d4rl",  # noqa: A002 - the API's word
     partition: Annotated[Partition, Query()] = "protected",
-    create: Annotated[bool, Query(description="make the dataset if there is none")] = False,
+    create: Annotated[bool, Query(description="create the dataset if it does not exist")] = False,
     env: Annotated[str, Query(max_length=256, description="for instance Hopper-v5")] = "",
     action: Annotated[
-        str, Query(max_length=32, description="box or discrete:N, where the data does not say")
+        str, Query(max_length=32, description="box or discrete:N, where the data is ambiguous")
     ] = "",
-    action_low: Annotated[str, Query(max_length=4096, description="numbers, by comma")] = "",
-    action_high: Annotated[str, Query(max_length=4096, description="numbers, by comma")] = "",
+    action_low: Annotated[str, Query(max_length=4096, description="comma-separated numbers")] = "",
+    action_high: Annotated[str, Query(max_length=4096, description="comma-separated numbers")] = "",
     max_steps: Annotated[
         int,
-        Query(ge=0, lt=2**53, description="where no timeouts are marked: cut after so many steps"),
+        Query(ge=0, lt=2**53, description="without timeouts: cut episodes after this many steps"),
     ] = 0,
     drop_infos: Annotated[
-        str, Query(max_length=4096, description="infos to leave out, by comma; * for all")
+        str, Query(max_length=4096, description="infos to drop, comma-separated; * for all")
     ] = "",
 ) -> JobAccepted:
-    """All of the file or nothing becomes trajectories; GET /v1/jobs/{id} tells how it goes."""
+    """All or nothing of the file becomes trajectories; GET /v1/jobs/{id} gives the progress."""
     wanted = ImportOptions(
         dataset=name,
         format=format,

@@ -1,4 +1,4 @@
-"""Posting trajectories: the body is read here, everything else happens in server/ingest."""
+"""Posting trajectories. This module reads the body; server/ingest does everything else."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ async def post_trajectories(
     partition: Annotated[Partition, Query()] = "fifo",
     wait: Annotated[Literal["sealed"] | None, Query()] = None,
 ) -> IngestResult:
-    """One or many trajectories, each stored exactly once; answered when they are durable."""
+    """Store one or many trajectories exactly once; responds when they are durable."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != ARROW:
         raise ProblemError(
             415,
             "unsupported_media_type",
-            "trajectories travel as an Arrow IPC stream (stepwell.codec.encode)",
+            "trajectories are sent as an Arrow IPC stream (stepwell.codec.encode)",
             expected=ARROW,
             got=kind or "none",
         )

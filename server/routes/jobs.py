@@ -1,4 +1,4 @@
-"""Jobs: look at them, and stop one."""
+"""Jobs: read and cancel them."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def get_job(job_id: str, service: ServiceDep) -> Job:
 
 @router.delete("/{job_id}")
 def cancel_job(job_id: str, service: ServiceDep) -> Job:
-    """Ask it to stop; it is `cancelled` when it has. What it had done is undone."""
+    """Request cancellation; the state becomes `cancelled` when the job stops and is undone."""
     return service.jobs.cancel(job_id)

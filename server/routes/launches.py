@@ -1,9 +1,9 @@
-"""Launches: requests to start programs. A launcher on some machine claims one and reports on it.
+"""Launches: requests to start programs. A launcher on a machine claims one and reports on it.
 
     queued ──claim──▶ claimed ──▶ running ──▶ finished | failed
        └────────────────┴────────────┴──────▶ cancelled
 
-Only names and values are kept, never a shell string; the launcher checks them against the recipe.
+Only names and values are stored, never a shell string; the launcher validates them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def list_launches(
 
 @router.post("/claim")
 def claim_launch(service: ServiceDep, body: ClaimLaunch) -> Claimed:
-    """The oldest queued launch, now the caller's alone; null when there is nothing to do."""
-    # Two launchers never get the same one: the index has one writer at a time.
+    """Claim the oldest queued launch; null if there is none."""
+    # Two launchers never claim the same one: the index has one writer at a time.
     with service.db.write() as c:
         oldest = (
             sa.select(launches.c.id)
@@ -86,8 +86,8 @@ def get_launch(service: ServiceDep, launch_id: str) -> Launch:
 
 @router.patch("/{launch_id}")
 def patch_launch(service: ServiceDep, launch_id: str, body: PatchLaunch) -> Launch:
-    """The claiming launcher's report."""
-    # 409 once the launch has ended, above all if it was cancelled.
+    """The report of the launcher that claimed the launch."""
+    # 409 if the launch has ended, for instance because it was cancelled.
     with service.db.write() as c:
         now = _read(c, launch_id)
         if now.state in ENDED and now.state != body.state:
@@ -106,7 +106,7 @@ def patch_launch(service: ServiceDep, launch_id: str, body: PatchLaunch) -> Laun
 
 @router.delete("/{launch_id}")
 def cancel_launch(service: ServiceDep, launch_id: str) -> Launch:
-    # It is not started any more; a launcher that has claimed it stops what it started.
+    # A queued launch is not started; a launcher that has claimed it stops its program.
     with service.db.write() as c:
         now = _read(c, launch_id)
         if now.state == "cancelled":

@@ -1,11 +1,11 @@
-"""Policies: published acting weights, addressed as run/version, put once and never changed.
+"""Policies: published acting weights, addressed as run/version, immutable.
 
     PUT  body → DIR/tmp (hashed while it streams) → rename → one index row → 201
          the same bytes again → 200; other bytes under that version → 409
 
-A file whose row was never written (a crash in between) is an orphan, which maintenance removes.
-The bytes are opaque here; the program that loads them checks them. `latest` is the greatest
-version, never stored.
+A file whose row was not written (a crash in between) is an orphan, which maintenance removes.
+The service does not parse the bytes; the program that loads them does. `latest` is the greatest
+version, computed and never stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger("stepwell.policies")
 LATEST = "latest"
 _DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(Document)
 MAX_NUMBER = 2**53
-"""Of versions and steps: what every JSON reader keeps exact."""
+"""Largest version or step: integers that every JSON reader represents exactly."""
 BYTES = "application/octet-stream"
 
 Version = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
@@ -58,11 +58,11 @@ async def put_policy(
     response: Response,
     metadata: Annotated[str | None, Header(alias="X-Stepwell-Metadata")] = None,
 ) -> Policy:
-    """Publish (201). The same bytes again: 200. Other bytes under that version: 409."""
+    """Publish (201). The same bytes again: 200. Other bytes for that version: 409."""
     kind = request.headers.get("content-type", BYTES).partition(";")[0].strip().lower()
     if kind != BYTES:
         raise ProblemError(
-            415, "unsupported_media_type", "a policy is raw bytes", expected=BYTES, got=kind
+            415, "unsupported_media_type", "a policy is sent as bytes", expected=BYTES, got=kind
         )
     metadata_document = _parse_metadata(metadata)
     writer = await run_in_threadpool(_open_writer, service, name)
@@ -83,7 +83,7 @@ async def put_policy(
 
 
 def _open_writer(service: Service, run: str) -> Writer:
-    """Where the body of a PUT goes; 404 before a byte is read if there is no such run."""
+    """The file for the body of a PUT; raises 404 before reading it if the run does not exist."""
     with service.db.read() as c:
         find_pk(c, runs, run)
     return service.store.new("policies", new_name("pol", ".bin"))
@@ -108,9 +108,9 @@ def _parse_metadata(header: str | None) -> dict[str, Any]:
 def _publish(
     service: Service, run: str, version: int, writer: Writer, metadata: dict[str, Any]
 ) -> tuple[Policy, bool]:
-    """Settle a written body as run/version; says whether it is new.
+    """Publish a written body as run/version; returns whether it is new.
 
-    Raises 422 for an empty body, 409 when the version holds other bytes.
+    Raises 422 for an empty body, 409 if the version holds other bytes.
     """
     stored = writer.commit()
     failpoint("policy.after_rename")
@@ -125,7 +125,7 @@ def _publish(
 
 
 def _replace_damaged(service: Service, run: str, version: int, stored: Stored) -> bool:
-    """Publishing the same bytes again is how a damaged policy is cured. True if it was one."""
+    """Replace a damaged policy by the same bytes, published again. False if it is not damaged."""
     with service.db.read() as c:
         row = _row(c, find_pk(c, runs, run), version)
     if row is None:
@@ -169,7 +169,7 @@ def _insert(
             raise ProblemError(
                 409,
                 "conflict",
-                f"policy {run}/{version} exists with other content; policies never change, publish"
+                f"policy {run}/{version} exists with other content; policies are immutable, publish"
                 " a new version",
                 expected=f"sha256 {found['sha256']}",
                 got=f"sha256 {stored.sha256}",
@@ -198,7 +198,7 @@ def _insert(
 def list_policies(
     service: ServiceDep, name: str, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[Policy]:
-    """Greatest version first."""
+    """Sorted by version, greatest first."""
     with service.db.read() as c:
         run_pk = find_pk(c, runs, name)
         query = sa.select(policies).where(policies.c.run_pk == run_pk)
@@ -212,7 +212,7 @@ def list_policies(
 @router.get(
     "/policies/{which}",
     response_class=StoredFile,
-    responses={200: {"content": {BYTES: {}}}, 304: {"description": "you have it already"}},
+    responses={200: {"content": {BYTES: {}}}, 304: {"description": "not modified"}},
 )
 @router.head("/policies/{which}", response_class=StoredFile, include_in_schema=False)
 def get_policy(
@@ -231,7 +231,7 @@ def get_policy(
     headers = {
         "etag": f'"{row["sha256"]}"',
         "X-Stepwell-Version": str(row["version"]),
-        # A version never changes; where an alias points does.
+        # A version is immutable; an alias is not.
         "Cache-Control": "immutable, max-age=31536000" if which.isdecimal() else "no-cache",
     }
     if matches(known, headers["etag"]):
@@ -246,8 +246,8 @@ def get_policy(
 
 @router.put("/aliases/{alias}")
 def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> Policy:
-    """Point an alias at a version. `latest` is automatic and cannot be set."""
-    # The same name moves; nothing is copied.
+    """Set an alias to a version. `latest` is automatic and cannot be set."""
+    # An existing alias moves; nothing is copied.
     if alias == LATEST:
         raise ProblemError(
             409, "conflict", "'latest' is always the greatest version and cannot be set"
@@ -265,7 +265,7 @@ def put_alias(service: ServiceDep, name: str, alias: Alias, body: PutAlias) -> P
 
 def _which(c: Connection, run_pk: int, which: str) -> RowMapping | None:
     if which.isascii() and which.isdecimal():
-        # Longer than any version we gave out: Python refuses to read numbers of any length.
+        # Longer than any stored version: Python limits the length of integers that it parses.
         return _row(c, run_pk, int(which)) if len(which) <= len(str(MAX_NUMBER)) else None
     query = sa.select(policies).where(policies.c.run_pk == run_pk)
     if which == LATEST:
@@ -313,7 +313,7 @@ def _bad_metadata(got: str) -> ProblemError:
     return ProblemError(
         422,
         "validation_error",
-        "the X-Stepwell-Metadata header cannot be read",
+        "the X-Stepwell-Metadata header is invalid",
         expected='a JSON object in ASCII, for instance {"step": 1000}',
         got=got[:200],
     )

@@ -1,4 +1,4 @@
-"""SQL over HTTP: POST /v1/query and GET /v1/query/schema. What may run is decided in server/sql."""
+"""SQL over HTTP: POST /v1/query and GET /v1/query/schema. server/sql decides which SQL may run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepwell.messages import ARROW, Query, QueryResult, QuerySchema
 router = APIRouter(prefix="/v1/query", tags=["sql"])
 _PIECE = 256 << 10
 _REFUSALS = 8
-"""Threads beyond those that queries may hold, to say 429 in."""
+"""Threads beyond those that queries may hold, to respond with 429."""
 
 
 @router.post("", response_model=QueryResult)
@@ -38,7 +38,7 @@ async def run_query(body: Query, request: Request, service: ServiceDep, caller: 
         user=_user(request, caller),
         came=came,
     )
-    # A separate limiter: waiting queries must not use up the threads of other routes.
+    # A separate limiter: waiting queries must not use the threads of other routes.
     state = request.app.state
     if not hasattr(state, "sql_threads"):
         state.sql_threads = CapacityLimiter(service.sql.most_at_once + _REFUSALS)
@@ -48,19 +48,19 @@ async def run_query(body: Query, request: Request, service: ServiceDep, caller: 
 
 @router.get("/schema")
 def query_schema(service: ServiceDep) -> QuerySchema:
-    """The tables and columns that SQL sees."""
+    """The tables and columns of the SQL surface."""
     return describe(service.mirror.state("steps").specs)
 
 
 def _user(request: Request, who: str) -> str:
-    """Who shares: a token, or an address where many may have the same token or none."""
+    """The unit of fair sharing: a token, or an address where callers share a token or have none."""
     if who in ("local", "operator"):
         return f"{who}@{request.client.host if request.client else ''}"
     return who
 
 
 def _respond(result: Result, arrow: bool) -> Response:
-    """The answer as the worker wrote it: it is held once, and only until it is sent."""
+    """The response as the worker wrote it: held once, and only until it is sent."""
     head = tail = b""
     if not arrow:
         columns = orjson.dumps([column.model_dump() for column in result.columns])

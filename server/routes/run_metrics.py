@@ -1,7 +1,7 @@
 """Metrics of runs: points of named series.
 
-Idempotent on (key, step): the last word counts, so that a learner resumed from step 100 rewrites
-what the killed one had logged beyond it.
+Idempotent on (key, step): the last value wins, so a learner that resumes from step 100 overwrites
+the points that the killed one logged after it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stepwell.messages import MetricsAccepted, MetricSeries, PostMetrics, Series
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 MAX_POINTS = 10_000
-"""Most points of one series in one answer."""
+"""Most points of one series in one response."""
 
-# One row for the lowest and one for the highest value of each bucket of steps: with a lone min() or
-# max(), SQLite takes the other columns from the row that has it.
+# One row for the lowest and one for the highest value of each bucket of steps: with only min() or
+# only max(), SQLite takes the other columns from the row with that value.
 _EXTREMES = """
     SELECT step, time, {aggregate}(value) AS value FROM metrics
     WHERE run_pk = :run AND key = :key AND step >= :first
@@ -42,10 +42,10 @@ _EXTREME_QUERIES = (
 
 @router.post("/{name}/metrics")
 def post_metrics(service: ServiceDep, name: str, body: PostMetrics) -> MetricsAccepted:
-    """Idempotent on (key, step): sent again, a point replaces itself."""
+    """Idempotent on (key, step): a point that is sent again replaces the stored one."""
     with service.db.write() as c:
         pk = find_pk(c, runs, name)
-        # Within one body, too, the last word counts. Infinite means NULL.
+        # The last point wins within one body too. Infinite values are stored as NULL.
         rows = {
             (point.key, point.step): {
                 "run_pk": pk,
@@ -77,9 +77,9 @@ def get_metrics(
     after: Annotated[str | None, Query(pattern=r"^-?\d{1,18}(,-?\d{1,18})*$")] = None,
     points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
 ) -> MetricSeries:
-    """Series of `keys` (comma-separated; all without), down-sampled to `points` each.
+    """Series of `keys` (comma-separated; default: all), down-sampled to `points` each.
 
-    `after`: a step for each key (comma-separated); only points beyond it come.
+    `after`: a step for each key (comma-separated); returns only later points.
     """
     wanted = None if keys is None else [key for key in keys.split(",") if key]
     steps = None if after is None else [int(step) for step in after.split(",")]
@@ -87,7 +87,7 @@ def get_metrics(
         raise ProblemError(
             422,
             "validation_error",
-            "after: one step for each of keys",
+            "`after` has a step for each of `keys`",
             expected=f"{len(wanted or ())} steps",
             got=f"{len(steps)}",
         )
@@ -101,10 +101,10 @@ def get_metrics(
 
 
 def _series(c: Connection, pk: int, key: str, after: int | None, points: int) -> Series:
-    """One key's points in order of step, at most `points` of them, beyond step `after`.
+    """One key's points after step `after`, in order of step, at most `points` of them.
 
-    Where there are more, steps are cut into equal buckets and the lowest and the highest point of
-    each are kept, with the first and the last of all: spikes survive, which averages would hide.
+    With more points, steps are divided into equal buckets and the lowest and the highest point of
+    each are kept, with the first and the last of all: averages would hide spikes.
     """
     where = sa.and_(metrics.c.run_pk == pk, metrics.c.key == key)
     if after is not None:

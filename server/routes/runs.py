@@ -1,7 +1,7 @@
 """Runs: one row per execution of a trainer, collector or evaluator.
 
-PATCH is the heartbeat. Metrics are in run_metrics.py, policies in policies.py; which trajectories a
-run made is in `trajectories.run`.
+PATCH is the heartbeat. Metrics are in run_metrics.py, policies in policies.py; the column
+`trajectories.run` names the run that made a trajectory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stepwell.messages import CreateRun, PatchRun, Run, RunKind, RunPage, RunSta
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 LOG_LIMIT = 1_000_000
-"""Characters of a run's log that are kept: its tail."""
+"""Characters that are kept of a run's log (its tail)."""
 
 ALIVE_SECONDS = 45.0
-"""A running run without a heartbeat for so long counts as dead. Runs and workers report every few
+"""A running run without a heartbeat for this long counts as dead. Runs and workers report every few
 seconds."""
 
 _POLICIES = (
@@ -36,12 +36,12 @@ _POLICIES = (
     .scalar_subquery()
     .label("policies")
 )
-# The log can be a megabyte: it has its own route and is not read for a list.
+# The log can be a megabyte: it has its own route and lists do not read it.
 _COLUMNS = [c for c in runs.c if c.name != "log"]
 _BRIEF = [c for c in _COLUMNS if c.name != "config"]
 
-# Keys of a run and each key's newest point, by jumping through the primary key instead of reading
-# every point: a run of a million points costs as much as one of a thousand.
+# Keys of a run and each key's newest point. Seeks in the primary key instead of reading every
+# point: a run of a million points costs as much as one of a thousand.
 LATEST = sa.text(
     """
     WITH RECURSIVE keys(key) AS (
@@ -60,8 +60,8 @@ LATEST = sa.text(
 
 @router.post("", status_code=201, responses={200: {"model": Run}})
 def create_run(service: ServiceDep, body: CreateRun, response: Response) -> Run:
-    """A new run (201), or with `exist_ok` the old one taken up again (200)."""
-    # 409 when the name is taken, or taken by a run of another kind; 404 for an unknown parent.
+    """Create a run (201), or with `exist_ok` resume an existing one (200)."""
+    # 409 if the name is taken, or taken by a run of another kind; 404 for an unknown parent.
     now = time.time()
     with service.db.write() as c:
         found = c.execute(sa.select(runs).where(runs.c.name == body.name)).mappings().first()
@@ -93,7 +93,7 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> No
             got=body.kind,
         )
     given = body.model_dump(exclude_unset=True, exclude={"name", "kind", "parent", "exist_ok"})
-    # A resumed run reads further snapshots; the ones it has read stay true.
+    # A resumed run reads further snapshots; the earlier ones stay listed.
     given["snapshots"] = list(dict.fromkeys([*found["snapshots"], *body.snapshots]))
     c.execute(
         sa.update(runs)
@@ -116,10 +116,10 @@ def list_runs(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> RunPage:
-    """Newest first, and how many match in all.
+    """Sorted newest first, with the total number of matches.
 
-    `search`: text in the name or a tag. `alive=false&status=running`: silent ones. `since`: heard
-    of at that Unix time or later. `brief`: without config and newest metrics.
+    `search`: text in the name or a tag. `alive=false&status=running`: runs without a heartbeat.
+    `since`: heartbeat at or after that Unix time. `brief`: without config and newest metrics.
     """
     wanted = equal(runs, kind=kind, status=status, parent=parent)
     each = sa.func.json_each(runs.c.tags).table_valued("value")
@@ -144,16 +144,16 @@ def list_runs(
 
 
 def _alive() -> sa.Label[bool]:
-    """Whether it runs and its latest heartbeat is near.
+    """Whether it runs and its latest heartbeat is recent.
 
-    One from the future came before the clock was set back: a living run sends the next in seconds.
+    A heartbeat in the future means that the clock was set back: a running run sends the next soon.
     """
     near = sa.func.abs(runs.c.heartbeat_at - time.time()) < ALIVE_SECONDS
     return sa.and_(runs.c.status == "running", near).label("alive")
 
 
 def _contains(column: sa.ColumnElement[Any], text: str) -> sa.ColumnElement[bool]:
-    """Whether `text` is in it, upper or lower case; % and _ mean themselves."""
+    """Whether the column contains `text`, ignoring case; % and _ are literal."""
     return sa.func.instr(sa.func.lower(column), sa.func.lower(text)) > 0
 
 
@@ -165,7 +165,7 @@ def get_run(service: ServiceDep, name: str) -> Run:
 
 @router.patch("/{name}")
 def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
-    """Also the heartbeat: an empty body only says that the run is alive."""
+    """Update a run. Also the heartbeat: an empty body only records that the run is alive."""
     given = body.model_dump(exclude_unset=True, exclude_none=True)
     text = given.pop("log", "")
     values: dict[str, Any] = {"heartbeat_at": time.time(), **given}
@@ -182,20 +182,20 @@ def patch_run(service: ServiceDep, name: str, body: PatchRun) -> Run:
 
 @router.delete("/{name}", status_code=204)
 def delete_run(service: ServiceDep, name: str) -> None:
-    """The run, its metrics and its policies; trajectories and evaluations stay."""
+    """Delete the run, its metrics and its policies; trajectories and evaluations stay."""
     with service.db.write() as c:
         pk = find_pk(c, runs, name)
         files = c.execute(sa.select(policies.c.file).where(policies.c.run_pk == pk)).scalars().all()
         for table in (policy_aliases, policies, metrics):
             c.execute(sa.delete(table).where(table.c.run_pk == pk))
         c.execute(sa.delete(runs).where(runs.c.pk == pk))
-    for file in files:  # what a crash leaves here is an orphan for the sweep
+    for file in files:  # after a crash here the remaining files are orphans
         service.store.delete("policies", file)
 
 
 @router.get("/{name}/log", response_class=PlainTextResponse)
 def get_log(service: ServiceDep, name: str) -> str:
-    """The tail of what the run wrote (PATCH `log` appends)."""
+    """The tail of the run's log (PATCH `log` appends)."""
     with service.db.read() as c:
         pk = find_pk(c, runs, name)
         return str(c.execute(sa.select(runs.c.log).where(runs.c.pk == pk)).scalar_one())

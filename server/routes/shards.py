@@ -1,4 +1,4 @@
-"""Shards over HTTP: immutable files, with Range and an ETag that is their sha256."""
+"""Shards over HTTP: immutable files, with Range and their sha256 as ETag."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PARQUET = "application/vnd.apache.parquet"
 @router.head("/{shard_id}", include_in_schema=False)
 @router.get("/{shard_id}", responses={200: {"content": {PARQUET: {}}}})
 def get_shard(service: ServiceDep, shard_id: str, request: Request) -> Response:
-    """The Parquet file. 410 when it was deleted after its trajectories were evicted or moved, or
-    when its bytes are no longer those that were written (`damaged`)."""
+    """The Parquet file. 410 if it was deleted after its trajectories were evicted or moved, or if
+    its bytes differ from those that were written (`damaged`)."""
     source, sha256 = service.integrity.shard(shard_id)
     etag = f'"{sha256}"'
     headers = {"etag": etag, "cache-control": "private, max-age=31536000, immutable"}

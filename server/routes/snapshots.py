@@ -1,4 +1,4 @@
-"""Snapshots over HTTP; the work is in server/snapshots/snapshots.py."""
+"""Snapshots over HTTP, implemented in server/snapshots/snapshots.py."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ router = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
 
 @router.post("", status_code=201)
 def create_snapshot(service: ServiceDep, body: CreateSnapshot) -> Snapshot:
-    """Freeze a selection; comes with a first lease of 120 s for `holder`.
+    """Freeze a selection; the snapshot has a first lease of 120 s for `holder`.
 
-    With `since`, and nothing else selected than there: that snapshot again.
+    With `since`, an unchanged selection returns that snapshot again.
     """
     return service.snapshots.create(body)
 
@@ -49,7 +49,7 @@ def get_snapshot(service: ServiceDep, snapshot_id: str) -> Snapshot:
 def get_manifest(
     service: ServiceDep, snapshot_id: str, request: Request, since: str | None = None
 ) -> Response:
-    """One row per trajectory: where it lies. Arrow; JSON if asked for.
+    """One row per trajectory with its location. Arrow; JSON on request.
 
     `since`, an earlier snapshot: only the blocks of rows that differ (docs/http.md).
     """
@@ -60,7 +60,7 @@ def get_manifest(
 
 
 def _stream(table: pa.Table) -> Iterator[bytes]:
-    """An Arrow stream, a block at a time."""
+    """An Arrow stream, one block at a time."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         for batch in table.to_batches():
@@ -93,7 +93,7 @@ def _is_name(kind: pa.DataType) -> bool:
 
 @router.put("/{snapshot_id}/lease")
 def put_lease(service: ServiceDep, snapshot_id: str, body: PutLease) -> Lease:
-    """A promise to keep what the snapshot needs; repeat it before it expires. 410: too late."""
+    """Keep the snapshot's data from deletion; renew before it expires. 410 if it is too late."""
     return service.snapshots.lease(snapshot_id, body)
 
 

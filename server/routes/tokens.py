@@ -1,4 +1,4 @@
-"""Tokens over HTTP, for admins; what a token may do is in server/auth.py."""
+"""Tokens over HTTP, for admins; server/auth.py defines what a token may do."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 @router.post("", status_code=201)
 def create_token(service: ServiceDep, body: CreateToken, caller: Caller) -> Token:
-    """The answer holds the secret, this once. From the first token on, callers need one."""
+    """Only this response contains the secret. After the first token, all callers need one."""
     return service.auth.create(body, caller)
 
 
 @router.get("")
 def list_tokens(service: ServiceDep) -> Page[Token]:
-    """Without secrets, newest first; revoked ones are gone."""
+    """Without secrets, newest first; without revoked tokens."""
     return service.auth.page()
 
 

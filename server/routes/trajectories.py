@@ -1,4 +1,4 @@
-"""Trajectories one by one: listing, describing, labelling, protecting, and reading their steps."""
+"""Single trajectories: list, read, label, protect, and read their steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_trajectories(
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> Page[TrajectoryInfo]:
-    """Living trajectories, newest first unless `order` says otherwise."""
+    """Living trajectories, newest first unless `order` is given."""
     column_name = order.removeprefix("-")
     if column_name not in ORDERS:
         raise ProblemError(
@@ -91,7 +91,7 @@ def list_trajectories(
 
 @router.get("/trajectories/{trajectory_id}")
 def get_trajectory(service: ServiceDep, trajectory_id: str) -> TrajectoryInfo:
-    # 404, or 410 for one that was evicted.
+    # 404, or 410 if it was evicted.
     with service.db.read() as connection:
         return info(_row(connection, trajectory_id))
 
@@ -101,7 +101,7 @@ def patch_trajectory(
     service: ServiceDep, trajectory_id: str, body: PatchTrajectory
 ) -> TrajectoryInfo:
     """Tags, flags, notes, and fifo → protected."""
-    # The other way is `demote`.
+    # The reverse is `demote`.
     values: dict[str, Any] = {}
     for name in ("tags", "flags"):
         labels = getattr(body, name)
@@ -115,7 +115,7 @@ def patch_trajectory(
             raise ProblemError(
                 409,
                 "protected",
-                "a protected trajectory is not given up by an edit; an admin demotes it:"
+                "an edit cannot unprotect a trajectory; an admin demotes it:"
                 " POST /v1/trajectories/{id}/demote",
                 expected="protected",
                 got="fifo",
@@ -139,7 +139,7 @@ def patch_trajectory(
 def demote_trajectory(
     service: ServiceDep, trajectory_id: str, caller: Caller, response: Response
 ) -> TrajectoryInfo | None:
-    """protected → fifo: an admin's act, audited. 204 when fifo was full and it went at once."""
+    """protected → fifo, for admins; audited. 204 if fifo was full and it was evicted at once."""
     with service.db.write() as connection:
         row = _row(connection, trajectory_id)
         if row["partition"] == "protected":
@@ -167,7 +167,7 @@ def demote_trajectory(
     responses={200: {"content": {ARROW: {}, "application/json": {}}}},
 )
 def get_steps(service: ServiceDep, trajectory_id: str, request: Request) -> Response:
-    """The trajectory as an Arrow stream, exactly as it was sent; as JSON if asked for."""
+    """The trajectory as an Arrow stream, exactly as it was sent; JSON on request."""
     trajectory, spec = read_steps(service, trajectory_id)
     if "application/json" in request.headers.get("accept", ""):
         return Response(orjson.dumps(_rows(trajectory)), media_type="application/json")
@@ -175,7 +175,7 @@ def get_steps(service: ServiceDep, trajectory_id: str, request: Request) -> Resp
 
 
 def _rows(trajectory: Trajectory) -> dict[str, Any]:
-    """{columns, rows}, one row per observation; the last has no action and no reward."""
+    """{columns, rows}, one row per observation; the last row has no action and no reward."""
     steps = len(trajectory)
     columns: dict[str, list[Any]] = {"t": list(range(steps + 1))}
     for key, array in trajectory.obs.items():
@@ -190,7 +190,7 @@ def _rows(trajectory: Trajectory) -> dict[str, Any]:
     if trajectory.action_known is not None:
         columns["action_known"] = [*trajectory.action_known.tolist(), None]
     for key, array in trajectory.infos.items():
-        columns[f"info.{key}"] = array.tolist()  # orjson writes NaN, which infos may hold, as null
+        columns[f"info.{key}"] = array.tolist()  # orjson writes NaN, valid in infos, as null
     return {
         "columns": list(columns),
         "rows": [list(row) for row in zip(*columns.values(), strict=True)],
@@ -198,8 +198,8 @@ def _rows(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def read_steps(service: Service, trajectory_id: str) -> tuple[Trajectory, EnvSpec]:
-    """The trajectory itself, from segment or shard, exactly as it was sent. Raises 410 where its
-    file is damaged."""
+    """The trajectory, from segment or shard, exactly as it was sent. Raises 410 if its file is
+    damaged."""
     for attempt in range(3):
         with service.db.read() as connection:
             row = _row(connection, trajectory_id)
@@ -222,13 +222,13 @@ def read_steps(service: Service, trajectory_id: str) -> tuple[Trajectory, EnvSpe
                 entry, batch = read_spooled(path, row["segment_offset"], spec)
                 header = {HEADER_KEY: orjson.dumps(entry.header)}
                 return from_batch(batch, header, spec), spec
-            assert place is not None, "sealed, or spooled"
+            assert place is not None, "a living trajectory has a location"
             path = service.store.path(f"shards/{place.partition}", f"{row['shard']}.parquet")
             return read_trajectory(
                 Source(path, place.bytes, place.checksums), row["traj_idx"]
             ), spec
         except FileNotFoundError:
-            # Sealed or compacted between the look-up and the read: look again.
+            # Sealed or compacted between the look-up and the read: look it up again.
             if attempt == 2:
                 raise
         except SegmentDamaged as error:
@@ -243,7 +243,7 @@ def read_steps(service: Service, trajectory_id: str) -> tuple[Trajectory, EnvSpe
 
 
 def info(row: Mapping[Any, Any]) -> TrajectoryInfo:
-    """A row of the index as the message."""
+    """The message of an index row."""
     values = dict(row)
     for name in ("tags", "flags", "metrics"):
         values[name] = orjson.loads(values[name])
@@ -266,13 +266,13 @@ def _row(connection: Connection, trajectory_id: str) -> Mapping[str, Any]:
     )
     if gone:
         raise ProblemError(
-            410, "evicted", f"trajectory {trajectory_id} was evicted from fifo: the oldest go first"
+            410, "evicted", f"trajectory {trajectory_id} was evicted from fifo (oldest first)"
         )
     raise not_found("trajectory", trajectory_id[:64])
 
 
 def _recount(connection: Connection, row: Mapping[str, Any], partition: str) -> None:
-    """Move one trajectory's numbers between the totals of two partitions."""
+    """Move one trajectory's counts between the totals of two partitions."""
     numbers = (1, row["length"], row["bytes"], row["return"])
     before = bucket_of(row["partition"], row["purpose"])
     after = bucket_of(partition, row["purpose"])
@@ -295,5 +295,5 @@ def _read_cursor(cursor: str) -> tuple[float, int]:
         return value, seq
     except (ValueError, TypeError):
         raise ProblemError(
-            422, "validation_error", "cursor: not one of ours", expected="`next`", got=cursor[:80]
+            422, "validation_error", "invalid cursor", expected="`next`", got=cursor[:80]
         ) from None

@@ -1,13 +1,13 @@
-"""Workers: which are alive, what they count, and the commands they were given.
+"""Workers: their state, their counters, and their commands.
 
-    POST command ──▶ kept in the row ──▶ every heartbeat's answer carries it, until it is done:
+    POST command ──▶ stored in the row ──▶ sent with every heartbeat response until it is done:
 
-    pause         stays until `resume`, `stop`, `drain` or `none` replaces it
-    resume        is answered at least once, and goes when the worker then says it is not paused
-    drain, stop   stay until the worker says `stopped` or `failed`
-    none          takes back whatever was asked
+    pause         kept until `resume`, `stop`, `drain` or `none` replaces it
+    resume        sent at least once, and removed when the worker reports that it is not paused
+    drain, stop   kept until the worker reports `stopped` or `failed`
+    none          cancels the previous command
 
-So an answer lost on the way loses no command. A new process under an old id starts with none.
+So a lost response loses no command. A new process with an existing id starts without a command.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ router = APIRouter(prefix="/v1/workers", tags=["workers"])
 WorkerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$")]
 
 ALIVE_SECONDS = 45.0
-"""A worker without a heartbeat for so long counts as dead; workers report every few seconds."""
+"""A worker without a heartbeat for this long counts as dead; workers report every few seconds."""
 
 FORGET_SECONDS = 7 * 86_400.0
-"""Workers without a heartbeat for so long are deleted when a new one appears."""
+"""Workers without a heartbeat for this long are deleted when a new one registers."""
 
 ENDED = ("stopped", "failed")
 
 
 @router.put("/{worker_id}")
 def put_worker(service: ServiceDep, worker_id: WorkerId, body: PutWorker) -> Worker:
-    """A heartbeat; `command` of the answer is what the worker should do."""
+    """A heartbeat; `command` in the response is what the worker should do."""
     now = time.time()
     given: dict[str, Any] = body.model_dump()
     given["counters"] = {k: v for k, v in body.counters.items() if math.isfinite(v)}
@@ -63,14 +63,14 @@ def put_worker(service: ServiceDep, worker_id: WorkerId, body: PutWorker) -> Wor
 
 
 def _restarted(row: RowMapping, body: PutWorker) -> bool:
-    """Whether another process now goes by this id."""
+    """Whether another process now uses this id."""
     if row["state"] in ENDED and body.state not in ENDED:
         return True
     return body.pid is not None and row["pid"] is not None and body.pid != row["pid"]
 
 
 def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
-    """The command to answer now, and that it was answered (`command_at` = NULL)."""
+    """The command to send now (`none` if it is done), marked as sent (`command_at` = NULL)."""
     command = row["command"]
     answered = row["command_at"] is None
     done = (command == "resume" and answered and state != "paused") or (
@@ -81,7 +81,7 @@ def _command_after(row: RowMapping, state: str) -> dict[str, Any]:
 
 @router.post("/{worker_id}/command")
 def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) -> Worker:
-    """Ask a worker to pause, resume, drain or stop; the answer to its next heartbeat carries it."""
+    """Command a worker to pause, resume, drain or stop; the next heartbeat response carries it."""
     now, what = time.time(), body.command
     with service.db.write() as c:
         row = _known(c, worker_id)
@@ -89,8 +89,8 @@ def post_command(service: ServiceDep, worker_id: WorkerId, body: PostCommand) ->
             raise ProblemError(
                 409,
                 "conflict",
-                f"worker {worker_id!r} has ended and cannot be asked to {what}; start a new one",
-                expected="a worker that runs",
+                f"worker {worker_id!r} has ended and cannot {what}; start a new one",
+                expected="a running worker",
                 got=row["state"],
             )
         c.execute(
@@ -107,7 +107,7 @@ def list_workers(
     limit: Limit = 1000,
     cursor: str | None = None,
 ) -> Page[Worker]:
-    """In order of id, also those that are not alive any more."""
+    """Sorted by id, including dead ones."""
     query = sa.select(workers).where(*equal(workers, role=role, run=run)).order_by(workers.c.id)
     if cursor is not None:
         query = query.where(workers.c.id > cursor)
@@ -134,6 +134,6 @@ def _known(c: Connection, worker_id: str) -> RowMapping:
 
 
 def _worker(row: RowMapping, now: float) -> Worker:
-    # One from the future came before the clock was set back: a living worker sends the next soon.
+    # A heartbeat in the future means that the clock was set back: a live worker sends another soon.
     fresh = abs(now - row["heartbeat_at"]) < ALIVE_SECONDS
     return Worker(**row, alive=fresh and row["state"] not in ENDED)

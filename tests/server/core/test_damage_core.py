@@ -159,7 +159,7 @@ def test_a_segment_that_vanishes_does_not_block_sealing_of_others(live: Any) -> 
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        ("UPDATE trajectories SET segment_pk = NULL", "spooled in no segment"),
+        ("UPDATE trajectories SET segment_pk = NULL", "spooled but in no segment"),
         ("UPDATE datasets SET next_seq = 1", "sequence number twice"),
     ],
 )
@@ -190,8 +190,8 @@ def test_fsck_sees_a_living_trajectory_in_a_shard_that_is_given_up(
     connection.commit()
     connection.close()
     found = [f.what for f in fsck.check(data).problems if not f.note]
-    assert any("in no shard that will be kept" in what for what in found)
-    assert "the guard living_shard is missing" in found
+    assert any("its shard is missing or about to be deleted" in what for what in found)
+    assert "the trigger living_shard is missing" in found
 
 
 def test_a_rebuild_takes_the_newer_of_two_datasets_that_had_one_trajectory(

@@ -282,7 +282,7 @@ def test_without_an_index_policies_come_back_or_are_kept_aside(
     said = capsys.readouterr().out
     assert "1 runs" in said and "1 policies" in said
     for word in ("metrics", "evaluations", "capacities", "labels", "tokens", "snapshots"):
-        assert word in said.split("not brought back:")[1]
+        assert word in said.split("not restored:")[1]
     assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [b"opaque"]
     assert fsck.check(data).problems == []
     live = reopen(start, data)

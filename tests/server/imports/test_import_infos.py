@@ -49,14 +49,14 @@ UNKEPT: dict[str, tuple[Change, str]] = {
         lambda f: f.create_dataset("infos/x", (ROWS - 1,), "f4"),
         "not one row per step",
     ),
-    "no_columns": (lambda f: f.create_dataset("infos/x", (ROWS, 0), "f4"), "no usable size"),
+    "no_columns": (lambda f: f.create_dataset("infos/x", (ROWS, 0), "f4"), "an invalid size"),
     "many_dimensions": (
         lambda f: f.create_dataset("infos/x", (ROWS,) + (1,) * 5, "f4"),
         "dimensions",
     ),
     "unknown_filter": (
         lambda f: f.create_dataset("infos/x", data=np.arange(ROWS * 100), scaleoffset=0),
-        "packed with filter",
+        "unknown filter",
     ),
 }
 
@@ -127,7 +127,7 @@ def test_drop_infos_leaves_out_what_it_names(tmp_path: Path) -> None:
     found, dropped = read(tmp_path / "f.hdf5", change, drop_infos=("state", "qpso"))
     assert sorted(found.spec.infos) == ["qpos", "statement"]
     assert sorted(dropped) == ["state/a", "state/b"]
-    assert set(dropped.values()) == {"drop_infos asks for that"}
+    assert set(dropped.values()) == {"listed in drop_infos"}
     assert "drop_infos: the file has no info 'qpso'; did you mean 'qpos'?" in found.warnings
     found, dropped = read(tmp_path / "g.hdf5", change, drop_infos=("*",))
     assert not found.spec.infos and len(dropped) == 4
@@ -157,7 +157,7 @@ def test_only_infos_are_left_out(tmp_path: Path, name: str) -> None:
         del file[name]
         file.create_dataset(name, (ROWS,), "S10")
 
-    with pytest.raises(ImportRefused, match=f"{name} does not hold plain numbers"):
+    with pytest.raises(ImportRefused, match=f"{name} does not contain plain numbers"):
         read(tmp_path / "f.hdf5", change, drop_infos=("*",))
 
 
@@ -220,7 +220,7 @@ def test_npz_infos_that_cannot_be_kept_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["observations", "rewards", "terminals"])
 def test_npz_refuses_the_same_for_what_an_agent_learns_from(name: str) -> None:
     arrays = table(ROWS, timeouts=[9, 19]) | {name: np.array(["x"] * ROWS)}
-    with pytest.raises(ImportRefused, match=f"{name} does not hold plain numbers"):
+    with pytest.raises(ImportRefused, match=f"{name} does not contain plain numbers"):
         read_npz(arrays, "*")
 
 

@@ -127,7 +127,7 @@ def test_next_observations_made_by_shifting_the_rows_are_not_believed(read: Read
     assert lengths(made) == [10, 10, 10]
     assert [t.terminated for t in made] == [True, True, False]
     assert not any(t.final_obs_valid for t in made)
-    assert any("only the next rows" in warning for warning in found.warnings)
+    assert any("the shifted rows" in warning for warning in found.warnings)
 
 
 def test_kitchen_without_timeouts_and_infos_as_an_array(read: Read) -> None:
@@ -231,7 +231,7 @@ def test_choices_stored_as_floats_need_the_hint(read: Read) -> None:
     found, made = read(arrays, action="discrete:7")
     assert found.spec.actions["action"] == Discrete(7)
     assert made[0].actions["action"].tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(ImportRefused, match="actions leave their space"):
+    with pytest.raises(ImportRefused, match="actions are outside their space"):
         read(arrays, action="discrete:2")
 
 
@@ -246,7 +246,7 @@ def test_bounds_of_actions(read: Read) -> None:
     assert given == Box((2,), "float32", -40.0, (40.0, 35.0))
     with pytest.raises(ImportRefused, match="action_low"):
         read(arrays, action_low=(1.0, 2.0, 3.0))
-    with pytest.raises(ImportRefused, match="actions leave their space"):
+    with pytest.raises(ImportRefused, match="actions are outside their space"):
         read(arrays, action_high=(0.5,))
 
 
@@ -295,7 +295,7 @@ def test_an_existing_spec_decides(read: Read) -> None:
         (EnvSpec.of(Box((3,)), Box((1,))), "actions has another shape"),
         (EnvSpec.of({"a": Box((3,))}, Box((2,))), "other observations"),
         (EnvSpec.of(Box((3,)), Discrete(3)), "actions has another shape"),
-        (EnvSpec.of(Box((3,)), Box((2,), high=0.1)), "actions leave their space"),
+        (EnvSpec.of(Box((3,)), Box((2,), high=0.1)), "actions are outside their space"),
         (EnvSpec.of(Box((3,)), Box((2,)), infos={"q": Box((2,))}), "infos/q is missing"),
         (EnvSpec.of(Box((3,), "uint8"), Box((2,))), "observations does not fit"),
     ):
@@ -307,13 +307,13 @@ def test_an_existing_spec_decides(read: Read) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("observations", np.zeros((0, 3), np.float32), "no usable length"),
+        ("observations", np.zeros((0, 3), np.float32), "an invalid length"),
         ("rewards", np.zeros(9, np.float32), "rewards has the wrong length"),
         ("rewards", np.zeros((10, 2), np.float32), "rewards has the wrong length"),
         ("terminals", np.zeros(11, np.bool_), "terminals has the wrong length"),
         ("timeouts", np.zeros(3, np.bool_), "timeouts has the wrong length"),
-        ("terminals", np.full(10, 0.5), "terminals does not hold flags"),
-        ("timeouts", np.full(10, 2), "timeouts does not hold flags"),
+        ("terminals", np.full(10, 0.5), "terminals does not contain flags"),
+        ("timeouts", np.full(10, 2), "timeouts does not contain flags"),
         ("actions", np.zeros((7, 2), np.float32), "actions has the wrong length"),
         (
             "next_observations",
