@@ -1,12 +1,12 @@
-"""Manifests as files: written once, whole, or as what changed since another snapshot's.
+"""Manifests as files: written once, complete or as the changes since another snapshot's.
 
     snapshots/<a>.arrow    all blocks                       base: none
     snapshots/<b>.arrow    blocks that differ from a's      base: a
     snapshots/<c>.arrow    blocks that differ from b's      base: b
 
-So a growing dataset's thousand snapshots take the room of a few. A file is an Arrow stream with
-compressed buffers, a batch per block. It is read, not mapped: what a map shows was checked once,
-and may be another later.
+So a thousand snapshots of a growing dataset need the space of a few. A file is an Arrow stream with
+compressed buffers, one batch per block. It is read, not memory-mapped: mapped pages could change
+after their checksums were verified.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ from stepwell.manifest import (
 )
 
 LONGEST_CHAIN = 100
-"""Files. And of changes at most half as many rows as the manifest has: then it is written anew."""
+"""Most files per snapshot. Beyond it, or when the changes exceed half of the rows, the whole
+manifest is written."""
 
 
 def write(store: Store, name: str, table: pa.Table) -> Stored:
-    """Put a manifest, or changes, into the store."""
+    """Write a manifest, or changes, into the store."""
     with store.new("snapshots", name) as writer:
-        # Its blocks have a digest of their own.
+        # No sha256 here: the blocks have their own digests.
         writer.fill(lambda path: _write(path, table), digest=False)
         return writer.commit()
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    options = pa.ipc.IpcWriteOptions(compression="lz4")  # less than half to write and to sync
+    options = pa.ipc.IpcWriteOptions(compression="lz4")  # less than half the bytes
     with (
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_stream(sink, table.schema, options=options) as stream,
@@ -74,7 +75,7 @@ def changed(
 
 
 def load(store: Store, connection: Connection, row: Any) -> Blocks:
-    """The blocks of a snapshot (a row of the index). Raises ValueError and `Corrupt` as `read`."""
+    """The blocks of a snapshot (an index row). Raises ValueError and `Corrupt`, as `read` does."""
     n = snapshots.c
     files, base = [(row["file"], row["checksums"])], row["base_pk"]
     while base is not None:
@@ -82,7 +83,7 @@ def load(store: Store, connection: Connection, row: Any) -> Blocks:
             sa.select(n.file, n.base_pk, n.checksums).where(n.pk == base)
         ).first()
         if below is None:
-            raise ValueError(f"{files[-1][0]} holds changes of a snapshot that is gone")
+            raise ValueError(f"{files[-1][0]} holds changes of a snapshot that was deleted")
         files.append((below.file, below.checksums))
         base = below.base_pk
     merged: dict[Key, Block] = {}
@@ -96,13 +97,13 @@ def load(store: Store, connection: Connection, row: Any) -> Blocks:
 
 
 def read(source: Source) -> pa.Table:
-    """One file. Raises `Corrupt` where it is missing or damaged, ValueError for something else."""
+    """Read one file. Raises `Corrupt` if it is missing or damaged, ValueError if it is invalid."""
     content = checked(source)
     return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
 
 
 def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:
-    """The blocks with every trajectory where it lies now; how many lie nowhere any more."""
+    """The blocks with current locations; and the number of trajectories that no longer exist."""
     names = frozenset[str]().union(*(block.shards for block in blocks.values()))
     found = connection.execute(sa.select(shards.c.id).where(existing(names)))
     there = frozenset(found.scalars())
@@ -142,7 +143,7 @@ def relocated(connection: Connection, blocks: Blocks) -> tuple[Blocks, int]:
 
 
 def existing(names: frozenset[str]) -> Any:
-    """The rows of those of the shards whose files are there."""
+    """The rows of those of the shards whose files exist."""
     listed = sa.func.json_each(json.dumps(sorted(names))).table_valued("value")
     s = shards.c
     return sa.and_(s.id.in_(sa.select(listed.c.value)), s.state.in_(("live", "retired")))

@@ -1,10 +1,10 @@
 """What a snapshot selects, as blocks of columns (stepwell/manifest.py). No Python object per row.
 
-    select_all      SQL names rows → masks over the mirror's locations → blocks
-    select_changed  the same of the rows that changed since, put into the blocks of before: what did
-                    not change is neither read nor copied
+    select_all      SQL selects rows → masks over the mirror's locations → blocks
+    select_changed  the same for the rows changed since, merged into the previous blocks: unchanged
+                    blocks are neither read nor copied
 
-Both give the same blocks; `digest_of` hashes blocks, so an unchanged one costs nothing either.
+Both return the same blocks; `digest_of` hashes blocks, so an unchanged block costs nothing there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Block:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of who is in it, and of their weights and contents."""
+        """Digest of its trajectories with their weights and contents."""
         sha = hashlib.sha256()
         for name in ("seq", "id", "weight", "content"):
             sha.update(_bytes_of(self.batch[name]))
@@ -52,7 +52,7 @@ class Block:
 
     @cached_property
     def shards(self) -> frozenset[str]:
-        """Names of the shards it needs."""
+        """Names of the shards that contain its trajectories."""
         column = self.batch["shard"]
         used = np.unique(column.indices.to_numpy())
         return frozenset(column.dictionary.take(pa.array(used)).to_pylist())
@@ -62,7 +62,7 @@ class Block:
         return int(pc.sum(self.batch["length"]).as_py())
 
     def same(self, other: Block) -> bool:
-        """Whether it holds the same, and in the same places."""
+        """Whether content and locations are equal."""
         if self is other:
             return True
         if len(self) != len(other) or self.digest != other.digest:
@@ -74,7 +74,7 @@ class Block:
 
 
 def all_of(dataset: str | None, locations: pa.RecordBatch) -> Selected:
-    """What a selection of a whole dataset names among these rows."""
+    """The result of a selection of a whole dataset from these rows."""
     chosen = _flags(pc.equal(_plain(locations["dataset"]), dataset))
     return Selected(np.flatnonzero(chosen), None, (), None)
 
@@ -82,7 +82,7 @@ def all_of(dataset: str | None, locations: pa.RecordBatch) -> Selected:
 Damaged = Counter[tuple[str, str]]
 """(dataset, shard) → rows."""
 Blocks = dict[Key, Block]
-"""In order of their keys."""
+"""Sorted by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +93,25 @@ class Component:
     dataset: str | None
     share: float
     all: bool = False
-    """It names every trajectory of `dataset`: there is nothing to ask."""
+    """Selects every trajectory of `dataset`, so no SQL is run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRules:
-    """What is left out of every snapshot that does not ask for it."""
+    """What is left out of every snapshot unless it is requested."""
 
     include_eval: bool
     quarantined: frozenset[str]
-    """Shards that are damaged."""
+    """Damaged shards."""
 
 
 def sources_of(body: CreateSnapshot) -> list[Component]:
-    """The components; the sugar `dataset` + `where` becomes one SELECT."""
+    """The components; `dataset` + `where` becomes one SELECT."""
     if (body.sources is None) == (body.dataset is None):
         raise ProblemError(
             422,
             "validation_error",
-            "a snapshot is selected either by `from` or by `dataset` (with or without `where`)",
+            "a snapshot needs either `from` or `dataset` (with or without `where`)",
             expected="one of from, dataset",
             got="both" if body.sources is not None else "neither",
         )
@@ -120,30 +120,30 @@ def sources_of(body: CreateSnapshot) -> list[Component]:
             raise ProblemError(
                 422,
                 "validation_error",
-                "`from` holds at least one SELECT, and `where` belongs to `dataset`",
+                "`from` needs at least one SELECT, and `where` is valid only with `dataset`",
             )
         return [Component(source.select, None, source.share) for source in body.sources]
-    # A line of its own: a comment at the end of `where` must not swallow the parenthesis.
+    # On its own line: a comment at the end of `where` must not hide the parenthesis.
     where = f" AND (\n{body.where}\n)" if body.where else ""
     select = f"SELECT id FROM trajectories WHERE dataset = '{body.dataset}'{where}"
     return [Component(select, body.dataset, 1.0, all=not body.where)]
 
 
 def digest_of(blocks: Blocks, shares: Sequence[float]) -> str:
-    """sha256 over what is selected and how it is weighed, not over where it happens to lie."""
+    """sha256 of the selection and its weights, independent of the locations."""
     sha = hashlib.sha256(json.dumps(list(shares)).encode())
     for key, block in blocks.items():
         sha.update(json.dumps(key).encode() + block.digest)
     return sha.hexdigest()
 
 
-# --- all of it ------------------------------------------------------------------------------------
+# --- full selection -------------------------------------------------------------------------------
 
 
 def select_all(
     mirror: Mirror, component: int, selected: Selected, rules: SelectionRules
 ) -> tuple[Blocks, Damaged]:
-    """One component's blocks; which of the rows lie in damaged shards and are left out."""
+    """One component's blocks; and the rows left out because their shards are damaged."""
     assert selected.state is not None
     found: dict[str, list[pa.RecordBatch]] = {}
     damaged: Damaged = Counter()
@@ -169,7 +169,7 @@ def select_all(
 def _usable(
     locations: pa.RecordBatch, at: NDArray[np.int64], rules: SelectionRules
 ) -> tuple[pa.RecordBatch, Flags, Damaged]:
-    """The rows `at` but those left out; which of `at` stayed; which are damaged."""
+    """The rows `at` without those left out; which of `at` remain; which are damaged."""
     whole = len(at) == locations.num_rows and bool((np.diff(at) == 1).all())
     rows = locations if whole else locations.take(pa.array(at))
     keep = _flags(rows["usable"])
@@ -188,7 +188,7 @@ def _usable(
 def _with_selection(
     rows: pa.RecordBatch, component: int, weights: NDArray[np.float64] | None
 ) -> pa.RecordBatch:
-    """Places as rows of a manifest."""
+    """Locations as rows of a manifest."""
     count = rows.num_rows
     given = {
         "component": pa.array(np.full(count, component, np.int16)),
@@ -210,7 +210,7 @@ def _by_dataset(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 def _ordered(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """In order of seq: as they come, unless `pk` and `seq` do not rise together."""
+    """Sorted by seq: already so, unless `pk` and `seq` do not increase together."""
     ends = [(b["seq"][0].as_py(), b["seq"][-1].as_py()) for b in batches]
     rising = all(bool((np.diff(b["seq"].to_numpy()) > 0).all()) for b in batches)
     if rising and all(a[1] < b[0] for a, b in zip(ends, ends[1:], strict=False)):
@@ -225,7 +225,7 @@ def _sorted(table: pa.Table) -> pa.RecordBatch:
 
 
 def _blocks_of(component: int, name: str, batches: Iterable[pa.RecordBatch]) -> Blocks:
-    """Cut where seq // BLOCK changes; a block that two batches share is joined."""
+    """Split where seq // BLOCK changes; a block that two batches share is joined."""
     cut: list[tuple[int, pa.RecordBatch]] = []
     for batch in batches:
         number = batch["seq"].to_numpy() // BLOCK
@@ -241,7 +241,7 @@ def _blocks_of(component: int, name: str, batches: Iterable[pa.RecordBatch]) -> 
 
 
 def _compact(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch whose dictionaries name what it uses, in order of appearance."""
+    """One batch whose dictionaries contain only used names, in order of appearance."""
     batch = parts[0] if len(parts) == 1 else _one(pa.Table.from_batches(parts))
     dictionaries = [pa.types.is_dictionary(field.type) for field in SCHEMA]
     arrays = [
@@ -259,7 +259,7 @@ def _shrunk(column: pa.DictionaryArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(codes), column.dictionary.take(used))
 
 
-# --- what changed ---------------------------------------------------------------------------------
+# --- incremental selection ------------------------------------------------------------------------
 
 
 def select_changed(
@@ -269,9 +269,9 @@ def select_changed(
     among: Callable[[int], Selected],
     rules: SelectionRules,
 ) -> Blocks:
-    """The blocks of now, from those of before and all rows that changed since.
+    """The current blocks, from the previous blocks and all rows that changed since.
 
-    `among` asks a component's selection of the changed rows.
+    `among` runs a component's selection on the changed rows.
     """
     touched: dict[str, NDArray[np.int64]] = dict(changes.dead)
     for name, rows in _by_dataset(changes.locations) if changes.locations.num_rows else ():
@@ -301,7 +301,7 @@ def select_changed(
 def _replaced(
     old: Block | None, touched: NDArray[np.int64], fresh: pa.RecordBatch | None
 ) -> Block | None:
-    """A block without the rows that were touched, and with those that are selected now."""
+    """A block without the changed rows, and with those of them that are selected now."""
     parts = []
     if old is not None:
         keep = ~np.isin(old.batch["seq"].to_numpy(), touched)
@@ -318,19 +318,19 @@ def _replaced(
     return old if old is not None and made.same(old) else made
 
 
-# --- between two selections -----------------------------------------------------------------------
+# --- difference of two selections -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """From one selection to another."""
+    """The difference between two selections."""
 
     changed: Blocks
-    """Blocks that are new, or hold something else or elsewhere."""
+    """Blocks that are new, or whose content or locations differ."""
     gone: list[Key]
     added: int
     removed: int
-    """Rows."""
+    """Number of rows."""
 
 
 def difference(before: Blocks, now: Blocks) -> Difference:
@@ -350,7 +350,7 @@ def difference(before: Blocks, now: Blocks) -> Difference:
 
 
 def _bytes_of(column: pa.Array) -> memoryview:
-    """The values of a column of fixed width without nulls, as they lie in memory."""
+    """The values in memory of a fixed-width column without nulls."""
     width = column.type.bit_width // 8
     buffer = column.buffers()[1]
     return memoryview(buffer)[column.offset * width : (column.offset + len(column)) * width]

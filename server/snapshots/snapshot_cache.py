@@ -1,11 +1,11 @@
 """Runs selections, and keeps recent snapshots in memory: a refresh reads only what changed.
 
-    SelectionRunner   SQL → all that is selected, or only what changed since an earlier snapshot
+    SelectionRunner   SQL → the whole selection, or only its changes since an earlier snapshot
     SnapshotCache     the newest snapshots with their blocks; `catch_up` keeps selections up to date
 
-A cached snapshot has two sets of blocks: those that its file holds, which never change, and those
-that its selection found when it was last run (`SelectionResult`). A second snapshot of the same
-selection begins with the latter, whether it names the first as `since` or not.
+A cached snapshot has two sets of blocks: those of its file, which never change, and those that its
+selection found when it was last run (`SelectionResult`). A second snapshot of the same selection
+starts with the latter, whether it names the first as `since` or not.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from stepwell._background import BackgroundLoop
 
 log = structlog.get_logger("stepwell.snapshots")
 MANY_CHANGES = 0.25
-"""When a larger part of the trajectories has changed, all are asked again."""
+"""If a larger part of the trajectories has changed, the whole selection is run again."""
 MOST_CHANGES = 200_000
-"""And when so many have: they are taken into memory at once."""
+"""The same for this number of changes, which are read into memory at once."""
 RECENT, RECENT_ROWS = 16, 2_000_000
-"""Snapshots whose blocks are kept at hand, for their refresh; and their rows, of some 80 bytes."""
+"""Most snapshots whose blocks stay in memory, and most rows (of some 80 bytes each)."""
 CATCH_UP_EVERY, CATCH_UP_BEHIND, CATCH_UP_FOR = 0.25, 200, 600.0
-"""Every so many seconds, a selection that is so many changes behind catches up, if it was used in
-the last so many seconds. Fewer changes are quick to read when the next snapshot is made."""
+"""Interval in seconds, number of changes and seconds since the last use: at each interval, a used
+selection with at least that many changes catches up. Fewer are quick to read when needed."""
 
 
 class SelectionMoved(Exception):
-    """What was selected was moved or deleted while the snapshot was made."""
+    """Selected trajectories were moved or deleted while the snapshot was created."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionResult:
-    """A selection as it was found at one moment of the index."""
+    """The result of a selection at one moment of the index."""
 
     sources: tuple[Component, ...]
     rules: SelectionRules
@@ -62,7 +62,7 @@ class SelectionResult:
     change_id: int
     epoch: int
     reads: tuple[frozenset[str] | None, ...]
-    """Per component: the columns it reads, where it looks at one row at a time."""
+    """Per component: the columns it reads if it depends on one row at a time, else None."""
     damaged: Damaged
     """Rows that were left out because their shards are damaged."""
 
@@ -73,19 +73,19 @@ class CachedSnapshot:
 
     pk: int
     blocks: Blocks
-    """What its file says."""
+    """The blocks of its file."""
     found: SelectionResult | None = None
-    """What its selection was when it was last run: later than the file, or unknown."""
+    """The result of the last run of its selection: newer than the file, or None."""
 
 
 class SelectionRunner:
-    """Asks the index, through SQL, what is selected."""
+    """Runs selections as SQL over the index."""
 
     def __init__(self, sql: SqlPool, mirror: Mirror):
         self._sql, self._mirror = sql, mirror
 
     def all(self, sources: tuple[Component, ...], rules: SelectionRules) -> SelectionResult:
-        """Ask for everything that is selected. Raises `SelectionMoved`, and 422 as SQL does."""
+        """Run the whole selection. Raises `SelectionMoved`, and 422 as SQL does."""
         blocks: Blocks = {}
         reads: list[frozenset[str] | None] = []
         marks, epochs, damaged = [], set(), Counter[tuple[str, str]]()
@@ -94,10 +94,10 @@ class SelectionRunner:
             assert selected.state is not None
             try:
                 some, spoiled = select_all(self._mirror, component, selected, rules)
-            except FileNotFoundError as error:  # the answer took longer than the mirror keeps files
+            except FileNotFoundError as error:  # slower than the mirror keeps files
                 raise SelectionMoved from error
             except Corrupt as error:
-                log.error("a file of the mirror is damaged and made anew", error=str(error))
+                log.error("a file of the mirror is damaged and is rewritten", error=str(error))
                 self._mirror.discard([f"mirror/{Path(error.path).name}"])
                 raise SelectionMoved from error
             blocks |= some
@@ -112,13 +112,13 @@ class SelectionRunner:
         )
 
     def behind(self, found: SelectionResult, most: int) -> int | None:
-        """How much changed since, counted up to `most`; None where changes alone do not do."""
+        """Number of changes since, up to `most`; None if a full run is necessary."""
         return self._mirror.changes.count(found.change_id, found.epoch, most)
 
     def changed(
         self, sources: tuple[Component, ...], rules: SelectionRules, earlier: CachedSnapshot | None
     ) -> SelectionResult | None:
-        """The same, of what changed since `earlier` alone; None where that does not do."""
+        """The same, from the changes since `earlier` alone; None if a full run is necessary."""
         if earlier is None or earlier.found is None or not earlier.blocks:
             return None
         last = earlier.found
@@ -145,20 +145,20 @@ class SelectionRunner:
         try:
             blocks = select_changed(last.blocks, changes, len(sources), among, rules)
         except ProblemError as error:
-            log.info("changes could not be asked alone", error=error.detail[:200])
+            log.info("an incremental selection failed", error=error.detail[:200])
             return None
         return replace(last, blocks=blocks, change_id=changes.change_id)
 
 
 class SnapshotCache:
-    """Recent snapshots by id, the latest used last. Thread-safe."""
+    """Recent snapshots by id, least recently used first. Thread-safe."""
 
     def __init__(self, finder: SelectionRunner, rules: Callable[[bool], SelectionRules]):
-        """`rules` of now, for snapshots that include evaluation or not."""
+        """`rules` returns the current rules for snapshots with or without evaluation."""
         self._finder, self._rules = finder, rules
         self._recent: OrderedDict[str, CachedSnapshot] = OrderedDict()
-        self._asked: dict[str, float] = {}
-        """When each was last used, on the monotonic clock."""
+        self._last_used: dict[str, float] = {}
+        """Time of the last use of each, on the monotonic clock."""
         self._lock = threading.Lock()
         self._loop = BackgroundLoop("snapshots", self.catch_up, every=CATCH_UP_EVERY)
 
@@ -176,11 +176,11 @@ class SnapshotCache:
         with self._lock:
             if (recent := self._recent.get(snapshot_id)) is not None:
                 self._recent.move_to_end(snapshot_id)
-                self._asked[snapshot_id] = time.monotonic()
+                self._last_used[snapshot_id] = time.monotonic()
             return recent
 
     def latest_like(self, sources: tuple[Component, ...], rules: SelectionRules) -> str | None:
-        """The latest of the same selection."""
+        """The latest snapshot with the same selection."""
         with self._lock:
             for snapshot_id, recent in reversed(self._recent.items()):
                 found = recent.found
@@ -192,29 +192,29 @@ class SnapshotCache:
         with self._lock:
             self._recent[snapshot_id] = recent
             self._recent.move_to_end(snapshot_id)
-            self._asked[snapshot_id] = time.monotonic()
+            self._last_used[snapshot_id] = time.monotonic()
             while len(self._recent) > 1 and (
                 len(self._recent) > RECENT or _rows(self._recent.values()) > RECENT_ROWS
             ):
                 gone, _ = self._recent.popitem(last=False)
-                del self._asked[gone]
+                del self._last_used[gone]
         return recent
 
     def forget(self, snapshot_id: str) -> None:
         with self._lock:
             self._recent.pop(snapshot_id, None)
-            self._asked.pop(snapshot_id, None)
+            self._last_used.pop(snapshot_id, None)
 
     def clear(self) -> None:
         with self._lock:
             self._recent.clear()
-            self._asked.clear()
+            self._last_used.clear()
 
     def catch_up(self) -> None:
-        """One round: catch up with what changed, for each selection that is in use."""
+        """One round: update the selections in use with what changed."""
         since = time.monotonic() - CATCH_UP_FOR
         with self._lock:
-            used = [(name, r) for name, r in self._recent.items() if self._asked[name] > since]
+            used = [(name, r) for name, r in self._recent.items() if self._last_used[name] > since]
         for name, recent in used:
             last = recent.found
             if self._loop.stopping or last is None:
@@ -222,7 +222,7 @@ class SnapshotCache:
             if (self._finder.behind(last, CATCH_UP_BEHIND) or 0) < CATCH_UP_BEHIND:
                 continue
             rules = self._rules(last.rules.include_eval)
-            # None where everything must be asked again: by who wants it, not by us at every round.
+            # None: a full run is necessary, which the next request for a snapshot does.
             found = self._finder.changed(last.sources, rules, recent)
             with self._lock:
                 if self._recent.get(name) is recent:
@@ -230,7 +230,7 @@ class SnapshotCache:
 
 
 def _rows(recent: Iterable[CachedSnapshot]) -> int:
-    """Blocks that several snapshots share count once."""
+    """Number of rows; blocks that several snapshots share count once."""
     blocks: dict[int, Block] = {}
     for one in recent:
         for some in (one.blocks, one.found.blocks if one.found else {}):

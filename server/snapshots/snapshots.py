@@ -1,14 +1,14 @@
-"""Snapshots: a frozen selection of trajectories. The same id means the same trajectories, for ever.
+"""Snapshots: frozen selections of trajectories. An id always means the same trajectories.
 
     SQL → rows of the mirror → blocks (selection.py), ordered by (component, dataset, seq)
-      → DIR/snapshots/<file>.arrow (put once) → one transaction: snapshot, its shards, first lease
+      → DIR/snapshots/<file>.arrow (immutable) → one transaction: snapshot, its shards, first lease
 
-A selection that was frozen before is only asked what changed since, and the blocks that differ are
-written (snapshot_cache.py). A refresh (`since`) that finds the same again returns the earlier one.
+A repeated selection reads only what changed since, and only the blocks that differ are written
+(snapshot_cache.py). A refresh (`since`) with the same result returns the earlier snapshot.
 
-Where a trajectory lies may change (compaction); what it is may not. The file keeps both; when one
-of its shards is gone and its trajectories live on elsewhere, the locations are looked up anew. A
-lease is a promise not to delete the shards that the file names; it counts uptime (index/db.py).
+Compaction may change the location of a trajectory, never its content. The file stores both; if a
+shard was deleted and its trajectories moved to others, the locations are looked up again. A lease
+is a promise not to delete the shards that the file names; it counts uptime (index/db.py).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from stepwell.spaces import EnvSpec
 
 log = structlog.get_logger("stepwell.snapshots")
 FIRST_TTL = 120.0
-"""Seconds of the lease that comes with a new snapshot."""
+"""Seconds of the first lease of a new snapshot."""
 MAX_TRAJECTORIES = 20_000_000
 
 
 class Snapshots:
-    """Creating, describing, leasing. `flush` seals what was acknowledged."""
+    """Creates, describes and leases snapshots. `flush` seals what was acknowledged."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Snapshots:
         self.cache = SnapshotCache(self._finder, self._rules)
         self._moving = threading.Lock()
 
-    # --- create, in the order it happens --------------------------------------------------------
+    # --- create, in order of execution ----------------------------------------------------------
 
     def create(self, body: CreateSnapshot) -> Snapshot:
-        """Freeze a selection. Raises 404, 422 (SQL, nothing selected, layouts that differ).
+        """Freeze a selection. Raises 404, 422 (SQL error, empty selection, layouts that differ).
 
-        With `since`, and nothing else selected than there: that snapshot.
+        With `since`, an unchanged selection returns that snapshot.
         """
         sources = tuple(sources_of(body))
         if body.since is not None:
@@ -95,11 +95,11 @@ class Snapshots:
             try:
                 return self._create(body, sources, again=attempt > 0)
             except SelectionMoved:
-                log.info("the selection moved while it was frozen", attempt=attempt)
+                log.info("selected data moved while it was frozen", attempt=attempt)
         raise ProblemError(
             503,
             "selection_moved",
-            "what was selected was evicted or moved while the snapshot was made; ask again",
+            "selected data was evicted or moved while the snapshot was created; try again",
             headers={"Retry-After": "1"},
         )
 
@@ -174,7 +174,7 @@ class Snapshots:
                 raise ProblemError(
                     422,
                     "schema_mismatch",
-                    f"a snapshot has one layout, but datasets {first.name!r} and {other.name!r}"
+                    f"a snapshot needs one layout, but datasets {first.name!r} and {other.name!r}"
                     f" differ in {where}",
                     expected={first.name: expected},
                     got={other.name: got},
@@ -189,9 +189,9 @@ class Snapshots:
         base: str | None,
         earlier: CachedSnapshot | None,
     ) -> tuple[dict[str, int], dict[str, Any]]:
-        """Put the manifest, or only what changed since `base`.
+        """Write the manifest, or only the changes since `base`.
 
-        How much was added and removed since, and the columns that say how it was put.
+        Returns the numbers of added and removed rows, and the columns that describe the file.
         """
         told = {}
         if base is not None and earlier is not None:
@@ -210,7 +210,7 @@ class Snapshots:
         return told, {"checksums": stored.checksums}
 
     def _insert(self, connection: Connection, blocks: Blocks, **values: Any) -> int:
-        """The row of a snapshot and of the shards it needs; `SelectionMoved` if one is gone."""
+        """Insert a snapshot and the shards it needs; `SelectionMoved` if one was deleted."""
         names = frozenset[str]().union(*(block.shards for block in blocks.values()))
         count, size = _existing(connection, names)
         if count != len(names):
@@ -241,20 +241,20 @@ class Snapshots:
         return self.cache.put(snapshot_id, CachedSnapshot(row["pk"], blocks))
 
     def _load(self, connection: Connection, row: Any) -> Blocks:
-        """What the files of a snapshot hold. Raises 410 `damaged`."""
+        """The blocks in the files of a snapshot. Raises 410 `damaged`."""
         try:
             return manifests.load(self._store, connection, row)
         except Corrupt as error:
             raise self._integrity.damaged_file(f"snapshots/{Path(error.path).name}") from None
 
-    # --- look -----------------------------------------------------------------------------------
+    # --- read -----------------------------------------------------------------------------------
 
     def get(self, snapshot_id: str) -> Snapshot:
         with self._db.read() as connection:
             return self._message(connection, _row(connection, snapshot_id))
 
     def page(self, *, limit: int, cursor: str | None) -> Page[Snapshot]:
-        """Newest first, in the order in which they were made, whatever the clock said."""
+        """Sorted by creation, newest first, whatever the clock said."""
         n = snapshots.c
         statement = sa.select(snapshots).order_by(n.pk.desc())
         if cursor is not None:
@@ -266,7 +266,7 @@ class Snapshots:
         return Page[Snapshot](items=items, next=None if last is None else last["id"])
 
     def manifest(self, snapshot_id: str, since: str | None = None) -> pa.Table:
-        """A row per trajectory, pointing at shards that exist; a chunk per block. Raises 404, 410.
+        """One row per trajectory with an existing shard; a chunk per block. Raises 404, 410.
 
         With `since`, another snapshot's id: the blocks that differ (stepwell/manifest.py).
         """
@@ -296,7 +296,7 @@ class Snapshots:
     # --- leases ---------------------------------------------------------------------------------
 
     def lease(self, snapshot_id: str, body: PutLease) -> Lease:
-        """Hold, or go on holding, what the snapshot needs. Raises 410 when it is gone already."""
+        """Create or renew a lease on the snapshot's data. Raises 410 if the data was deleted."""
         with self._moving, self._db.write() as connection:
             row = _row(connection, snapshot_id)
             if _gone(connection, row["pk"]):
@@ -310,7 +310,7 @@ class Snapshots:
         )
 
     def _hold_at_least(self, snapshot_id: str, holder: str) -> None:
-        """The lease that comes with a new snapshot, for one that was there already."""
+        """Give an existing snapshot at least the first lease of a new one."""
         with self._db.read() as connection:
             held = connection.execute(
                 sa.select(leases.c.expires_uptime)
@@ -330,7 +330,7 @@ class Snapshots:
             )
 
     def _relocate(self, connection: Connection, pk: int, snapshot_id: str) -> None:
-        """Find the locations of a snapshot's trajectories anew, and write its manifest anew."""
+        """Look up the locations of a snapshot's trajectories and rewrite its manifest."""
         if not _gone(connection, pk):
             return
         row = _row(connection, snapshot_id)
@@ -342,9 +342,9 @@ class Snapshots:
                 410,
                 "snapshot_expired",
                 f"snapshot {snapshot_id} was not leased, and {missing} of its trajectories"
-                " were evicted and deleted meanwhile; make a new snapshot",
+                " were evicted and deleted; make a new snapshot",
                 expected="an unexpired lease",
-                got=f"{missing} of {total} trajectories gone",
+                got=f"{missing} of {total} trajectories deleted",
             )
         fresh = new_name("snap", ".arrow")
         shares = [source.share for source in sources_of(_request(row))]
@@ -380,10 +380,10 @@ def _excluded(damaged: Damaged) -> list[dict[str, Any]]:
 def _check_size(found: SelectionResult) -> None:
     if not found.blocks and found.damaged:
         raise ProblemError(
-            410, "damaged", "everything selected lies in damaged shards; see: stepwell fsck"
+            410, "damaged", "all selected data is in damaged shards; see: stepwell fsck"
         )
     if found.damaged:
-        # One bad file must not stop all training: it is named in the answer, /readyz and fsck.
+        # One damaged file must not stop training: the response, /readyz and fsck name it.
         log.warning("damaged shards are left out", trajectories=found.damaged.total())
     if not found.blocks:
         raise ProblemError(
@@ -413,12 +413,12 @@ def _metadata(snapshot_id: str, digest: str, shares: Sequence[float]) -> dict[by
 
 
 def _request(row: Mapping[str, Any]) -> CreateSnapshot:
-    """What the snapshot was made from."""
+    """The request that created the snapshot."""
     return CreateSnapshot.model_validate(row["selection"])
 
 
 def _existing(connection: Connection, names: frozenset[str]) -> tuple[int, int]:
-    """How many of the shards have their files, and how many bytes these are."""
+    """The number of shards with existing files, and the bytes of these files."""
     total = sa.func.coalesce(sa.func.sum(shards.c.bytes), 0)
     row = connection.execute(
         sa.select(sa.func.count(), total).where(manifests.existing(names))

@@ -1,1 +1,1 @@
-"""Callers' SQL: guard, pool, and the confined worker processes."""
+"""Callers' SQL: guard, pool, and the sandboxed worker processes."""

@@ -1,7 +1,7 @@
-"""What the SQL surface consists of: tables, their columns and types, and the files behind them.
+"""The SQL surface: tables, their columns and types, and their files.
 
-The shape of the data lives here once; query_tables.py turns it into views, `GET /v1/query/schema`
-shows it. `steps` has one row per observation, T+1 per trajectory (stepwell/trajectory.py).
+The only definition of these shapes; query_tables.py turns them into views, `GET /v1/query/schema`
+returns them. `steps` has one row per observation, T+1 per trajectory (stepwell/trajectory.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepwell.schema import ACTION_KNOWN, column_names
 from stepwell.spaces import EnvSpec, Space
 
 _TYPES = {
-    "float16": "FLOAT",  # DuckDB has no half
+    "float16": "FLOAT",  # DuckDB has no half precision
     "float32": "FLOAT",
     "float64": "DOUBLE",
     "bool": "BOOLEAN",
@@ -51,13 +51,13 @@ DESCRIPTIONS = {
     "metrics": "one row per run, key and step",
     "policies": "one row per published policy",
     "evaluations": "one row per evaluation of a policy on an environment",
-    "workers": "one row per process that reports here",
+    "workers": "one row per process that reports to the service",
     "steps": "the columns that all datasets have in common; one row per observation (T+1 each)",
 }
 
 
 def catalog(state: MirrorState) -> dict[str, Any]:
-    """The whole surface as the worker wants it (plain JSON)."""
+    """The whole surface in the worker's format (plain JSON)."""
     return {
         "tables": {
             name: {"columns": TABLES[name], "files": files} for name, files in state.tables.items()
@@ -131,7 +131,7 @@ def _struct(name: str, members: list[tuple[str, str, Space]]) -> tuple[str, str,
 
 
 def _value(column: str, space: Space) -> str:
-    # Parquet knows only lists: the cast makes the array functions of DuckDB work.
+    # Parquet has only lists: the cast enables DuckDB's array functions.
     return f'CAST(s."{column}" AS {sql_type(space)})'
 
 

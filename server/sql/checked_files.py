@@ -1,7 +1,7 @@
-"""The files of a query, as DuckDB reads them in a SQL worker: stored://PATH, every byte checked.
+"""The files of a query, as DuckDB reads them in a SQL worker: stored://PATH, with verified bytes.
 
-DuckDB verifies no checksum of Parquet, neither of pages nor of footers; so no byte reaches it that
-was not compared with what the service wrote. Only files whose checksums are known can be opened.
+DuckDB verifies no checksums of Parquet, neither of pages nor of footers. This file system compares
+every byte with its checksum before DuckDB gets it, and opens only files with known checksums.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class CheckedFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         super().__init__()
         self._checksums: dict[str, bytes] = {}
         self.damaged: set[str] = set()
-        """Files that this query met with bytes that are not what was written."""
+        """Files in which this query found damage."""
 
     def learn(self, checksums: Mapping[str, str], forget: Iterable[str] = ()) -> None:
-        """Base64 by path, relative to the data directory."""
+        """Add and remove checksums: base64 by path, relative to the data directory."""
         for path in forget:
             self._checksums.pop(path, None)
         for path, text in checksums.items():
             self._checksums[path] = base64.b64decode(text)
 
-    # --- what DuckDB calls ------------------------------------------------------------------------
+    # --- called by DuckDB -------------------------------------------------------------------------
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         name = self._known(path)
         if mode != "rb":
-            raise PermissionError(f"{name} is only read")
+            raise PermissionError(f"{name} is read-only")
         try:
             return _Reported(name, self._checksums[name], self.damaged)
         except (OSError, Corrupt) as error:
@@ -72,19 +72,19 @@ class CheckedFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return [PREFIX + self._known(path)]
 
     def modified(self, _path: str) -> datetime.datetime:
-        return _NEVER  # files never change once they are there
+        return _NEVER  # files are immutable
 
     created = modified
 
     def _known(self, path: str) -> str:
         name = path.removeprefix(PREFIX)
         if name not in self._checksums:
-            raise PermissionError(f"{name} is no file of this query")
+            raise PermissionError(f"{name} is not a file of this query")
         return name
 
 
 class _Reported(CheckedFile):
-    """Remembers that it was damaged, whatever DuckDB makes of the exception."""
+    """Records damage, whatever DuckDB does with the exception."""
 
     def __init__(self, name: str, checksums: bytes, damaged: set[str]):
         self._name, self._damaged = name, damaged
@@ -93,6 +93,6 @@ class _Reported(CheckedFile):
     def read_at(self, start: int, count: int) -> bytes:
         try:
             return super().read_at(start, count)
-        except OSError:  # Corrupt, or a disk that cannot read it back
+        except OSError:  # Corrupt, or a read error of the disk
             self._damaged.add(self._name)
             raise

@@ -1,10 +1,10 @@
-"""A fair queue: idle workers, and the callers that wait for one, each with a share.
+"""A fair queue: hands idle workers to waiting callers, each with a share.
 
 admitted   a caller has at most `per_caller` queries here; a caller that has one already gets at
-           most half of the waiting places, so that one caller cannot keep the others out
-running    at most `running` of one caller at once: a worker stays free for the next one
-next       the caller with the fewest running, then the one that has waited longest since it
-           came or was last served: round robin, whatever each of them has queued
+           most half of the waiting places, so that one caller cannot block the others
+running    at most `running` queries of one caller at once: one worker stays free for others
+next       the caller with the fewest running queries, then the one whose arrival or last service
+           is longest ago: round robin, however many each has queued
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ W = TypeVar("W")
 
 @dataclass(eq=False, slots=True)
 class _Place(Generic[W]):
-    """One query that waits. `worker` is set when its turn has come."""
+    """A waiting query. `worker` is set when it is assigned one."""
 
     caller: str
     since: float
@@ -40,31 +40,31 @@ class FairQueue(Generic[W]):
         self._idle: list[W] = []
         self._places: list[_Place[W]] = []
         self._present: Counter[str] = Counter()
-        """Queries of each caller that were admitted and have not ended."""
+        """Admitted queries of each caller that have not ended."""
         self._running: Counter[str] = Counter()
         self._served: dict[str, float] = {}
-        """When a caller that is present last got a worker, or gave one back."""
+        """Time at which each caller with queries last got or returned a worker."""
         self._closed = False
 
     def put(self, worker: W) -> None:
-        """A worker is idle now."""
+        """Add an idle worker."""
         with self._changed:
             self._idle.append(worker)
             self._assign()
 
     def close(self) -> None:
-        """Refuse all who wait, and all who come later."""
+        """Refuse all waiting and later queries."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def admit(self, caller: str) -> None:
-        """Admit a query, or raise 429. Every admitted query ends with `leave`."""
+        """Admit a query, or raise 429. Call `leave` when an admitted query ends."""
         with self._changed:
             mine = self._present[caller]
             waiting = sum(self._present.values()) - sum(self._running.values())
             most = self._waiting_most if mine == 0 else self._waiting_most // 2
-            # With a worker free for it, a query does not wait.
+            # With an idle worker for it, a query does not wait.
             free = len(self._idle) > waiting and self._running[caller] < self._running_each
             if mine >= self._per_caller or (waiting >= most and not free):
                 raise ProblemError(
@@ -79,7 +79,7 @@ class FairQueue(Generic[W]):
             self._present[caller] += 1
 
     def leave(self, caller: str) -> None:
-        """An admitted query of this caller has ended; it has given its worker back before."""
+        """End an admitted query of this caller, after `give`."""
         with self._changed:
             self._present[caller] -= 1
             if not self._present[caller]:
@@ -87,7 +87,7 @@ class FairQueue(Generic[W]):
                 self._served.pop(caller, None)
 
     def take(self, caller: str, deadline: float) -> W:
-        """A worker for an admitted query. Raises 429 when none becomes free by the deadline."""
+        """A worker for an admitted query. Raises 429 if none is free by the deadline."""
         with self._changed:
             place = _Place[W](caller, time.monotonic())
             self._places.append(place)
@@ -101,7 +101,7 @@ class FairQueue(Generic[W]):
             return place.worker
 
     def give(self, caller: str, worker: W | None) -> None:
-        """What `take` gave is used no more; None: it will not come back."""
+        """Return the worker from `take`; None: it is not returned."""
         with self._changed:
             self._served[caller] = time.monotonic()
             self._running[caller] -= 1
@@ -132,7 +132,7 @@ def _too_late() -> ProblemError:
     return ProblemError(
         429,
         "too_many_queries",
-        "no SQL worker became free before the query's deadline; try again, or give it more time",
+        "no SQL worker became free before the query's deadline; try again, or set a longer timeout",
         headers={"Retry-After": "2"},
     )
 

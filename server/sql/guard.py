@@ -1,8 +1,8 @@
-"""Which SQL may run: exactly one SELECT, wrapped, naming no function that reaches out of the query.
+"""Which SQL may run: exactly one SELECT, wrapped, without functions that reach outside the query.
 
-Runs in the worker process, next to DuckDB. None of these gates is enough alone (a data-modifying
-CTE has type SELECT; a parser can be wrong), so three follow one another, and the connection under
-them can neither write nor open a file that it was not given (worker.py, sandbox.py).
+Runs in the worker process, next to DuckDB. No single check is sufficient (a data-modifying CTE has
+type SELECT; a parser can be wrong), so three follow one another, and the connection below them can
+neither write nor open files other than those of the query (worker.py, sandbox.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import duckdb
 TABLE_FUNCTIONS = frozenset(
     {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"}
 )
-"""Functions that may stand where a table stands. All others read files, memory or settings."""
+"""Functions that are allowed as tables. All others read files, memory or settings."""
 
 _FORBIDDEN = frozenset(
     {
@@ -32,7 +32,7 @@ _FORBIDDEN_PREFIXES = (
 
 
 class NotAllowed(Exception):
-    """The statement was refused before it ran. `got` names what was found."""
+    """The statement was refused before execution. `got` names what was found."""
 
     def __init__(self, detail: str, *, expected: str = "one SELECT statement", got: str = ""):
         super().__init__(detail)
@@ -45,19 +45,19 @@ class CheckedQuery:
     """A statement that may run."""
 
     text: str
-    """The statement, alone, without its semicolon."""
+    """The statement without its semicolon."""
     tables: frozenset[tuple[str, str]]
-    """(schema, table) of everything that stands where a table stands, in lower case."""
+    """(schema, table) of every table reference, in lower case."""
 
     def wrapped(self, limit: int) -> str:
-        """As a subquery: what is not a query does not parse there."""
+        """As a subquery: anything but a query is a syntax error there."""
         return f"SELECT * FROM (\n{self.text}\n) AS q LIMIT {int(limit)}"
 
 
 def check(sql: str, parser: duckdb.DuckDBPyConnection) -> CheckedQuery:
-    """The one SELECT in `sql`. Raises `NotAllowed`, or DuckDB's error where it does not parse.
+    """The one SELECT in `sql`. Raises `NotAllowed`, or DuckDB's error if it does not parse.
 
-    `parser` is a bare in-memory connection, used only for DuckDB's own syntax tree.
+    `parser` is a bare in-memory connection, used only for DuckDB's syntax tree.
     """
     statements: list[Any] = list(parser.extract_statements(sql))
     if len(statements) != 1:
@@ -81,12 +81,12 @@ def _without_semicolon(sql: str) -> str:
 
 
 def tree_of(text: str, parser: duckdb.DuckDBPyConnection) -> Any:
-    """DuckDB's syntax tree of one SELECT. Raises `NotAllowed` where there is none."""
+    """DuckDB's syntax tree of one SELECT. Raises `NotAllowed` if it has none."""
     row = parser.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     document: Any = json.loads(row[0]) if row else {"error": True}
     if document.get("error") or len(document.get("statements", [])) != 1:
         raise NotAllowed(
-            "this form of SELECT is not supported here",
+            "this form of SELECT is not supported",
             got=str(document.get("error_message", "no statement"))[:200],
         )
     return document["statements"][0]
@@ -114,13 +114,13 @@ def _tables(tree: Any) -> set[tuple[str, str]]:
 def _check_function(name: str, as_table: bool) -> None:
     if as_table and name not in TABLE_FUNCTIONS:
         raise NotAllowed(
-            f"the table function {name}() is not available here",
+            f"the table function {name}() is not allowed",
             expected="tables of GET /v1/query/schema, or " + ", ".join(sorted(TABLE_FUNCTIONS)),
             got=name,
         )
     if name in _FORBIDDEN or name.startswith(_FORBIDDEN_PREFIXES):
         raise NotAllowed(
-            f"the function {name}() is not available here",
+            f"the function {name}() is not allowed",
             expected="functions of values",
             got=name,
         )

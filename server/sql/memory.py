@@ -1,4 +1,4 @@
-"""How much memory queries may take: one bound, divided among the workers and the answers here."""
+"""The memory of queries: one bound, divided among the workers and the results in this process."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from server.problems import ProblemError
 
 OWN = "the service"
-"""The caller of the service's own queries."""
+"""The caller name of the service's own queries."""
 BASE_MEMORY = 112 << 20
-"""What a worker holds before its first query: Python, DuckDB and Arrow."""
+"""Memory of a worker before its first query: Python, DuckDB and Arrow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How one bound is divided. Its parts never sum to more."""
+    """The parts of one bound; their sum never exceeds it."""
 
     caller: int
     """Resident memory of a worker for callers."""
     own: int
     """Of the service's own worker: selections for snapshots are large."""
     answers: int
-    """Answers in this process, from the worker's pipe until the client has them."""
+    """Results in this process, from the worker's pipe until the client has read them."""
 
     @classmethod
     def of(cls, total: int, workers: int) -> Memory:
-        """Raises ValueError where too little is left for queries."""
+        """Raises ValueError if too little remains for queries."""
         answers = total // 8
         unit = (total - answers - (workers + 1) * BASE_MEMORY) // (workers + 2)
         if workers and unit < 16 << 20:
@@ -40,7 +40,7 @@ class Memory:
 
 
 class AnswerMemory:
-    """Counts answers in this process, from the worker's pipe until the client has them."""
+    """Counts results in this process, from the worker's pipe until the client has read them."""
 
     def __init__(self, most: int):
         self._most = most
@@ -49,9 +49,9 @@ class AnswerMemory:
         """Bytes by caller."""
 
     def hold(self, user: str, size: int) -> None:
-        """Count an answer's bytes, or raise 429: others that were not yet delivered take the room.
+        """Count a result's bytes. Raises 429 if undelivered results use the memory.
 
-        A caller has half of it; all callers together leave a quarter to the service itself.
+        A caller may use half of it; all callers together leave a quarter to the service itself.
         """
         most = self._most
         with self._lock:
@@ -64,16 +64,16 @@ class AnswerMemory:
                 raise ProblemError(
                     429,
                     "too_many_queries",
-                    "there is no room for the answer while earlier ones are being delivered; read"
-                    " those, ask for less, or try again in a moment",
-                    expected=f"answers of at most {most // 2} bytes, all of a caller together",
-                    got=f"{size} bytes, beside {total} on their way",
+                    "no memory for the result while earlier ones are being delivered; read those,"
+                    " request less, or try again in a moment",
+                    expected=f"results of at most {most // 2} bytes, all of a caller together",
+                    got=f"{size} bytes, and {total} undelivered",
                     headers={"Retry-After": "2"},
                 )
             self.held[user] += size
 
     def release(self, user: str, size: int) -> None:
-        """So many bytes of the user's answers are delivered, or thrown away."""
+        """Release bytes of the user's results, delivered or discarded."""
         with self._lock:
             self.held[user] -= size
             if self.held[user] <= 0:

@@ -1,17 +1,17 @@
-"""Runs SQL in a few sandboxed worker processes, within limits of time, memory and CPU.
+"""Runs SQL in a few sandboxed worker processes, with limits on time, memory and CPU.
 
     query → fair_queue.py, or 429 → a worker → the worker interrupts itself at the deadline
-                                             → GRACE later: SIGKILL, another takes its place
+                                             → GRACE later: SIGKILL, another replaces it
 
-    deadline   counted from the arrival of the query: waiting counts, and so does the refresh of the
-               tables. The answer leaves GRACE after it at the latest.
-    memory     one bound for everything: each worker has its share, which the kernel holds it to
-               (worker.py), and so have the answers in this process until they are delivered
+    deadline   counted from the arrival of the query, including waiting and the refresh of the
+               tables. The response is sent at most GRACE after it.
+    memory     one bound for everything: each worker has a share, which the kernel enforces
+               (worker.py), and so have the results in this process until they are delivered
     CPU        workers are niced, and niced more during a long query (worker_process.py)
 
-The service's own queries (snapshots) have a worker to themselves, started when first needed.
-No part of a query runs in this process; the answer is a frame of bytes. Workers are started
-before they are needed, because a Python process with DuckDB takes a third of a second to be ready.
+The service's own queries (snapshots) have a separate worker, started when first needed. No part of
+a query runs in this process; the result is a frame of bytes. Workers are started in advance,
+because a Python process with DuckDB takes a third of a second to start.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from stepwell.messages import Column, Excluded
 
 Form = Literal["json", "arrow"]
 GRACE = 0.2
-"""Seconds between a query's deadline and the SIGKILL of the process that did not notice."""
+"""Seconds from a query's deadline to the SIGKILL of a process that does not respond."""
 MAX_SELECTION = 50_000_000
 _PLACE = {"id", "shard", "traj_idx", "_file", "_pk"}
 _SELECTABLE = sorted({name for name, _ in TABLES["trajectories"]} - _PLACE)
-"""Columns by which a selection may look at one row at a time. Not where it lies: that moves."""
+"""Columns that an incremental selection may read. Not the locations, which compaction changes."""
 
 log = structlog.get_logger("stepwell.sql")
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Result:
-    """The answer to a query, as the worker wrote it. Its bytes count while this object lives."""
+    """The result of a query, as the worker wrote it. Its memory is counted while it exists."""
 
     columns: list[Column]
     rows: int
@@ -63,7 +63,7 @@ class Result:
     payload: bytearray
     """A JSON list of rows, or an Arrow IPC stream."""
     excluded: list[Excluded]
-    """Damaged files whose rows are not in the steps that it read."""
+    """Damaged files whose rows are missing from the steps that it read."""
 
 
 class SqlPool:
@@ -84,7 +84,7 @@ class SqlPool:
         self._max_bytes = min(settings.sql_max_bytes, self.memory.answers // 2)
         self._on_damage = on_damage
         self.most_at_once = workers + waiting
-        """Queries of callers that are admitted at one time."""
+        """Most admitted queries of callers at one time."""
         self._callers = FairQueue[WorkerProcess](
             running=max(1, workers - 1), waiting=waiting, per_caller=settings.sql_per_caller
         )
@@ -94,12 +94,12 @@ class SqlPool:
         self.answers = AnswerMemory(self.memory.answers)
         self._lock = threading.Lock()
         self._warm = threading.Event()
-        """Set when the first worker was ready."""
+        """Set when the first worker is ready."""
         self._tables = ThreadPoolExecutor(workers + 2 * waiting + 2, "sql-tables")
         self._closed = False
 
     def start(self) -> None:
-        """Begin to start workers; queries that come meanwhile wait for the first."""
+        """Start the workers in the background; queries wait for the first."""
         for _ in range(self._workers):
             self._spawn(self._callers)
 
@@ -128,7 +128,7 @@ class SqlPool:
         user: str = "",
         came: float | None = None,
     ) -> Result:
-        """Run one SELECT for `user`, who came at that time of the monotonic clock.
+        """Run one SELECT for `user`, received at `came` on the monotonic clock.
 
         Raises `ProblemError`: 422 sql_error, sql_not_allowed, query_timeout; 404 for an unknown
         dataset; 429 too_many_queries; 503 while the service stops.
@@ -176,12 +176,12 @@ class SqlPool:
         among: pa.Table | None = None,
         timeout: float = 60.0,
     ) -> Selected:
-        """The trajectories that a selection names, by their `pk`, with weights if it has any.
+        """The trajectories that a selection returns, by their `pk`, with optional weights.
 
-        `select` yields the column `id` and, if wanted, `weight` (finite, > 0). With `dataset`, it
-        sees only that dataset's trajectories, and bare `steps` is that dataset's. With `among`, it
-        sees only these rows, which have an `id`, their number, and what is read of them: only for
-        a selection whose `reads` is not None. Raises `ProblemError` 422 `sql_error` for wrong
+        `select` yields the column `id` and, optionally, `weight` (finite, > 0). With `dataset`, it
+        reads only that dataset's trajectories, and bare `steps` is that dataset's. With `among`, it
+        reads only these rows, which have an `id` (their number) and the columns that it reads: only
+        for a selection whose `reads` is not None. Raises `ProblemError` 422 `sql_error` for wrong
         columns, unknown ids, repeats and bad weights.
         """
         _check_json(select, None)
@@ -195,7 +195,7 @@ class SqlPool:
             "known": _SELECTABLE,
         }
         with self._admitted(OWN):
-            self._start_own()  # while the tables are brought up to date
+            self._start_own()  # while the tables are refreshed
             deadline = self._deadline(time.monotonic(), timeout)
             state = None
             if among is None:
@@ -217,7 +217,7 @@ class SqlPool:
 
     @contextlib.contextmanager
     def _admitted(self, user: str) -> Iterator[None]:
-        """From admission to the end of the query."""
+        """The time from admission to the end of a query."""
         queue = self._queue_of(user)
         queue.admit(user)
         try:
@@ -229,14 +229,14 @@ class SqlPool:
         return self._own if user == OWN else self._callers
 
     def _deadline(self, came: float, seconds: float) -> float:
-        """Counted from when the query came, or from when the service has its first worker."""
+        """Counted from the arrival of the query, or from when the first worker is ready."""
         if self._workers and not self._warm.is_set():
             self._warm.wait(START_SECONDS / 2)
             came = time.monotonic()
         return came + seconds
 
     def _state(self, text: str, dataset: str | None, deadline: float) -> MirrorState:
-        """The tables as they are now, by the deadline; 404 for an unknown dataset."""
+        """The current tables, by the deadline; 404 for an unknown dataset."""
         try:
             future = self._tables.submit(self._mirror.state, text)
         except RuntimeError:
@@ -248,12 +248,12 @@ class SqlPool:
             raise ProblemError(
                 422,
                 "query_timeout",
-                "the tables were not up to date by the query's deadline; try again, or give it"
-                " more time",
+                "the tables were not refreshed by the query's deadline; try again, or set a longer"
+                " timeout",
             ) from None
         if dataset is None or dataset in state.specs:
             return state
-        if "steps" not in text:  # specs are refreshed only for queries that look at steps
+        if "steps" not in text:  # specs are refreshed only for queries of steps
             return self._state(f"{text} steps", dataset, deadline)
         raise not_found("dataset", dataset, state.specs)
 
@@ -266,10 +266,10 @@ class SqlPool:
         state: MirrorState,
         deadline: float,
     ) -> tuple[dict[str, Any], bytearray]:
-        """`_ask`, and again without the files that turn out to be damaged. Raises 503."""
+        """`_ask`, repeated without files that turn out to be damaged. Raises 503."""
         header, payload = self._ask(user, request, state, deadline)
         while damaged := header.get("damaged"):
-            # Taken out of circulation, or made anew: then the same question once more.
+            # Quarantine or rewrite the damaged files, then run the same query again.
             self._on_damage(damaged)
             if time.monotonic() >= deadline:
                 raise _still_damaged(damaged)
@@ -285,7 +285,7 @@ class SqlPool:
         deadline: float,
         rows: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
-        """What a worker answers. The answer's bytes are held for the user: see `AnswerMemory`."""
+        """A worker's response. Its bytes are counted for the user: see `AnswerMemory`."""
         queue = self._queue_of(user)
         if queue is self._own:
             self._start_own()
@@ -314,11 +314,11 @@ class SqlPool:
         except DeadlineExceeded:
             return _failure("query_timeout", ""), bytearray()
         except MemoryExceeded:
-            return _failure("sql_error", "the query needed more memory than it may have"), _NONE
+            return _failure("sql_error", "the query exceeded its memory limit"), _NONE
         except (EOFError, OSError):
-            return _failure("sql_error", "the query ended its process (memory, most often)"), _NONE
+            return _failure("sql_error", "the query crashed its process (usually memory)"), _NONE
         except ProblemError:
-            header = {}  # the answer was refused, the worker is as good as before
+            header = {}  # the response was refused, the worker is reusable
             raise
         finally:
             if not kept:
@@ -330,7 +330,7 @@ class SqlPool:
                 queue.give(user, None)
 
     def _take(self, queue: FairQueue[WorkerProcess], user: str, deadline: float) -> WorkerProcess:
-        """A worker that is alive; the dead ones that turn up are replaced."""
+        """A live worker; replaces dead ones."""
         while True:
             worker = queue.take(user, deadline)
             if worker.alive():
@@ -361,8 +361,8 @@ class SqlPool:
     def _start_worker(
         self, queue: FairQueue[WorkerProcess], instead_of: WorkerProcess | None
     ) -> None:
-        """Until one is ready. One that replaces another is niced from the start: queries that are
-        killed one after another must not keep the machine busy with restarts."""
+        """Retry until one is ready. A replacement is niced from the start: queries that are killed
+        one after another must not load the machine with restarts."""
         if instead_of is not None:
             instead_of.wait()  # its memory is in use until then
         share = self.memory.own if queue is self._own else self.memory.caller
@@ -384,7 +384,7 @@ class SqlPool:
                 queue.put(worker)
                 if not self._closed:
                     return
-            if worker is not None:  # it failed, or the pool was closed meanwhile
+            if worker is not None:  # it failed, or the pool was closed in the meantime
                 self._end(worker)
 
     def _end(self, worker: WorkerProcess) -> None:
@@ -398,20 +398,20 @@ _NONE = bytearray()
 
 
 def _check_json(sql: str, params: Any) -> None:
-    """What cannot travel to the worker is refused before one is taken."""
+    """Refuse requests that cannot be sent to a worker before taking one."""
     try:
         orjson.dumps([sql, params])
     except TypeError as error:
         raise ProblemError(
             422,
             "sql_error",
-            f"the query or a parameter cannot be passed on: {error}",
+            f"the query or a parameter cannot be encoded: {error}",
             expected="text in Unicode and integers of at most 64 bits",
         ) from None
 
 
 def _checksums_for(worker: WorkerProcess, state: MirrorState) -> dict[str, Any]:
-    """Of files that are new to the worker, and names of those that it can forget."""
+    """Checksums of files new to the worker, and the names of files that it can drop."""
     known, wanted = worker.checksums, state.checksums
     fresh = {file: sums for file, sums in wanted.items() if known.get(file) is not sums}
     return {
@@ -424,8 +424,8 @@ def _still_damaged(files: list[str]) -> ProblemError:
     return ProblemError(
         503,
         "damaged",
-        "damaged files were found and taken out of circulation; ask again, and the answer will say"
-        " which are left out",
+        "damaged files were found and quarantined; repeat the query, and the response names the"
+        " files that are left out",
         got=", ".join(files)[:200],
         headers={"Retry-After": "1"},
     )
@@ -438,8 +438,8 @@ def _failure(code: str, detail: str) -> dict[str, Any]:
 def _refused(header: dict[str, Any], seconds: float) -> ProblemError:
     detail = header["detail"]
     if header["code"] == "query_timeout":
-        detail = f"stopped after {seconds:g} s, waiting included"
-        detail += "; ask for less, or give a longer timeout"
+        detail = f"stopped after {seconds:g} s, including waiting"
+        detail += "; request less, or set a longer timeout"
     return ProblemError(
         422,
         header["code"],

@@ -1,11 +1,11 @@
-"""The tables that one query sees, made in the SQL worker from the catalog of the service."""
+"""The tables of one query, created in the SQL worker from the service's catalog."""
 
 from __future__ import annotations
 
 from typing import Any
 
 RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", "pg_catalog", "q"})
-"""Schema names that DuckDB keeps: such a dataset is reached by `dataset` in the request."""
+"""Schema names that DuckDB reserves: for such a dataset set `dataset` in the request."""
 
 
 def make_tables(
@@ -16,10 +16,10 @@ def make_tables(
     *,
     numbered: bool = False,
 ) -> list[dict[str, Any]]:
-    """Create what the query names, allow exactly the files behind it, then close the door.
+    """Create the tables that the query names, allow exactly their files, then lock the settings.
 
     `numbered`: the `id` of a trajectory is its `_pk`, so that text is neither read nor joined.
-    Returns the damaged files that are left out of the steps it names.
+    Returns the damaged files that are left out of the steps that it names.
     """
     names = {name for schema, name in wanted if schema in ("", "main")}
     schemas = {schema for schema, name in wanted if name == "steps"} - RESERVED
@@ -45,7 +45,7 @@ def make_tables(
         connection.execute(
             f"CREATE VIEW {name} AS SELECT {', '.join(columns)} FROM _all_{name}{where}"
         )
-    # A view opens the files that it names: none is made for those that only `steps` of all reads.
+    # A view opens its files: none is created for datasets that only the bare `steps` reads.
     one_by_one = [name for name in chosen if name in schemas or name == dataset]
     views = {name: f"_steps_{number}" for number, name in enumerate(one_by_one)}
     for name in views:
@@ -75,7 +75,7 @@ def _table_sql(entry: dict[str, Any]) -> str:
 
 
 def _steps_sql(entry: dict[str, Any]) -> str:
-    """Rows of the shards whose trajectory is alive, found by file name and number in the file."""
+    """Rows of the shards whose trajectory is alive, joined by file name and number in the file."""
     if not entry["files"]:
         return _empty([(name, kind) for name, kind, _ in entry["columns"]])
     columns = ", ".join(f"{expr} AS {quoted(name)}" for name, _, expr in entry["columns"])
@@ -99,7 +99,7 @@ def _bare_steps(
         {(name, kind): expr for name, kind, expr in entry["columns"]} for entry in full.values()
     ]
     common = [column for column in first if all(column in other for other in others)]
-    # One scan of all their files, not one each: a GROUP BY takes megabytes for every scan.
+    # One scan of all files, not one per dataset: a GROUP BY takes megabytes for every scan.
     scans: dict[tuple[str, ...], list[str]] = {}
     for columns, entry in zip((first, *others), full.values(), strict=True):
         scans.setdefault(tuple(columns[c] for c in common), []).extend(entry["files"])
@@ -115,7 +115,7 @@ def _bare_steps(
 
 
 def where_dataset(only: str | None) -> str:
-    """A selection for one dataset sees only that dataset's trajectories."""
+    """Restricts a selection for one dataset to that dataset's trajectories."""
     return f" WHERE dataset = {_text(only)}" if only else ""
 
 
@@ -129,7 +129,7 @@ def quoted(name: str) -> str:
 
 
 def _stored(file: str) -> str:
-    return _text(f"stored://{file}")  # the name that `_file` of a trajectory has too
+    return _text(f"stored://{file}")  # equals `_file` of a trajectory
 
 
 def _text(text: str) -> str:

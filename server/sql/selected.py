@@ -1,4 +1,4 @@
-"""What a worker answers to a snapshot's selection (selected_rows.py), checked."""
+"""Validates a worker's response to a snapshot's selection (selected_rows.py)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from server.problems import ProblemError
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """What a snapshot's selection names."""
+    """The result of a snapshot's selection."""
 
     rows: NDArray[np.int64]
-    """Each trajectory's `pk`, ascending; of changes, its number among them."""
+    """Each trajectory's `pk`, ascending; for changes, its number among them."""
     weights: NDArray[np.float64] | None
     reads: tuple[str, ...] | None
-    """The columns it reads, where it looks at one row at a time: else None."""
+    """The columns it reads if it depends on one row at a time, else None."""
     state: MirrorState | None
-    """What it was asked of."""
+    """The state of the mirror that it read."""
 
 
 def read_selected(
     header: dict[str, Any], payload: bytearray, state: MirrorState | None, dataset: str | None
 ) -> Selected:
-    """A worker's answer, checked: everything it names is there, once, and weighs something."""
+    """A worker's response, validated: ids exist and are unique, weights are finite and positive."""
     table = pa.ipc.open_stream(payload).read_all()
     names = table.column_names
     if "unknown" in names and (unknown := table.num_rows - table["unknown"].null_count):

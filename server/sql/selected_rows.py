@@ -1,13 +1,13 @@
-"""Selections, in the worker: which rows of `trajectories` a snapshot's SELECT names.
+"""Selections, in the worker: which rows of `trajectories` a snapshot's SELECT returns.
 
-The answer is an Arrow stream of numbers, never of ids as text:
+The response is an Arrow stream of numbers, never of ids as text:
 
-    row       the trajectory's `pk` in the index; of changes, its number among them
-    weight    where the selection gives one
-    unknown   an id that is no living trajectory's, else NULL; where that can be
+    row       the trajectory's `pk` in the index; for changes, its number among them
+    weight    if the selection has this column
+    unknown   an id that is not a living trajectory's, else NULL; where this can occur
 
-A selection that looks at one row at a time (`columns_of`) can be asked of changed rows alone: then
-the request brings these rows as its payload, and nothing else is read.
+A selection that depends on one row at a time (`columns_of`) can run on changed rows alone: the
+request then has these rows as its payload, and nothing else is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HARMLESS = frozenset(
         *("round", "greatest", "least", "isnan", "isinf", "isfinite", "sign", "ifnull"),
     }
 )
-"""Functions of their arguments alone. What is not here is asked of the whole table, each time."""
+"""Functions of their arguments alone. A selection with another one always reads the whole table."""
 _CLASSES = frozenset(
     {
         *("COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "CASE"),
@@ -47,10 +47,10 @@ _EMPTY = ("group_expressions", "group_sets", "having", "sample", "qualify", "cte
 
 
 def columns_of(text: str, parser: Any, known: frozenset[str]) -> frozenset[str] | None:
-    """The columns that a selection reads, if it looks at one row of `trajectories` at a time.
+    """The columns that a selection reads, if it depends on one row of `trajectories` at a time.
 
-    None for all others: subqueries, joins, windows, DISTINCT, LIMIT, clocks, dice; also those that
-    look at `id`, which is a number here.
+    None for all others: subqueries, joins, windows, DISTINCT, LIMIT, time and random functions; and
+    those that read `id`, which is a number here.
     """
     node = tree_of(text, parser)["node"]
     if node.get("type") != "SELECT_NODE" or any(_full(node.get(name)) for name in _EMPTY):
@@ -73,7 +73,7 @@ def columns_of(text: str, parser: Any, known: frozenset[str]) -> frozenset[str] 
     found: set[str] = set()
     stack: list[Any] = [c for c in node["select_list"] if c is not ids[0]]
     stack += [node.get("where_clause")]
-    # An order changes nothing, but what it names must be there.
+    # An ORDER BY changes nothing, but its columns must exist.
     orders = [order["expression"] for m in modifiers for order in m.get("orders", [])]
     stack += [order for order in orders if not _is_id(order)]
     while stack:
@@ -88,7 +88,7 @@ def columns_of(text: str, parser: Any, known: frozenset[str]) -> frozenset[str] 
 
 
 def make_changes(connection: Any, payload: bytes, only: str | None) -> None:
-    """The payload's rows as the table `trajectories`, and no other."""
+    """Create `trajectories` from the payload's rows, and no other table."""
     import pyarrow as pa
 
     connection.register("_changes", pa.ipc.open_stream(payload).read_all())
@@ -98,9 +98,9 @@ def make_changes(connection: Any, payload: bytes, only: str | None) -> None:
 
 
 def relation_of(text: str, numbered: bool, only: str | None, connection: Any) -> Any:
-    """The rows of the answer, not yet fetched, of the checked SELECT `text`.
+    """The response's rows, not yet fetched, for the checked SELECT `text`.
 
-    Its tables are there already. `numbered`: `id` is the row's number in them, and not a text.
+    Its tables exist already. `numbered`: `id` is the row's number in them instead of a text.
     """
     names = [name.lower() for name in connection.sql(text).columns]
     if names not in (["id"], ["id", "weight"], ["weight", "id"]):
@@ -129,7 +129,7 @@ def _is_id(column: dict[str, Any]) -> bool:
 
 
 def _allowed(part: dict[str, Any], found: set[str], known: frozenset[str]) -> bool:
-    """Whether an expression's value depends on its row alone; notes the column that it reads."""
+    """Whether an expression's value depends on its row alone; collects the columns it reads."""
     kind = part["class"]
     if kind not in _CLASSES:
         return False
@@ -145,7 +145,7 @@ def _allowed(part: dict[str, Any], found: set[str], known: frozenset[str]) -> bo
         if name not in _HARMLESS or special or ordered:
             return False
     elif kind == "CAST":
-        # A text as a time may be "now".
+        # Casting a text to a time depends on the clock if the text is "now".
         to = part.get("type_expr") or part.get("cast_type") or {}
         name = str(to.get("type_name") or to.get("id") or "").lower()
         return name in _CASTS
@@ -153,7 +153,7 @@ def _allowed(part: dict[str, Any], found: set[str], known: frozenset[str]) -> bo
 
 
 def _full(value: Any) -> bool:
-    """Whether a part of the tree holds anything."""
+    """Whether a part of the tree contains anything."""
     if isinstance(value, dict):
         return any(_full(child) for child in value.values())
     return bool(value)

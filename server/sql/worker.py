@@ -1,20 +1,20 @@
 """The process that runs clients' SQL: `python -m server.sql.worker DATA`, started by pool.py.
 
-Standard library, DuckDB and pyarrow only. It drops its rights first (sandbox.py), then answers
-requests over stdin and stdout (pipe_frames.py), each in a fresh in-memory DuckDB that can read the
-files it was given and nothing else, and that is closed after one query. It interrupts itself at the
-deadline; worker_process.py kills it if that does not help.
+Standard library, DuckDB and pyarrow only. It drops its rights first (sandbox.py), then serves
+requests over stdin and stdout (pipe_frames.py), each in a fresh in-memory DuckDB that can read only
+the query's files and is closed after the query. It interrupts itself at the deadline;
+worker_process.py kills it if that fails.
 
     request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?,
               checksums?}
-              form rows: a snapshot's selection (selected_rows.py); of the payload's rows, if any
+              form rows: a snapshot's selection (selected_rows.py), on the payload's rows if any
     answer    {ok: true, columns, rows, truncated, elapsed_ms, excluded} + JSON rows, or an Arrow
               stream
               {ok: false, code, detail, expected, got}
-              {ok: false, damaged: [files]}           no answer: some bytes are not as written
+              {ok: false, damaged: [files]}           no result: some bytes fail their checksums
 
-`catalog` is what the tables are made of (server/sql/catalog.py); it stays until another comes, and
-so do `checksums`. DuckDB itself looks at no checksum of Parquet: it reads through checked_files.py.
+`catalog` describes the tables (server/sql/catalog.py); it stays valid until the next one, like
+`checksums`. DuckDB does not verify Parquet checksums, so it reads through checked_files.py.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from server.sandbox import confine, libraries
 from server.sql import query_tables
 
 ADDRESS_SPACE = 3 << 30
-"""Besides the worker's share: libraries and stacks are mapped, and hardly used."""
+"""Besides the worker's share: libraries and stacks are mapped, and mostly unused."""
 ORPHAN_SECONDS = 2.0
-"""A query ends so long after its deadline even when the service is gone and cannot kill it."""
+"""A query ends this long after its deadline even if the service died and cannot kill it."""
 THREADS: dict[str, Any] = {"threads": 1, "async_threads": 1}
-"""Few, so that queries leave the machine to those who write and train; and each costs memory."""
+"""Few threads leave CPU to writers and trainers; and each thread costs memory."""
 _CONNECTION = 8 << 20
-"""What a DuckDB connection adds before its first query."""
+"""Memory that a DuckDB connection adds before its first query."""
 _BATCH = 2048
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: the data directory, and how much memory this process may hold in all."""
+    """`argv`: the data directory, and the memory limit of this process."""
     data, share = argv[0], int(argv[1])
     os.chdir(data)
     statm = open("/proc/self/statm", "rb", buffering=0) if sys.platform == "linux" else None
@@ -56,30 +56,30 @@ def main(argv: list[str]) -> int:
         [
             *libraries(),
             *(os.path.join(data, folder) for folder in ("shards", "mirror")),
-            *("/proc/self/cgroup", "/sys/fs/cgroup"),  # DuckDB aborts without its memory limits
+            *("/proc/self/cgroup", "/sys/fs/cgroup"),  # without its limits there DuckDB aborts
         ],
         address_space=ADDRESS_SPACE + share,
         cpu_seconds=3600,
     )
     stdin = sys.stdin.buffer
-    # The frames have the pipe to themselves: whatever a library prints goes to stderr.
+    # Only frames are written to the pipe: output of libraries goes to stderr.
     stdout = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # After confinement: threads that libraries start while loading are bound by it too.
+    # Imported in the sandbox, so that it applies to the threads that libraries start.
     import duckdb
-    import pyarrow  # noqa: F401 - loaded now, so that no query pays for it
+    import pyarrow  # noqa: F401 - loaded now, so that no query waits for it
 
     from server.sql.checked_files import CheckedFileSystem
 
     parser = duckdb.connect(":memory:", config=THREADS)
     parser.execute("SELECT json_serialize_sql('SELECT 1')")
     room = share - _memory(statm)[0] - _CONNECTION
-    # DuckDB keeps to its limit in tables and sorts, not in every function: that is the kernel's.
+    # DuckDB enforces its limit in tables and sorts, not in every function; the kernel does.
     memory = room * 7 // 10
     write_frame(stdout, {"ok": True, "confined": layers})
     catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
     files = CheckedFileSystem()
-    # Made ahead of need, like the process itself: half of what a small query costs.
+    # Created in advance, like the process: this is half the cost of a small query.
     connection = _connect(memory, files)
     _limit_data(_memory(statm)[1] + room)
     while (frame := read_frame(stdin)) is not None:
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
         signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]) + ORPHAN_SECONDS)
         header, payload = _answer(request, rows, catalog, parser, connection)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if files.damaged:  # whatever was made of the rest
+        if files.damaged:  # whatever the result
             header, payload = {"ok": False, "damaged": sorted(files.damaged)}, b""
         write_frame(stdout, header, payload)
         del payload
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _memory(statm: Any) -> tuple[int, int]:
-    """Bytes of this process that are resident, and of its private writable mappings."""
+    """Resident bytes of this process, and bytes of its private writable mappings."""
     if statm is None:
         return 96 << 20, 0
     statm.seek(0)
@@ -110,7 +110,7 @@ def _memory(statm: Any) -> tuple[int, int]:
 
 
 def _limit_data(most: int) -> None:
-    """The kernel refuses what goes beyond, so no query holds more, whatever it calls."""
+    """Make the kernel refuse further memory, whatever the query calls."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -146,7 +146,7 @@ def _answer(
     except duckdb.InterruptException:
         return _refusal("query_timeout", "stopped at its deadline"), b""
     except (duckdb.Error, RuntimeError, OverflowError, ValueError, OSError) as error:
-        # OSError is what a stream of Arrow makes of DuckDB's own errors.
+        # Arrow streams convert DuckDB's errors to OSError.
         if "INTERRUPT" in str(error):
             return _refusal("query_timeout", "stopped at its deadline"), b""
         code = "sql_not_allowed" if "data-modifying" in str(error) else "sql_error"
@@ -162,7 +162,7 @@ def _refusal(code: str, detail: str, expected: str = "", got: str = "") -> dict[
 
 
 def _clean(error: BaseException) -> str:
-    """DuckDB's words without where the data lies; of our own file system's, the last line."""
+    """DuckDB's message without paths of the data; for our file system's errors, the last line."""
     text = str(error)
     if "Traceback (most recent call last)" in text:
         text = text.strip().splitlines()[-1]
@@ -172,18 +172,18 @@ def _clean(error: BaseException) -> str:
 def _connect(memory: int, files: Any = None) -> Any:
     import duckdb
 
-    # Given on construction: DuckDB would start threads for every core first.
+    # Passed on construction: DuckDB would start threads for every core first.
     connection = duckdb.connect(":memory:", config=THREADS)
     for setting in (
         f"memory_limit = '{memory // (1 << 20)}MiB'",
-        "temp_directory = ''",  # before external access goes: it would stay writable
+        "temp_directory = ''",  # set before external access is disabled: it would stay writable
         "allow_persistent_secrets = false",
         "allow_community_extensions = false",
         "autoinstall_known_extensions = false",
         "autoload_known_extensions = false",
         "python_enable_replacements = false",
         "max_expression_depth = 250",
-        "enable_progress_bar = false",  # it would draw itself into a slow query's answer
+        "enable_progress_bar = false",  # it would be written into the response of a slow query
         "TimeZone = 'UTC'",
     ):
         connection.execute(f"SET {setting}")
@@ -235,7 +235,7 @@ def _select(
     elif numbered:
         selected_rows.make_changes(connection, rows, only)
     else:
-        raise NotAllowed("this selection is not of one row at a time")
+        raise NotAllowed("this selection depends on more than one row at a time")
     limit, most = int(request["limit"]), int(request["max_bytes"])
     text = allowed.wrapped(limit + 1)
     relation = selected_rows.relation_of(text, numbered, only, connection)
@@ -251,7 +251,7 @@ def _json(
     limit, max_bytes = int(request["limit"]), int(request["max_bytes"])
     names, kinds = relation.columns, [str(kind) for kind in relation.types]
     if any("TIME ZONE" in kind for kind in kinds):
-        # Python would need a time zone library for these; text says the same.
+        # Python would need a time zone library for these types; text is equivalent.
         text = (
             f"SELECT {', '.join(map(_time_as_text, range(len(kinds)), names, kinds))} FROM ({text})"
         )
@@ -286,7 +286,7 @@ def _arrow(
     began: float,
     at_once: int = _BATCH,
 ) -> tuple[ArrowStream, int, bool]:
-    """An Arrow IPC stream of rows, as many as fit; its schema's metadata tells of the query."""
+    """An Arrow IPC stream of rows, as many as fit; its schema's metadata describes the query."""
     import pyarrow as pa
 
     reader = relation.to_arrow_reader(at_once)
@@ -313,7 +313,7 @@ def _arrow(
 
 
 class ArrowStream:
-    """A table as an IPC stream, made while it is written: an answer is held once."""
+    """A table as an IPC stream, encoded while it is written: a result is held once."""
 
     def __init__(self, table: Any):
         import pyarrow as pa
@@ -336,8 +336,8 @@ class ArrowStream:
 def _narrowed(column: Any) -> Any:
     """A 128-bit integer column as an ordinary one.
 
-    sum() of integers is a HUGEINT, which Arrow can only call a decimal: a count of steps would
-    arrive as Decimal('4000'). What does not fit 64 bits becomes a double rather than an error.
+    sum() of integers is a HUGEINT, which Arrow represents as a decimal: a count of steps would
+    arrive as Decimal('4000'). Values beyond 64 bits become doubles instead of an error.
     """
     import pyarrow as pa
 
@@ -348,7 +348,7 @@ def _narrowed(column: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say. NaN and infinity are null, times ISO 8601, bytes base64."""
+    """A JSON value. NaN and infinity become null, times ISO 8601, bytes base64."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """The parent's side of one SQL worker process: send a query, wait, measure, kill.
 
-No call waits for the child beyond the deadline: not for the answer, not while a long query is
-written to the pipe, and not for the exit of a killed process.
+No call waits for the child beyond the deadline: neither for the response, nor while a long query is
+written to the pipe, nor for the exit of a killed process.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from server.sandbox import environment
 START_SECONDS = 60.0
 MAX_HEADER = 64 << 20
 NICE, NICER = 10, 19
-"""Priority of a worker, and of one whose query has used more than `PATIENCE` seconds of CPU: such
-a query gets CPU that no other process wants (SCHED_IDLE where there is one: with a nice value
-alone it ends its slice before a process that wakes up). The kernel derives I/O priority from it."""
+"""Priority of a worker, and of one whose query has used more than `PATIENCE` seconds of CPU: it
+gets CPU that no other process needs (SCHED_IDLE if available: with a nice value alone it finishes
+its slice before a process that wakes up). The kernel derives I/O priority from it."""
 PATIENCE = 0.5
 SLACK = 32 << 20
-"""Resident memory beyond its share at which a worker is killed: the kernel has failed to hold it
+"""Resident memory beyond its share at which a worker is killed because the kernel's limit failed
 (RLIMIT_DATA, worker.py)."""
 _POLL = 0.05
 _PROGRAM = ("-m", "server.sql.worker")
 _ALLOCATORS = {
-    # What counts is what is mapped (RLIMIT_DATA, worker.py): Arrow's own allocator would reserve a
-    # GiB, and DuckDB's would keep what a query has freed.
+    # RLIMIT_DATA (worker.py) counts mapped memory: Arrow's own allocator would reserve a GiB, and
+    # DuckDB's would keep what a query has freed.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "DUCKDB_JE_MALLOC_CONF": "retain:false",
 }
@@ -44,27 +44,27 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class DeadlineExceeded(Exception):
-    """The worker did not answer in time."""
+    """The worker did not respond in time."""
 
 
 class MemoryExceeded(Exception):
-    """The worker's resident memory passed the limit."""
+    """The worker's resident memory exceeded the limit."""
 
 
 class WorkerProcess:
-    """One child process, used by one query at a time. `share` is the memory that it may hold."""
+    """One child process, used by one query at a time. `share` is its memory limit."""
 
     def __init__(self, data: Path, share: int, *, nice: bool = False):
         self.catalog_version = -1
         self.checksums: Mapping[str, bytes] = {}
-        """Of files that it was told about."""
+        """Files whose checksums it has."""
         self.layers: dict[str, bool] = {}
         self.share = share
         self._spent = False
         self._base = 0
         self._pipes = threading.Lock()
-        """Held while they are used: a descriptor that is closed may be another file the next
-        moment."""
+        """Held while the pipes are used: the number of a closed descriptor may be reused for
+        another file at once."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-s", *_PROGRAM, str(data), str(share)],
             stdin=subprocess.PIPE,
@@ -73,8 +73,8 @@ class WorkerProcess:
             env=environment(**_ALLOCATORS),
             cwd="/",
             bufsize=0,
-            # Ctrl-C is for the service, which stops them itself. Not a session of its own: Linux
-            # shares out CPU among sessions first (autogroup), and a nice value would mean nothing.
+            # The service handles Ctrl-C and stops the workers itself. Not a new session: Linux
+            # shares CPU among sessions first (autogroup), so nice values would have no effect.
             process_group=0,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -89,7 +89,7 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Until it can be asked; from then on it is niced. Raises as `ask`."""
+        """Wait until it accepts requests; from then on it is niced. Raises as `ask`."""
         header, _ = self._read(time.monotonic() + START_SECONDS, lambda _size: None)
         self.layers = header["confined"]
         self._renice(NICE)
@@ -102,11 +102,11 @@ class WorkerProcess:
         room: Callable[[int], None],
         payload: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
-        """The answer. Raises `DeadlineExceeded`, `MemoryExceeded`; EOFError or OSError where the
+        """The response. Raises `DeadlineExceeded`, `MemoryExceeded`; EOFError or OSError if the
         process died.
 
-        `room` is told the size of an answer before a byte of it is taken; what it raises comes
-        out here, and the worker stays usable.
+        Calls `room` with the size of the response before reading it; propagates its exceptions and
+        the worker stays usable.
         """
         head = frame_head(orjson.dumps({**request, "bytes": len(payload)}))
         with self._pipes:
@@ -120,8 +120,8 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def reusable(self) -> bool:
-        """Whether the next query finds it as good as new. An allocator may keep what it was given,
-        and who is not root cannot take back a nice value."""
+        """Whether the next query gets the same conditions as in a new worker. An allocator may keep
+        memory, and only root can lower a nice value."""
         if self._spent:
             with contextlib.suppress(OSError):
                 self._schedule("SCHED_OTHER")
@@ -130,11 +130,11 @@ class WorkerProcess:
         return not self._spent and memory_of(self.pid, 5) - self._base < self.share // 2
 
     def resident(self) -> int:
-        """Bytes of memory that the process holds now."""
+        """Resident bytes of the process."""
         return memory_of(self.pid)
 
     def cpu_seconds(self) -> float:
-        """CPU time that the process has used; 0 where the system does not say."""
+        """CPU time that the process has used; 0 on systems that do not report it."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 fields = file.read().rpartition(")")[2].split()
@@ -143,7 +143,7 @@ class WorkerProcess:
             return 0.0
 
     def check(self, cpu_limit: float) -> None:
-        """Raise `MemoryExceeded`, or give less CPU to a query that has used its share."""
+        """Raise `MemoryExceeded`, or lower the priority of a query that has used its CPU share."""
         if self.resident() > self.share + SLACK:
             raise MemoryExceeded
         if not self._spent and self.cpu_seconds() > cpu_limit:
@@ -153,31 +153,31 @@ class WorkerProcess:
                 self._schedule("SCHED_IDLE")
 
     def kill(self) -> None:
-        """End it, without waiting for that: `wait` does."""
+        """Kill it without waiting; `wait` does."""
         self._process.kill()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until it is gone, with all its memory."""
+        """Wait until it has ended and freed its memory."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        with self._pipes:  # a later `ask` finds it closed
+        with self._pipes:  # a later `ask` finds them closed
             for pipe in (self._stdin, self._stdout):
                 with contextlib.suppress(OSError):
                     pipe.close()
 
     def _renice(self, value: int) -> None:
-        # Its process group is all its threads: a nice value belongs to a thread.
+        # Its process group contains all its threads: a nice value belongs to a thread.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self.pid, value)
 
     def _schedule(self, policy: str) -> None:
-        """All threads; those to come inherit it."""
+        """Set it for all threads; later ones inherit it."""
         if hasattr(os, policy) and sys.platform == "linux":
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 os.sched_setscheduler(int(thread), getattr(os, policy), os.sched_param(0))
 
     def _write(self, data: bytes, deadline: float) -> None:
-        """All of it, though the worker may be stopped and a pipe holds only 64 KiB."""
+        """Write all of it, though the worker may be stopped and a pipe holds only 64 KiB."""
         left = memoryview(data)
         poll = select.poll()
         poll.register(self._stdin.fileno(), select.POLLOUT)
@@ -194,7 +194,7 @@ class WorkerProcess:
         next_check = 0.0
 
         def look() -> float:
-            """Checks clock, memory and CPU time; returns seconds until the next look."""
+            """Check clock, memory and CPU time; returns seconds until the next check."""
             nonlocal next_check
             now = time.monotonic()
             if (left := deadline - now) <= 0:
@@ -213,7 +213,7 @@ class WorkerProcess:
         try:
             room(size)
         except Exception:
-            while size:  # out of the pipe, so that the next answer is the first thing in it
+            while size:  # drain the pipe, so that it next contains the next response
                 size -= len(reader.exactly(min(size, 1 << 20)))
             raise
         return header, reader.exactly(size)

@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "row moved": (lambda d: sql(d, "UPDATE trajectories SET row_start = 5 WHERE seq = 2"), "foot"),
     "digest changed": (lambda d: sql(d, "UPDATE trajectories SET digest = 'x'"), "footer"),
     "totals wrong": (lambda d: sql(d, "UPDATE partition_stats SET steps = 1"), "totals"),
-    "guard dropped": (lambda d: sql(d, "DROP TRIGGER protected_delete"), "guard"),
+    "trigger dropped": (lambda d: sql(d, "DROP TRIGGER protected_delete"), "trigger"),
     "row lost": (lambda d: sql(d, "DELETE FROM trajectories WHERE seq = 1"), "totals"),
     "shard row lost": (
         lambda d: sql(d, "UPDATE shards SET id = 'sh_0' WHERE pk = 1"),
@@ -112,7 +112,7 @@ def test_a_shard_of_unknown_trajectories_is_never_swept(
     sql(data, "DELETE FROM snapshot_shards WHERE shard_pk = 1")
     sql(data, "DELETE FROM shards WHERE pk = 1")
     report = fsck.check(data)
-    problems = [f for f in report.problems if "does not know" in f.what]
+    problems = [f for f in report.problems if "does not contain" in f.what]
     assert len(problems) == 1 and "--rebuild" in problems[0].cure and not problems[0].note
     start()
     assert len(list(data.glob("shards/fifo/*"))) == 2

@@ -85,7 +85,7 @@ def test_a_refusal_says_what_the_worker_said() -> None:
     header = {"code": "sql_error", "detail": "no", "expected": "", "got": ""}
     assert problem(pool._refused(header, 2.5)) == (422, "sql_error", "no", None, None)
     late = pool._refused({"code": "query_timeout", "detail": "stopped"}, 2.5)
-    detail = "stopped after 2.5 s, waiting included; ask for less, or give a longer timeout"
+    detail = "stopped after 2.5 s, including waiting; request less, or set a longer timeout"
     assert problem(late)[:3] == (422, "query_timeout", detail)
 
 

@@ -255,7 +255,7 @@ def test_a_function_of_values_is_no_table_function(parser: Any, no_denied: None)
 def test_functions_are_refused_by_name(parser: Any, any_table_function: None, name: str) -> None:
     for sql in (f"select {name}('x')", f"select * from {name}('x')", f"select {name.upper()}(1)"):
         found = refusal(sql, parser)
-        assert found.got == name and "not available" in str(found)
+        assert found.got == name and "not allowed" in str(found)
 
 
 def test_functions_of_values_are_fine(parser: Any) -> None:

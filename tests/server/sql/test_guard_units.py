@@ -86,7 +86,7 @@ def test_what_is_not_one_select_inside_another(again: list[Any]) -> None:
 )
 def test_a_select_without_a_tree(row: Any, got: str) -> None:
     scripted: Any = Scripted([SELECT], [SELECT], row=row)
-    said = "this form of SELECT is not supported here"
+    said = "this form of SELECT is not supported"
     assert refusal(scripted, "x") == (said, ONE, got)
     assert scripted.asked[2] == ("SELECT json_serialize_sql(?::VARCHAR)", ["select 1 "])
     with pytest.raises(NotAllowed):
@@ -172,7 +172,7 @@ TABLE_FUNCTIONS = [
 
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_functions_that_reach_out_of_a_query(parser: Any, name: str) -> None:
-    wanted = (f"the function {name}() is not available here", "functions of values", name)
+    wanted = (f"the function {name}() is not allowed", "functions of values", name)
     for sql in (
         f"select {name}('x')",
         f"select 1 where 1 in (select {name.upper()}('x') from a)",
@@ -181,7 +181,7 @@ def test_functions_that_reach_out_of_a_query(parser: Any, name: str) -> None:
     ):
         assert refusal(parser, sql) == wanted
     as_table = (
-        f"the table function {name}() is not available here",
+        f"the table function {name}() is not allowed",
         "tables of GET /v1/query/schema, or generate_series, json_each, json_tree, range, repeat,"
         " repeat_row, unnest",
         name,
@@ -193,7 +193,7 @@ def test_functions_that_reach_out_of_a_query(parser: Any, name: str) -> None:
 def test_table_functions_that_are_not_on_the_list(parser: Any, name: str) -> None:
     for sql in (f"from {name}('x')", f"select (select 1 from range(2), {name.upper()}('x'))"):
         said, expected, got = refusal(parser, sql)
-        assert said == f"the table function {name}() is not available here"
+        assert said == f"the table function {name}() is not allowed"
         assert expected.startswith("tables of GET /v1/query/schema, or generate_series, ")
         assert got == name
 

@@ -1462,7 +1462,7 @@ def test_only_a_selection_of_one_row_at_a_time_can_be_asked_of_changes(ask: Ask)
     assert header == {
         "ok": False,
         "code": "sql_not_allowed",
-        "detail": "this selection is not of one row at a time",
+        "detail": "this selection depends on more than one row at a time",
         "expected": "one SELECT statement",
         "got": "",
     }
@@ -1804,7 +1804,7 @@ def test_a_file_that_is_not_known(store: Store, path: str) -> None:
     for ask in (files.open, files.info, files.glob):
         with pytest.raises(PermissionError) as caught:
             ask(path)
-        assert str(caught.value) == f"{name} is no file of this query"
+        assert str(caught.value) == f"{name} is not a file of this query"
     assert files.damaged == set()
 
 
@@ -1813,7 +1813,7 @@ def test_stored_files_are_only_read(store: Store, mode: str) -> None:
     store.put("a", b"content")
     with pytest.raises(PermissionError) as caught:
         store.files.open("stored://a", mode)
-    assert str(caught.value) == "a is only read"
+    assert str(caught.value) == "a is read-only"
     assert (store.folder / "a").read_bytes() == b"content" and store.files.damaged == set()
 
 
