@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,26 +55,35 @@ class World:
         return list(orjson.loads(result.payload))
 
 
-@pytest.fixture(scope="session")
+@contextmanager
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., World]]:
+    """A function that starts a service; all of them are closed in the end."""
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> World:
+            data: Path = tmp_path_factory.mktemp("world") / "data"
+            service = Service(Settings(data=data, seal_idle=1000, seal_age=1000, **settings))
+            service.start()
+            stack.callback(service.close)
+            return World(service)
+
+        yield make
+
+
+@pytest.fixture(scope="module")
 def make_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., World]]:
-    made: list[Service] = []
-
-    def make(**settings: Any) -> World:
-        data: Path = tmp_path_factory.mktemp("world") / "data"
-        service = Service(Settings(data=data, seal_idle=1000, seal_age=1000, **settings))
-        service.start()
-        made.append(service)
-        return World(service)
-
-    yield make
-    for service in made:
-        service.close()
+    with worlds(tmp_path_factory) as make:
+        yield make
 
 
 @pytest.fixture(scope="session")
-def world(make_world: Callable[..., World]) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Two datasets of other layouts; one trajectory of `plain` is not sealed. Only read it."""
-    world = make_world()
+    with worlds(tmp_path_factory) as make:
+        yield fill(make())
+
+
+def fill(world: World) -> World:
     plain, rich = make_spec(observation=4, action=2, env="Plain-v0"), make_rich_spec()
     world.create("plain", plain, description="for tests", tags=["a", "b"])
     world.create("rich", rich)
