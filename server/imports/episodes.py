@@ -385,11 +385,13 @@ def _left_out(source: RawFile, options: ImportOptions) -> list[str]:
     if more := len(lines) - MOST_LINES:
         lines = [*lines[:MOST_LINES], f"… and {more} more infos"] if more > 0 else lines
     known = [*source.dropped, *source.infos]
-    for asked in options.drop_infos:
-        if asked != "*" and not any(n == asked or n.startswith(f"{asked}/") for n in known):
-            near = difflib.get_close_matches(asked, known, n=1)
+    for requested in options.drop_infos:
+        if requested != "*" and not any(
+            n == requested or n.startswith(f"{requested}/") for n in known
+        ):
+            near = difflib.get_close_matches(requested, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            lines.append(f"drop_infos: the file has no info {asked[:80]!r}{hint}")
+            lines.append(f"drop_infos: the file has no info {requested[:80]!r}{hint}")
     return lines
 
 

@@ -103,8 +103,8 @@ def plain(dtype: np.dtype[Any]) -> bool:
 def why_dropped(name: str, drop: Sequence[str], dtype: np.dtype[Any] | None = None) -> str:
     """Why the info `name` is not read; "" for one that is. Infos that cannot be kept are dropped
     without refusing the file, because no agent learns from them."""
-    for asked in drop:
-        if asked in ("*", name) or name.startswith(f"{asked}/"):
+    for requested in drop:
+        if requested in ("*", name) or name.startswith(f"{requested}/"):
             return "listed in drop_infos"
     if dtype is not None and not plain(dtype):
         return f"not plain numbers ({str(dtype)[:60]})"

@@ -64,12 +64,12 @@ def _respond(result: Result, arrow: bool) -> Response:
     head = tail = b""
     if not arrow:
         columns = orjson.dumps([column.model_dump() for column in result.columns])
-        told = {
+        summary = {
             "truncated": result.truncated,
             "elapsed_ms": round(result.elapsed_ms, 3),
             "excluded": [one.model_dump() for one in result.excluded],
         }
-        head, tail = b'{"columns":' + columns + b',"rows":', b"," + orjson.dumps(told)[1:]
+        head, tail = b'{"columns":' + columns + b',"rows":', b"," + orjson.dumps(summary)[1:]
     return StreamingResponse(
         _pieces(head, result, tail),
         media_type=ARROW if arrow else "application/json",

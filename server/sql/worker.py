@@ -303,13 +303,13 @@ def _arrow(
         batches.append(batch)
         rows += batch.num_rows
     elapsed = (time.perf_counter() - began) * 1e3
-    told = {"truncated": "true" if cut else "false", "elapsed_ms": f"{elapsed:.3f}"}
-    told["excluded"] = json.dumps(excluded)
+    query_metadata = {"truncated": "true" if cut else "false", "elapsed_ms": f"{elapsed:.3f}"}
+    query_metadata["excluded"] = json.dumps(excluded)
     table = pa.Table.from_batches(batches, reader.schema)
     for place, kind in enumerate(relation.types):
         if str(kind) == "HUGEINT":
             table = table.set_column(place, table.column_names[place], _narrowed(table[place]))
-    return ArrowStream(table.replace_schema_metadata(told)), rows, cut
+    return ArrowStream(table.replace_schema_metadata(query_metadata)), rows, cut
 
 
 class ArrowStream:
