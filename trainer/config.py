@@ -1,7 +1,7 @@
-"""Every setting of a training run, as frozen pydantic models; the text under a field is its help.
+"""All settings of a training run, as frozen pydantic models; a field's docstring is its help text.
 
-How recipes, files and flags become one is options.py and stepwell/_settings.py; ready-made configs
-are recipes.py. The agent's own settings are amago_model/config/.
+options.py and stepwell/_settings.py build a config from recipes, files and flags; recipes.py has
+the recipes. The settings of the agent are in amago_model/config/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.errors import SettingError
 
 
 class RunSettings(Settings):
-    """A group of settings of a run."""
+    """Base class of the settings of a run."""
 
     error: ClassVar[type[Exception]] = SettingError
 
@@ -27,76 +27,78 @@ class SourceConfig(RunSettings):
     """One component of a mixture."""
 
     select: str
-    """SELECT id[, weight] FROM trajectories WHERE … ; in SQL, over the service's tables."""
+    """SQL query over the service's tables: SELECT id[, weight] FROM trajectories WHERE …"""
     share: float = Field(1.0, ge=0, le=1)
-    """Share of every batch that comes from it; the shares of all sources sum to 1."""
+    """Fraction of each batch from this source; the shares of all sources sum to 1."""
     share_end: float | None = Field(None, ge=0, le=1)
-    """Share after data.ramp_updates updates, to which it moves in a straight line from `share`;
-    these sum to 1 as well. None: it stays as it is."""
+    """Share after data.ramp_updates updates; it changes linearly from `share`. The final shares of
+    all sources sum to 1. None: the share is constant."""
 
     @property
     def last_share(self) -> float:
-        """The share where the ramp ends, which is where it begins if there is none."""
+        """The share at the end of the ramp; `share` without a ramp."""
         return self.share if self.share_end is None else self.share_end
 
     @model_validator(mode="after")
     def _ever_drawn(self) -> Self:
         if not (self.share or self.last_share):
             raise ValueError(
-                "share: nothing would ever be drawn from a source with share 0; take it out, or "
-                "give it a share_end"
+                "share: a source with share 0 is never sampled; remove it, or give it a share_end"
             )
         return self
 
 
 class DataConfig(RunSettings):
-    """How windows are drawn from the snapshot, and where its columns are kept."""
+    """Sampling of windows from the snapshot, and the cache of its columns."""
 
     batch: int = Field(24, ge=1)
-    """Windows in one update, over all processes together; the processes must divide it."""
+    """Windows per update, over all processes; must be divisible by the number of processes."""
     window: int = Field(128, ge=1)
-    """Transitions in a window; it shows one more observation."""
+    """Transitions per window; a window has one more observation."""
     padding: Literal["none", "both", "left", "right", "center"] = "none"
-    """Windows may hang over the trajectory's start (left), end (right), both or neither; center:
-    the window's middle is uniform and it is then moved inside."""
+    """Sides on which a window may extend beyond its trajectory, with padding: the start (left), the
+    end (right), both or none. center: sample the middle of the window uniformly, then move the
+    window inside the trajectory."""
     draw: Literal["trajectories", "steps", "windows"] = "trajectories"
-    """What is uniform (times weight): the trajectory, the step (long ones come more often), or the
-    window."""
+    """Unit of uniform (times weight) sampling: trajectories, steps (long trajectories are sampled
+    more often), or windows."""
     epochs: bool = False
-    """Every trajectory (or, with draw=windows, every window) once before any comes again."""
+    """Sample without replacement: each trajectory (with draw=windows: each window) once per
+    epoch."""
     relabel: tuple[str, ...] = ()
-    """Relabelers, applied in this order to every trajectory that is drawn, each NAME or
-    NAME:FIELD=VALUE,FIELD=VALUE. There are hindsight, instructions, mazerunner, crafter;
-    docs/relabeling.md has their fields."""
+    """Relabelers, applied in this order to each sampled trajectory, as NAME or
+    NAME:FIELD=VALUE,FIELD=VALUE. Built-in relabelers: hindsight, instructions, mazerunner, crafter;
+    docs/relabeling.md lists their fields."""
     actor_mask: str = ""
-    """Info of the dataset, one number a row, that says whether the actor may learn from a step: it
-    may where the number is above 0. Empty: from all steps."""
+    """Name of a scalar info of the dataset: the actor losses include a step if its value is above
+    0. Empty: all steps."""
     critic_mask: str = ""
-    """The same for critics."""
+    """Name of a scalar info of the dataset: the critic loss includes a step if its value is above
+    0. Empty: all steps."""
     mask_row: Literal["arrival", "departure"] = "arrival"
-    """Where these infos speak of a step: beside the observation that came with it, as env.step
-    gives them and collectors keep them; or beside the one it was taken at, as in most files."""
+    """Row that has the mask of a step: arrival: the observation after the step, as env.step returns
+    infos and collectors record them; departure: the observation before it, as in most files."""
     ramp_updates: int = Field(0, ge=0)
-    """Updates over which the sources' shares move from `share` to `share_end`; 0: they stay."""
+    """Updates over which the sources' shares change from `share` to `share_end`; 0: constant."""
     refresh_every: int = Field(0, ge=0)
-    """Updates between looks for new trajectories; 0 trains on one fixed snapshot."""
+    """Updates between checks for new trajectories; 0: train on one fixed snapshot."""
     include_eval: bool = False
-    """Also learn from evaluation episodes. They are left out for a reason."""
+    """Also train on evaluation episodes, which are excluded by default."""
     cache: Path = Field(default_factory=lambda: default_cache())
-    """Folder of this node's copy of the shards, as columns; shared by all runs and processes."""
+    """Folder for this node's copy of the shards, as columns; shared by all runs and processes."""
     cache_gb: float = Field(50.0, gt=0)
-    """Largest size of that folder in GB; what was used least recently goes first."""
+    """Maximum size of the cache in GB; the least recently used files are deleted first."""
     prefetch: int = Field(2, ge=1)
-    """Batches prepared ahead by a thread."""
+    """Number of batches that a thread prepares in advance."""
     wait_for_data: float = Field(0.0, ge=0)
-    """Seconds to wait for the first trajectory where none is selected yet."""
+    """Seconds to wait for the first trajectory if the selection is empty."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.mask_row != "arrival" and not (self.actor_mask or self.critic_mask):
             raise ValueError(
-                f"mask_row: {self.mask_row!r}, but no info is a mask; name one in data.actor_mask "
-                "or data.critic_mask, or leave it at 'arrival'"
+                f"mask_row: {self.mask_row!r} has no effect without a mask; set data.actor_mask or "
+                "data.critic_mask, or leave mask_row at 'arrival'"
             )
         if self.epochs and self.draw == "steps":
             raise ValueError(
@@ -116,100 +118,102 @@ class DataConfig(RunSettings):
 
 
 class OptimizerConfig(RunSettings):
-    """AdamW with a linear warm-up and, if wanted, a decay to nothing."""
+    """AdamW with a linear warm-up and an optional decay to 0."""
 
     learning_rate: float = Field(1e-4, gt=0)
-    """Step size after the warm-up."""
+    """Learning rate after the warm-up."""
     warmup: int = Field(500, ge=0)
-    """Updates over which the step size rises from nearly 0."""
+    """Updates over which the learning rate rises linearly from near 0."""
     decay: Literal["none", "cosine"] = "none"
-    """cosine: the step size falls to 0 at the last update, which steadies the last policy."""
+    """cosine: the learning rate falls to 0 at the last update, which stabilises the last policy."""
     weight_decay: float = Field(1e-3, ge=0)
-    """Decoupled decay of the trained weights."""
+    """Decoupled weight decay."""
     grad_clip: float = Field(1.0, ge=0)
-    """Largest norm of the gradient over all trained weights; 0 does not clip."""
+    """Maximum norm of the gradient over all trained weights; 0: no clipping."""
     accumulate: int = Field(1, ge=1)
-    """Parts into which each process's share of a batch is cut, to fit memory; the update is the
-    same, but for what dropout and image augmentation draw."""
+    """Number of micro-batches per process and update, to save memory. The update is the same,
+    except for the random numbers of dropout and image augmentation."""
     max_bad_updates: int = Field(10, ge=1)
-    """Updates with a NaN or infinite gradient that are skipped before training stops."""
+    """Number of updates skipped because of a NaN or infinite gradient before training stops."""
 
 
 class ScheduleConfig(RunSettings):
-    """What happens once in a while. All in updates; 0 means never."""
+    """Periodic work. Intervals are in updates; 0 means never."""
 
     log_every: int = Field(50, ge=0)
-    """Metrics."""
+    """Interval of metrics."""
     publish_every: int = Field(1000, ge=0)
-    """A policy for the service; the last one is published in any case."""
+    """Interval of published policies; the last policy is always published."""
     checkpoint_every: int = Field(1000, ge=0)
-    """A checkpoint at home; the end and SIGTERM write one in any case."""
+    """Interval of local checkpoints; the end of training and SIGTERM always write one."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Checkpoints kept; older ones go."""
+    """Number of checkpoints to keep; older ones are deleted."""
     drain_timeout: float = Field(30.0, ge=0)
-    """Seconds to wait at the end for an absent service to take the last metrics and policy."""
+    """Seconds to wait at the end for the service to accept the last metrics and policy."""
 
 
 class TrainConfig(RunSettings):
-    """A whole training run."""
+    """All settings of a training run."""
 
     root: ClassVar[bool] = True
 
     recipe: str = "default"
-    """The recipe that this config began as."""
+    """The recipe that this config is based on."""
     run: str = ""
-    """Name of the run: its address everywhere. Empty makes one up from recipe and time."""
+    """Unique name of the run. Empty: the name is made from the recipe and the time."""
     dataset: str = ""
-    """Dataset to learn from, with `where`; or use `sources`, or `snapshot`."""
+    """Dataset to train on, filtered by `where`; or use `sources` or `snapshot`."""
     where: str = ""
-    """SQL condition over `trajectories`, for instance "return > 50"; {dataset} is its name."""
+    """SQL condition over `trajectories`, e.g. "return > 50"; {dataset} is the dataset's name."""
     sources: tuple[SourceConfig, ...] = ()
-    """A mixture instead of one dataset (config files and recipes only)."""
+    """A mixture of sources instead of one dataset (only in config files and recipes)."""
     snapshot: str = ""
-    """Id of an existing snapshot instead: the very same trajectories."""
+    """Id of an existing snapshot to train on, instead of a dataset."""
     seed: int = 0
-    """Of weights, sample order and noise."""
+    """Seed of the weights, the sample order and the noise."""
     updates: int = Field(1000, ge=0)
-    """Updates to make in all."""
+    """Total number of updates."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Take up the run's newest whole checkpoint: if there is one, never, or fail without one."""
+    """Resume from the newest complete checkpoint of the run: auto: if there is one; never; must:
+    fail if there is none."""
     output: Path = Path("runs")
-    """Folder for what this machine keeps of its runs: checkpoints, metrics, policies."""
+    """Folder for the local files of runs: checkpoints, metrics, policies."""
     plugin: tuple[str, ...] = ()
     """Modules to import first: they register encoders, heads, filters, losses, agents and
     relabelers."""
     processes: int = Field(0, ge=0)
-    """Processes to train with; 0 takes what the launcher gives, any other number is insisted on."""
+    """Number of processes; 0: as many as the launcher started. It is an error if another number
+    runs."""
     threads: int = Field(1, ge=1)
-    """Threads of torch in each process; results are bit-equal only at the same number."""
+    """torch threads per process; results are bit-equal only with the same number."""
     device: Literal["auto", "cpu"] = "auto"
-    """auto takes GPUs where there are any."""
+    """auto: use GPUs if available."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the forward pass."""
     compile: Literal["off", "auto", "on", "graphs"] = "off"
-    """Compile the update with torch.compile, which takes minutes once: on, or it says why not; auto
-    does on a GPU where it can; graphs also replays CUDA graphs."""
+    """Compile the update with torch.compile, which takes minutes: on: fail if it does not work;
+    auto: on a GPU where it works; graphs: also replay CUDA graphs."""
     agent: AgentConfig = Field(default_factory=AgentConfig)
     """The agent."""
     data: DataConfig = Field(default_factory=DataConfig)
-    """Windows and cache."""
+    """Sampling of windows, and the cache."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    """The step."""
+    """Optimiser and learning rate."""
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
-    """Once in a while."""
+    """Intervals of periodic work."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         given = [name for name in ("dataset", "sources", "snapshot") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"{given[0]}: it and {given[1]} both say what to learn from; give one")
+            raise ValueError(f"{given[0]}: {given[0]} and {given[1]} are both set; set only one")
         if self.where and not self.dataset and given:
-            raise ValueError("where: a condition belongs to `dataset`; put it into the select")
+            raise ValueError("where: only applies to `dataset`; put the condition in the select")
         for name in ("refresh_every", "include_eval", "wait_for_data"):
             if self.snapshot and getattr(self.data, name):
                 raise ValueError(
-                    f"data.{name}: set, but snapshot {self.snapshot!r} is what it is, whatever "
-                    "arrives later; leave out the one or the other"
+                    f"data.{name}: has no effect with snapshot={self.snapshot!r}, which never "
+                    "changes; leave out one of them"
                 )
         if self.run and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.run):
             raise ValueError(
@@ -218,8 +222,8 @@ class TrainConfig(RunSettings):
             )
         if self.processes > 1 and self.data.batch % self.processes:
             raise ValueError(
-                f"data.batch: {self.data.batch} windows cannot be shared by {self.processes} "
-                "processes; choose a batch that processes divides"
+                f"data.batch: {self.data.batch} windows are not divisible by {self.processes} "
+                "processes; choose a multiple"
             )
         if self.data.critic_mask and self.agent.critic is None:
             raise ValueError(
@@ -245,13 +249,13 @@ class TrainConfig(RunSettings):
             )
         if not ramp and any(source.share_end is not None for source in self.sources):
             raise ValueError(
-                "sources: share_end is set, but with data.ramp_updates=0 shares stay as they are; "
-                "set data.ramp_updates to the updates that the way there takes, or leave it out"
+                "sources: share_end has no effect with data.ramp_updates=0; set data.ramp_updates "
+                "to the number of updates of the ramp, or leave share_end out"
             )
         return self
 
     def require_data(self) -> None:
-        """Raises `SettingError` unless the config says what to learn from."""
+        """Raise `SettingError` unless a dataset, sources or a snapshot is set."""
         if not (self.dataset or self.sources or self.snapshot):
             raise SettingError(
                 "nothing to learn from: give --dataset NAME (stepwell datasets lists them)"
@@ -259,6 +263,6 @@ class TrainConfig(RunSettings):
 
 
 def default_cache() -> Path:
-    """Where columns go unless told: the user's cache folder."""
+    """The default of data.cache: a folder in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "stepwell"

@@ -1,4 +1,4 @@
-"""What can go wrong with a training run; every message says what to do."""
+"""The exceptions of the trainer. Each message contains a remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from stepwell.errors import StepwellError
 
 
 class TrainerError(StepwellError):
-    """Something about this training run is wrong; the message says what to do."""
+    """Base class of the trainer's exceptions."""
 
 
 class ElsewhereError(TrainerError):
-    """The run's first process cannot go on, and says itself why; it ends with this status."""
+    """Process 0 failed and reports the reason itself; this process exits with the same status."""
 
     def __init__(self, exit_status: int) -> None:
         super().__init__("process 0 failed")
@@ -18,6 +18,6 @@ class ElsewhereError(TrainerError):
 
 
 class SettingError(TrainerError, ValueError):
-    """A setting is unknown, of the wrong type, or contradicts another."""
+    """A setting is unknown, has a wrong type, or contradicts another setting."""
 
     exit_status = 2

@@ -1,6 +1,6 @@
-"""A training run from beginning to end: setup in four acts, then the loop.
+"""A training run: setup in four parts, then the loop.
 
-Periodic work in the loop begins with "Once in a while" and says who takes part.
+Comments on periodic work in the loop begin with "Periodically" and name the ranks that take part.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
 log = logging.getLogger(__name__)
 
 SYNC_EVERY = 10
-"""Several processes: updates between their agreements on stop, pause and newer data."""
+"""Updates between synchronisations of stop, pause and new data over several processes."""
 MAY_CHANGE = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
 """Settings that a resumed run may change without a warning."""
 
 
 def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[str], None]) -> str:
-    """Train to the end, or until told to stop; "finished" or "stopped".
+    """Train until the last update or a stop request; returns "finished" or "stopped".
 
-    Every process of the run calls this. Raises `TrainerError` or `StepwellError`; whatever ends it,
-    the run's row says so.
+    Every process of the run calls this function. The run's status at the service also records
+    errors.
+
+    Raises:
+        TrainerError, StepwellError: training failed.
     """
     with ExitStack() as closing:
-        # --- act one: the processes, the run's folder, and what an earlier life left there ------
+        # --- part 1: processes, the run's folder, and the checkpoint of an earlier attempt ------
         torch.set_num_threads(config.threads)
         accelerator = make_accelerator(config)
         world = World(accelerator)
@@ -70,10 +73,10 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         closing.enter_context(stop_signals(stopped.set))
 
         def newest_request() -> int:
-            """Of the service and of signals, which ask for a checkpoint and an orderly end."""
+            """The newest request of the service or of a signal; a signal requests STOP."""
             return STOP if stopped.is_set() else reporter.request
 
-        # --- act two: the data ------------------------------------------------------------------
+        # --- part 2: the data -------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
         holder = f"train/{config.run}"
         data = SnapshotViews(config, client, world, home, holder, echo)
@@ -81,7 +84,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         if resumed is None:
             data.begin(world.on_main(lambda: create_snapshot(client, config, holder)))
         else:
-            # From the snapshots it had, whether or not the service is up and still has them.
+            # Resume from the recorded snapshots, even if the service is unreachable.
             client.retry_for = 0.0
             data.resume(resumed.state["snapshot_views"], int(resumed.state["update"]))
         manifest = data.manifest
@@ -90,17 +93,17 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             f" of snapshot {manifest.snapshot}"
         )
 
-        # --- act three: the agent ---------------------------------------------------------------
+        # --- part 3: the agent ------------------------------------------------------------------
         spaces = Spaces.of_spec(manifest.spec.to_json())
         if unused := unused_settings(config.agent, spaces):
-            echo(f"warning: these observations and actions have no use for {', '.join(unused)}")
+            echo(f"warning: settings without effect for these spaces: {', '.join(unused)}")
         if resumed is not None:
             for line in _differences(resumed.state["config"], config, quiet=MAY_CHANGE):
                 echo(f"warning: {line} from here on")
         torch.manual_seed(config.seed)
         agent = make_agent(config.agent, spaces).to(accelerator.device)
         if isinstance(rows := agent.policy.timestep_encoder, TimestepEncoder):
-            echo(f"the agent sees {'; '.join(rows.describe())}")
+            echo(f"observations: {'; '.join(rows.describe())}")
         reporter.kernels = agent.policy.kernels(accelerator.device, _compute_dtype(config))
         for what, name in reporter.kernels.items():
             echo(f"{what} by {name}, on {accelerator.device.type}")
@@ -122,23 +125,23 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         loader = data.loader(update, accelerator.device)
         closing.callback(loader.close)
 
-        # --- act four: the run's row, log, metrics and policies at the service (rank 0) ---------
+        # --- part 4: the run, log, metrics and policies at the service (rank 0) -----------------
         world.on_main(lambda: reporter.open(data, resumed=known_here))
-        closing.push(reporter.close)  # with what was raised, if anything was
-        client.retry_for = 0.0  # from here on an absent service costs no time
+        closing.push(reporter.close)  # receives the exception, if there is one
+        client.retry_for = 0.0  # from here on an unreachable service does not block training
 
         # --- the loop ---------------------------------------------------------------------------
         every, folder = config.schedule, home / "checkpoints"
         clock = _Clock(update)
         pending: deque[tuple[int, Loaded, Update]] = deque()
         oldest = checkpoints.oldest_update(folder)
-        # A resumed run stands where its checkpoint does; the policy may not have been written.
+        # The process may have stopped after the checkpoint, before the policy was published.
         saved, published = update or -1, -1
         if update and _due(every.publish_every, update) and not reporter.has_policy(update):
             published = reporter.publish(agent, update, data)
 
         def check_pending(leave: int) -> None:
-            """Check all updates but the last few, whose outcome a GPU may not know yet."""
+            """Check all updates except the last `leave`, whose results a GPU may not have yet."""
             while len(pending) > leave:
                 number, its, result = pending.popleft()
                 skipped, ending = learner.check_finite(number, result)
@@ -175,7 +178,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             update += 1
             reporter.update = update
 
-            # Once in a while, all ranks: metrics. Reading them waits for the device.
+            # Periodically, all ranks: metrics. Reading them synchronises with the device.
             if logging_now:
                 both: dict[str, Any] = {**result.metrics, **loaded.metrics}
                 shown = {k: float(v) for k, v in both.items()}
@@ -193,12 +196,12 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 reporter.log_metrics(update, values)
                 clock.restart(update)
 
-            # Once in a while, rank 0: look for new data, in the background.
+            # Periodically, rank 0: check for new data, in the background.
             if _due(config.data.refresh_every, update) and update < config.updates:
                 data.refresh()
 
-            # Once in a while, all ranks: was a stop or pause requested? Is new data ready on all
-            # nodes? Then all switch to it at the same step.
+            # Periodically, all ranks: exchange stop and pause requests, and whether new data is
+            # ready on all nodes. If it is, all switch to it at the same step.
             request = CONTINUE
             if world.size == 1 or _due(SYNC_EVERY, update):
                 request, switched = data.sync(
@@ -210,14 +213,14 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 if switched:
                     reporter.report_snapshots(data)
 
-            # Once in a while, rank 0: a checkpoint. After the sync, so that a resumed run knows
-            # what was decided; before each policy, so that no published policy is ahead of what
-            # the run can go on from.
+            # Periodically, rank 0: a checkpoint. After the sync, so that it contains the current
+            # snapshots; before publishing, so that no published policy is newer than the newest
+            # checkpoint.
             publishing = _due(every.publish_every, update)
             if publishing or _due(every.checkpoint_every, update):
                 saved = save()
 
-            # Once in a while, rank 0: a policy.
+            # Periodically, rank 0: publish a policy.
             if publishing:
                 published = reporter.publish(agent, update, data)
 
@@ -239,7 +242,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
 
 class _Clock:
-    """Updates per second, and the share of time spent waiting for data, since `restart`."""
+    """Updates per second, and the fraction of time spent waiting for data, since `restart`."""
 
     def __init__(self, update: int):
         self.restart(update)
@@ -273,7 +276,7 @@ def _differences(
 
 
 def _compute_dtype(config: TrainConfig) -> torch.dtype:
-    """Of the forward pass's large operations."""
+    """The dtype of the forward pass's large operations."""
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return half.get(config.precision, torch.float32)
 

@@ -1,17 +1,17 @@
 """Causal attention over a sliding window of keys: one interface, several back-ends.
 
-    sdpa    torch's scaled_dot_product_attention: the default, everywhere
-    math    its plain twin: everywhere, every option, slow; the reference of the others
+    sdpa    torch's scaled_dot_product_attention: the default, all devices
+    math    a plain implementation: all devices and options, slow; the reference of the others
     flex    torch's flex_attention: every pattern fused on a GPU; on a CPU forward only, unfused
-    flash   the flash-attn package, where installed and supported: GPU, 16 bits
+    flash   the flash-attn package, if installed and supported: GPU, 16 bits
 
-A back-end that cannot compute the pattern is refused by name (`obstacle`); `auto` takes the fastest
-that can. Kernels that may fail on a machine are tried once, on a few timesteps (`_trial`). Acting
-attends with one query over a cache of keys; there `math` replaces sdpa where that has no option,
-whatever the back-end, so a policy trained with flash-attn acts on any machine.
+`obstacle` returns why a back-end cannot compute a pattern; `auto` selects the fastest one that can.
+Kernels that may fail on a machine are tried once on a few timesteps (`_trial`). Acting attends with
+one query over a cache of keys. It uses sdpa, or math if sdpa lacks an option, whatever the
+configured back-end is, so a policy trained with flash-attn can act on any machine.
 
-Windows of different length may come packed (data/packing.py). flash and, on a GPU, flex have a
-kernel for that; the others attend over one window at a time, or pad all of them again.
+Windows of different lengths may be packed (data/packing.py). flash and, on a GPU, flex have kernels
+for packed windows; the others attend over one window at a time, or over padded windows.
 
 Letters: N sequences, H heads, L queries, K keys, E width of a head, M timesteps of all windows.
 """
@@ -34,12 +34,13 @@ from amago_model.errors import ConfigError
 BACKENDS = ("sdpa", "math", "flex", "flash")
 
 MIN_WINDOW = 16
-"""Windows shorter than that, on average, are padded again: as many calls would cost more (measured
-on a CPU: 32 windows of some 16 timesteps took a third less one by one, of 6 twice as long)."""
+"""Packed windows shorter than this on average are padded, because one call per window would be
+slower (measured on a CPU, one call per window: 32 windows of about 16 timesteps took a third less
+time, windows of 6 twice as long)."""
 
 
 def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | None:
-    """Why this back-end cannot serve these queries, q [N, H, L, E]; None if it can."""
+    """Why this back-end does not support the queries q [N, H, L, E]; None if it does."""
     match name:
         case "sdpa" if pattern.logit_clip:
             return "it cannot clip scores"
@@ -52,7 +53,7 @@ def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | No
         case "flex" if q.device.type == "cuda":
             return _trial(name, q.device, q.dtype, q.shape[-1])
         case "flash" if pattern.n_sinks or pattern.logit_clip:
-            return "it has neither sinks nor clipped scores"
+            return "it supports neither sinks nor clipped scores"
         case "flash":
             return flash_obstacle(q) or _trial(name, q.device, q.dtype, q.shape[-1])
     return None
@@ -62,54 +63,55 @@ def obstacle(name: str, q: Tensor, pattern: Pattern, dropout: float) -> str | No
 def _trial(
     name: str, device: torch.device, dtype: torch.dtype, width: int, packed: bool = False
 ) -> str | None:
-    """The error of a small attention, forward and backward; None if there is none."""
+    """The error of a small trial, forward and backward; None if it succeeds."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             x = torch.ones(1, 1, 16, width, device=device, dtype=dtype, requires_grad=True)
             packing = None
-            if packed:  # windows of seven timesteps and nine
+            if packed:  # windows of 7 and 9 timesteps
                 packing = make_packing(torch.arange(8, device=device) < x.new_tensor([[6], [8]]))
             if name == "flex":
                 out = attend_flex(x, x, x, Pattern(context=16), packing)
             else:
                 out = attend_flash(x, x, x, context=16, dropout=0.0, packing=packing)
             out.sum().backward()
-    except Exception as error:  # noqa: BLE001 kernels and compilers fail in their own ways
+    except Exception as error:  # noqa: BLE001 kernels and compilers may raise any exception
         return f"a trial failed: {type(error).__name__}: {error}"
     return None
 
 
 def _has_packed_kernel(name: str, device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether this back-end has a kernel for packed windows, with heads of this width. That of flex
-    would compute every pair of timesteps on a CPU."""
+    """Whether this back-end has a kernel for packed windows with this head width. flex has none on
+    a CPU, where it would compute every pair of timesteps."""
     able = name == "flash" or (name == "flex" and device.type == "cuda")
     return able and _trial(name, device, dtype, width, packed=True) is None
 
 
 def choose(wanted: str, q: Tensor, pattern: Pattern, dropout: float) -> str:
-    """The name of the back-end to use: the one wanted, or the best that can if that is 'auto'.
+    """The back-end to use: `wanted`, or for 'auto' the fastest one that supports the pattern.
 
     Raises:
-        ConfigError: the one wanted cannot; it says why and which can.
+        ConfigError: `wanted` does not support it; the message names the reason and the back-ends
+            that do.
     """
     if wanted != "auto":
         if why := obstacle(wanted, q, pattern, dropout):
             able = [n for n in BACKENDS if obstacle(n, q, pattern, dropout) is None]
             raise ConfigError(
-                f"TransformerConfig.attention: {wanted!r} cannot be used here: {why}. "
-                f"These can: {', '.join(able)}; or set attention='auto'"
+                f"TransformerConfig.attention: {wanted!r} cannot be used: {why}. "
+                f"Set attention to one of {', '.join(able)}, or to 'auto'"
             )
         return wanted
-    # flash-attn would round 32-bit numbers to 16 bits, which 'auto' does not permit.
+    # flash-attn rounds 32-bit numbers to 16 bits, so 'auto' uses it only for 16-bit queries.
     half = q.dtype in (torch.float16, torch.bfloat16)
     order = [*(["flash"] if half else []), "sdpa", *(["flex"] if q.is_cuda else []), "math"]
     return next(n for n in order if obstacle(n, q, pattern, dropout) is None)
 
 
 class Attention:
-    """The attention of one Transformer: its pattern and its back-end.
+    """The attention of a Transformer: its pattern and its back-end.
 
-    `name` is for logs: the back-end of the last whole window; before one, the setting.
+    `name` is for logs: the back-end of the last window, or the setting before the first window.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -119,7 +121,7 @@ class Attention:
         self.pattern = Pattern(config.context, config.n_sinks, config.sink_bias, config.logit_clip)
 
     def plan(self, device: torch.device, dtype: torch.dtype, heads: int, width: int) -> str:
-        """The name of the back-end for learning from whole windows there; raises as `choose`."""
+        """The back-end for training on windows on this device; raises like `choose`."""
         q = torch.empty(1, heads, 1, width, device=device, dtype=dtype, requires_grad=True)
         return choose(self.wanted, q, self.pattern, self.dropout)
 
@@ -156,13 +158,13 @@ class Attention:
         return torch.cat(outs, dim=1).transpose(1, 2)
 
     def _windows(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, longest: int) -> Tensor:
-        """By the back-end of `name`; a part of the mask of length `longest` is used."""
+        """Attend by back-end `name`; the cached mask of length `longest` is sliced."""
         p, name, length = self.pattern, self.name, q.shape[-2]
         if name == "flash":
             return attend_flash(q, k, v, p.context, dropout)
         if name == "flex":
             return attend_flex(q, k, v, p)
-        # The kernel's own causal flag is faster than a mask, and the same while the window fits.
+        # The kernel's causal flag is faster than a mask, and equal if the window fits the context.
         fits = length <= p.context
         mask = None
         if not fits:

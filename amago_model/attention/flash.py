@@ -1,7 +1,6 @@
-"""The flash-attn package (Dao 2023), 2.7 and newer: 16 bits, on GPUs of the Ampere generation on.
+"""The flash-attn package (Dao 2023), version 2.7 or newer: 16 bits, on Ampere or newer GPUs.
 
-Not measured: no machine with the package was at hand. Tested against stand-ins with the published
-signatures.
+It is tested against stand-ins with the published signatures, not with the package.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ def flash_attn() -> Any:
     """The package; None if it cannot be imported."""
     try:
         return importlib.import_module("flash_attn")
-    except Exception:  # noqa: BLE001 a broken CUDA build raises whatever it likes
+    except Exception:  # noqa: BLE001 a broken CUDA build may raise any exception
         return None
 
 
 def flash_obstacle(q: Tensor) -> str | None:
-    """Why flash-attn cannot serve these queries, q [N, H, L, E]; None if it can."""
+    """Why flash-attn does not support the queries q [N, H, L, E]; None if it does."""
     if flash_attn() is None:
         return "the package flash-attn is not installed (pip install flash-attn, on a GPU machine)"
     if not _supports(q.device):
         return f"flash-attn needs a GPU of the Ampere generation or newer, not '{q.device}'"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
-        return f"flash-attn needs heads of a width divisible by 8, up to 256, not {q.shape[-1]}"
+        return f"flash-attn needs a head width divisible by 8 and at most 256, not {q.shape[-1]}"
     return None
 
 
@@ -53,10 +52,10 @@ def attend_flash(
     dropout: float,
     packing: Packing | None = None,
 ) -> Tensor:
-    """q, k, v [N, H, L, E] -> [N, H, L, E] in the type of q; with a packing [1, H, M, E]."""
+    """q, k, v [N, H, L, E] -> [N, H, L, E] in the dtype of q; with a packing [1, H, M, E]."""
     dtype, half = q.dtype, _kernel_dtype(q.dtype)
     longest = q.shape[-2] if packing is None else packing.longest
-    # Keys up to so many timesteps to the left, and none to the right.
+    # (left, right): how many keys before and after a query are visible.
     window = (-1, -1) if longest <= context else (context - 1, 0)
     options = {"causal": True, "dropout_p": dropout, "window_size": window}
     q, k, v = (x.transpose(1, 2).to(half) for x in (q, k, v))

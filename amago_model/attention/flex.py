@@ -30,7 +30,7 @@ def _flex_blocks(length: int, pattern: Pattern, device: torch.device):  # type: 
         return create_block_mask(visible, None, None, length, length, device=str(device))
 
 
-@lru_cache(maxsize=1)  # all layers of a Transformer use the same one
+@lru_cache(maxsize=1)  # all layers of a Transformer use the same mask
 def _packed_flex_blocks(packing: Packing, pattern: Pattern):  # type: ignore[no-untyped-def]
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -42,7 +42,7 @@ def _packed_flex_blocks(packing: Packing, pattern: Pattern):  # type: ignore[no-
         return (window[i] == window[j]) & (i >= j) & near
 
     with torch.inference_mode(False):
-        # Compiled, it never makes the mask of all pairs of timesteps.
+        # Compiled, this does not materialise the mask of all pairs of timesteps.
         return create_block_mask(
             visible,
             None,
@@ -71,7 +71,7 @@ def attend_flex(
     else:
         blocks = _packed_flex_blocks(packing, pattern)
     with warnings.catch_warnings():
-        # On a CPU it runs unfused on purpose: no compiler is asked for, and the sums are the same.
+        # On a CPU it runs unfused on purpose: it needs no compiler, and the results are the same.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         out: Tensor = _flex_kernel(q.device.type)(
             q.contiguous(),

@@ -1,4 +1,4 @@
-"""Which keys a query attends to: the last `context` timesteps, and the first ones as sinks.
+"""The attention pattern: a query attends to the last `context` timesteps and to the sinks.
 
 timesteps 0..L-1, context = 3, n_sinks = 1     s: a sink   x: in the window
 
@@ -17,19 +17,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a query attends to, and what changes its scores before the softmax."""
+    """The keys that a query attends to, and changes of the scores before the softmax."""
 
     context: int
-    """The last so many timesteps are visible, the query's own included."""
+    """Number of visible timesteps, including that of the query."""
     n_sinks: int = 0
-    """So many timesteps from the first on are always visible."""
+    """Number of timesteps at the start that are always visible."""
     sink_bias: float = 0.0
-    """Added to the score of a sink."""
+    """Added to the scores of sinks."""
     logit_clip: float = 0.0
-    """Scores are then limited to plus or minus this; 0 leaves them."""
+    """Scores are then clipped to plus or minus this value; 0: no clipping."""
 
     def bias(self, n_keys: int, device: torch.device) -> Tensor | None:
-        """[K]: added to the scores, by key."""
+        """[K]: the bias of the scores, by key; None without a bias."""
         if not self.sink_bias:
             return None
         return _sink_bias(n_keys, self.n_sinks, self.sink_bias, device)
@@ -37,7 +37,7 @@ class Pattern:
 
 @lru_cache(maxsize=64)
 def band_mask(length: int, context: int, device: torch.device, n_sinks: int = 0) -> Tensor:
-    """[length, length] bool: query i sees keys i - context + 1 .. i, and the sinks up to i."""
+    """[length, length] bool: query i attends to keys i - context + 1 .. i and sinks up to i."""
     with torch.inference_mode(False):
         row = torch.arange(length, device=device)
         age = row[:, None] - row[None, :]

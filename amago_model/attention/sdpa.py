@@ -1,7 +1,7 @@
-"""torch's scaled_dot_product_attention, and its plain twin with every option, the reference.
+"""torch's scaled_dot_product_attention, and a plain reference implementation with all options.
 
-`mask`: bool, broadcastable to [N, H, L, K], True where a key is visible; or `causal`: query i sees
-keys 0..i. Letters: N sequences, H heads, L queries, K keys, E width of a head.
+`mask`: bool, broadcastable to [N, H, L, K], True if a key is visible; or `causal`: query i attends
+to keys 0..i. Letters: N sequences, H heads, L queries, K keys, E width of a head.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attend_math(
     bias: Tensor | None = None,
     clip: float = 0.0,
 ) -> Tensor:
-    """As attend_sdpa, and `clip` limits the scores."""
+    """Like attend_sdpa; scores are clipped to plus or minus `clip`, unless it is 0."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if bias is not None:
         scores = scores + bias

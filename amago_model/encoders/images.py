@@ -1,6 +1,6 @@
-"""Images to features: convolutional networks for pixels of any size, and random shifts.
+"""Image encoders: convolutional networks for images of any size, and random shifts.
 
-Each frame by itself. Letters: N frames, C channels.
+Frames are encoded independently. Letters: N frames, C channels.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "gridworld": ((16, 2, 1), (32, 2, 1), (48, 2, 1)),
 }
 NATURE_FROM, DRQ_FROM = 64, 15
-"""Sides in pixels from which kind='auto' takes these."""
+"""Minimum side in pixels for which kind='auto' selects these."""
 
 
 class ImageEncoder(nn.Module):
     """[B, L, *shape] pixels to [B, L, d_output]: convolutions, linear layer, norm, activation.
 
-    Bytes 0 … 255 become x / 128 - 1; other numbers are taken as they are.
+    uint8 values become x / 128 - 1; other numbers are not scaled.
     """
 
     def __init__(self, config: ImageConfig, key: str, space: ObsSpace) -> None:
@@ -42,15 +42,14 @@ class ImageEncoder(nn.Module):
         self.kind = _kind_for(side) if config.kind == "auto" else config.kind
         if (smallest := smallest_side(self.kind)) > side:
             raise ConfigError(
-                f"ImageConfig.kind: {self.kind!r} needs images of {smallest} pixels and more, "
-                f"{key!r} has {self.layout.height} x {self.layout.width}: its strides leave "
-                "nothing; set kind to 'auto' or 'impala', or name the key in "
-                "TimestepEncoderConfig.vector_keys"
+                f"ImageConfig.kind: {self.kind!r} needs images of at least {smallest} pixels, "
+                f"{key!r} has {self.layout.height} x {self.layout.width}; set kind to 'auto' or "
+                "'impala', or name the key in TimestepEncoderConfig.vector_keys"
             )
         if config.augment is not None and config.augment.shift >= side:
             raise ConfigError(
-                f"images.augment.shift: {config.augment.shift} pixels push {key!r} of "
-                f"{self.layout.height} x {self.layout.width} out of sight; choose fewer"
+                f"images.augment.shift: expected less than the shorter side of {key!r}, "
+                f"{self.layout.height} x {self.layout.width}, got {config.augment.shift}; lower it"
             )
         self.convolutions, d_flat = _network(self.kind, config, self.layout)
         self.linear = nn.Linear(d_flat, config.d_output)
@@ -64,7 +63,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         """x [B, L, *shape], shift [B, L, 2] int64 or None (see `shifted`) -> [B, L, d_output]."""
-        frames = x.flatten(0, 1)  # [N, height, width, C] in whatever order
+        frames = x.flatten(0, 1)  # [N, height, width, C], with the axes in the stored order
         if self.layout.axis == "none":
             frames = frames.unsqueeze(-1)
         elif self.layout.axis == "first":
@@ -82,7 +81,7 @@ class ImageEncoder(nn.Module):
 def shifted(frames: Tensor, shift: Tensor) -> Tensor:
     """Frames [N, height, width, C] shifted by whole pixels; the edge is repeated.
 
-    shift [N, 2] int64: pixel (i, j) of a frame becomes the old pixel (i + shift 0, j + shift 1).
+    shift [N, 2] int64: output pixel (i, j) is input pixel (i + shift[0], j + shift[1]).
     """
     n, height, width, _ = frames.shape
     device = frames.device
@@ -96,11 +95,12 @@ def shifted(frames: Tensor, shift: Tensor) -> Tensor:
 def draw_shifts(
     b: int, length: int, images: int, *, config: AugmentConfig, device: torch.device
 ) -> Tensor:
-    """[B, L, images, 2] int64 for `shifted`: -shift … shift, for about a share of the windows.
+    """Random shifts [B, L, images, 2] int64 for `shifted`, in -shift … shift.
 
-    Each frame has its own shift (Yarats et al. 2021). Takes one number of torch's global
-    generator, however many frames there are, and draws time first: padding on the right changes
-    neither the frames before it nor what is drawn next, on any device.
+    Each frame has a separate shift (Yarats et al. 2021); about `config.share` of the windows are
+    shifted. It takes one number from torch's global generator for any number of frames, and draws
+    with time as the first dimension. So, on any device, padding on the right changes neither the
+    shifts of earlier frames nor later random numbers.
     """
     generator = torch.Generator().manual_seed(int(torch.randint(1 << 62, ())))
     chosen = torch.rand(b, generator=generator) < config.share
@@ -112,7 +112,7 @@ def draw_shifts(
 
 
 class ImpalaBlock(nn.Module):
-    """Convolution and pooling to half the size, then two residual units (Espeholt et al. 2018)."""
+    """Convolution, max pooling to half the size, two residual units (Espeholt et al. 2018)."""
 
     def __init__(
         self, channels: int, depth: int, *, activation: Activation, group_norm: bool
@@ -135,16 +135,16 @@ class ImpalaBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, height, width] -> [N, depth, half of it, half of it], rounded up."""
+        """[N, C, height, width] -> [N, depth, height / 2, width / 2], rounded up."""
         x = self.downscale(x)
         for unit, norm in zip(self.units, self.norms, strict=True):
-            # A copy: a unit begins with an activation that writes in place.
+            # A copy, because a unit starts with an in-place activation.
             x = norm(x + unit(x.clone()))
         return x
 
 
 def smallest_side(kind: str) -> int:
-    """Pixels that an image needs in both directions for one to be left."""
+    """Minimum height and width in pixels for an output of at least one pixel."""
     side = 1
     for _, kernel, stride in reversed(CONVOLUTIONS.get(kind, ())):
         side = (side - 1) * stride + kernel
@@ -158,7 +158,7 @@ def _kind_for(side: int) -> str:
 
 
 def _network(kind: str, config: ImageConfig, layout: Layout) -> tuple[nn.Sequential, int]:
-    """The convolutions, and how many numbers they leave."""
+    """(convolutions, number of output features)."""
     channels, sides = layout.channels, [layout.height, layout.width]
     blocks: list[nn.Module] = []
     if kind == "impala":
@@ -182,8 +182,8 @@ def _network(kind: str, config: ImageConfig, layout: Layout) -> tuple[nn.Sequent
 
 
 def _delta_orthogonal(convolution: nn.Conv2d) -> None:
-    """Zero but for an orthogonal centre tap, and no bias (Xiao et al. 2018), scaled for leaky
-    ReLU."""
+    """Delta-orthogonal initialisation (Xiao et al. 2018), scaled for leaky ReLU: the kernel is
+    zero except for an orthogonal centre, and the bias is zero."""
     with torch.no_grad():
         convolution.weight.zero_()
         middle = convolution.kernel_size[0] // 2

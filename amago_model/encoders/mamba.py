@@ -1,4 +1,4 @@
-"""The Mamba memory: constant time and memory per step, however long the episode.
+"""The Mamba memory: constant time and memory per step for episodes of any length.
 
     h = W x
     h = h + mixer(norm(h))                                  n_layers times
@@ -30,12 +30,12 @@ from amago_model.layers import make_norm
 
 @dataclass(slots=True)
 class MambaHidden:
-    """The hidden state of N unfinished episodes. `step` writes into it in place."""
+    """The hidden state of N environments. `step` modifies it in place."""
 
     recent: Tensor
     """[n_layers, N, D, d_conv - 1]: the last inputs of the convolution."""
     states: Tensor
-    """[n_layers, N, S, D]"""
+    """[n_layers, N, S, D]: the recurrent states."""
 
 
 class MambaBlock(nn.Module):
@@ -78,7 +78,7 @@ class MambaBlock(nn.Module):
         return out
 
     def step(self, x: Tensor, recent: Tensor, state: Tensor) -> Tensor:
-        """x [N, 1, d_model], recent [N, D, d_conv - 1] and state [N, S, D], both written into."""
+        """x [N, 1, d_model]; modifies recent [N, D, d_conv - 1] and state [N, S, D] in place."""
         u, gate = self.expand(self.norm(x)).chunk(2, dim=-1)
         window = torch.cat((recent, u.transpose(1, 2).to(recent.dtype)), dim=-1)
         recent.copy_(window[..., 1:])
@@ -91,13 +91,13 @@ class MambaBlock(nn.Module):
 
 
 class Mamba(nn.Module):
-    """[B, L, D_in] to [B, L, d_model]; `step` does the same one by one."""
+    """[B, L, D_in] to [B, L, d_model]; `step` computes the same for one timestep."""
 
     def __init__(self, config: MambaConfig, d_input: int) -> None:
         super().__init__()
         self.config = config
         self.scan_name: str = config.scan
-        """The scan in use, for logs: that of the last whole window; before one, the setting."""
+        """For logs: the scan of the last window, or the setting before the first window."""
         self.embed = nn.Linear(d_input, config.d_model)
         self.layers = nn.ModuleList(MambaBlock(config) for _ in range(config.n_layers))
         self.norm = make_norm(config.norm, config.d_model)
@@ -107,7 +107,7 @@ class Mamba(nn.Module):
         return self.config.d_model
 
     def kernels(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:  # noqa: ARG002
-        """The scan of whole windows there; it is never in less than float32."""
+        """The scan of windows on this device. Its dtype is at least float32."""
         return {"scan": choose_scan(self.config.scan, device, self.embed.weight.dtype)}
 
     def forward(self, x: Tensor, time_idx: Tensor) -> Tensor:  # noqa: ARG002
@@ -131,7 +131,7 @@ class Mamba(nn.Module):
         time_idx: Tensor,  # noqa: ARG002
         hidden: MambaHidden,
     ) -> tuple[Tensor, MambaHidden]:
-        """x [N, 1, D_in] -> [N, 1, d_model]. Writes into `hidden`, in place."""
+        """x [N, 1, D_in] -> [N, 1, d_model]. Modifies `hidden` in place."""
         h = self.embed(x)
         for i, layer in enumerate(self.layers):
             h = layer.step(h, hidden.recent[i], hidden.states[i])  # type: ignore[operator]

@@ -1,9 +1,9 @@
-"""The modality of each observation: from its space, or from the keys that the config names.
+"""The modality of each observation: detected from its space, or set by key in the config.
 
-bytes, [height, width] or with a channel axis shorter than both, 5 pixels and more     image
-categories whose one-hots would take more than 128 numbers                             tokens
-anything else: numbers, few categories (as one-hots), switches                         vector
-named in goals.keys only                                                               goals
+uint8, [height, width] or with a channel axis shorter than both, at least 5 pixels     image
+categories whose one-hot encoding is wider than 128                                    tokens
+all others: numbers, few categories (as one-hots), binary values                       vector
+only if named in goals.keys                                                            goals
 """
 
 from __future__ import annotations
@@ -25,36 +25,40 @@ Kind = Literal["vector", "image", "tokens", "goals"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 SMALLEST_SIDE = 5
-"""Pixels: a byte array with a shorter side is not taken for an image."""
+"""Minimum side in pixels of a uint8 array that is detected as an image."""
 MOST_ONE_HOTS = 128
-"""Width up to which categories become one-hots."""
+"""Maximum width of a one-hot encoding of categories."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an image lies in its array."""
+    """The axes of an image array."""
 
     height: int
     width: int
     channels: int
     axis: Literal["none", "first", "last"]
-    """Where the channels are; none: there is no such axis, and one channel."""
+    """Position of the channel axis; none: there is no such axis, and one channel."""
 
 
 def image_layout(shape: tuple[int, ...], channels: Literal["auto", "first", "last"]) -> Layout:
-    """The layout of an image array. Raises `ConfigError` where it is ambiguous, or no image."""
+    """The layout of an image array.
+
+    Raises:
+        ConfigError: the shape is not that of an image, or the channel axis is ambiguous.
+    """
     if len(shape) == 2:
         return Layout(shape[0], shape[1], 1, "none")
     if len(shape) != 3:
         raise ConfigError(
-            f"an image is [height, width] or has one axis of channels, not shape {shape}; name it "
-            "in TimestepEncoderConfig.vector_keys instead of ImageConfig.keys"
+            f"expected an image [height, width], or one with a channel axis, not shape {shape}; "
+            "name it in TimestepEncoderConfig.vector_keys instead of ImageConfig.keys"
         )
     if channels == "auto":
         first, last = shape[0] < min(shape[1:]), shape[2] < min(shape[:2])
         if first == last:
             raise ConfigError(
-                f"which axis of an image of shape {shape} holds the channels cannot be told; set "
+                f"the channel axis of an image of shape {shape} is ambiguous; set "
                 "ImageConfig.channels to 'first' or 'last'"
             )
         channels = "first" if first else "last"
@@ -66,7 +70,10 @@ def image_layout(shape: tuple[int, ...], channels: Literal["auto", "first", "las
 def modalities_of(
     config: TimestepEncoderConfig, spaces: Spaces, role: Literal["policy", "critic"] = "policy"
 ) -> dict[str, Kind]:
-    """The kind of each observation that the agent (critic: that critics alone) uses, sorted by key.
+    """The kind of each observation with this role, sorted by key.
+
+    Role 'policy' returns the observations that the agent uses; 'critic' those that only critics
+    use.
 
     Raises:
         ConfigError: a setting names a key that is not used.
@@ -76,7 +83,7 @@ def modalities_of(
 
 
 def _recognised(config: TimestepEncoderConfig, spaces: Spaces) -> tuple[dict[str, Kind], list[str]]:
-    """The kinds of all observations that agent or critics use, and those that the agent uses."""
+    """(kinds of all observations that agent or critics use, keys that the agent uses)."""
     usable = spaces.keys("policy")
     _require_known("keys", config.keys, usable, "an observation with the role 'policy'")
     used = sorted(set(config.keys or usable))
@@ -96,13 +103,13 @@ def _recognised(config: TimestepEncoderConfig, spaces: Spaces) -> tuple[dict[str
 
 
 def sees_one_image(config: TimestepEncoderConfig, spaces: Spaces) -> bool:
-    """Whether the agent sees one image and nothing else."""
+    """Whether a single image is the agent's only observation."""
     return list(modalities_of(config, spaces).values()) == ["image"]
 
 
 def unused_settings(config: AgentConfig, spaces: Spaces) -> list[str]:
-    """Settings that are not at their defaults, though these observations and actions have no use
-    for them: for a warning. Each as "actor.continuous.kind='beta'".
+    """Settings that differ from their defaults but have no effect with these spaces, for a warning.
+    Each is a string like "actor.continuous.kind='beta'".
 
     Raises:
         ConfigError: a setting names an observation that is not used.
@@ -143,7 +150,7 @@ def _at(config: AgentConfig, path: str) -> object:
 
 
 def hint(space: ObsSpace, kind: Kind) -> str:
-    """A setting to consider where a plain array looks like something else; or nothing."""
+    """A suggested setting for a vector that may be an image or tokens; else an empty string."""
     if kind != "vector" or space.n is not None:
         return ""
     if len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE:

@@ -1,6 +1,6 @@
-"""Observations to features: plain numbers as they are, images, tokens and goals by networks.
+"""Features of observations: plain numbers unchanged; images, tokens and goals by networks.
 
-Shared by the timestep encoder and, with networks of its own, by the privileged encoder.
+The timestep encoder and the privileged encoder use this module, with separate networks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from amago_model.running_statistics import RunningMoments
 
 
 class InputNorm(nn.Module):
-    """Whiten each feature by its running mean and deviation, learned from valid timesteps only.
+    """Normalise each feature by its running mean and standard deviation over valid timesteps.
 
-    A feature that has hardly varied (deviation up to 0.01) is centred and not scaled.
+    A feature with a standard deviation of at most 0.01 is centred but not scaled.
     """
 
     def __init__(self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0) -> None:
@@ -32,7 +32,7 @@ class InputNorm(nn.Module):
         self.moments = RunningMoments((width,), beta=beta, init_nu=init_nu)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """x [B, L, F], valid [B, L] -> [B, L, F]. In training the statistics are updated first."""
+        """x [B, L, F], valid [B, L] -> [B, L, F]. In training, updates the statistics first."""
         if self.training and valid is not None:
             self.moments.update(x, valid)
         std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 1e-5)
@@ -41,15 +41,15 @@ class InputNorm(nn.Module):
 
 
 def vector_width(space: ObsSpace, *, raw: bool) -> int:
-    """How many numbers `vector_features` makes."""
+    """The number of features of `vector_features`."""
     return math.prod(space.shape) if raw else space.features
 
 
 def vector_features(space: ObsSpace, x: Tensor, *, raw: bool = False) -> Tensor:
     """[B, L, *shape] in storage dtype -> [B, L, features] float32.
 
-    Categories become one-hot; bytes are divided by 255; anything else, or with `raw` everything, is
-    taken as it is.
+    Categories become one-hots and uint8 values are divided by 255, unless `raw`. Other numbers are
+    unchanged.
     """
     flat = x.reshape(*x.shape[:2], -1)
     if space.n is not None and not raw:
@@ -59,7 +59,8 @@ def vector_features(space: ObsSpace, x: Tensor, *, raw: bool = False) -> Tensor:
 
 
 class ObservationFeatures(nn.Module):
-    """The observations of a role: a network for each image, token array and list of goals."""
+    """Features of the observations of a role, with a network per image, token array and goal
+    list."""
 
     def __init__(
         self, config: TimestepEncoderConfig, spaces: Spaces, role: Literal["policy", "critic"]
@@ -95,13 +96,14 @@ class ObservationFeatures(nn.Module):
             else:
                 width = vector_width(space, raw=self.config.raw_numbers)
                 form = f"{width} number" + "s" * (width > 1)
-            # Whoever named it a vector needs no hint that it looks like something else.
+            # No hint for keys that the config names as vectors.
             advice = "" if key in self.config.vector_keys else hint(space, "vector")
             found[key] = ", ".join(filter(None, (form, advice)))
         return [f"{key}: {found[key]}" for key in sorted(found)]
 
     def draw_shifts(self, valid: Tensor | None) -> Tensor | None:
-        """[B, L, images, 2] for windows valid [B, L], in training and if configured."""
+        """Random shifts [B, L, images, 2], given valid [B, L]; None in acting or if not
+        configured."""
         augment = self.config.images.augment
         if augment is None or not (self.training and self.n_images) or valid is None:
             return None
@@ -113,7 +115,7 @@ class ObservationFeatures(nn.Module):
         return {key: packing.pack(obs[key]) for key in self.spaces}
 
     def vectors(self, obs: dict[str, Tensor]) -> list[Tensor]:
-        """Plain numbers by key, [B, L, features] each; zeros for hidden keys."""
+        """The plain numbers of each vector key, [B, L, features] each; zeros for hidden keys."""
         raw, found = self.config.raw_numbers, []
         for key in self.vector_keys:
             part = vector_features(self.spaces[key], obs[key], raw=raw)
@@ -123,7 +125,8 @@ class ObservationFeatures(nn.Module):
     def encoded(
         self, obs: dict[str, Tensor], valid: Tensor | None, shifts: Tensor | None
     ) -> list[Tensor]:
-        """Features of images, tokens and goals, [B, L, d] each; inputs not valid are zeros."""
+        """Features of images, tokens and goals, [B, L, d] each; invalid inputs are read as
+        zeros."""
         found = []
         for index, encoder in enumerate(self.encoders):
             key = str(encoder.key)
@@ -132,7 +135,7 @@ class ObservationFeatures(nn.Module):
                 part = encoder(x, None if shifts is None else shifts[:, :, index])
             else:
                 part = encoder(x)
-            # Times zero: its parameters still get a gradient, of zero, as processes that average
-            # gradients expect.
+            # Times zero, so that its parameters have a gradient (of zero), as distributed training
+            # requires.
             found.append(part * 0.0 if key in self.config.hide_keys else part)
         return found

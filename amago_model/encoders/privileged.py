@@ -1,4 +1,4 @@
-"""Privileged observations, for critics alone: acting never needs them."""
+"""The encoder of privileged observations: inputs of the critics that acting does not need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from amago_model.encoders.observation_features import InputNorm, ObservationFeat
 
 
 class PrivilegedEncoder(nn.Module):
-    """Observations of the role 'critic' to features, by the settings of the timestep encoder.
+    """Features of observations with the role 'critic', by the settings of the timestep encoder.
 
-    Plain numbers are whitened. The networks of images, tokens and goals learn with the critics.
+    Plain numbers are normalised. The critic loss trains the networks of images, tokens and goals.
     """
 
     def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
@@ -23,14 +23,14 @@ class PrivilegedEncoder(nn.Module):
             statistics = config.input_norm or InputNormConfig()
             self.norm = InputNorm(plain, beta=statistics.beta, init_nu=statistics.init_nu)
         self.width = plain + self.observations.d_encoded
-        """P: features of a timestep."""
+        """P: number of features per timestep."""
 
     def forward(
         self, obs: dict[str, Tensor], valid: Tensor, packing: Packing | None = None
     ) -> Tensor:
-        """obs[k] [B, L, *shape], valid [B, L] -> [B, L, P]; zeros where nothing was recorded.
+        """obs[k] [B, L, *shape], valid [B, L] -> [B, L, P]; zeros where valid is False.
 
-        With a packing only the timesteps that exist are computed: [1, M, P].
+        With a packing, the output is [1, M, P]: the timesteps that exist.
         """
         shifts = self.observations.draw_shifts(valid)
         if packing is not None:

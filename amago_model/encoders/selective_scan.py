@@ -1,15 +1,15 @@
-"""The recurrence of Mamba, in plain torch anywhere, or by the mamba-ssm package on a GPU.
+"""The recurrence of Mamba, in torch on any device, or by the mamba-ssm package on a GPU.
 
     h_t = exp(delta_t A) h_{t-1} + B_t (delta_t u_t)        h_0 = 0, A < 0
     y_t = C_t h_t + skip u_t                                Gu & Dao 2023, "Mamba", algorithm 2
 
-In torch the timesteps are computed in turn, a few at a time: everything independent of the state
-for a chunk at once, and only the states at the chunks' borders are kept for the backward pass,
-which computes the others again. There is no division and no growing exponential, so nothing can
-overflow. (On a CPU a scan of logarithmic depth is about fifty times slower: it moves all states
-through memory once per level.)
+In torch the timesteps are computed in chunks: terms independent of the state for a whole chunk at
+once, then the states in order. Only the states between chunks are kept for the backward pass, which
+recomputes the others. There is no division and no growing exponential, so values cannot overflow.
+(On a CPU a scan of logarithmic depth is about fifty times slower: it moves all states through
+memory once per level.)
 
-Letters: N sequences, L timesteps, D channels, S numbers of state for each channel.
+Letters: N sequences, L timesteps, D channels, S state size of each channel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from amago_model.errors import ConfigError
 
 CHUNK = 8
-"""Timesteps computed at once: as many as stay in a core's cache at ordinary widths."""
+"""Timesteps per chunk, chosen to fit in a core's cache at common widths."""
 
 SCANS = ("torch", "mamba_ssm")
 
@@ -34,9 +34,10 @@ SCANS = ("torch", "mamba_ssm")
 def selective_scan(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, name: str = "torch"
 ) -> Tensor:
-    """u, delta [N, L, D], a [S, D], b and c [N, L, S], skip [D] -> y [N, L, D] in the type of u.
+    """u, delta [N, L, D], a [S, D], b and c [N, L, S], skip [D] -> y [N, L, D] in the dtype of u.
 
-    Computed in float32, or in float64 if u is. `name` is one of SCANS, from `choose_scan`.
+    It computes in float32, or in float64 if u is float64. `name` is one of SCANS, from
+    `choose_scan`.
     """
     wide = torch.float64 if u.dtype == torch.float64 else torch.float32
     with torch.autocast(u.device.type, enabled=False):
@@ -131,10 +132,10 @@ def _scan_in_torch(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) ->
 
 @lru_cache(maxsize=1)
 def find_mamba_ssm() -> Callable[..., Any] | None:
-    """`selective_scan_fn` of the installed mamba-ssm; None if there is none to be imported."""
+    """`selective_scan_fn` of the package mamba-ssm; None if it cannot be imported."""
     try:
         module = importlib.import_module("mamba_ssm.ops.selective_scan_interface")
-    except Exception:  # noqa: BLE001 a broken CUDA build raises whatever it likes
+    except Exception:  # noqa: BLE001 a broken CUDA build may raise any exception
         return None
     return getattr(module, "selective_scan_fn", None)
 
@@ -144,10 +145,9 @@ def _scan_by_package(
 ) -> Tensor:
     """The package takes u, delta [N, D, L], A [D, S], B and C [N, S, L], all contiguous.
 
-    Not measured: no machine with the package was at hand. Tested against a stand-in with the
-    published signature.
+    This is tested against a stand-in with the published signature, not with the package.
     """
-    assert function is not None  # `scan_obstacle` said so
+    assert function is not None  # `scan_obstacle` has checked it
     u, delta, b, c = (x.transpose(1, 2).contiguous() for x in (u, delta, b, c))
     return function(u, delta, a.T.contiguous(), b, c).transpose(1, 2)  # type: ignore[no-any-return]
 
@@ -156,7 +156,7 @@ def _scan_by_package(
 
 
 def scan_obstacle(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this scan cannot serve tensors like these; None if it can."""
+    """Why this scan does not support this device or dtype; None if it does."""
     if name == "torch":
         return None
     if find_mamba_ssm() is None:
@@ -174,29 +174,28 @@ def _has_kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=16)
 def _trial(device: torch.device) -> str | None:
-    """What goes wrong in a small scan, forward and backward; None if nothing does."""
+    """The error of a small trial, forward and backward; None if it succeeds."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             u, b = torch.ones(1, 2, 8, device=device), torch.ones(1, 2, 4, device=device)
             u.requires_grad_()
             a = -torch.ones(4, 8, device=device)
             _scan_by_package(find_mamba_ssm(), u, u.abs(), a, b, b).sum().backward()
-    except Exception as error:  # noqa: BLE001 kernels fail in their own ways
+    except Exception as error:  # noqa: BLE001 kernels may raise any exception
         return f"a trial of mamba-ssm failed: {type(error).__name__}: {error}"
     return None
 
 
 def choose_scan(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The scan to use: the one wanted, or the fastest that can if that is 'auto'.
+    """The scan to use: `wanted`, or for 'auto' the fastest one that can run.
 
     Raises:
-        ConfigError: the one wanted cannot, with the reason.
+        ConfigError: `wanted` cannot run; the message contains the reason.
     """
     if wanted == "auto":
         return "torch" if scan_obstacle("mamba_ssm", device, dtype) else "mamba_ssm"
     if why := scan_obstacle(wanted, device, dtype):
         raise ConfigError(
-            f"MambaConfig.scan: {wanted!r} cannot be used here: {why}. "
-            "Set scan='torch' or scan='auto'"
+            f"MambaConfig.scan: {wanted!r} cannot be used: {why}. Set scan='torch' or scan='auto'"
         )
     return wanted

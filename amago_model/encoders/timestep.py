@@ -1,17 +1,17 @@
-"""One timestep to one vector: observations of any kind and the previous step, through an MLP.
+"""The timestep encoder: maps observations of any kind and the previous step to one vector.
 
-    first of an episode? ─────────────────────────────────────────────────┐
+    reset flag (optional) ────────────────────────────────────────────────┐
     plain numbers, few categories, previous reward and action ── whiten ──┤
     image ── convolutions, linear ────────────────────────────────────────┤
     tokens ── embedding, recurrent, linear, norm ─────────────────────────┼── MLP ── norm
     goals ── two linear, norm ────────────────────────────────────────────┘
 
-With kind=image, for one image and nothing else, as published:
+With kind=image, for a single image, as published:
 
     previous reward and action ── symlog, linear, activation ──┐
     image ── convolutions, linear, activation ─────────────────┴── linear ── norm
 
-Timesteps are independent of each other: whatever needs the past belongs in trajectory.py.
+Timesteps are encoded independently; the memory is in trajectory.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from amago_model.layers import Linear, make_activation, make_mlp, make_norm, sym
 class TimestepEncoder(nn.Module):
     """Whiten plain numbers, encode the rest, concatenate (each kind sorted by key), MLP, norm.
 
-    With plain observations alone this is the feed-forward encoder, with no parameter more.
+    With only plain observations this is a feed-forward encoder, without additional parameters.
     """
 
     def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
@@ -48,7 +48,7 @@ class TimestepEncoder(nn.Module):
         self._make_layers()
 
     def _make_layers(self) -> None:
-        """The layers after the networks of single observations."""
+        """Create the layers after the networks of single observations."""
         config, observed = self.config, self.observations.d_vectors
         self.input_norm = _input_norm(config.input_norm, observed, self.d_previous)
         width = observed + self.d_previous + config.show_reset + self.observations.d_encoded
@@ -68,9 +68,10 @@ class TimestepEncoder(nn.Module):
         return self.observations.describe()
 
     def plain(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
-        """All plain numbers: [B, L, F] float32, zeros in timesteps that are not valid.
+        """The plain numbers of each timestep: [B, L, F] float32, zeros where not valid.
 
-        Observations, previous reward and action, and the reset last: what is whitened stands first.
+        Order: observations, previous reward, previous action, reset flag; those that are normalised
+        come first.
         """
         hidden = self.d_previous if self.config.hide_previous else int(self.config.hide_reward)
         if hidden:
@@ -88,10 +89,10 @@ class TimestepEncoder(nn.Module):
     ) -> Tensor:
         """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
 
-        With `show_reset`, previous has one number more (see `previous_features`). Timesteps that
-        are not valid are read as zeros; None means that all are valid, that running statistics do
-        not change and that images are not shifted. With a packing only the timesteps that exist are
-        computed: [1, M, d_output].
+        With `show_reset`, previous is [B, L, 2+A] (see `previous_features`). Invalid timesteps are
+        read as zeros. valid None means that all timesteps are valid; statistics are then not
+        updated and images not shifted. With a packing, the output is [1, M, d_output]: the
+        timesteps that exist.
         """
         shifts = self.observations.draw_shifts(valid)
         if packing is not None:
@@ -105,7 +106,7 @@ class TimestepEncoder(nn.Module):
         return out
 
     def _plain_features(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """The output of `plain`, whitened as far as configured."""
+        """The output of `plain`, normalised if configured."""
         if self.input_norm is None:
             return x
         width = self.input_norm.width
@@ -114,7 +115,7 @@ class TimestepEncoder(nn.Module):
 
 
 class ImageTimestepEncoder(TimestepEncoder):
-    """One image and the previous step, as published: nothing is whitened, and there is no MLP."""
+    """The published encoder of a single image and the previous step: no normalisation, no MLP."""
 
     def _make_layers(self) -> None:
         c = self.config
@@ -134,35 +135,35 @@ class ImageTimestepEncoder(TimestepEncoder):
 
 
 def make_timestep_encoder(config: TimestepEncoderConfig, spaces: Spaces) -> TimestepEncoder:
-    """The encoder that `config.kind` names; kind 'image' is for one image and nothing else."""
+    """The encoder of `config.kind`; kind 'image' applies only to a single image."""
     image = isinstance(config, ImageTimestepEncoderConfig) and sees_one_image(config, spaces)
     return (ImageTimestepEncoder if image else TimestepEncoder)(config, spaces)
 
 
 def _input_norm(config: InputNormConfig | None, observed: int, previous: int) -> InputNorm | None:
-    """The whitening of the first plain numbers of a timestep, if configured."""
+    """The normalisation of the first plain numbers of a timestep, if configured."""
     if config is None:
         return None
     width = observed + previous if config.previous else observed
     if not width:
         raise ConfigError(
-            "TimestepEncoderConfig.input_norm.previous: without the previous action and reward "
-            "there is nothing to whiten, for no observation is plain numbers; set input_norm=None "
+            "TimestepEncoderConfig.input_norm.previous: False leaves nothing to whiten, because no "
+            "observation consists of plain numbers; set input_norm=None "
             "(--agent.timestep-encoder.no-input-norm) instead"
         )
     return InputNorm(width, beta=config.beta, init_nu=config.init_nu)
 
 
 def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> int:
-    """A width of the config, or with `auto_scale` that of the input where this is larger."""
+    """A width of the config, or with `auto_scale` the width of the input if it is larger."""
     own = int(getattr(config, name))
     if not config.auto_scale or own >= width:
         return own
     if getattr(config, norm) == "simnorm" and width % SIMNORM_GROUP:
         fits = width + -width % SIMNORM_GROUP
         raise ConfigError(
-            f"TimestepEncoderConfig.{norm}: 'simnorm' works on groups of {SIMNORM_GROUP} channels, "
-            f"and auto_scale widens {name}={own} to {width}, the width of its input; set {name} to "
-            f"{fits}, unset auto_scale or choose another norm"
+            f"TimestepEncoderConfig.{norm}: 'simnorm' needs a multiple of {SIMNORM_GROUP} "
+            f"channels, but auto_scale widens {name}={own} to {width}, its input width; set "
+            f"{name} to {fits}, unset auto_scale or choose another norm"
         )
     return width

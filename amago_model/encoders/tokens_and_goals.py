@@ -1,4 +1,4 @@
-"""Tokens and lists of goals to features, each timestep by itself."""
+"""Encoders of tokens and lists of goals. Timesteps are encoded independently."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from amago_model.errors import ConfigError
 
 
 class TokenEncoder(nn.Module):
-    """Token numbers [B, L, *shape] to [B, L, d_output].
+    """Token ids [B, L, *shape] to [B, L, d_output].
 
-    A recurrent network reads the tokens present, in their order, wherever padding lies; the
-    features are made of its last state (zeros where no token is present). A number beyond
-    the vocabulary is the token "unknown"; one below it is read as nothing, like padding.
+    An RNN reads the tokens in order and skips padding at any position; its last state (zeros if
+    there are no tokens) goes through a linear layer and a layer norm. Ids above the vocabulary are
+    the token "unknown"; ids below it are padding.
     """
 
     def __init__(self, config: TokenConfig, key: str, space: ObsSpace) -> None:
         super().__init__()
         if space.dtype.startswith("float"):
             raise ConfigError(
-                f"TokenConfig.keys: {key!r} holds {space.dtype}, tokens are whole numbers; record "
-                "integers, or name it in TimestepEncoderConfig.vector_keys"
+                f"TokenConfig.keys: {key!r} has dtype {space.dtype}, but tokens are integers; "
+                "record integers, or name it in TimestepEncoderConfig.vector_keys"
             )
         self.key, self.d_output = key, config.d_output
         self.length = math.prod(space.shape)
@@ -35,7 +35,7 @@ class TokenEncoder(nn.Module):
             raise ConfigError(
                 f"TokenConfig.padding: {self.padding} is no token of {key!r}, which has "
                 f"{self.lowest} to {self.lowest + self.vocabulary - 1}; choose one of them, or "
-                "leave it: numbers below are read as nothing anyway"
+                "unset it: smaller numbers are always padding"
             )
         self.embedding = nn.Embedding(self.vocabulary + 1, config.d_embedding)
         self.recurrent: nn.RNN | None = None
@@ -71,15 +71,15 @@ class TokenEncoder(nn.Module):
 class GoalEncoder(nn.Module):
     """Lists of goals [B, L, goals, d] to [B, L, d_output], by two linear layers and a layer norm.
 
-    Numbers are taken as they are: the environment chooses what "no goal" and "done" are.
+    Numbers are not scaled; the environment defines how "no goal" and "done" are encoded.
     """
 
     def __init__(self, config: GoalConfig, key: str, space: ObsSpace) -> None:
         super().__init__()
         if len(space.shape) != 2:
             raise ConfigError(
-                f"GoalConfig.keys: {key!r} has shape {space.shape}, expected [goals, numbers of a "
-                "goal]; reshape it when recording, or leave it a vector"
+                f"GoalConfig.keys: {key!r} has shape {space.shape}, expected [goals, numbers per "
+                "goal]; reshape it when recording, or remove it from the keys"
             )
         self.key, self.d_output = key, config.d_output
         self.shape = space.shape

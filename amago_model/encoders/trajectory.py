@@ -1,21 +1,21 @@
-"""A sequence of timestep vectors to a sequence of state vectors: the memory, or its absence.
+"""Trajectory encoders: a sequence of timestep vectors to a sequence of state vectors.
 
-Every encoder is causal and offers the same four calls:
+Every encoder is causal and has four methods:
 
-    forward(x [B, L, D_in], time_idx [B, L]) -> [B, L, d_output]           whole windows
-    initial_hidden(n, device) -> hidden                                    n episodes about to begin
+    forward(x [B, L, D_in], time_idx [B, L]) -> [B, L, d_output]           windows
+    initial_hidden(n, device) -> hidden                                    the start of n episodes
     step(x [N, 1, D_in], time_idx [N, 1], hidden) -> ([N, 1, d_output], hidden)
-    reset_hidden(hidden, done [N] bool) -> hidden                          start over where done
+    reset_hidden(hidden, done [N] bool) -> hidden                          reset where done
 
-`step` may write into the hidden state it is given: use only the one it returns. Stepping through an
-episode gives what forward gives on the whole of it.
+`step` may modify the hidden state in place: use only the one it returns. Calling `step` for each
+timestep of an episode gives the same outputs as `forward` on the whole episode.
 
-An encoder whose forward has a further argument `packing` can leave padding out (data/packing.py):
-where windows differ in length, x is then [1, M, D_in] and time_idx [1, M], the timesteps that exist
-laid end to end, and so are its states. Without that argument it gets windows padded to one length,
-with zeros in the padding. GRU and Mamba have none: a recurrence advances all windows at once, and
-torch's GRU is no faster on packed sequences (on a CPU, forward and backward: 55 against 57 ms for
-32 windows of up to 32 timesteps, 186 against 99 ms for 8 of up to 128).
+If `forward` has an argument `packing`, the encoder can skip padding (data/packing.py): x is then
+[1, M, D_in] and time_idx [1, M], the timesteps of all windows concatenated without padding, and the
+output is [1, M, d_output]. Without this argument it gets padded windows, with zeros in the padding.
+GRU and Mamba do not have it: a recurrence computes all windows at once, and torch's GRU is no
+faster on packed sequences (on a CPU, forward and backward, packed and padded: 55 and 57 ms for 32
+windows of up to 32 timesteps, 186 and 99 ms for 8 windows of up to 128).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from amago_model.encoders.transformer import Transformer
 from amago_model.layers import FlatSequential, Linear, ResidualBlock, make_activation, make_norm
 
 Hidden = Any
-"""None, a tensor, a MambaHidden or a TransformerHidden: opaque to all but its encoder."""
+"""None, a tensor, a MambaHidden or a TransformerHidden. Only its encoder reads it."""
 
 
 class _NoMemory(nn.Module):
-    """The hidden state of an encoder that has none is None."""
+    """Base class of encoders without memory; their hidden state is None."""
 
     def initial_hidden(self, n: int, device: torch.device | str) -> None:  # noqa: ARG002
         return None
@@ -60,7 +60,7 @@ class IdentityTrajectoryEncoder(_NoMemory):
 
 
 class FeedForwardTrajectoryEncoder(_NoMemory):
-    """Residual feed-forward blocks on each timestep by itself."""
+    """Residual feed-forward blocks on each timestep independently."""
 
     def __init__(self, config: FeedForwardConfig, d_input: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class FeedForwardTrajectoryEncoder(_NoMemory):
 
 
 class GRUTrajectoryEncoder(nn.Module):
-    """A GRU, a linear layer and a norm. Windows start from an empty state."""
+    """A GRU, a linear layer and a norm. Windows start with a hidden state of zeros."""
 
     def __init__(self, config: GRUConfig, d_input: int) -> None:
         super().__init__()

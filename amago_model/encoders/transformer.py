@@ -1,26 +1,25 @@
-"""The Transformer memory, and the ring buffer with which it acts one timestep at a time.
+"""The Transformer memory, and the ring buffer of keys and values for acting step by step.
 
     h = dropout(W x + position(time_idx))                   episode time, not position in the window
     h = h + norm2(attention(norm1(h)))                      norm2, norm4: NormFormer
     h = h + dropout(W2 norm4(act(W1 norm3(h))))             all W but the first are sigma-scaled
     out = norm(h)                                           after the last layer
 
-Meaning of `context`: in every layer a timestep attends to the last `context` timesteps, itself
-included. Full sequences use a band mask, acting keeps the last `context` keys and values of each
-layer, so both are the same function at any length. As in every windowed Transformer with n layers,
-a timestep up to n * (context - 1) earlier can still have an influence, through those between.
-Training windows shorter than that never exercise that reach; a context as long as the episode
-removes the question.
+Meaning of `context`: in every layer a timestep attends to the last `context` timesteps, including
+itself. Training uses a band mask and acting keeps the last `context` keys and values of each layer,
+so both compute the same function for any length. As in every windowed Transformer with n layers, a
+timestep can depend on timesteps up to n * (context - 1) earlier, through those in between. Training
+windows shorter than that do not train this dependence; a context as long as the episode avoids it.
 
     ring, context = 4, after 6 timesteps:   slot   0  1  2  3
                                             time   4  5  2  3     next write: slot 6 mod 4 = 2
     with one sink, after 7 timesteps:       slot   0  1  2  3  4
-                                            time   0  5  6  3  4  the first stays, the others turn
+                                            time   0  5  6  3  4  slot 0 is never overwritten
 
 Sinks are the first timesteps of the input: of the episode in acting, of the window in training. The
-order of the slots does not matter, for positions enter with the input, or rotate keys and queries
-before they are kept (rotary). `steps` counts separately for each environment, so each starts over
-by itself: reset sets its count to 0, and old slots are invisible until overwritten. Letters: N
+order of the slots does not matter, because positions are added to the input, or rotate keys and
+queries before they are stored (rotary). `steps` is a count per environment, so environments reset
+independently: reset sets the count to 0, and old slots are masked until overwritten. Letters: N
 environments, H heads, E width of a head, W slots (n_sinks + context).
 """
 
@@ -42,22 +41,22 @@ from amago_model.running_statistics import SelfUpdating
 
 @dataclass(slots=True)
 class TransformerHidden:
-    """The hidden state of N unfinished episodes. `step` writes into it in place."""
+    """The hidden state of N environments. `step` modifies it in place."""
 
     keys: Tensor
     """[n_layers, N, H, W, E]"""
     values: Tensor
     """[n_layers, N, H, W, E]"""
     steps: Tensor
-    """[N] int64: timesteps since the episode began."""
+    """[N] int64: timesteps since the start of the episode."""
 
 
 class SigmaLinear(SelfUpdating):
-    """A linear layer whose matrix has the learned spectral norm gamma (sigma-reparametrisation).
+    """A linear layer whose matrix has the learned spectral norm gamma (sigma reparametrisation).
 
-    W is used as gamma / sigma * W, sigma = u' W v its largest singular value, tracked by one power
-    iteration per training forward (Zhai et al. 2023, "Stabilizing Transformer Training by
-    Preventing Attention Entropy Collapse").
+    The layer uses gamma / sigma * W, where sigma = u' W v is the largest singular value of W,
+    tracked by one power iteration per forward pass in training (Zhai et al. 2023, "Stabilizing
+    Transformer Training by Preventing Attention Entropy Collapse").
     """
 
     def __init__(self, d_input: int, d_output: int, *, bias: bool = True) -> None:
@@ -88,8 +87,10 @@ class SigmaLinear(SelfUpdating):
             return self.weight * (self.gamma / torch.dot(u, self.weight @ v))
 
     def _cached_matrix(self) -> Tensor:
-        """The matrix, which in acting costs as much as its product with a few vectors: recomputed
-        only after its weights have changed or the mode was set."""
+        """The scaled matrix, cached for acting, where computing it costs as much as applying it.
+
+        It is recomputed after the weights have changed or the mode was set.
+        """
         sources = (self.weight, self.gamma, self.u, self.v)
         if any(x.is_inference() for x in sources):
             return self._matrix(self.u, self.v)
@@ -99,7 +100,7 @@ class SigmaLinear(SelfUpdating):
         return self._cache[1]
 
     def train(self, mode: bool = True) -> SigmaLinear:
-        self._cache = None  # a fused optimiser leaves no trace in `_version`
+        self._cache = None  # a fused optimiser does not change `_version`
         return super().train(mode)
 
     @torch.no_grad()
@@ -107,14 +108,14 @@ class SigmaLinear(SelfUpdating):
         with _no_autocast(self.weight):
             u = F.normalize(self.weight @ self.v, dim=0)
             v = F.normalize(self.weight.T @ u, dim=0)
-        # Fresh tensors go into sigma; the buffers may change again before the backward.
+        # sigma uses the new tensors, because the buffers may change before the backward pass.
         self.u.copy_(u)
         self.v.copy_(v)
         return u, v
 
 
 def _no_autocast(weight: Tensor) -> torch.autocast:
-    """For products of vectors, which are cheap: autocast would round sigma to three digits."""
+    """Disables autocast, which would round sigma to three digits; these products are cheap."""
     return torch.autocast(weight.device.type, enabled=False)
 
 
@@ -149,7 +150,7 @@ def rotation_of(time_idx: Tensor, width: int) -> Rotation:
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """x [N, H, L, E], channel i paired with i + E / 2 (Su et al. 2021): scores between rotated
-    queries and keys depend on the difference of their times alone."""
+    queries and keys depend only on the difference of their times."""
     cos, sin = rotation
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
@@ -181,7 +182,7 @@ class TransformerLayer(nn.Module):
         return q, k, v
 
     def combine(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Everything in a layer after the attention kernel: x [N, L, D], attended [N, H, L, E]."""
+        """The part of a layer after attention: x [N, L, D], attended [N, H, L, E] -> [N, L, D]."""
         if self.head_scale is not None:
             attended = attended * self.head_scale
         x = x + self.norm2(self.out(attended.transpose(1, 2).flatten(2)))
@@ -208,7 +209,7 @@ class TransformerLayer(nn.Module):
         slot: Tensor,
         visible: Tensor,
     ) -> Tensor:
-        """x [N, 1, D]; write its key and value into [N, H, W, E] at `slot`, then attend."""
+        """x [N, 1, D] -> [N, 1, D]: write key and value into [N, H, W, E] at `slot`, and attend."""
         q, k, v = self.project(x, rotation)
         keys[env, :, slot] = k[:, :, 0].to(keys.dtype)
         values[env, :, slot] = v[:, :, 0].to(values.dtype)
@@ -218,9 +219,10 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` does the same one by one.
+    """[B, L, D_in] and time_idx [B, L] to [B, L, d_model]; `step` computes the same for one
+    timestep.
 
-    With a packing B is 1, and L the timesteps of all windows; only attention uses it.
+    With a packing, B is 1 and L is the timesteps of all windows; only attention uses the packing.
     """
 
     def __init__(self, config: TransformerConfig, d_input: int) -> None:
@@ -247,7 +249,7 @@ class Transformer(nn.Module):
         return self.attention.name
 
     def kernels(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """The kernel of whole windows there; ConfigError if the configured one cannot."""
+        """The attention kernel of windows on this device; ConfigError if it is unsupported."""
         c = self.config
         return {"attention": self.attention.plan(device, dtype, c.n_heads, c.d_model // c.n_heads)}
 
@@ -262,7 +264,7 @@ class Transformer(nn.Module):
         return F.dropout(h, c.dropout_emb, self.training), rotation
 
     def prefers_packing(self, device: torch.device) -> bool:
-        """Whether attention has a kernel there for packed windows."""
+        """Whether attention has a kernel for packed windows on this device."""
         c, dtype = self.config, self.embed.weight.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
@@ -286,12 +288,12 @@ class Transformer(nn.Module):
     def step(
         self, x: Tensor, time_idx: Tensor, hidden: TransformerHidden
     ) -> tuple[Tensor, TransformerHidden]:
-        """x [N, 1, D_in], time_idx [N, 1] -> [N, 1, d_model]. Writes into `hidden`, in place."""
+        """x [N, 1, D_in], time_idx [N, 1] -> [N, 1, d_model]. Modifies `hidden` in place."""
         sinks, context, device = self.config.n_sinks, self.config.context, x.device
         steps = hidden.steps
         slot = torch.where(steps < sinks, steps, sinks + (steps - sinks) % context)
         env = torch.arange(x.shape[0], device=device)
-        # Slots fill in order, so before the ring is full the unwritten ones are those to come.
+        # Slots are filled in order, so until the ring is full, slots after `steps` are unwritten.
         written = torch.arange(sinks + context, device=device) <= steps.unsqueeze(1)
         visible = written[:, None, None, :]
         h, rotation = self._embed(x, time_idx)

@@ -1,4 +1,4 @@
-"""The actor head: state vector to one action distribution for each discount."""
+"""The actor head: maps a state vector to one action distribution per discount."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from amago_model.layers import Linear, ResidualBlock, make_mlp
 
 
 class Actor(nn.Module):
-    """One MLP (plain or residual) whose output holds the parameters of all G distributions."""
+    """An MLP (plain or residual) that outputs the parameters of the distributions of all G
+    discounts."""
 
     def __init__(
         self, config: ActorConfig, action: ActionSpace, *, d_state: int, n_gammas: int
@@ -47,12 +48,13 @@ class Actor(nn.Module):
         return make_distribution(self.config, self.action, self.parameters_of(state), every)
 
     def acting(self, state: Tensor, legal: Tensor | None = None) -> Distribution:
-        """As forward, but only the last discount, which acts: batch shape [...]."""
+        """Like forward, but only for the last discount, that of the acting policy: batch shape
+        [...]."""
         x = self.parameters_of(state)[..., -1, :]
         return make_distribution(self.config, self.action, x, legal)
 
     def parameters_of(self, state: Tensor) -> Tensor:
-        """state [..., D] -> parameters of its distributions, [..., G, n_parameters]."""
+        """state [..., D] -> parameters of the distributions, [..., G, n_parameters]."""
         return self.mlp(state).unflatten(-1, (self.n_gammas, -1))  # type: ignore[no-any-return]
 
 
@@ -69,7 +71,7 @@ def _residual_mlp(c: ResidualActorConfig, d_state: int, d_output: int) -> nn.Seq
 
 
 def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
-    """Parameters of one distribution."""
+    """Number of parameters of one distribution."""
     if action.kind != "continuous":
         return action.width
     if config.continuous.kind == "gmm":
@@ -78,7 +80,7 @@ def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
 
 
 def noise_width(config: ActorConfig, action: ActionSpace) -> int:
-    """Width of the noise of one sample."""
+    """Number of standard normal numbers that one sample needs."""
     if action.kind == "continuous" and config.continuous.kind == "gmm":
         return 1 + action.width
     if action.kind == "continuous" and config.continuous.kind == "beta":
@@ -90,7 +92,7 @@ def make_distribution(
     config: ActorConfig, action: ActionSpace, x: Tensor, legal: Tensor | None
 ) -> Distribution:
     """x [..., n_parameters], legal broadcastable to [..., A] -> a distribution of shape [...]."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))  # under autocast it may be halves
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # autocast may make it 16-bit
     match action.kind:
         case "discrete":
             return Categorical.from_logits(x, config, legal)

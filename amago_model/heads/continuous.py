@@ -1,10 +1,9 @@
-"""Distributions of continuous actions in [-1, 1]; those of discrete ones are in distributions.py.
+"""Distributions of continuous actions in [-1, 1]. distributions.py has those of discrete actions.
 
-Their parameters are bounded by softplus and tanh, which are flat far outside and have no gradient
-there: a policy that a few bad updates push far enough would stay a uniform distribution or a spike
-for good. With `bound_gradient` the gradient far outside is that of the nearest point where the
-function still rises if a descent leads back inside, and zero if it leads further out. For losses
-that share one forward pass of the actor their sum decides.
+softplus and tanh bound the parameters. They saturate, so their gradient vanishes far outside: after
+a few bad updates a policy could stay uniform or deterministic. With `bound_gradient`, the gradient
+far outside is that of the nearest point that is not saturated, if a descent step leads back inside,
+else zero. For losses that share a forward pass of the actor, the sum of their gradients decides.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ class TanhGaussian:
     scale: Tensor
     """[..., A], standard deviation before tanh."""
     clip: float = 0.99
-    """Actions are clipped to plus or minus this before tanh is undone: at 1 it is infinite."""
+    """Actions are clipped to plus or minus this before atanh, which is infinite at 1."""
 
     @classmethod
     def from_parameters(cls, x: Tensor, c: TanhGaussianConfig) -> TanhGaussian:
-        """[..., 2A]: means, then deviations squashed into (std_low, std_high) on a log scale."""
+        """x [..., 2A]: means, then standard deviations, squashed to (std_low, std_high) on a log
+        scale."""
         loc, raw = x.chunk(2, dim=-1)
         scale = bounded_exp(raw, c.std_low, c.std_high, gradient=c.bound_gradient)
         return cls(loc, scale, c.log_prob_clip)
@@ -80,14 +80,14 @@ class Beta:
     beta: Tensor
     """[..., A]"""
     clip: float = 0.99
-    """Actions are clipped to plus or minus this: at 1 the log-density may be infinite."""
+    """Actions are clipped to plus or minus this; at 1 the log-density may be infinite."""
 
     NOISE: ClassVar[int] = 4 * _TRIES
-    """Normal numbers that a sample needs for each dimension of an action."""
+    """Standard normal numbers that a sample needs per action dimension."""
 
     @classmethod
     def from_parameters(cls, x: Tensor, c: BetaConfig) -> Beta:
-        """[..., 2A]: alphas, then betas, made softplus(x) + low and at most high."""
+        """x [..., 2A]: alphas, then betas, as softplus(x) + low, at most high."""
         alpha, beta = bounded_softplus(x, c.low, c.high, gradient=c.bound_gradient).chunk(2, dim=-1)
         return cls(alpha, beta, c.log_prob_clip)
 
@@ -134,11 +134,12 @@ class GaussianMixture:
     scale: Tensor
     """[..., M, A], standard deviations before tanh."""
     clip: float = 0.99
-    """Actions are clipped to plus or minus this before tanh is undone."""
+    """Actions are clipped to plus or minus this before atanh."""
 
     @classmethod
     def from_parameters(cls, x: Tensor, c: GMMConfig) -> GaussianMixture:
-        """[..., M + 2 M A]: logits, then means, then what becomes softplus(x) + std_low."""
+        """x [..., M + 2 M A]: logits, then means, then standard deviations, as softplus(x) +
+        std_low, at most std_high."""
         size = (x.shape[-1] - c.modes) // 2
         logits, loc, raw = x.split((c.modes, size, size), dim=-1)
         scale = bounded_softplus(raw, c.std_low, c.std_high, gradient=c.bound_gradient)
@@ -187,7 +188,7 @@ class GaussianMixture:
 
 
 def normal_like(like: Tensor, times: int, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers [..., times A] for parameters [..., A], of their dtype and device."""
+    """Standard normal noise [..., times A] for parameters [..., A], of their dtype and device."""
     shape = (*like.shape[:-1], like.shape[-1] * times)
     return like.new_empty(shape).normal_(generator=generator)
 
@@ -200,8 +201,8 @@ def _log_tanh_slope(u: Tensor) -> Tensor:
 def _gamma(concentration: Tensor, noise: Tensor) -> Tensor:
     """Gamma samples of concentration [...] >= 1 from standard normal noise [*K, ..., 2 tries].
 
-    Rejection after Marsaglia and Tsang (2000): a try is accepted at least 19 times in 20. The one
-    in 160 000 without an accepted one becomes a value near the mode.
+    Rejection sampling (Marsaglia & Tsang 2000) with 4 tries, each accepted with a probability of at
+    least 0.95. If all are rejected (1 in 160 000), the sample is a value near the mode.
     """
     with torch.no_grad():
         x, accept = noise.chunk(2, dim=-1)
@@ -221,13 +222,13 @@ def _gamma(concentration: Tensor, noise: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------ bounded parameters
 
 SOFTPLUS_EDGE = -4.0
-"""Below it softplus and its slope, which is at most 1, are less than 0.02."""
+"""Below this, softplus and its slope (at most 1) are less than 0.02."""
 TANH_EDGE = 3.0
-"""Beyond it tanh has less than a hundredth of its slope."""
+"""Beyond this, the slope of tanh is less than a hundredth of its maximum."""
 
 
 def bounded_softplus(x: Tensor, low: float, high: float | None, *, gradient: bool) -> Tensor:
-    """softplus(x) + low, and at most high, shaped like x; `gradient`: also where this is flat."""
+    """softplus(x) + low, at most high, elementwise; `gradient`: also where it saturates."""
 
     def rising(x: Tensor) -> Tensor:
         return F.softplus(x) + low
@@ -239,8 +240,8 @@ def bounded_softplus(x: Tensor, low: float, high: float | None, *, gradient: boo
 
 
 def bounded_exp(x: Tensor, low: float, high: float, *, gradient: bool) -> Tensor:
-    """From low at minus infinity to high at infinity, by tanh on a log scale, shaped like x;
-    `gradient`: also where this is flat."""
+    """Elementwise tanh(x) scaled to (low, high) on a log scale; `gradient`: also where it
+    saturates."""
     middle, half = 0.5 * math.log(low * high), 0.5 * math.log(high / low)
 
     def rising(x: Tensor) -> Tensor:
@@ -250,7 +251,7 @@ def bounded_exp(x: Tensor, low: float, high: float, *, gradient: bool) -> Tensor
 
 
 class _InwardClamp(torch.autograd.Function):
-    """Clamp, whose gradient is that of the bound, unless descending it would lead further out."""
+    """Clamp that passes the gradient outside the bounds, unless descent would lead further out."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
@@ -273,7 +274,7 @@ def _clamped(
     *,
     reach: float = math.inf,
 ) -> Tensor:
-    """rising(x), constant from `reach` on, with the gradient of the nearest point within."""
+    """rising(x), constant above `reach`, with the gradient of the nearest point in [low, high]."""
     if _within(x, low, high):
         return rising(x)
     with torch.no_grad():
@@ -285,8 +286,8 @@ def _clamped(
 
 
 def _within(x: Tensor, low: float, high: float) -> bool:
-    """Whether all of x is known to be within, as it mostly is. A CPU knows it at once, a GPU only
-    later, and a compiler never."""
+    """Whether all of x is in [low, high], which is the common case. False where checking would need
+    a synchronisation (GPU) or break the graph (torch.compile)."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
         return False
     least, most = x.detach().aminmax()

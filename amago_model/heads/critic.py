@@ -1,13 +1,12 @@
-"""The critic head: an ensemble of action values as one batched matmul, for all discounts at once.
+"""The critic head: an ensemble of action values as batched matmuls, for all discounts.
 
-Every weight is [C, d_in, d_out]. A table (scalar values of discrete actions): the input is the
-state, the output one value for each discount and action. Otherwise: the input is [state | discount
-feature | action], the output one value, or the logits of one over bins. There the first layer,
-which is linear, is split: the product with the state, by far the widest input, is computed once per
-state (`project_state`) and shared by all of its actions and discounts (except for a narrow state
-with one action and one discount: then one product is less work than two). What follows has a row
-for each critic, action sample, state and discount; a CPU computes it block by block, each of them
-small enough to stay in the cache from the first layer to the last.
+Every weight is [C, d_in, d_out]. Table critics (scalar values of discrete actions): the input is
+the state, the output one value per discount and action. Other critics: the input is [state |
+discount feature | action], the output one value, or logits over bins. Their first layer is split:
+the product with the state, by far the widest input, is computed once per state (`project_state`)
+and shared by all actions and discounts (except for a narrow state with one action and one discount,
+for which one product is faster than two). The later layers have a row for each critic, action
+sample, state and discount. A CPU computes them in blocks that fit in its cache.
 
 Letters: C critics, N states, K action samples, G discounts, A action width, D state, H hidden
 width. The state is [the policy's | privileged features].
@@ -40,22 +39,22 @@ from amago_model.layers import (
 
 
 def gamma_feature(gamma: float) -> float:
-    """The discount as an input of the critics: ln(1 + 1 / (1 - gamma))."""
+    """The discount feature, an input of the critics: ln(1 + 1 / (1 - gamma))."""
     return math.log1p(1.0 / min(max(1.0 - gamma, 1e-6), 1.0))
 
 
 NARROW = 128
-"""States up to this width are multiplied together with a single action, not before."""
+"""States up to this width are multiplied together with a single action, in one product."""
 
 BLOCK = 1 << 18
-"""Numbers of one layer's output that each thread works on at once: 1 MiB in float32."""
+"""Numbers of a layer's output per block and thread on a CPU: 1 MiB in float32."""
 DEVICE_BLOCK = 1 << 28
-"""The same on other devices, where there are no gradients: 1 GiB, so that targets, and statistics
-of a batch that learns in parts, need no more memory than the parts."""
+"""Numbers of a layer's output per block on other devices, without gradients: 1 GiB in float32. It
+limits the memory of TD targets, and of the statistics of a batch with gradient accumulation."""
 
 
 class CriticEnsemble(nn.Module):
-    """C independent MLPs. With `frozen=True` weights are constants: only inputs get gradients."""
+    """C independent MLPs. `frozen=True` detaches the weights: only inputs have gradients."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class CriticEnsemble(nn.Module):
         d_state: int,
         sampled: bool = False,
     ) -> None:
-        """`sampled`: discrete actions come as samples, so they are an input and not a table."""
+        """`sampled`: discrete actions are sampled, so they are an input as one-hots."""
         super().__init__()
         self.config, self.action = config, action
         self.table = action.kind == "discrete" and config.kind == "scalar" and not sampled
@@ -127,7 +126,7 @@ class CriticEnsemble(nn.Module):
         return affine(x, weight, bias)
 
     def action_values(self, state: Tensor) -> Tensor:
-        """A table: state [N, D] -> [C, N, G, A], the value of every action."""
+        """Table critics only: state [N, D] -> [C, N, G, A], the values of all actions."""
         layers = self._layers()
         x = affine(state.expand(len(layers[0][0]), -1, -1), *layers[0])
         out = self._upper_layers(layers, self._hidden(layers, x))
@@ -147,7 +146,7 @@ class CriticEnsemble(nn.Module):
     def outputs(
         self, projection: StateProjection, action: Tensor, *, frozen: bool = False
     ) -> Tensor:
-        """As `values`, before bins become one number: [C, K, N, G, 1 or bins]."""
+        """Like `values`, but raw outputs: [C, K, N, G, 1 or bins]."""
         layers, inputs = self._layers(frozen), self._inputs(action)
         weight, bias = layers[0]
         if inputs.shape[0] * inputs.shape[2] == 1 and self.d_state <= NARROW:
@@ -156,14 +155,14 @@ class CriticEnsemble(nn.Module):
         return self._forward(self._input_weight(layers), layers, projection.product, inputs)
 
     def subset_values(self, projection: StateProjection, action: Tensor, subset: Tensor) -> Tensor:
-        """As `values`, without gradients and only of the critics `subset` [M, N, G] for each state
-        and discount; the values of the others are zeros."""
+        """Like `values`, without gradients and only for the critics `subset` [M, N, G] of each
+        state and discount; the values of other critics are zeros."""
         part, (k, n, g, a) = projection.product, action.shape
         c = len(part)
         wanted = torch.zeros(c, n * g, dtype=torch.bool, device=action.device)
         wanted.scatter_(0, subset.flatten(1), True)
         inputs = self._inputs(action).reshape(k, n * g, 1, 2 + a)
-        values = inputs.new_zeros(c, k, n * g)  # under autocast outputs may be halves
+        values = inputs.new_zeros(c, k, n * g)  # autocast may make the outputs 16-bit
         with torch.no_grad():
             for i in range(c):
                 entry = wanted[i].nonzero().squeeze(1)
@@ -175,15 +174,15 @@ class CriticEnsemble(nn.Module):
         return result
 
     def _input_weight(self, layers: Layers) -> Tensor:
-        """The first layer's weight and bias for all inputs but the state: [C, 2 + A, H]."""
+        """The first layer's weight and bias for all inputs except the state: [C, 2 + A, H]."""
         weight, bias = layers[0]
         return torch.cat((weight[:, self.d_state :], bias), dim=1)
 
     def _inputs(self, action: Tensor) -> Tensor:
-        """The first layer's inputs beside the state: [K, N, G, A] -> [K, N, G, 2 + A], with a one
-        for its bias, which needs no pass of its own then."""
+        """The first layer's inputs except the state: [K, N, G, A] -> [K, N, G, 2 + A]. The last is
+        a one, so the product includes the bias."""
         if self.action.kind == "continuous":
-            # No gradient at the bounds. Ones and zeros pass: a clamp would stop theirs.
+            # No gradient at the bounds. Not for one-hots, whose gradient a clamp would stop.
             action = action.clamp(-0.999, 0.999)
         gammas, one = (x.expand(*action.shape[:-1], 1) for x in (self.gamma_features, self.one))
         return torch.cat((gammas, action, one), dim=-1)
@@ -216,7 +215,7 @@ class CriticEnsemble(nn.Module):
             torch.is_grad_enabled() and inputs.requires_grad and not layers[0][0].requires_grad
         )
         dropout = self.training and self.config.dropout > 0
-        # A custom critic may do anything between its layers.
+        # A subclass may change the layers.
         if type(self) is not CriticEnsemble or not constant or dropout or not on_plain_cpu(inputs):
             return None
         return leaky_slope(self.activation)

@@ -1,8 +1,8 @@
-"""The arithmetic of a critic ensemble's layers, and critics with constant weights for DPG.
+"""The layers of a critic ensemble, and a forward pass with detached weights for DPG.
 
-DPG follows the lowest critic of each state and discount, so all others get a gradient of zero
-there. The backward pass computes each critic for those rows alone in which its gradient is another:
-with C critics a C-th of the work. For a CPU, which knows at once how many these are.
+DPG uses the lowest critic of each state and discount; the gradient of the others is zero. So the
+backward pass computes each critic only for the rows with a nonzero gradient: 1/C of the work with C
+critics. Only on a CPU, where the number of these rows is known without a synchronisation.
 
 Letters: C critics, N states, K action samples, G discounts, W width of the inputs beside the state,
 H hidden width, M = K * N * G.
@@ -23,12 +23,12 @@ Layers = list[tuple[Tensor, Tensor]]
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [C, M, d_in] @ weight [C, d_in, d_out] + bias [C, 1, d_out]."""
-    # Not baddbmm, which first writes the bias into every row and then reads it again.
+    # Not baddbmm, which first writes the bias into every row and then reads the rows again.
     return torch.bmm(x, weight).add_(bias)
 
 
 class StateProjection:
-    """States, and their product with the first layer's weight: computed on first use, once."""
+    """States, and their product with the first layer's weight, computed on first use."""
 
     def __init__(self, state: Tensor, weight: Tensor) -> None:
         """state [N, D], weight [C, D, H]."""
@@ -46,20 +46,21 @@ class StateProjection:
         return self._product
 
     def detach(self) -> StateProjection:
-        """The same as constants."""
+        """A detached copy."""
         constant = StateProjection(self.state.detach(), self.weight.detach())
         constant._product = None if self._product is None else self._product.detach()
         return constant
 
 
 def first_layer(inputs: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """The first layer before its activation, [C, N, H] or [C, K, N, G, H]: no view where a gradient
-    passes, since the activation will write into it.
+    """The first layer before its activation: [C, N, H] or [C, K, N, G, H].
+
+    With gradients the result is not a view, because the activation writes into it in place.
 
     Args:
         inputs: [K, N, G, W]
-        weight: [C, W, H], or [C, D + W, H] to make it of states, too.
-        state: [C, N, H], the product of states and weight; or states, [1, N, D].
+        weight: [C, W, H]; or [C, D + W, H] if it includes the weight of the states.
+        state: [C, N, H], the product of states and weight; or [1, N, D], the states.
     """
     k, n, g, width = inputs.shape
     c, d_in, _ = weight.shape
@@ -69,18 +70,19 @@ def first_layer(inputs: Tensor, weight: Tensor, state: Tensor) -> Tensor:
     rows = inputs.reshape(1, -1, width).expand(c, -1, -1)
     x = torch.bmm(rows, weight).view(c, k, n, g, weight.shape[-1])
     shared = state[:, None, :, None]
-    # Not in place where a gradient passes: x is a view.
+    # Not in place with gradients: x is a view.
     return x + shared if torch.is_grad_enabled() else x.add_(shared)
 
 
 def forward_frozen(
     inputs: Tensor, state: Tensor, first: Tensor, upper: Layers, slope: float
 ) -> Tensor:
-    """Outputs of critics with leaky ReLUs of one slope, with a gradient to `inputs` alone.
+    """Outputs of critics with leaky ReLUs of one slope, with a gradient only to `inputs`.
 
     Args:
         inputs, state: see `first_layer`, whose weight is `first`.
-        upper: the layers above it.
+        upper: the layers after the first.
+        slope: the negative slope of the leaky ReLUs.
 
     Returns:
         [C, M, d_out]
@@ -122,5 +124,5 @@ class _Frozen(torch.autograd.Function):
 
 
 def _through_activation(grad: Tensor, out: Tensor, slope: float) -> None:
-    """In place: the gradient of the input of a leaky ReLU with output `out`."""
+    """Backpropagate `grad` in place through a leaky ReLU with output `out`."""
     torch.ops.aten.leaky_relu_backward.grad_input(grad, out, slope, True, grad_input=grad)

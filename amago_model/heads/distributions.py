@@ -1,9 +1,9 @@
-"""Action distributions: sample, greedy, log_prob, entropy; rsample where gradients can pass.
+"""Action distributions: sample, greedy, log_prob and entropy; rsample for differentiable samples.
 
-Plain tensors instead of torch.distributions, whose argument checks cost more than small networks.
-Actions are in the networks' units (indices 0..n-1, ones and zeros, or -1..1); batch.decode_action
-converts them to the environment's. All samples in an update are functions of standard normal noise,
-which is an argument: so padding, or a second pass over a batch, changes no sample.
+They do not use torch.distributions, whose argument checks take longer than a small network. Actions
+are in the networks' units (indices 0..n-1, ones and zeros, or -1..1); batch.decode_action converts
+them to the environment's units. All samples in an update are functions of standard normal noise,
+passed as an argument, so padding or a second pass over a batch does not change them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Categorical:
     """One of n actions."""
 
     probs: Tensor
-    """[..., n], summing to 1."""
+    """[..., n]: probabilities; they sum to 1."""
 
     @classmethod
     def from_logits(
@@ -44,10 +44,10 @@ class Categorical:
     ) -> Categorical:
         """Softmax, clipped to prob_low..prob_high and renormalised; illegal actions get exactly 0.
 
-        logits [..., n]; legal, broadcastable bool (without any legal action all count as legal:
-        this is padding). Gradients pass through the lower clip (with `prob_low_gradient`), or an
-        action of the data with probability 0 could never be learned; the upper
-        clip stops them, and so does the renormalising sum.
+        logits [..., n]; legal, broadcastable bool (if no action is legal, as in padding, all are
+        treated as legal). With `prob_low_gradient` the gradient passes through the lower clip;
+        otherwise an action of the data with probability 0 could not be learned. The upper clip and
+        the renormalising sum stop gradients.
         """
         if legal is not None:
             legal = legal | ~legal.any(-1, keepdim=True)
@@ -72,7 +72,7 @@ class Categorical:
         return self.probs.argmax(-1)
 
     def log_prob(self, index: Tensor) -> Tensor:
-        """index [...] int64 -> [...]. An impossible action gets the log of the smallest float."""
+        """index [...] int64 -> [...]. Probability 0 gives the log of the smallest normal float."""
         chosen = self.probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
 
@@ -84,14 +84,14 @@ class Categorical:
 
 @dataclass(slots=True)
 class MultiBinary:
-    """n independent switches. Actions are ones and zeros, in floats."""
+    """n independent Bernoulli variables. Actions are ones and zeros, as floats."""
 
     logits: Tensor
-    """[..., n], of being on."""
+    """[..., n]: logits of a one."""
 
     def rsample(self, noise: Tensor) -> Tensor:
-        """Exact ones and zeros from standard normal noise [*K, ..., n]; their gradient is that of
-        the probabilities (straight through: Bengio et al. 2013)."""
+        """Exact ones and zeros from standard normal noise [*K, ..., n], with the gradient of the
+        probabilities (straight-through estimator: Bengio et al. 2013)."""
         p = self.logits.sigmoid()
         hard = (torch.special.ndtr(noise) < p).to(p.dtype)
         return _straight_through(hard, p)
@@ -101,11 +101,11 @@ class MultiBinary:
         return self.rsample(normal_like(self.logits, 1, generator)).detach()
 
     def greedy(self) -> Tensor:
-        """[..., n]: each switch in its likelier position."""
+        """[..., n]: the more likely value of each variable."""
         return (self.logits > 0).to(self.logits.dtype)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """action [..., n] -> [...], joint over the switches."""
+        """action [..., n] -> [...], the joint log-probability."""
         on, off = F.logsigmoid(self.logits), F.logsigmoid(-self.logits)
         return (action * on + (1.0 - action) * off).sum(-1)
 
@@ -118,17 +118,19 @@ class MultiBinary:
 
 @dataclass(slots=True)
 class OneHots:
-    """One of nvec[i] choices for every part i, independently; actions are one-hots side by side.
+    """Independent categorical variables, nvec[i] choices for part i; actions are concatenated
+    one-hots.
 
-    With a single part it is a Categorical whose samples carry a gradient.
+    With a single part it is a Categorical with differentiable samples.
     """
 
     probs: Tensor
-    """[..., A], the parts side by side, each summing to 1."""
+    """[..., A]: the probabilities of all parts, concatenated; each part sums to 1."""
     nvec: tuple[int, ...]
-    """Choices of each part; A is their sum."""
+    """Number of choices of each part; A is their sum."""
     temperature: float = 0.5
-    """Of the softmax whose gradient the samples carry: sharper is truer and noisier."""
+    """Temperature of the softmax that gives samples their gradient. A lower temperature has less
+    bias and more variance."""
 
     @classmethod
     def from_logits(
@@ -138,7 +140,7 @@ class OneHots:
         c: ActorConfig,
         legal: Tensor | None = None,
     ) -> OneHots:
-        """Each part as in Categorical.from_logits. logits [..., A]; legal, broadcastable bool."""
+        """Like Categorical.from_logits, per part. logits [..., A]; legal, broadcastable bool."""
         masks = [None] * len(nvec) if legal is None else legal.split(nvec, dim=-1)
         parts = [
             Categorical.from_logits(part, c, mask).probs
@@ -147,8 +149,8 @@ class OneHots:
         return cls(torch.cat(parts, dim=-1), nvec)
 
     def rsample(self, noise: Tensor) -> Tensor:
-        """Exact one-hots from standard normal noise [*K, ..., A] by the Gumbel-max trick; their
-        gradient is that of a softmax at `temperature` (straight through: Jang et al. 2017)."""
+        """Exact one-hots from standard normal noise [*K, ..., A] by the Gumbel-max trick, with the
+        gradient of a softmax at `temperature` (straight-through: Jang et al. 2017)."""
         log_p = _log(self.probs)
         eps = torch.finfo(log_p.dtype).eps
         perturbed = log_p - (-torch.special.ndtr(noise).clamp(eps, 1.0 - eps).log()).log()
@@ -164,7 +166,7 @@ class OneHots:
         return self.rsample(normal_like(self.probs, 1, generator)).detach()
 
     def greedy(self) -> Tensor:
-        """[..., A]: the likeliest choice of every part."""
+        """[..., A]: the most likely choice of each part."""
         return torch.cat(
             [
                 torch.zeros_like(part).scatter_(-1, part.argmax(-1, keepdim=True), 1.0)
@@ -174,7 +176,7 @@ class OneHots:
         )
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """action [..., A], one-hots or softened ones -> [...], joint over the parts."""
+        """action [..., A], one-hots (or softened one-hots) -> [...], the joint log-probability."""
         return (action * _log(self.probs)).sum(-1)
 
     def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
@@ -187,14 +189,14 @@ Distribution = Categorical | TanhGaussian | Beta | GaussianMixture | MultiBinary
 
 
 def with_sampled_actions(policy: Distribution, sampled: bool) -> Distribution:
-    """The policy with discrete actions as differentiable samples, if `sampled`; else unchanged."""
+    """If `sampled`, replace a Categorical by one with differentiable samples; else unchanged."""
     if sampled and isinstance(policy, Categorical):
         return OneHots(policy.probs, (policy.probs.shape[-1],))
     return policy
 
 
 def data_log_prob(policy: Distribution, action: Tensor) -> Tensor:
-    """Data actions, index [N] or [N, A], under the policy of every discount: [N, G]."""
+    """Log-probabilities [N, G] of data actions, index [N] or encoded [N, A], for each discount."""
     if isinstance(policy, Categorical):
         return policy.log_prob(action.unsqueeze(1).expand(policy.probs.shape[:-1]))
     return policy.log_prob(action.unsqueeze(1))
@@ -205,5 +207,5 @@ def _log(probs: Tensor) -> Tensor:
 
 
 def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
-    # Not hard + soft - soft.detach(), which rounds to something beside 0 and 1.
+    # Not hard + soft - soft.detach(), which rounds to values other than 0 and 1.
     return hard + (soft - soft.detach())

@@ -1,13 +1,13 @@
-"""Observations as an input of custom heads, beside the state.
+"""Observations as an additional input of custom heads.
 
-An actor has them by an argument `obs` of both `forward` and `acting`, a critic by one of
-`project_state` and of `action_values`, if it has these:
+An actor gets them if `forward` and `acting` have an argument `obs`; a critic if `project_state`
+(and for table critics `action_values`) has one:
 
     def forward(self, state, legal=None, *, obs):   # obs[key] [N, *shape], as the data have them
     def acting(self, state, legal=None, *, obs):
 
-Actors get the roles policy and mask, which exist when acting; critics the role critic besides. The
-built-in heads take none.
+Actors get the roles policy and mask, which are also available in acting; critics also get the role
+critic. The built-in heads do not use them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from amago_model.errors import ConfigError
 
 
 def actor_observation_keys(actor: nn.Module, spaces: Spaces) -> tuple[str, ...]:
-    """The observations of an actor; none unless it has the argument.
+    """The keys of an actor's observations; empty if it has no argument `obs`.
 
     Raises:
-        ConfigError: it has the argument when learning and not when acting, or the other way round.
+        ConfigError: only one of `forward` and `acting` has the argument.
     """
     if not _has_obs(actor, ("forward", "acting")):
         return ()
@@ -32,7 +32,7 @@ def actor_observation_keys(actor: nn.Module, spaces: Spaces) -> tuple[str, ...]:
 
 
 def critic_observation_keys(critic: nn.Module, spaces: Spaces) -> tuple[str, ...]:
-    """The observations of a critic ensemble; none unless it has the argument.
+    """The keys of a critic ensemble's observations; empty if it has no argument `obs`.
 
     Raises:
         ConfigError: one of its methods has the argument and another does not.
@@ -52,7 +52,7 @@ def _has_obs(head: nn.Module, methods: tuple[str, ...]) -> bool:
     if having and len(having) < len(methods):
         lacking = next(m for m in methods if m not in having)
         raise ConfigError(
-            f"{type(head).__name__}.{lacking}: {having[0]} takes `obs` and {lacking} does not, so "
-            "their inputs would differ; give both of them the argument, or neither"
+            f"{type(head).__name__}.{lacking}: {having[0]} has an argument `obs`, but {lacking} "
+            "has none; add it to both or to neither"
         )
     return bool(having)

@@ -1,9 +1,9 @@
-"""PopArt: critics learn normalised returns, and keep their values when the normalisation changes.
+"""PopArt: normalised returns, with outputs preserved when the statistics change.
 
-With raw network output x, the normalised value is w x + b and the value sigma (w x + b) + mean. An
-update of (mean, sigma) changes w and b so that the value of every x is what it was (van Hasselt et
-al. 2016). w and b are statistics, not weights: one set serves the critics and their targets.
-Critics over bins output returns: they use mean and sigma alone.
+For a raw network output x, the normalised value is w x + b and the value is sigma (w x + b) + mean.
+An update of (mean, sigma) also updates w and b so that the value of each x does not change (van
+Hasselt et al. 2016). w and b are statistics, not weights; critics and target critics share them.
+Critics over bins output returns; they use only mean and sigma.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PopArt(Statistics):
     """Statistics of G returns, one for each discount; the last dimension of every input is G."""
 
     def __init__(self, n_gammas: int, config: PopArtConfig | None, *, bins: bool = False) -> None:
-        """Without a config nothing is normalised. `bins`: critics output returns, by bins."""
+        """config None: no normalisation. `bins`: the critics classify over bins."""
         super().__init__()
         self.enabled, self.bins = config is not None, bins
         c = config or PopArtConfig()
@@ -32,12 +32,12 @@ class PopArt(Statistics):
 
     @property
     def mean(self) -> Tensor:
-        """[G]"""
+        """[G]: mean of the returns."""
         return self.moments.mean
 
     @property
     def sigma(self) -> Tensor:
-        """[G], kept within 0.01 .. 10^4."""
+        """[G]: standard deviation of the returns, clipped to 0.01 .. 10^4."""
         return self.moments.variance.clamp(1e-4, 1e8).sqrt()
 
     def apply_batch(self, x: Tensor, mask: Tensor) -> None:
@@ -51,23 +51,23 @@ class PopArt(Statistics):
         self.b.mul_(old_sigma).add_(old_mean - self.mean).div_(sigma)
 
     def normalize(self, returns: Tensor) -> Tensor:
-        """A return -> deviations from the mean return."""
+        """Returns -> normalised returns, (return - mean) / sigma."""
         return (returns - self.mean) / self.sigma if self.enabled else returns
 
     def to_normalized(self, x: Tensor) -> Tensor:
-        """Critic output as one number -> deviations from the mean return."""
+        """Scalar critic outputs -> normalised values."""
         if not self.enabled or self.bins:
             return self.normalize(x)
         return torch.addcmul(self.b, self.w, x)
 
     def to_return(self, x: Tensor) -> Tensor:
-        """Critic output as one number -> return, in units of the multiplied reward."""
+        """Scalar critic outputs -> returns, in units of the multiplied reward."""
         if not self.enabled or self.bins:
             return x
         return torch.addcmul(self.mean, self.sigma, self.to_normalized(x))
 
     def normalized_difference(self, x: Tensor) -> Tensor:
-        """A difference of two critic outputs -> of normalised values."""
+        """A difference of scalar critic outputs -> the difference of their normalised values."""
         if not self.enabled:
             return x
         return x / self.sigma if self.bins else self.w * x

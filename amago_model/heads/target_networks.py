@@ -1,4 +1,4 @@
-"""Copies of networks that no optimiser steps: target networks and lagged critics."""
+"""Copies of networks without gradients: target networks and lagged critics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def frozen_copy(module: M) -> M:
 def polyak_update(
     pairs: Iterable[tuple[nn.Module, nn.Module]], tau: float, bad: Tensor | None
 ) -> None:
-    """target += tau * (online - target), for pairs (target, online); not where `bad` [] is 1."""
+    """target += tau * (online - target) for pairs (target, online); skipped if `bad` [] is 1."""
     target: list[Tensor] = []
     online: list[Tensor] = []
     for a, b in pairs:
@@ -36,7 +36,7 @@ def polyak_update(
 
 @torch.no_grad()
 def copy_weights(target: nn.Module, online: nn.Module, bad: Tensor | None) -> None:
-    """target = online; not where `bad` [] is 1."""
+    """target = online; skipped if `bad` [] is 1."""
     old: list[Tensor] = list(target.parameters())
     new: list[Tensor] = list(online.parameters())
     if bad is not None:

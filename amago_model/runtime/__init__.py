@@ -1,1 +1,1 @@
-"""How an update runs, not what it computes: compiling, optimiser step, memory."""
+"""How an update runs: torch.compile, gradient accumulation, the optimiser step and memory."""

@@ -1,7 +1,7 @@
-"""Freed memory kept by the process, where the C library is glibc.
+"""Settings of glibc's malloc that make the process keep freed memory.
 
-By default glibc gives large freed blocks back to the kernel at once, and every activation of the
-next update comes back as fresh pages, zeroed one by one: up to half of an update's time on a CPU.
+By default glibc returns large freed blocks to the kernel immediately. The activations of the next
+update then need new pages, which the kernel zeroes: up to half of an update's time on a CPU.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _BLOCK = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """From now on this process reuses freed blocks of up to 1 GiB instead of giving them back.
+    """Make this process reuse freed blocks of up to 1 GiB instead of returning them to the kernel.
 
-    The process then holds what it once needed at its peak. True if the C library took it.
+    The process then keeps its peak memory. Returns whether the C library accepted the settings;
+    False if it is not glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the micro-batches of a batch make the update that the whole makes.
+"""Gradient accumulation: the micro-batches of a batch make the same update as the whole batch.
 
 update_statistics(agent, batch)
 with freeze_statistics(agent):
@@ -19,14 +19,14 @@ from amago_model.running_statistics import Statistics
 
 @torch.no_grad()
 def update_statistics(agent: Agent, batch: Batch) -> None:
-    """Update every statistic as a forward pass over the whole batch does, without its gradients.
+    """Update all statistics like a forward pass over the whole batch, without gradients.
 
-    Afterwards, and while the statistics are frozen, losses and gradients of the parts sum to those
-    of the whole: given the whole's counts and noise, and but for dropout and image augmentation,
-    which each part draws anew.
+    Afterwards, with frozen statistics and with the counts and noise of the whole batch, the losses
+    and gradients of the micro-batches sum to those of the whole batch. Dropout and image
+    augmentation differ: each micro-batch draws new random numbers.
 
     Raises:
-        ConfigError: a custom head has statistics: it sees a batch more than once in an update.
+        ConfigError: a custom head has statistics, which this function does not update.
     """
     _reject_statistics("CustomConfig.actor", agent.policy.actor)
     critics = agent.critics
@@ -47,7 +47,7 @@ def _reject_statistics(setting: str, head: nn.Module) -> None:
     for path, part in head.named_modules():
         if isinstance(part, Statistics):
             raise ConfigError(
-                f"{setting}: statistics {path!r} of {type(head).__name__} would not change while a "
-                "batch comes in parts; do without parts (optimizer.accumulate=1), or keep "
-                "statistics in an encoder"
+                f"{setting}: gradient accumulation does not update the statistics {path!r} of "
+                f"{type(head).__name__}; set optimizer.accumulate=1, or move the statistics to an "
+                "encoder"
             )

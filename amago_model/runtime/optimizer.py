@@ -1,7 +1,7 @@
-"""Gradient clipping and AdamW without the overhead of torch's own functions.
+"""Gradient clipping and AdamW with less overhead than torch's functions, and equal results.
 
-Those sort parameters by device and type, read options and write profiles: on a CPU that takes a
-small agent longer than the arithmetic. The results are the same.
+torch's functions group parameters by device and dtype, read options and write profiles: for a small
+agent on a CPU this takes longer than the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients so that their common norm is at most `limit`, and return what it was.
+    """Scale all gradients so that their total norm is at most `limit`; return the norm before.
 
-    As nn.utils.clip_grad_norm_, for parameters of one device. A norm of 0 where there is none.
+    Like nn.utils.clip_grad_norm_, for parameters on one device. Without gradients the norm is 0.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
@@ -30,12 +30,12 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
 def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
     """optimizer.step() for an AdamW with fused=True and otherwise default options.
 
-    bad [] float32: 1 leaves everything unchanged, 0 steps; the processor need not wait for its
-    value.
+    `bad` [] float32: 1 (e.g. for NaN gradients) skips the step, 0 makes it; the decision needs no
+    device synchronisation.
     """
     groups = [[p for p in g["params"] if p.grad is not None] for g in optimizer.param_groups]
     if not all(p in optimizer.state for learned in groups for p in learned):
-        # torch's own step makes the state of new parameters; `found_inf` is its name for `bad`.
+        # torch's step creates the state of new parameters; `found_inf` is torch's name of `bad`.
         optimizer.found_inf = bad  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.found_inf = None  # type: ignore[attr-defined]
@@ -67,6 +67,6 @@ def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
 
 
 def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """As zero_grad(set_to_none=True)."""
+    """Like optimizer.zero_grad(set_to_none=True)."""
     for p in parameters:
         p.grad = None

@@ -216,8 +216,11 @@ def test_values_of_data_are_asked_with_observations_too() -> None:
 @pytest.mark.parametrize(
     ("custom", "says"),
     [
-        ({"actor": "forgetful"}, "Forgetful.acting: forward takes `obs` and acting does not"),
-        ({"critic": "halved"}, "Halved.action_values: project_state takes `obs`"),
+        (
+            {"actor": "forgetful"},
+            "Forgetful.acting: forward has an argument `obs`, but acting has none",
+        ),
+        ({"critic": "halved"}, "Halved.action_values: project_state has an argument `obs`"),
     ],
 )
 def test_a_head_that_would_look_only_sometimes_is_refused(custom: dict, says: str) -> None:

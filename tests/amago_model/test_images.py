@@ -100,7 +100,7 @@ def test_where_the_channels_are(shape, channels, layout) -> None:
 
 def test_a_layout_that_cannot_be_told_is_asked_for() -> None:
     with pytest.raises(
-        ConfigError, match=r"'eye': which axis .*\(7, 7, 20\).*ImageConfig.channels"
+        ConfigError, match=r"'eye': the channel axis .*\(7, 7, 20\).*ImageConfig.channels"
     ):
         encoder((7, 7, 20))
     with pytest.raises(ConfigError, match=r"not shape \(2, 7, 7, 3\)"):
@@ -215,5 +215,5 @@ def test_longer_windows_change_neither_earlier_shifts_nor_later_draws() -> None:
 
 
 def test_a_shift_beyond_the_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match="augment.shift: 7 pixels push 'eye' of 7 x 9"):
+    with pytest.raises(ConfigError, match="augment.shift: expected .* 'eye', 7 x 9, got 7"):
         encoder((7, 9, 3), augment=AugmentConfig(share=0.5, shift=7))

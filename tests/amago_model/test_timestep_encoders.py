@@ -142,10 +142,16 @@ def test_names_go_before_looks(spaces: Spaces) -> None:
         ({"keys": ("type",), "hide_keys": ("items",)}, r"hide_keys: 'items' is not .*\['type'\]"),
         ({"images": PlainImageConfig(keys=("nose",))}, "images.keys: 'nose' is not"),
         ({"vector_keys": ("nose",)}, "vector_keys: 'nose' is not"),
-        ({"tokens": TokenConfig(keys=("type",))}, "'type' holds float32, tokens are whole"),
+        (
+            {"tokens": TokenConfig(keys=("type",))},
+            "'type' has dtype float32, but tokens are integers",
+        ),
         ({"tokens": TokenConfig(padding=300)}, "padding: 300 is no token of 'mission'.* 0 to 39"),
         ({"goals": GoalConfig(keys=("type",))}, r"goals.*'type' has shape \(4,\)|GoalConfig.keys"),
-        ({"images": PlainImageConfig(keys=("type",))}, r"'type': an image is .* not shape \(4,\)"),
+        (
+            {"images": PlainImageConfig(keys=("type",))},
+            r"'type': expected an image .* not shape \(4,\)",
+        ),
     ],
 )
 def test_settings_that_fit_nothing_are_refused_by_name(spaces, changes: dict, what: str) -> None:

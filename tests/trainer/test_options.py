@@ -189,7 +189,7 @@ def test_a_mixture_that_moves_comes_from_a_file_and_back_from_json(tmp_path):
             f"{SOURCE}share_end = -1",
             r"sources\[0\].share_end: expected greater than or equal to 0",
         ),
-        (f"{SOURCE}share = 0.0", "nothing would ever be drawn"),
+        (f"{SOURCE}share = 0.0", "share 0 is never sampled"),
         (f"{SOURCE}share = 'all'", r"sources\[0\].share: expected a valid number, got 'all'"),
         (f"{SOURCE}shares = 1", r"sources\[0\]: unknown setting 'shares'.*'share'"),
     ],
@@ -246,7 +246,7 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
         ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate"),
         ({"run": "../evil"}, "run: expected letters"),
         ({"dataset": "a", "snapshot": "b"}, "dataset: it and snapshot both"),
-        ({"snapshot": "b", "where": "true"}, "where: a condition belongs to `dataset`"),
+        ({"snapshot": "b", "where": "true"}, "where: only applies to `dataset`"),
         ({"snapshot": "b", "data": {"refresh_every": 5}}, "data.refresh_every: set, but snapshot"),
         ({"snapshot": "b", "data": {"include_eval": True}}, "data.include_eval: set, but snapshot"),
         (
@@ -314,5 +314,5 @@ def test_a_recipe_is_chosen_by_the_first_word_alone(tmp_path: Path) -> None:
 
 def test_a_batch_that_the_processes_cannot_share_is_refused_before_any_starts() -> None:
     """Once launched, every process would say it, and the launcher would add a traceback."""
-    with pytest.raises(SettingError, match="data.batch: 32 windows cannot be shared by 3"):
+    with pytest.raises(SettingError, match="data.batch: 32 windows are not divisible by 3"):
         resolve(["offline", "--processes", "3", "--data.batch", "32"])

@@ -141,7 +141,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
 
     def hear(text: str) -> None:
         said.append(text)
-        if text.startswith("the agent sees"):  # the first snapshot is taken
+        if text.startswith("observations: "):  # the first snapshot is taken
             grow(service)
 
     train(config, service, RunInfo(), hear)
