@@ -1,14 +1,14 @@
-"""Gymnasium's spaces and values ↔ Stepwell's: make an environment, name its arrays, convert.
+"""Conversion between Gymnasium's and Stepwell's spaces and values; creation of environments.
 
     gymnasium space          EnvSpec                            the agent
     Box, any shape, dtype    Box                                observation; action if bounded
     Discrete                 Discrete                           observation as one-hot; action
     MultiDiscrete, -Binary   the same                           observation; action
     Dict of those            one key each; nested: "arm/angle"  observations: those of role `policy`
-    anything else            refused, by name
+    all others               an error that names the key
 
-float64 is stored as float32 unless asked otherwise, as in D4RL: half the data, and networks use
-float32. The spec holds the dtype. Environments are stepped in rollout.py.
+float64 is stored as float32 by default, as in D4RL: this halves the data, and networks use float32.
+The spec contains the dtype. rollout.py steps the environments.
 """
 
 from __future__ import annotations
@@ -50,35 +50,35 @@ _EXTRA = "; for Box2D and MuJoCo: pip install 'stepwell[envs]'"
 
 
 class EnvError(StepwellError):
-    """An environment cannot be made: unknown, not installed, or wrong arguments."""
+    """An environment cannot be created: it is unknown, not installed, or has wrong arguments."""
 
     exit_status = 2
 
 
 class BrokenEnv(StepwellError):
-    """An environment raised, or answered with what its own spaces do not allow."""
+    """An environment raised an exception, or returned a value outside its spaces."""
 
 
 def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
-    """`gymnasium.make`, with our environments registered and errors that say what to do.
+    """`gymnasium.make` with Stepwell's environments and with helpful errors.
 
-    In "module:Name-v0" the module may also lie in the current folder. Raises `EnvError`.
+    In "module:Name-v0" the module may also be in the current folder. Raises `EnvError`.
     """
-    importlib.import_module("collector.builtin")  # registers the environments we ship
+    importlib.import_module("collector.builtin")  # registers Stepwell's environments
     module, separator, _ = env_id.partition(":")
     if separator:
         import_named(module, f"--env {env_id}", EnvError)
     try:
-        # The passive checker warns about style on every step; what we need we check ourselves.
+        # The passive checker warns about style on every step; Stepwell checks what it needs.
         return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
     except gymnasium.error.DependencyNotInstalled as error:
-        # Environments of ours say it themselves.
+        # The errors of Stepwell's environments contain the hint.
         hint = "" if "stepwell[" in str(error) else _EXTRA
         raise EnvError(f"{env_id} needs a package that is not installed: {error}{hint}") from None
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise EnvError(
-            f"no environment {env_id!r}: {error}. Environments of your own are registered by a "
-            "module: name it with --plugin my.module, or in the id as my.module:Name-v0"
+            f"no environment {env_id!r}: {error}. Name the module that registers a custom "
+            "environment with --plugin my.module, or in the id as my.module:Name-v0"
         ) from None
     except (TypeError, ValueError) as error:
         raise EnvError(f"{env_id} does not accept {dict(kwargs or {})}: {error}") from None

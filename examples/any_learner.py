@@ -1,6 +1,6 @@
-"""A learner of your own, fed by SQL.      python examples/any_learner.py [DATASET]
+"""A custom learner on data selected by SQL.      python examples/any_learner.py [DATASET]
 
-Behaviour cloning of the best half of a dataset: a small network, torch, and nothing of our agent.
+Behaviour cloning of the better half of a dataset, with a small torch network.
 """
 
 import sys
@@ -27,7 +27,7 @@ with Client() as client:
     for step, batch in enumerate(stream(select, window=16, batch=32, batches=50, client=client)):
         guess = network(batch.obs["observation"][:, :-1].float())
         error = (guess - batch.action).square().mean(-1)
-        loss = (error * batch.mask).sum() / batch.mask.sum()  # windows behind an end are padded
+        loss = (error * batch.mask).sum() / batch.mask.sum()  # without padding
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -1,4 +1,4 @@
-"""Your own data: arrays in, SQL out.      python examples/own_data.py [DATASET]"""
+"""Store arrays in a dataset and query them with SQL.      python examples/own_data.py [DATASET]"""
 
 import sys
 
@@ -19,7 +19,7 @@ with Client() as client:
             obs=rng.normal(size=(steps + 1, 7)),  # one more observation than actions
             actions=rng.uniform(-1, 1, size=(steps, 2)),
             rewards=rng.normal(size=steps),
-            truncated=True,  # cut short: the task had not ended
+            truncated=True,  # recording stopped, the task had not ended
             env="robot-arm",
             policy="teleoperated",
             success=attempt % 2 == 0,

@@ -1,4 +1,4 @@
-"""Record any player.      python examples/record_environment.py [DATASET]"""
+"""Record an environment, with any policy.      python examples/record_environment.py [DATASET]"""
 
 import sys
 import tempfile

@@ -1,8 +1,8 @@
-"""A custom relabeler, to copy.      python examples/relabel_template.py [DATASET]
+"""A template of a custom relabeler.      python examples/relabel_template.py [DATASET]
 
-A robot is told a place to go to and hardly ever gets there; yet wherever it came is the right
-answer to another question. Run as a program this records a few such walks and shows what the
-relabeler makes of them. Copied into a module of yours, it trains:
+A robot gets a place as its goal and rarely reaches it. Hindsight relabeling replaces the goal by a
+place that the robot did reach. This program records a few random walks and prints their return
+before and after relabeling. Copied to a module, the relabeler is used in training by:
 
     stepwell train offline --dataset walks --plugin my_module --data.relabel reach:within=0.1
 """
@@ -19,23 +19,23 @@ from trainer.data.relabel import Episode, Relabeler, register
 
 @register("reach")
 class Reach(Relabeler):
-    """Some samples get the place where the robot was at a later step as their goal."""
+    """Replaces the goal of some samples by the robot's place at a later step."""
 
     # Parameters, set by reach:within=0.2,share=0.8
     within: float = 0.1
     """Distance at which a goal counts as reached."""
     share: float = 0.5
-    """Share of samples that are relabeled."""
+    """Fraction of samples that are relabeled."""
 
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
-        # 1. Leave alone what cannot be relabeled. All chance comes from rng.
+        # 1. Return episodes that cannot be relabeled unchanged. Use rng for all random numbers.
         if not episode.complete or rng.random() >= self.share:
             return episode
-        # 2. Choose a goal among what was achieved on arrival: rows 1 … T, never row 0.
+        # 2. Choose a place reached after a step as the goal: rows 1 … T, never row 0.
         place = episode.obs["place"]
         row = int(rng.integers(1, len(episode) + 1))
-        # 3. Say what the environment would have said: goal in every row, reward in every step.
-        #    Make new arrays; those that came are read-only.
+        # 3. Set the goal in every row and the reward in every step, as the environment would.
+        #    Make new arrays; those of the episode are read-only.
         goal = np.broadcast_to(place[row], episode.obs["goal"].shape)
         reached = np.linalg.norm(place[1:] - place[row], axis=1) <= self.within
         relabeled = episode.replace(
@@ -43,7 +43,7 @@ class Reach(Relabeler):
             reward=reached.astype(np.float32),
             goals_replaced=1,  # for the metric relabel/goals_replaced
         )
-        # 4. End where the environment would have ended: here, with the first arrival.
+        # 4. Terminate the episode where the environment would: when the goal is first reached.
         return relabeled.terminated_at(int(reached.argmax()) + 1)
 
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     spec = EnvSpec.of(
         {"where": Box((2,)), "goal": Box((2,)), "place": Box((2,))},
         Box((2,), low=-1.0, high=1.0),
-        roles={"place": "relabel"},  # stored for the relabeler, never seen by the agent
+        roles={"place": "relabel"},  # stored for the relabeler, not an input of the agent
         env="walk",
     )
     with Client() as client:

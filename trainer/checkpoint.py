@@ -216,7 +216,7 @@ def load_agent(path: Path | str) -> Agent:
 
     Raises:
         CheckpointError: there is no whole one, or this version cannot read it.
-        UnregisteredError: the agent has parts of your own; import the module that registers them.
+        UnregisteredError: the agent has a custom module; import the module that registers it.
     """
     path = Path(path)
     found = read(path) if path.is_file() else newest(path / "checkpoints")

@@ -35,7 +35,7 @@ Metrics = dict[str, Tensor]
 
 
 class WorldError(TrainerError):
-    """More or fewer processes run than were asked for."""
+    """The number of processes differs from the setting `processes`."""
 
 
 class TrainingDiverged(TrainerError):
@@ -43,12 +43,16 @@ class TrainingDiverged(TrainerError):
 
 
 def make_accelerator(config: TrainConfig) -> Accelerator:
-    """The accelerator for this process. Raises `WorldError` unless the world is as asked for."""
+    """The accelerator of this process.
+
+    Raises:
+        WorldError: the number of processes differs from `config.processes`.
+    """
     cpu = config.device == "cpu" or not torch.cuda.is_available()
     if cpu:
         keep_freed_memory()
-    # The agent's statistics are those of all ranks' batches together, so they are equal already:
-    # to broadcast them in every forward pass would cost time, and hide it if they were not.
+    # The agent's statistics are computed over the batches of all ranks, so they are already equal:
+    # broadcasting them in each forward pass would take time and hide errors.
     ddp = DistributedDataParallelKwargs(
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
@@ -59,9 +63,9 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     world = accelerator.num_processes
     if config.processes and world != config.processes:
         raise WorldError(
-            f"--processes {config.processes} was asked for, but {world} run; start them with: "
-            f"stepwell train … --processes {config.processes} (some forms of `accelerate launch` "
-            "on CPU silently start one)"
+            f"expected {config.processes} processes (--processes), but {world} run; start them "
+            f"with: stepwell train … --processes {config.processes} (some forms of `accelerate "
+            "launch` on CPU silently start one)"
         )
     return accelerator
 
@@ -204,8 +208,8 @@ class Learner:
         return int(self.accelerator.num_processes)
 
     def _backward(self, loss: Tensor) -> None:
-        # Not accelerator.backward: it divides by its own count of accumulation steps, and ours are
-        # already averaged over the union.
+        # Not accelerator.backward, which divides by its count of accumulation steps: this loss is
+        # already averaged over the whole batch.
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()
@@ -218,14 +222,14 @@ class Learner:
         return clip_gradients(self.parameters, limit)
 
     def _with_noise(self, batch: Batch) -> Batch:
-        """This process's share of a batch, with its share of what the whole of it draws."""
+        """This process's part of a batch, with its part of the noise of the whole batch."""
         n, t = batch.mask.shape
         first = self.accelerator.process_index * n
         noise = self.agent.draw_noise(self.world * n, t)[first : first + n]
         return dataclasses.replace(batch, noise=noise)
 
     def _counts(self, batch: Batch) -> dict[str, float]:
-        """What the losses of all parts are divided by, for gradients that DDP averages."""
+        """The counts that the losses of all parts are divided by; DDP averages the gradients."""
         names = sorted(counts := self.agent.loss_counts(batch))
         total = torch.stack([counts[name] for name in names]).to(torch.float64)
         if self.world > 1:
@@ -252,8 +256,8 @@ _MEAN_OVER = {
 
 
 def _merge_parts(parts: list[Metrics]) -> Metrics:
-    """The metrics of the whole batch, from those of its parts. Losses are over the whole's counts,
-    so they add up; for an unknown metric the last part's value stands."""
+    """Metrics of the whole batch from those of its parts. Losses use the counts of the whole batch,
+    so they are summed; unknown metrics have the value of the last part."""
     whole = dict(parts[-1])
     common = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     for name in common:
@@ -266,8 +270,8 @@ def _merge_parts(parts: list[Metrics]) -> Metrics:
 
 
 def merge_ranks(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of the whole batch, from those of every rank; of an unknown metric the mean.
-    A rank's losses are those of its share times the number of ranks."""
+    """Metrics of the whole batch from those of all ranks; unknown metrics are averaged. A rank's
+    losses are those of its part times the number of ranks."""
     if len(ranks) == 1:
         return dict(ranks[0])
     parts = [{k: torch.tensor(v, dtype=torch.float64) for k, v in rank.items()} for rank in ranks]
@@ -294,4 +298,4 @@ def _mean_or_extreme(name: str, each: Tensor, n: Tensor) -> Tensor:
 
 def _seed_noise(seed: int, update: int, rank: int, part: int) -> None:
     mixed = int(np.random.SeedSequence((seed, update, rank, part)).generate_state(1, np.uint64)[0])
-    torch.manual_seed(mixed)  # of every device
+    torch.manual_seed(mixed)  # seeds all devices

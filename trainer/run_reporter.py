@@ -114,7 +114,7 @@ class RunReporter:
         claim = _claim(self.home)
         row["config"]["claim"] = claim
         try:
-            # The folder decides whether a run of this name is ours to resume.
+            # The folder decides whether this process may resume a run of this name.
             self._create(row, claim, resumed)
             failpoint("run.after_create")
             if resumed:
@@ -123,9 +123,9 @@ class RunReporter:
             if not resumed:
                 self.outbox.close(0.0)
                 raise
-            log.warning("the service is unreachable; the run goes on without it: %s", error)
+            log.warning("the service is unreachable; training continues without it: %s", error)
         except BaseException:
-            self.outbox.close(0.0)  # the run is not ours, so neither is its folder
+            self.outbox.close(0.0)  # another process owns the run and its folder
             raise
         with whole_file(self.home / "run.json") as file:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())

@@ -154,7 +154,7 @@ def test_the_command_needs_no_service_without_upload(capsys: pytest.CaptureFixtu
     assert set(EvaluationResult.__dataclass_fields__) - {"trajectories"} == set(printed)
 
 
-def test_who_plays_must_be_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exactly_one_policy_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--random", "--policy", "p"]):
         assert main(["--env", "Pendulum-v1", *arguments]) == 2
-        assert "who plays" in capsys.readouterr().err
+        assert "policy: give" in capsys.readouterr().err

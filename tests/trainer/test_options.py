@@ -182,7 +182,10 @@ def test_a_mixture_that_moves_comes_from_a_file_and_back_from_json(tmp_path):
     [
         ("data.ramp_updates = 9", "data.ramp_updates: 9 updates, but no source has a share_end"),
         (f"data.ramp_updates = 9\n{SOURCE}share_end = 1.0", "no source has a share_end that"),
-        (f"{SOURCE}share = 1.0\nshare_end = 1.0", "sources: share_end is set, but with data.ramp"),
+        (
+            f"{SOURCE}share = 1.0\nshare_end = 1.0",
+            "sources: share_end has no effect with data.ramp",
+        ),
         (f"data.ramp_updates = 9\n{SOURCE}share_end = 0.5", r"sum to 0\.5 at the end of the ramp"),
         (f"{SOURCE}share = 1.5", r"sources\[0\].share: expected less than or equal to 1, got 1.5"),
         (
@@ -245,13 +248,19 @@ def test_a_file_with_a_mistake_is_refused_by_name(tmp_path, text, message):
         ({"data": {"epochs": True, "refresh_every": 5}}, "data.epochs.*data.refresh_every"),
         ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate"),
         ({"run": "../evil"}, "run: expected letters"),
-        ({"dataset": "a", "snapshot": "b"}, "dataset: it and snapshot both"),
+        ({"dataset": "a", "snapshot": "b"}, "dataset: dataset and snapshot are both set"),
         ({"snapshot": "b", "where": "true"}, "where: only applies to `dataset`"),
-        ({"snapshot": "b", "data": {"refresh_every": 5}}, "data.refresh_every: set, but snapshot"),
-        ({"snapshot": "b", "data": {"include_eval": True}}, "data.include_eval: set, but snapshot"),
+        (
+            {"snapshot": "b", "data": {"refresh_every": 5}},
+            "data.refresh_every: has no effect with snapshot",
+        ),
+        (
+            {"snapshot": "b", "data": {"include_eval": True}},
+            "data.include_eval: has no effect with snapshot",
+        ),
         (
             {"snapshot": "b", "data": {"wait_for_data": 3.0, "include_eval": True}},
-            "data.include_eval: set, but snapshot",
+            "data.include_eval: has no effect with snapshot",
         ),
         (
             {

@@ -320,7 +320,7 @@ def test_a_world_of_another_size_is_refused(service, dataset, tmp_path):
         timeout=PATIENCE,
     )
     assert done.returncode == 1
-    assert "--processes 2 was asked for, but 1 run" in done.stderr
+    assert "expected 2 processes (--processes), but 1 run" in done.stderr
 
 
 def test_growing_data_and_an_outage(fresh_service, tmp_path):

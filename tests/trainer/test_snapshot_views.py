@@ -273,7 +273,7 @@ def test_trouble_with_new_data_is_shown_and_the_run_goes_on(
 
     monkeypatch.setattr(service, where, fail)
     data.refresh()
-    update, switched = train_on(data, loader, 0, lambda: "goes on with the last" in caplog.text)
+    update, switched = train_on(data, loader, 0, lambda: "continues with the last" in caplog.text)
     assert not switched and "odd" in data.trouble
     monkeypatch.setattr(service, where, real)
     data.refresh()
@@ -371,7 +371,7 @@ def test_where_one_node_fails_none_switches(service, tmp_path, caplog):
             data.cache.ensure = fail
 
     problem = from_problem({"status": 500, "title": "odd", "code": "odd"})
-    told = "training goes on with the last snapshot"
+    told = "training continues with the last snapshot"
     found = run_ranks(service, tmp_path, lambda _: told in caplog.text, spoil=spoil)
     assert [len(history) for history, _, _ in found] == [1, 1, 1]
     assert all(set(sizes) == {3} for _, sizes, _ in found)

@@ -43,7 +43,7 @@ Ints = NDArray[np.int64]
 
 
 class DataError(TrainerError):
-    """The data cannot be learned from; the message says why and what to do."""
+    """The data cannot be used for training; the message contains the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class LeaseKeeper:
         try:
             self._client.lease(snapshot_id, self._holder, self._ttl)
         except Gone:
-            log.warning("snapshot %s has expired; training goes on from the cache", snapshot_id)
+            log.warning("snapshot %s has expired; training continues from the cache", snapshot_id)
             with self._lock:
                 self._held.discard(snapshot_id)
         except (ServiceError, StepwellError) as error:

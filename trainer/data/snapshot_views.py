@@ -1,6 +1,6 @@
-"""The snapshots that a run draws from, one after another: cached on every node, leased, switched.
+"""The snapshots that a run samples from, in order: cached on each node, leased and switched.
 
-New data is looked for in the background, and no update waits for it:
+New data is found and downloaded in the background, without blocking updates:
 
     find     rank 0        asks whether there is a newer snapshot
     fetch    node mains    its manifest and columns; name the shards that cannot be read
@@ -142,7 +142,7 @@ class SnapshotViews:
         if found_:
             name, error = self._outcome() if found else ("", "")
             if error:
-                log.warning("no newer snapshot, training goes on with the last: %s", error)
+                log.warning("no newer snapshot, training continues with the last: %s", error)
             self._coming = self.world.broadcast(name or "")
             if self._coming:
                 fetch = partial(self._fetch, self._coming, ())
@@ -156,7 +156,7 @@ class SnapshotViews:
         unreadable = result if phase == "fetch" and not error else []
         left_out, errors = self._exchange(error, unreadable)
         if errors:
-            log.warning("training goes on with the last snapshot: %s", errors[0])
+            log.warning("training continues with the last snapshot: %s", errors[0])
             self._release(self._coming)
             self._coming = ""
             return False
@@ -186,7 +186,7 @@ class SnapshotViews:
             return task.result(), ""
         except StepwellError as error:
             self._failure = str(error) or type(error).__name__
-        except BaseException as error:  # a defect: the run goes on with the data that it has
+        except BaseException as error:  # a defect: the run continues with its current data
             log.error("a defect while looking for new data", exc_info=error)
             self._failure = f"{type(error).__name__}: {error}"
         return None, self._failure
