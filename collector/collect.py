@@ -1,4 +1,4 @@
-"""What `stepwell collect` does: play, and send every episode to a dataset.
+"""`stepwell collect`: collect episodes and send them to a dataset.
 
     environments ─▶ policy ─▶ dataset ─▶ outbox ─▶ run ─▶ play until told to stop ─▶ send the rest
 
@@ -65,7 +65,7 @@ def collect(
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_signals(lambda: control.command("stop")))
 
-        # --- environments, the service, who plays, the dataset
+        # --- environments, the service, the policy, the dataset
         envs = stack.enter_context(open_envs(lambda: configured_env(config), config.envs))
         interface = configured_interface(config, envs[0], config.infos)
         client = stack.enter_context(Client(config.url, config.token))
@@ -134,7 +134,7 @@ def _status(
     stats: CollectorStatistics,
     source: PolicySource | None,
 ) -> dict[str, Any]:
-    """What a heartbeat reports."""
+    """The content of a heartbeat."""
     return {
         # After "stop" it still sends the last episodes; the last heartbeat says how it ended.
         "state": "draining" if control.stopping else control.state,
@@ -156,8 +156,8 @@ def _status(
 def _policy_source(
     config: CollectConfig, client: Client, interface: Interface
 ) -> PolicySource | None:
-    """Where policies come from, with the first one loaded unless --wait-for-policy; None plays at
-    random."""
+    """The policy source, with the first policy loaded unless --wait-for-policy; None for random
+    actions."""
     if not config.policy:
         return None
     source = PolicySource(
@@ -178,7 +178,7 @@ def _policy_source(
 def _wait_for_policy(
     source: PolicySource, config: CollectConfig, control: Control, say: Callable[[str], object]
 ) -> bool:
-    """True once there is one to play; False if told to stop while waiting."""
+    """Wait for a policy. Returns False if a stop was requested in the meantime."""
     if not source.ready:
         say(f"waiting for a policy of {config.policy} …")
         if not source.wait(lambda: control.stopping or control.state == "draining"):
@@ -246,7 +246,7 @@ def _play(
     stats: CollectorStatistics,
     show: Callable[[], None],
 ) -> None:
-    """Until all episodes or steps are played, or a command says stop."""
+    """Run until all episodes or steps are collected, or a stop is requested."""
     draining = False
     last_saved = time.monotonic()
     try:
@@ -278,7 +278,7 @@ def _play(
 
 
 def episode_seeds(seed: int, episodes: int = 0) -> Iterator[int]:
-    """A seed for every episode, without end where `episodes` is 0."""
+    """Yield a seed for each episode; infinite if `episodes` is 0."""
     rng = np.random.default_rng(seed)
     counter = itertools.count() if episodes == 0 else range(episodes)
     return (int(rng.integers(FIRST_SEED, LAST_SEED)) for _ in counter)

@@ -1,4 +1,4 @@
-"""`stepwell evaluate`: a policy's score on fixed seeds, its uncertainty, and its episodes kept.
+"""`stepwell evaluate`: the score of a policy on fixed seeds, with a confidence interval.
 
 Evaluation is collection: greedy, purpose "eval". Episode i is reset with seed i and computed in
 chunks of one fixed width, so the numbers do not depend on how many environments run side by side.
@@ -51,7 +51,7 @@ from stepwell.messages import Capacity
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 WIDTH = 8
-"""Rows of a chunk (collector/policy_actor.py says why it is fixed)."""
+"""Rows per chunk; collector/policy_actor.py explains why it is constant."""
 
 Player = ActingPolicy | Callable[[Interface, int], Actor]
 """A policy, or a function (interface, number of environments) → actor."""
@@ -59,7 +59,7 @@ Player = ActingPolicy | Callable[[Interface, int], Actor]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """What a policy scored; lists are in the order of `seeds`."""
+    """The score of a policy; lists are in the order of `seeds`."""
 
     env: str
     policy: str
@@ -81,7 +81,7 @@ class EvaluationResult:
     """Every episode, in the order of `seeds` (long ones in several pieces)."""
 
     def to_json(self) -> dict[str, Any]:
-        """All but the trajectories."""
+        """All fields except the trajectories."""
         return {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "trajectories"}
 
     def table(self) -> Table:

@@ -30,25 +30,26 @@ Level = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class NoExplorationConfig(Settings):
-    """The policy alone."""
+    """No exploration besides sampling from the policy."""
 
     kind: Literal["none"] = "none"
-    """none: the policy alone."""
+    """none: no exploration besides sampling from the policy."""
 
 
 class _AnnealedConfig(Settings):
-    """A level that falls over the steps of the collector."""
+    """An epsilon that is annealed over the steps of the collector."""
 
     start: Level = 1.0
-    """Level before any annealing."""
+    """Epsilon before annealing."""
     end: Level = 0.05
-    """Level after `steps` environment steps."""
+    """Epsilon after `steps` environment steps."""
     steps: int = Field(1_000_000, ge=1)
     """Environment steps over which start falls linearly to end."""
     randomize: bool = True
-    """Scale each episode's level by its own random number in [0, 1)."""
+    """Multiply epsilon by a random number in [0, 1) for each episode."""
     clock: Literal["own", "policy"] = "own"
-    """own: steps played by this collector, kept over restarts; policy: the published step."""
+    """Step count of the annealing: own: steps of this collector, including earlier sessions;
+    policy: the step of the published policy."""
 
     def annealed(self, clock: int, start: float, end: float) -> float:
         """Between start and end, at global step `clock`."""
@@ -56,10 +57,10 @@ class _AnnealedConfig(Settings):
 
 
 class GreedyConfig(_AnnealedConfig):
-    """One level for all steps of an episode."""
+    """Epsilon-greedy with a constant epsilon within an episode."""
 
     kind: Literal["greedy"] = "greedy"
-    """greedy: one level in an episode."""
+    """greedy: a constant epsilon within an episode."""
 
     def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
         """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
@@ -68,17 +69,17 @@ class GreedyConfig(_AnnealedConfig):
 
 
 class BilevelConfig(_AnnealedConfig):
-    """A level that also falls within each episode."""
+    """Epsilon-greedy with an epsilon that also falls within each episode."""
 
     kind: Literal["bilevel"] = "bilevel"
-    """bilevel: also falling within an episode."""
+    """bilevel: epsilon also falls within each episode."""
     late_start: Level = 0.8
-    """Level at an episode's end before annealing."""
+    """Epsilon at the end of an episode, before annealing."""
     late_end: Level = 0.01
-    """Level at an episode's end after annealing."""
+    """Epsilon at the end of an episode, after annealing."""
     horizon: int = Field(ge=1)
-    """Episode step at which the late level is reached: the usual length of an episode. It must be
-    given."""
+    """Episode step at which the late epsilon is reached, typically the length of an episode.
+    Required."""
 
     def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
         """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
@@ -90,7 +91,7 @@ class BilevelConfig(_AnnealedConfig):
 EpsilonConfig = Annotated[
     NoExplorationConfig | GreedyConfig | BilevelConfig, Field(discriminator="kind")
 ]
-"""Exploration on top of the policy, by `kind`."""
+"""Exploration in addition to sampling from the policy, by `kind`."""
 
 
 class Exploration:

@@ -1,12 +1,12 @@
-"""Who chooses the actions: a published policy, or chance. Memory is kept here.
+"""Actors: choose actions by a published policy or at random, and keep the hidden state.
 
     ActorInputs, row i    obs      prev_action  prev_reward  time_idx  playing
     after reset           o0       (ignored)    (ignored)    0         T
     after one step        o1       a0           r0           1         T
 
-An actor answers for all N environments at once. `reset` tells it where an episode begins: there,
-and only there, it forgets and takes the newest policy (policy_source.py). So one episode is
-played by one policy.
+An actor chooses the actions of all N environments at once. `reset` marks the environments in which
+an episode begins: only there it resets the hidden state and switches to the newest policy
+(policy_source.py). So each episode has a single policy.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from collector.envs import Arrays, Interface
 from stepwell.errors import StepwellError
 from stepwell.spaces import Array, EnvSpec
 
-# Beside the episode's seed: actions must not repeat the environment's own random numbers.
+# Combined with the episode's seed, so that actions do not reuse the environment's random numbers.
 _ACTION_STREAM = 0xAC710
 
 
 class ActorError(StepwellError):
-    """An actor cannot act: no policy, or one that answers NaN."""
+    """An actor cannot act: it has no policy, or the policy's actions are NaN."""
 
 
 @dataclass(slots=True)
 class ActorInputs:
-    """What is known of each of N environments before it acts; the arrays are written in place."""
+    """Inputs of an actor for N environments; the arrays are modified in place."""
 
     obs: Arrays
     """By key [N, *shape]."""
     prev_action: Arrays
-    """By key [N, *shape]; meaningless where time_idx is 0."""
+    """By key [N, *shape]; undefined where time_idx is 0."""
     prev_reward: NDArray[np.float32]
-    """[N]; meaningless where time_idx is 0."""
+    """[N]; undefined where time_idx is 0."""
     time_idx: NDArray[np.int64]
-    """[N] steps since the episode began."""
+    """[N]: steps since the start of the episode."""
     playing: NDArray[np.bool_]
-    """[N]; where False no episode runs, and the action is ignored."""
+    """[N]: False if the environment is idle and its action is ignored."""
 
     @classmethod
     def zeros(cls, spec: EnvSpec, n: int) -> ActorInputs:

@@ -1,4 +1,4 @@
-"""The collector's one line for a person: a live bar on a terminal, else a line now and then."""
+"""Progress output of a collector: a progress bar on a terminal, else periodic lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record any player: a person, a script, another library's agent.
+"""Record episodes of any policy: a person, a script, an agent of another library.
 
     env = collector.record.record(gymnasium.make("CartPole-v1"), "my-data", policy="by hand")
     …                      reset and step as usual
@@ -41,7 +41,7 @@ def record(
     outbox: str | Path | None = None,
     max_steps: int = MAX_STEPS,
 ) -> RecordTrajectories:
-    """`env`, wrapped so that its episodes arrive in `dataset`.
+    """Wrap `env` so that its episodes are sent to `dataset`.
 
     Args:
         client: default: of the service at STEPWELL_URL.
@@ -69,7 +69,7 @@ def record(
 
 
 class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Made by `record`. Behaves as the environment does; `outbox` shows what still waits."""
+    """The wrapper of `record`. It behaves like the environment; `outbox` has the unsent items."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; one that was still running is kept, tagged "interrupted"."""
+        """Start an episode; an unfinished episode is kept, tagged "interrupted"."""
         self._recorder.truncate(INTERRUPTED)
         obs, info = self.env.reset(seed=seed, options=options)
         self._recorder.start_episode(
@@ -104,7 +104,7 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step; if the environment raises, its episode is kept, tagged "broken"."""
-        # Copied before the environment can change it.
+        # A copy, because the environment may change it.
         recorded: Arrays = self._interface.encode_action(action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)

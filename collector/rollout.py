@@ -1,10 +1,10 @@
-"""N environments and one actor: episodes out.
+"""Rollouts: N environments and one actor produce episodes.
 
     reset(seed) → o0    step(a0) → r0, o1    …    step → terminated or truncated: the episode ends
 
-Environments in a list are stepped one by one: every episode has its own seed, and one that fails
-harms no other. Its episode is truncated before the failure and tagged "broken", and the environment
-is made anew. A gymnasium vector environment is stepped as a whole, by vector_env.py.
+Environments in a list are stepped independently: each episode has its own seed, and a failure of
+one environment does not affect the others. Its episode is truncated before the failure and tagged
+"broken", and the environment is created again. vector_env.py steps gymnasium vector environments.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
 
 MAX_FAILURES = 10
-"""Failures in a row, without one good step between, after which an environment is given up."""
+"""Number of consecutive failures, without a successful step, after which `BrokenEnv` is raised."""
 
 
 class Rollout:
-    """Plays episodes in all of `envs`; `step` is one action in each.
+    """Collects episodes in all of `envs`; `step` takes one action in each environment.
 
-    `seeds` says how many episodes there will be and how each is reset: when it is exhausted,
-    environments fall idle as their episodes end, and `done` is true when all have. The actor is
-    asked for its newest policy only where an episode begins. `make_env` replaces a broken
-    environment, in the list `envs` itself, so that its owner can close them all.
+    `seeds` has the reset seed of each episode. When it is exhausted, environments become idle after
+    their episodes, and `done` is true when all are idle. The actor updates its policy only at the
+    start of an episode. `make_env` replaces a broken environment, in the list `envs` itself, so
+    that its owner can close all environments.
 
     `envs` may be a gymnasium `VectorEnv` in any autoreset mode. A failure in it, or in a list
-    without `make_env`, raises `BrokenEnv`. Where it resets by itself only the first episode of each
-    sub-environment has a seed; each further one takes an entry of `seeds` without using it.
+    without `make_env`, raises `BrokenEnv`. If it resets automatically, only the first episode of
+    each sub-environment is seeded; each later one consumes an entry of `seeds` without using it.
     """
 
     def __init__(

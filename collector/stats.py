@@ -1,4 +1,4 @@
-"""What one collector has done so far, and the part of it that outlives the process: its clock."""
+"""Statistics of a collector, and its step count, which is kept on disk over restarts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _RECENT = 100
 
 @dataclass(slots=True)
 class CollectorStatistics:
-    """What one collector has done; written by the acting thread, read by the others."""
+    """Statistics of a collector; the acting thread writes them, other threads read them."""
 
     earlier_steps: int = 0
-    """Steps that earlier sessions on this outbox have played: the schedule goes on from there."""
+    """Steps of earlier sessions with this outbox; the exploration schedule continues from them."""
     earlier_sessions: int = 0
-    """How many earlier sessions there were, ended well or killed."""
+    """Number of earlier sessions with this outbox, finished or killed."""
     steps: int = 0
     episodes: int = 0
     broken: int = 0

@@ -66,7 +66,7 @@ class VectorEnvAdapter:
 
     @property
     def resets_itself(self) -> bool:
-        """Whether every further episode begins within `step`, without a seed of ours."""
+        """Whether later episodes begin within `step`, without a seed of Stepwell."""
         return self._started and self._mode is not AutoresetMode.DISABLED
 
     def reset(self, seeds: Mapping[int, int | None]) -> dict[int, Reset]:

@@ -1,5 +1,6 @@
 """Hindsight relabeling: whole trajectories are rewritten when they are drawn, before a window is
-cut from them. docs/relabeling.md is the guide; examples/relabel_template.py one of your own."""
+cut from them. docs/relabeling.md is the guide; examples/relabel_template.py is a template of a
+custom relabeler."""
 
 from trainer.data.relabel.episode import Episode
 from trainer.data.relabel.hindsight import Hindsight
