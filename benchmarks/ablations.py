@@ -5,7 +5,7 @@
 The real trainer, in this process, against a real service that holds generated data; then 30 greedy
 episodes on the seeds that the demo uses. A base and its ablations see the same samples in the same
 order. Seeds go round by round, and the result is written after each run, so what was stopped is
-still a result; --keep goes on from it, and measures again what was measured of another formula of
+still a result; --keep continues from it, and measures again what was measured of another formula of
 DPG. Writes benchmarks/results/ablations.json; with --write-docs only the last column of the tables
 in docs/method.md, from that file.
 """

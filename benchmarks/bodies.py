@@ -2,7 +2,7 @@
 
     python -m benchmarks.bodies [--clients 200] [--mb 60] [--budget 512] [--disk DIR]
 
-Each client posts one trajectory of so many megabytes over a raw socket, keeps to Retry-After and
+Each client posts one trajectory of a given size over a raw socket, keeps to Retry-After and
 comes back until it is stored. Meanwhile somebody else posts 10 steps at a time. In the end the
 service is killed and started again: every acknowledged trajectory must be there, and some are read
 back and compared. The observations repeat, so that the shards fit on any disk; no step of the way
@@ -59,7 +59,7 @@ def make(rows: int, seed: int = 0) -> Trajectory:
 
 
 class Body:
-    """One encoded body for all clients; each sends it with an id of its own."""
+    """One encoded body for all clients; each sends it with a different id."""
 
     def __init__(self, rows: int):
         made = make(rows)
@@ -84,7 +84,7 @@ def send(port: int, body: Body, name: str) -> tuple[int, dict[str, str]]:
             for part in body.parts(name):
                 sock.sendall(part)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # refused while we were sending: the answer is there all the same
+            pass  # rejected while sending: the response can still be read
         answer = b""
         try:
             while b"\r\n\r\n" not in answer and (chunk := sock.recv(65536)):
@@ -289,7 +289,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--mb", type=float, default=60.0, help="of each body")
     parser.add_argument("--budget", type=int, default=512, help="STEPWELL_BODY_MEMORY, in MiB")
-    parser.add_argument("--processes", type=int, default=4, help="in which the clients live")
+    parser.add_argument("--processes", type=int, default=4, help="number of client processes")
     parser.add_argument("--disk", type=Path, help="a folder on the disk to use")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.disk) as temporary:

@@ -1,4 +1,4 @@
-"""The matmuls of one update, from its settings: what it must cost, whoever computes it and how.
+"""FLOPs of the matmuls of one update, computed from its settings.
 
     m [batch, rows, inner] @ [batch, inner, columns], `times` over: 2 x all of these FLOPs
 
@@ -138,7 +138,7 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
     out = 1 if q.kind == "scalar" else q.n_bins
     discrete = spaces.action.kind == "discrete" and c.algorithm == "agent"
     hidden = [(h, h)] * (q.n_layers - 1)
-    if discrete and q.kind == "scalar":  # a table: one pass answers for every action
+    if discrete and q.kind == "scalar":  # table critics: one pass for all actions
         pairs = [(d, h), *hidden, (h, g * a)]
         learn = [_linear("critics", n, i, o, passes=3, batch=e) for i, o in pairs]
         return learn + [replace(x, part="target critics", times=1) for x in learn]

@@ -122,7 +122,7 @@ def _at(values: list[float], share: float) -> float:
 
 
 def post(url: str, threads: int, seconds: float) -> dict[str, Any]:
-    """`post_for`, in a process of its own."""
+    """`post_for` in a separate process."""
     command = [sys.executable, "-m", "benchmarks.ingest", "--client", url]
     command += ["--threads", str(threads), "--seconds", str(seconds)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

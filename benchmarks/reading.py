@@ -2,7 +2,7 @@
 
     python -m benchmarks.reading [--rounds 7] [--shards 8]
 
-A service in a process of its own holds shards of 400 trajectories of 1000 steps (17 + 6 floats).
+A service in a separate process holds shards of 400 trajectories of 1000 steps (17 + 6 floats).
 Each figure is the least and the median of the rounds, which go through all questions in turn: on a
 shared machine the least is the one that compares. To compare versions, run it in each checkout, at
 the same time. Writes benchmarks/results/reading.json.

@@ -41,14 +41,14 @@ Line = dict[str, Any]
 
 
 def vectors(features: int, actions: int) -> Spaces:
-    """An observation of so many numbers, and continuous actions."""
+    """Spaces with an observation vector and continuous actions."""
     low, high = (-1.0,) * actions, (1.0,) * actions
     box = ActionSpace(kind="continuous", shape=(actions,), low=low, high=high)
     return Spaces(observations={"observation": _floats(features)}, action=box)
 
 
 def choices(features: int, n: int) -> Spaces:
-    """An observation of so many numbers, and n discrete actions."""
+    """Spaces with an observation vector and n discrete actions."""
     action = ActionSpace(kind="discrete", n=n)
     return Spaces(observations={"observation": _floats(features)}, action=action)
 
@@ -68,7 +68,7 @@ SPACES: dict[str, Spaces] = {
     "tmaze": choices(2, 4),
 }
 ENVIRONMENTS = {"pixels": FIND_BLOCK_ID, "mazerunner": MAZERUNNER_ID, "crafter": CRAFTER_ID}
-"""Recipes made for an environment of ours whose observations are more than a vector."""
+"""Recipes for Stepwell environments whose observations are not a single vector."""
 
 
 def spaces_for(name: str) -> Spaces:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.snapshots [--trajectories 1000000] [--rounds 5] [--before DIR]
 
-An index of so many trajectories is filled with SQL, with shards that have no file: snapshots never
-open one. A real service serves it, a real client asks. Before each refresh 1% is inserted: over
+An index of `--trajectories` rows is filled with SQL, with shards that have no file: snapshots do
+not open them. A real service serves it, a real client asks. Before each refresh 1% is inserted: over
 four seconds, as collectors would, and (`at_once`) in one moment. Memory is the growth of the
 resident memory of the service and its SQL workers together, sampled all the time. `--before`
 measures another checkout too, with 160,000 trajectories. Writes benchmarks/results/snapshots.json.
@@ -225,7 +225,7 @@ def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
 
 
 def in_child(code: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Measure the code of a checkout, in a process of its own."""
+    """Measure the code of a checkout in a separate process."""
     env = {**os.environ, "PYTHONPATH": str(code)}
     script = [sys.executable, "-P", str(Path(__file__).resolve()), "--child", str(count)]
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.sql_load  [--seconds 6] [--rounds 5] [--disk FOLDER] [--before DIR]
 
-Over HTTP, against a service of its own, every client with a token of its own:
+Over HTTP, against a separate service, with a separate token for each client:
     ingest      one poster alone and beside 16 clients with runaway queries, in turns
     neighbour   small queries of one client while another keeps 16 runaway queries going
     memory      resident memory of all SQL workers together while 8 clients send memory bombs
@@ -145,7 +145,7 @@ def _together(work: list[Callable[[], None]]) -> None:
 
 
 class Started:
-    """A program of PROGRAMS in a process of its own."""
+    """Run a program of PROGRAMS in a separate process."""
 
     def __init__(self, name: str, *args: Any):
         command = [*ITSELF, "--program", name, json.dumps(args)]
@@ -350,7 +350,7 @@ def main() -> int:
 
 
 def in_child(code: Path, args: argparse.Namespace, only: list[str]) -> dict[str, Any]:
-    """Measure the code of a checkout, in processes of its own."""
+    """Measure the code of a checkout in separate processes."""
     command = [*ITSELF, "--child", "--seconds", str(args.seconds), "--rounds", str(args.rounds)]
     command += ["--only", *only, *(["--disk", str(args.disk)] if args.disk else [])]
     env = {**os.environ, "PYTHONPATH": str(code)}
@@ -360,7 +360,7 @@ def in_child(code: Path, args: argparse.Namespace, only: list[str]) -> dict[str,
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The parts that are asked for, each with a service of its own."""
+    """The selected parts, each with a separate service."""
     parts: dict[str, Callable[[Service], dict[str, Any]]] = {
         "ingest": lambda service: ingest(service, args.seconds, args.rounds),
         "neighbour": lambda service: neighbour(service, 50),

@@ -4,8 +4,8 @@
                                 [--dtype bfloat16] [--compile] [--repeats 7]
 
 For each size: first the loss and the gradient of both on one batch with the same noise (in float32
-they must agree to 1e-5, or in float64 to 1e-8, or this exits 1). Then updates of ours and of the
-baseline (update_baseline.py) in turns of two seconds, each in a process of its own; medians.
+they must agree to 1e-5, or in float64 to 1e-8, or this exits 1). Then updates of Stepwell and of
+the baseline (update_baseline.py) in turns of two seconds, in separate processes; medians.
 `gemm_fraction` is the time that its matmuls (flops.py) take by themselves at the rates measured
 here for their shapes, over the time of the update; `mfu` is their FLOPs over the time and over the
 peak (--peak-tflops, or the rate measured for a large square matmul). Memory is what an update needs

@@ -1,9 +1,10 @@
-"""The same update as plainly as it can be written: what `benchmarks.update` compares ours with.
+"""A plain implementation of the same update, the baseline of `benchmarks.update`.
 
 Eager float32; critics as one batched matmul, each row of it [state | discount | action] in full;
 a full copy of the critics, brought up to date after every step, for the values that DPG
 raises; every critic answers every target; AdamW as torch offers it by default; the moving average
-parameter by parameter. Encoders, actor and loss functions are ours: same mathematics, same code.
+parameter by parameter. Encoders, actor and loss functions are
+Stepwell's: same mathematics, same code.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`stepwell collect`: collect episodes and send them to a dataset.
 
-    environments ─▶ policy ─▶ dataset ─▶ outbox ─▶ run ─▶ play until told to stop ─▶ send the rest
+    environments ─▶ policy ─▶ dataset ─▶ outbox ─▶ run ─▶ collect until stopped ─▶ send the rest
 
-A missing policy, or one for another environment, is found out before anything is made.
+A missing policy, or one for another environment, is an error before a dataset or run is created.
 
-The service may come and go meanwhile: episodes wait in the outbox, the policy stays in play.
-Episodes that it has not taken in the end make the run a failed one, although nothing is lost.
+While the service is unreachable, episodes wait in the outbox and the collector keeps its policy. If
+unsent episodes remain at the end, the run has failed, but the episodes stay on disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`stepwell evaluate`: the score of a policy on fixed seeds, with a confidence interval.
 
-Evaluation is collection: greedy, purpose "eval". Episode i is reset with seed i and computed in
-chunks of one fixed width, so the numbers do not depend on how many environments run side by side.
+An evaluation collects episodes with greedy actions in a dataset with purpose "eval". Each episode
+has a fixed seed, and actions are computed in chunks of a constant size, so the results do not
+depend on the number of parallel environments.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     env.close()            sends the rest
 
 Each finished episode goes to the dataset through an outbox on disk, which waits while the service
-is down; `close` raises what it has not taken in the end. A missing dataset is made from the
+is down; `close` raises an error if episodes remain unsent. A missing dataset is created from the
 environment's spaces.
 """
 

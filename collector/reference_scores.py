@@ -43,7 +43,7 @@ REFERENCE_SCORES: dict[str, tuple[float, float]] = {
 }
 """Environment family -> (min, max): the mean return of a random policy and of the reference expert.
 
-A maze2d entry is a family of its own because each maze, reward and version was scored separately.
+Each maze2d entry is a separate family because each maze, reward and version was scored separately.
 """
 
 # Whole-name patterns, so that a set of someone's own making that merely begins like one of D4RL's

@@ -3,7 +3,7 @@
 One sub-environment, an episode of two steps, then the next episode:
 
     call to step   1      2          3           4
-    DISABLED       o1     o2 end     o1'         o2'     reset in between, with a seed of ours
+    DISABLED       o1     o2 end     o1'         o2'     reset in between, with an entry of seeds
     NEXT_STEP      o1     o2 end     o0'         o1'     call 3 only resets and ignores its action
     SAME_STEP      o1     o0' end    o1'         o2'     o2 is in info["final_obs"]
 

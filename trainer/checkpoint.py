@@ -68,7 +68,7 @@ def save(
 ) -> Path:
     """Write the checkpoint taken after `update` updates, then delete all but the newest `keep`.
 
-    One of the same update, by an earlier life of the run, is replaced. Raises `CheckpointError`
+    It replaces a checkpoint of the same update by an earlier attempt. Raises `CheckpointError`
     where the disk is full or broken; what stood there before still does.
     """
     target = folder / f"update-{update:09d}.safetensors"
@@ -128,7 +128,7 @@ def refuse_second_start(run: str, home: Path, client: Client) -> None:
     """Raise `CheckpointError` for a run that has checkpoints or policies and cannot be resumed."""
     lost = len(checkpoint_files(home / "checkpoints"))
     versions = [int(p.stem) for p in (home / "policies").glob("*.safetensors") if p.stem.isdigit()]
-    if not versions and (home / "run.json").exists():  # the service knows it as ours
+    if not versions and (home / "run.json").exists():  # the service has this run
         with contextlib.suppress(NotFound):
             versions = [policy.version for policy in client.policies(run)]
     if not versions and not lost:

@@ -32,7 +32,7 @@ LAUNCHED = ("RANK", "WORLD_SIZE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; the exit status. 0 also when it was told to stop and wrote a checkpoint."""
+    """Train; returns the exit status, which is 0 also after a requested stop with a checkpoint."""
     words = list(sys.argv[1:] if argv is None else argv)
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
@@ -82,7 +82,7 @@ def require_dataset(config: TrainConfig) -> None:
 
 
 def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = False) -> int:
-    """Train in this process, one of however many."""
+    """Train in this process, which may be one of several."""
     # After the help and the errors of the command line: torch takes seconds to load.
     import torch
     import torch.distributed as dist
@@ -134,7 +134,7 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     env.setdefault("OMP_NUM_THREADS", str(config.threads))
     if config.device == "cpu":
         env["ACCELERATE_USE_CPU"] = "1"
-    # A session of its own: Ctrl-C in a terminal would reach launcher and workers at once.
+    # A new session, because Ctrl-C in a terminal would signal launcher and workers together.
     process = subprocess.Popen(command, env=env, start_new_session=True)
 
     def forward() -> None:

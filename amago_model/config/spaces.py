@@ -172,8 +172,8 @@ class Spaces(Settings):
         }
         if len(spec["actions"]) != 1:
             raise SpaceError(
-                f"expected one action array, got {sorted(spec['actions'])}; flatten them into one "
-                "array when collecting"
+                f"the agent supports one action array, got {sorted(spec['actions'])}; flatten them "
+                "into one array when collecting"
             )
         return cls(observations=observations, action=_action(*spec["actions"].values()))
 
@@ -217,8 +217,8 @@ def _action(space: Mapping[str, Any]) -> ActionSpace:
             low, high = (_bounds(space[name], math.prod(shape)) for name in ("low", "high"))
             return ActionSpace(kind="continuous", shape=shape, low=low, high=high)
     raise SpaceError(
-        "unsupported action space: expected Discrete, MultiDiscrete, MultiBinary or a Box of "
-        f"floats, got {dict(space)}"
+        "the agent does not support this action space: expected Discrete, MultiDiscrete, "
+        f"MultiBinary or a Box of floats, got {dict(space)}"
     )
 
 

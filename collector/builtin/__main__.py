@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, behaviour in _KINDS.items():
         kind = kinds.add_parser(name, help=behaviour.about, description=behaviour.about)
         kind.add_argument("out", type=Path, metavar="OUT.hdf5", help="the file to write or replace")
-        at_least = "at least so many steps; the last episode is finished (default: %(default)s)"
+        at_least = "minimum number of steps; the last episode is completed (default: %(default)s)"
         kind.add_argument("--steps", type=int, default=behaviour.steps, help=at_least)
         chance = "of initial states and behaviour; files of different seeds share no episode"
         kind.add_argument("--seed", type=int, default=0, help=f"{chance} (default: %(default)s)")

@@ -32,7 +32,7 @@ from stepwell.errors import InvalidData, StepwellError
 _SEED_STRIDE = 1_000_000
 
 Progress = Callable[[int, int], None]
-"""Called with (steps done, steps asked for), once an episode."""
+"""Called once per episode with (steps done, steps requested)."""
 Columns = Mapping[str, NDArray[np.generic]]
 Metadata = Mapping[str, str | int | float | NDArray[np.generic]]
 
@@ -70,7 +70,7 @@ class Summary:
     """What a generator wrote, in numbers."""
 
     steps: int
-    """Rows in the file; may exceed what was asked for, because episodes are kept whole."""
+    """Rows in the file; may exceed the requested number, because episodes are complete."""
     episodes: int
     """Whole episodes in the file."""
     mean_return: float

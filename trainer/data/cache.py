@@ -68,7 +68,7 @@ class Cache:
             raise _unusable(root, error) from error
         _allow_many_files()
         self._in_use: dict[str, int] = {}
-        """By shard, the file whose shared lock says so."""
+        """By shard: the file that holds the shared lock."""
         self._in_use_lock = threading.Lock()
         finalize(self, _close_all, self._in_use)
         self._checked: set[Path] = set()
@@ -108,7 +108,7 @@ class Cache:
     def column(self, shard: str, field: Field) -> NDArray[Any]:
         """A field of a shard, mapped read-only: [1 + rows, *shape]. Built first where missing.
 
-        It stays readable as long as the array lives, also if somebody deletes the file.
+        It stays readable while the array exists, even if the file is deleted.
         """
         path = self._path(shard, field)
         mapped = self._mapped.get(path)
@@ -196,7 +196,7 @@ class Cache:
                 raise ShardUnreadable(f"shard {shard} is no more: {error}") from None
             except ServiceUnreachable as error:
                 # The service ends the connection where it finds damage while sending; its answer to
-                # the next request says so.
+                # the next request raises it.
                 if attempt == 2:
                     raise
                 log.warning("shard %s did not arrive, fetching it again: %s", shard, error)

@@ -91,7 +91,7 @@ class Manifest:
         keep = ~np.isin(self.shard, [i for i, name in enumerate(self.shards) if name in bad])
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         columns: Any = {k: v[keep] for k, v in found.items() if isinstance(v, np.ndarray)}
-        # Another selection, so another sample order: its digest says so.
+        # Another selection has another sample order, so it needs another digest.
         mixed = hashlib.sha256("\n".join([self.digest, *sorted(bad)]).encode()).hexdigest()
         return replace(self, digest=mixed, **columns)
 

@@ -74,7 +74,7 @@ class SnapshotViews:
     ):
         self.config, self.client, self.world, self._echo = config, client, world, echo
         self.folder, self.holder = home / "snapshots", holder
-        make_relabelers(config.data.relabel)  # an unknown name is refused before any download
+        make_relabelers(config.data.relabel)  # an unknown name is an error before any download
         self.cache = Cache(config.data.cache, config.data.cache_gb * 1e9, client)
         self.history: list[dict[str, Any]] = []
         """For the checkpoint: which snapshot from which step, and its shards that are left out."""

@@ -58,7 +58,7 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         tech_tree: share of the episodes whose goals are successive steps of what can be made.
         tolerance: how near, in x and in y, a place is met: 0, 1 or 2.
         time_limit: steps of an episode.
-        steps_after: steps that an episode goes on after its last goal (the relabeler's, too).
+        steps_after: steps that an episode continues after its last goal (also a relabeler field).
         area: width and height of the world.
         world_seed: keep one world for all episodes; goals and creatures' moves still vary.
         hide_plan: show the active goal alone, in the last slot (the relabelers' hide_plan).

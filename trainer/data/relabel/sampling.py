@@ -1,6 +1,6 @@
 """Relabeled samples: k ─▶ trajectory ─▶ its whole columns ─▶ relabelers ─▶ window ─▶ rows.
 
-The chance in sample k's relabeling is a generator of its own, Philox with the key of the sample
+The relabeling of sample k has a separate random generator, Philox with the key of the sample
 order and a counter made of k and the relabeler's place in the config. So a sample depends on
 (seed, snapshot, k) alone, and a relabeler's draws do not depend on those before it.
 """
@@ -186,7 +186,7 @@ def _arrays(episode: Episode) -> dict[str, Array | None]:
 
 
 def _form(array: Array | None, rows: int | None = None) -> str:
-    """Dtype and shape, of so many rows if given; of what is no array the thing itself."""
+    """Dtype and shape, with `rows` rows if given; for other values the value itself."""
     if not isinstance(array, np.ndarray):
         return repr(array)
     return f"{array.dtype} {array.shape if rows is None else (rows, *array.shape[1:])}"
