@@ -3,7 +3,7 @@
     python -m benchmarks.snapshots [--trajectories 1000000] [--rounds 5] [--before DIR]
 
 An index of `--trajectories` rows is filled with SQL, with shards that have no file: snapshots do
-not open them. A real service serves it, a real client asks. Before each refresh 1% is inserted: over
+not open them. A real client queries a real service. Before each refresh 1% is inserted: over
 four seconds, as collectors would, and (`at_once`) in one moment. Memory is the growth of the
 resident memory of the service and its SQL workers together, sampled all the time. `--before`
 measures another checkout too, with 160,000 trajectories. Writes benchmarks/results/snapshots.json.
