@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stepwell._ports import free_port
+from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.confidence_intervals import Interval, bootstrap_mean
@@ -47,13 +48,20 @@ class DemoError(StepwellError):
 
 class Commands:
     """Starts commands, each in a session of its own: Ctrl-C reaches only the demo, which stops them
-    in an order that loses nothing. One that has failed ends the demo."""
+    in an order that loses nothing. One that has failed ends the demo.
+
+    A signal only sets `interrupted`: an exception between the start of a child and its place in
+    `running` would lose the child, and one raised in a finalizer would be lost itself."""
 
     def __init__(self, logs: Path):
         logs.mkdir(parents=True, exist_ok=True)
         self.logs = logs
         self.env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.interrupted = False
+
+    def interrupt(self) -> None:
+        self.interrupted = True
 
     def run(self, *words: str) -> None:
         """One command, which prints here, until it has succeeded."""
@@ -66,6 +74,7 @@ class Commands:
             self._start(words[1], words, log.fileno())
 
     def _start(self, name: str, words: tuple[str, ...], output: int | None) -> None:
+        self.check()
         console = Console(highlight=False)
         console.print(f"\n$ {shlex.join(words)}", style="bold", markup=False, soft_wrap=True)
         self.running[name] = subprocess.Popen(
@@ -78,6 +87,9 @@ class Commands:
         )
 
     def check(self) -> None:
+        """Raises `DemoError` if a command has failed, KeyboardInterrupt after Ctrl-C."""
+        if self.interrupted:
+            raise KeyboardInterrupt
         for name, process in self.running.items():
             if process.poll() not in (None, 0):
                 log = self.logs / f"{name}.log"
@@ -95,8 +107,6 @@ class Commands:
 
     def stop_all(self) -> None:
         """Those that send before those that receive: the service goes last."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave any of them
         for name in sorted(self.running, key=lambda name: name == "serve"):
             process = self.running.pop(name)
             process.terminate()
@@ -110,17 +120,17 @@ def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     ports = free_port(args.port), free_port()
     commands = Commands(args.data / "logs")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        _run(args, commands, *ports)
-        while not args.exit:
-            commands.check()
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        print("\nstopping …")
-        return 130
-    finally:
-        commands.stop_all()
+    with stop_signals(commands.interrupt, again=commands.interrupt):
+        try:
+            _run(args, commands, *ports)
+            while not args.exit:
+                commands.check()
+                time.sleep(0.5)
+        except KeyboardInterrupt:
+            print("\nstopping …")
+            return 130
+        finally:
+            commands.stop_all()
     return 0
 
 

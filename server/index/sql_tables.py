@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -150,13 +150,12 @@ def arrow_array(kind: str, values: Iterable[Any]) -> pa.Array:
     if kind == "BOOLEAN":
         values = [None if value is None else bool(value) for value in values]
     elif kind not in ("VARCHAR", "BIGINT", "INTEGER", "DOUBLE"):
-        values = map(_parsed, values)
+        # Most texts are empty or equal: each distinct one is parsed once per call.
+        values = map(cache(_parsed), values)
     return pa.array(values, ARROW[kind])
 
 
-@lru_cache(maxsize=1024)
 def _parsed(text: str | None) -> list[Any]:
-    """Most texts are empty or equal, so each distinct text is parsed once."""
     found = json.loads(text or "[]")
     if isinstance(found, dict):
         return [(name, float(value)) for name, value in found.items() if value is not None]

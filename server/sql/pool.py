@@ -373,19 +373,20 @@ class SqlPool:
                 worker = WorkerProcess(self._data, share, nice=instead_of is not None)
                 with self._lock:
                     self._all.add(worker)
-                worker.wait_ready()
+                if not self._closed:  # close() would not have seen it
+                    worker.wait_ready()
+                    self._warm.set()
+                    queue.put(worker)
+                    if not self._closed:
+                        return
+                self._end(worker)
             except BaseException as error:  # without workers no query can run
+                if worker is not None:
+                    self._end(worker)
                 if not self._closed:
                     log.error("a SQL worker did not start", error=repr(error), again_in=wait)
                     time.sleep(wait)
                     wait = min(2 * wait, 10.0)
-            else:
-                self._warm.set()
-                queue.put(worker)
-                if not self._closed:
-                    return
-            if worker is not None:  # it failed, or the pool was closed in the meantime
-                self._end(worker)
 
     def _end(self, worker: WorkerProcess) -> None:
         with self._lock:
