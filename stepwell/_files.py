@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +34,10 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process was writing anywhere in `folder`, which the caller owns."""
-    for path in list(folder.rglob(f".*{TEMPORARY}")):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
+def remove_unfinished(*folders: Path) -> None:
+    """Remove what a killed process was writing directly in `folders`, which the caller owns."""
+    for folder in folders:
+        for path in folder.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
 
 

@@ -145,7 +145,15 @@ def _run(args: argparse.Namespace, commands: Commands, port: int, dash_port: int
         client.wait_ready(60)
         path = args.dataset or args.data / f"{BUILTIN[env][0]}.hdf5"
         if not args.dataset:
-            run("python", "-m", "collector.builtin", path.stem, str(path), "--steps", args.steps)
+            run(
+                "python",
+                "-m",
+                "collector.builtin",
+                path.stem,
+                str(path),
+                "--steps",
+                str(args.steps),
+            )
         stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in path.stem.lower())
         dataset = (stem.strip("._-") or "dataset")[:60]
         common_words = ("--dataset", dataset, "--env", env)
@@ -159,7 +167,7 @@ def _run(args: argparse.Namespace, commands: Commands, port: int, dash_port: int
         # It waits for the first policy; the trainers never see the environment.
         commands.start(
             *("stepwell", "collect", *common_words, "--wait-for-policy", "--envs", "2"),
-            *("--policy", f"{prefix}-agent", "--episodes", args.collect_episodes),
+            *("--policy", f"{prefix}-agent", "--episodes", str(args.collect_episodes)),
             *("--run", f"{prefix}-collect", "--seed", str(100_000 + args.seed)),
         )
         for name, recipe in recipes.values():
@@ -167,10 +175,10 @@ def _run(args: argparse.Namespace, commands: Commands, port: int, dash_port: int
             if recipe != "bc10":  # which has a condition of its own
                 words += ["--where", "partition = 'protected'"]
             if args.updates:
-                words += ["--updates", args.updates]
+                words += ["--updates", str(args.updates)]
             run("stepwell", "train", recipe, *words, "--output", str(args.data / "trainer"))
         # Fixed seeds, greedy; the scores are trajectories in the dataset, too.
-        seeds = ("--seeds", str(FIRST_EVALUATION_SEED), "--episodes", args.episodes)
+        seeds = ("--seeds", str(FIRST_EVALUATION_SEED), "--episodes", str(args.episodes))
         scores = {"data mean": _data_mean(client, dataset)}
         for label, (name, _) in recipes.items():
             words = ["--policy", name, *common_words, *seeds, "--run", f"{name}-eval"]
@@ -235,10 +243,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--recipe", help="training recipe (default: made for --env, or `offline`)")
     add("--data", type=Path, default=Path("stepwell-demo"), help="where everything is kept")
     add("--seed", type=int, default=0, help="training seed")
-    add("--steps", default="100000", help="steps to generate, without --dataset")
-    add("--updates", help="updates of every run (default: the recipe's)")
-    add("--episodes", default=str(EVALUATION_SEEDS), help="evaluation episodes")
-    add("--collect-episodes", default="20", help="episodes that the collector plays")
+    add("--steps", type=int, default=100_000, help="steps to generate, without --dataset")
+    add("--updates", type=int, help="updates of every run (default: the recipe's)")
+    add("--episodes", type=int, default=EVALUATION_SEEDS, help="evaluation episodes")
+    add("--collect-episodes", type=int, default=20, help="episodes that the collector plays")
     add("--port", type=int, default=0, help="of the service (default: a free one)")
     add("--no-dashboard", dest="dashboard", action="store_false", help="start no dashboard")
     add("--json", type=Path, help="also write the table to this file")

@@ -437,7 +437,7 @@ class Outbox:
 
     def _load(self) -> None:
         """Take up what an earlier process left."""
-        remove_unfinished(self.directory)
+        remove_unfinished(self.directory, self._rejected_folder, self._damaged_folder)
         self._waiting.extend(entries(self.directory))
         self.pending_bytes = sum(e.size for e in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1

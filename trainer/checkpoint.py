@@ -173,7 +173,8 @@ def read(path: Path) -> Checkpoint:
                     f"checkpoint {path}: expected format {FORMAT}, got {metadata.get('format')}: "
                     "of another version, with which to go on; or train under another --run"
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: a run must not live in the mapped file, which rotation deletes.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if _digest(tensors, metadata["state"]) != metadata["sha256"]:
             raise CheckpointError(f"checkpoint {path} is damaged")
         parts: dict[str, dict[str, Tensor]] = {"agent": {}, "optimizer": {}}

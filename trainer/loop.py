@@ -122,6 +122,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
             echo(f"resumed after {update} updates, from {resumed.path}")
+        del resumed  # frees its tensors
         loader = data.loader(update, accelerator.device)
         closing.callback(loader.close)
 

@@ -98,7 +98,9 @@ class RunReporter:
         if self.client is None:
             return
         self.outbox = _open_outbox(self.home, self.client, self.config.run)
-        remove_unfinished(self.home)  # the outbox is locked, so no other process writes here
+        # The outbox is locked, so no other process writes here; it tidies its own folder itself.
+        folders = (self.home / name for name in ("checkpoints", "policies", "snapshots"))
+        remove_unfinished(self.home, *folders)
         row: dict[str, Any] = {
             "config": {
                 **self.config.to_dict(),

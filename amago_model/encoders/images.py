@@ -23,6 +23,9 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 NATURE_FROM, DRQ_FROM = 64, 15
 """Minimum side in pixels for which kind='auto' selects these."""
+BLOCK = 64
+"""Frames convolved at once where there are no gradients: activations of a whole batch would need
+more memory than the micro-batches that it learns in."""
 
 
 class ImageEncoder(nn.Module):
@@ -70,12 +73,19 @@ class ImageEncoder(nn.Module):
             frames = frames.permute(0, 2, 3, 1)
         if shift is not None:
             frames = shifted(frames, shift.flatten(0, 1))
-        pixels = frames.permute(0, 3, 1, 2).to(self.linear.weight.dtype)
-        if x.dtype == torch.uint8:
-            pixels = pixels / 128.0 - 1.0
-        features = self.linear(self.convolutions(pixels).flatten(1))
+        at_once = len(frames) if torch.is_grad_enabled() else BLOCK
+        blocks = [self._convolved(block) for block in frames.split(at_once)]
+        features = self.linear(torch.cat(blocks) if len(blocks) > 1 else blocks[0])
         out: Tensor = self.activation(self.norm(features)).unflatten(0, x.shape[:2])
         return out
+
+    def _convolved(self, frames: Tensor) -> Tensor:
+        """[N, height, width, C] -> [N, features]."""
+        pixels = frames.permute(0, 3, 1, 2).to(self.linear.weight.dtype)
+        if frames.dtype == torch.uint8:
+            pixels = pixels / 128.0 - 1.0
+        found: Tensor = self.convolutions(pixels).flatten(1)
+        return found
 
 
 def shifted(frames: Tensor, shift: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import nn
 from amago_model.agent import Agent
 from amago_model.data.batch import Batch
 from amago_model.errors import ConfigError
-from amago_model.running_statistics import Statistics
+from amago_model.running_statistics import SelfUpdating
 
 
 @torch.no_grad()
@@ -45,7 +45,7 @@ def update_statistics(agent: Agent, batch: Batch) -> None:
 
 def _reject_statistics(setting: str, head: nn.Module) -> None:
     for path, part in head.named_modules():
-        if isinstance(part, Statistics):
+        if isinstance(part, SelfUpdating):
             raise ConfigError(
                 f"{setting}: gradient accumulation does not update the statistics {path!r} of "
                 f"{type(head).__name__}; set optimizer.accumulate=1, or move the statistics to an "

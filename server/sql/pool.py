@@ -367,26 +367,30 @@ class SqlPool:
             instead_of.wait()  # its memory is in use until then
         share = self.memory.own if queue is self._own else self.memory.caller
         wait = 0.2
-        while not self._closed:
+        while self._is_open():
             worker: WorkerProcess | None = None
             try:
                 worker = WorkerProcess(self._data, share, nice=instead_of is not None)
                 with self._lock:
                     self._all.add(worker)
-                if not self._closed:  # close() would not have seen it
+                if self._is_open():  # else close() has not seen it
                     worker.wait_ready()
                     self._warm.set()
                     queue.put(worker)
-                    if not self._closed:
+                    if self._is_open():
                         return
                 self._end(worker)
             except BaseException as error:  # without workers no query can run
                 if worker is not None:
                     self._end(worker)
-                if not self._closed:
+                if self._is_open():
                     log.error("a SQL worker did not start", error=repr(error), again_in=wait)
                     time.sleep(wait)
                     wait = min(2 * wait, 10.0)
+
+    def _is_open(self) -> bool:
+        with self._lock:
+            return not self._closed
 
     def _end(self, worker: WorkerProcess) -> None:
         with self._lock:

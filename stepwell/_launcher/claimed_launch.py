@@ -49,16 +49,21 @@ class ClaimedLaunch(BaseModel):
         cls, launch: Launch, slots: int, lines: list[CommandLine], folder: LauncherFolder
     ) -> ClaimedLaunch:
         processes = [
-            LaunchedProcess(
-                run=line.run,
-                command=line.words,
-                role=launch.role,
-                log=folder.logs / f"{launch.id}-{number}.log",
-                lock=folder.launches / f"{launch.id}-{number}.lock",
-            )
-            for number, line in enumerate(lines, start=1)
+            LaunchedProcess(run=line.run, command=line.words, role=launch.role) for line in lines
         ]
-        return cls(launch_id=launch.id, role=launch.role, slots=slots, processes=processes)
+        claimed = cls(launch_id=launch.id, role=launch.role, slots=slots, processes=processes)
+        return claimed._in(folder)
+
+    @classmethod
+    def read(cls, path: Path, folder: LauncherFolder) -> ClaimedLaunch:
+        """Raises OSError, or ValueError where it is no record."""
+        return cls.model_validate_json(path.read_bytes())._in(folder)
+
+    def _in(self, folder: LauncherFolder) -> ClaimedLaunch:
+        for number, process in enumerate(self.processes, start=1):
+            process.log = folder.logs / f"{self.launch_id}-{number}.log"
+            process.lock = folder.launches / f"{self.launch_id}-{number}.lock"
+        return self
 
     def save(self, folder: LauncherFolder) -> None:
         with whole_file(_record(folder, self.launch_id)) as file:
@@ -137,7 +142,7 @@ def load(folder: LauncherFolder) -> Iterator[ClaimedLaunch]:
     """What earlier launchers on this directory have left, oldest first."""
     for path in sorted(folder.launches.glob("*.json")):
         try:
-            yield ClaimedLaunch.model_validate_json(path.read_bytes())
+            yield ClaimedLaunch.read(path, folder)
         except (OSError, ValueError) as error:
             log.warning("skipped an unreadable record: %s: %s", path, error)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 # `evaluate` has no handler of its own for SIGTERM; as an interrupt it closes its run.
 STOP_SIGNALS = {"evaluate": signal.SIGINT}
@@ -33,8 +33,9 @@ class LaunchedProcess(BaseModel):
     command: list[str]
     """After `stepwell`."""
     role: str
-    log: Path
-    lock: Path
+    log: Path = Field(Path(), exclude=True)
+    lock: Path = Field(Path(), exclude=True)
+    """Not in the record: the launcher's folder may be moved."""
     state: str = "waiting"
     pid: int | None = None
     status: int | None = None

@@ -217,3 +217,15 @@ def test_longer_windows_change_neither_earlier_shifts_nor_later_draws() -> None:
 def test_a_shift_beyond_the_image_is_refused() -> None:
     with pytest.raises(ConfigError, match="augment.shift: expected .* 'eye', 7 x 9, got 7"):
         encoder((7, 9, 3), augment=AugmentConfig(share=0.5, shift=7))
+
+
+def test_without_gradients_frames_are_convolved_in_blocks() -> None:
+    """The statistics of a whole batch need no more memory than its micro-batches."""
+    made, x = encoder((16, 16, 3)), pixels(10, 13, 16, 16, 3)
+    seen: list[int] = []
+    made.convolutions.register_forward_hook(lambda _, args, __: seen.append(len(args[0])))
+    whole = made(x)
+    with torch.no_grad():
+        blocks = made(x)
+    assert seen == [130, 64, 64, 2]
+    torch.testing.assert_close(blocks, whole)

@@ -203,7 +203,7 @@ class Client:
             raise from_problem({"status": 413, "title": "too large", "code": "too_large"})
 home = Path(sys.argv[1])
 outbox = Outbox(home / "outbox", Client(), run="r", linger=0.01)
-remove_unfinished(home)
+remove_unfinished(home, home / "policies")
 for version in (1, 2, 3):
     if not copy_path(home, version).exists():
         publish(home, outbox, "r", None, version, {}, {})
