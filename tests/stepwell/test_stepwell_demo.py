@@ -61,9 +61,27 @@ def test_a_failure_shows_the_end_of_its_log(commands):
 
 
 def test_a_command_that_fails_beside_another_ends_both(commands):
+    commands.start("sh", "sleep 600")
     commands.start("sh", "exit 3")
-    with pytest.raises(demo.DemoError, match="exit 3 ended with status 3"):
-        commands.run("sh", "sleep 600")
     child = commands.running["sleep 600"]
+    with pytest.raises(demo.DemoError, match="exit 3 ended with status 3"):
+        commands.finish("sleep 600")
+    commands.stop_all()
+    assert child.poll() is not None and commands.running == {}
+
+
+def test_an_interrupt_stops_whatever_runs_and_starts_nothing_more(commands):
+    """It is noticed where the demo waits: no child is lost between its start and its name."""
+    commands.start("sh", "sleep 600")
+    child = commands.running["sleep 600"]
+    commands.interrupt()
+    waits = (
+        commands.check,
+        lambda: commands.finish("sleep 600"),
+        lambda: commands.start("sh", "true"),
+    )
+    for wait in waits:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
     commands.stop_all()
     assert child.poll() is not None and commands.running == {}
