@@ -94,7 +94,7 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
             tail.append(record)
     torn = file.size - end
     with db.write() as connection:
-        pk, added = _reinsert(connection, name, pk, tail)
+        pk, added = _index_missing_rows(connection, name, pk, tail)
     del tail, file
     if torn and (last is None or end > last):
         store.truncate("segments", name, end)
@@ -106,7 +106,7 @@ def _recover_segment(db: Database, store: Store, name: str, pk: int | None) -> S
     return Segment(name, pk=pk, records=1)
 
 
-def _reinsert(
+def _index_missing_rows(
     connection: Connection, name: str, pk: int | None, tail: list[Record]
 ) -> tuple[int | None, int]:
     """Index whole records that have no row; returns the segment's key and their number."""

@@ -17,7 +17,7 @@ from server.index.tables import datasets, partition_stats, trajectories
 from server.ingest.index_rows import add_totals, bucket_of, chunks
 
 # Literals, not parameters: with parameters SQLite does not use its partial indexes.
-OLDEST = {
+EVICTABLE = {
     purpose: sa.text(f"partition = 'fifo' AND purpose = '{purpose}' AND state <> 'evicted'")
     for purpose in ("train", "eval")
 }
@@ -37,7 +37,7 @@ def evict_over_capacity(connection: Connection, dataset_pk: int, change_id: int)
     if all(limit is None for limit in capacity):
         return 0
     count = 0
-    for purpose in OLDEST:
+    for purpose in EVICTABLE:
         over = _excess(_held(connection, dataset_pk, purpose), capacity)
         if any(over) and purpose == "eval":
             # The running totals of evaluation cover both partitions.
@@ -84,7 +84,7 @@ def _evict_oldest(
     t = trajectories.c
     oldest = connection.execute(
         sa.select(t.pk, t.length, t.bytes, t["return"])
-        .where(t.dataset_pk == dataset_pk, OLDEST[purpose])
+        .where(t.dataset_pk == dataset_pk, EVICTABLE[purpose])
         .order_by(t.seq)
         .execution_options(yield_per=1000)
     )

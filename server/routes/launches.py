@@ -3,7 +3,8 @@
     queued ──claim──▶ claimed ──▶ running ──▶ finished | failed
        └────────────────┴────────────┴──────▶ cancelled
 
-Only names and values are stored, never a shell string; the launcher validates them.
+Only names and values are stored, never a shell string; the launcher validates them
+(stepwell/_launcher/launch_permissions.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from server.fsck import main as fsck
 from server.fsck.checks import check_totals
 from server.index.tables import audit, shards, tombstones, trajectories
-from server.ingest.evict import OLDEST
+from server.ingest.evict import EVICTABLE
 from server.maintenance.compaction import compact
 from server.maintenance.shard_deletion import apply_retention
 from stepwell.testing import make_spec, make_trajectory
@@ -128,7 +128,7 @@ def test_evaluation_has_the_capacity_for_itself(live: Any, limit: str) -> None:
 def test_what_eviction_walks_is_an_index_alone(live: Any, purpose: str) -> None:
     """However much of the other purpose lies before it."""
     t = trajectories.c
-    query = sa.select(t.pk).where(t.dataset_pk == 1, OLDEST[purpose]).order_by(t.seq)
+    query = sa.select(t.pk).where(t.dataset_pk == 1, EVICTABLE[purpose]).order_by(t.seq)
     with live.service.db.read() as c:
         text = str(query.compile(c, compile_kwargs={"literal_binds": True}))
         plan = " ".join(str(row) for row in c.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
