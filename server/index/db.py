@@ -33,7 +33,8 @@ from server.index.tables import REVISION, TRIGGERS, audit, counters, metadata
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 UPGRADE = "stepwell db upgrade --data DIR"
 REBUILD = "stepwell fsck --rebuild --data DIR"
-
+FIRST_REVISION = "0009"
+"""Of the first release: migrations start from it."""
 
 COUNTERS = ("change_id", "epoch", "uptime", "dataset")
 """The rows of `counters`; all start at 0."""
@@ -65,15 +66,15 @@ class Database:
     def __init__(self, path: Path, clock: Clock | None = None):
         self.path = path
         self.clock = Clock() if clock is None else clock
-        self.engine = connect(path)
-        self._lock = threading.Lock()
-        self._writer: int | None = None
         found = revision(path)
         if found != REVISION:
-            self.engine.dispose()
+            _refuse_unknown(path, found)
             raise IndexUnusable(
                 f"the index is at revision {found}, this program needs {REVISION}; run {UPGRADE}"
             )
+        self.engine = connect(path)
+        self._lock = threading.Lock()
+        self._writer: int | None = None
         with self.read() as connection:
             value = sa.select(counters.c.value).where(counters.c.name == "uptime")
             self._uptime_before = float(connection.execute(value).scalar_one()) / 1e3
@@ -250,8 +251,26 @@ def upgrade(path: Path) -> str:
     if found is None:
         _create(path)
     elif found != REVISION:
-        _migrate(path, found)
+        _refuse_unknown(path, found)
+        _migrate(path)
     return REVISION
+
+
+def _refuse_unknown(path: Path, found: str | None) -> None:
+    """Raises `IndexUnusable` if no migration leads from `found` to `REVISION`."""
+    if found is None:
+        return
+    # Revisions are four-digit numbers.
+    if found > REVISION:
+        raise IndexUnusable(
+            f"{path} was written by a newer Stepwell (revision {found}, this program knows"
+            f" {REVISION}); install that version"
+        )
+    if found < FIRST_REVISION:
+        raise IndexUnusable(
+            f"{path} was written before the first release (revision {found}, this program needs"
+            f" {REVISION}); import its data with: {REBUILD}"
+        )
 
 
 def _create(path: Path) -> None:
@@ -275,26 +294,12 @@ def _create(path: Path) -> None:
         engine.dispose()
 
 
-def _migrate(path: Path, found: str) -> None:
+def _migrate(path: Path) -> None:
     # Imported here: alembic takes a quarter of a second, which most starts do not need.
     from alembic import command
     from alembic.config import Config
-    from alembic.util.exc import CommandError
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["path"] = path
-    try:
-        command.upgrade(config, "head")
-    except CommandError as error:
-        if "locate revision" not in str(error):
-            raise
-        if found > REVISION:  # revisions are four-digit numbers
-            raise IndexUnusable(
-                f"{path} was written by a newer Stepwell (revision {found}, this program knows"
-                f" {REVISION}); install that version"
-            ) from None
-        raise IndexUnusable(
-            f"{path} was written before the first release (revision {found}, this program needs"
-            f" {REVISION}); import its data with: {REBUILD}"
-        ) from None
+    command.upgrade(config, "head")

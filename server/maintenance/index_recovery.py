@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,16 +22,19 @@ from sqlalchemy.engine import Connection
 
 from server.checksums import examine
 from server.index.tables import metadata, policies, runs
-from server.storage.store import Store
+from server.storage.store import Store, sync_directory
+from stepwell.errors import InvalidData
 from stepwell.messages import CreateRun
+from stepwell.spaces import EnvSpec
 
 # In this order: each refers only to earlier ones.
 TABLES = ("runs", "metrics", "policies", "policy_aliases", "evaluations", "tokens", "audit")
-OWNERS = {"metrics": ("run_pk", "runs"), "policies": ("run_pk", "runs")}
-OWNERS["policy_aliases"] = ("policy_pk", "policies")
 LABELS = ("tags", "flags", "notes")
 CAPACITY = ("capacity_trajectories", "capacity_steps", "capacity_bytes")
-DATASET = (*CAPACITY, "description", "tags")
+DATASET = (
+    *("spec", "spec_digest", *CAPACITY, "description", "tags"),
+    *("next_seq", "evicted", "created_at", "last_ingest_at"),
+)
 ROWS_AT_ONCE = 1000
 LONGEST_HEADER = 100_000_000
 MAX_NUMBER = 2**53
@@ -39,12 +43,17 @@ ASIDE = "lost-policies"
 
 @dataclass(slots=True)
 class Recovered:
-    """What was recovered. `labels`: trajectory → labels set after it was stored."""
+    """What was recovered. `datasets`: name → columns. `labels`: trajectory → labels set after it
+    was stored. `aside`: policy files without a row, linked in `lost-policies`.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels: dict[str, dict[str, Any]] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)
+    """Policy files that differ from what the old index says."""
 
 
 def from_old_index(connection: Connection, store: Store, old: Path | None) -> Recovered:
@@ -61,22 +70,34 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
     kept: dict[str, set[int]] = {}
     with contextlib.closing(sqlite3.connect(f"file:{old}?mode=ro", uri=True)) as source:
         for table in TABLES:
-            rows = _Rows(source, table, [column.name for column in metadata.tables[table].c])
-            kept[table] = set()
-            rest = iter(rows)
+            columns = metadata.tables[table].c
+            rows = _Rows(source, table, [column.name for column in columns])
+            rest, count = iter(rows), 0
             while some := list(islice(rest, ROWS_AT_ONCE)):
+                count += len(some)
                 good = [row for row in some if _fits(table, row, kept, files)]
+                if table == "policies":
+                    good = [row for row in good if _has_checksums(row, store, found)]
                 _insert(connection, table, good)
-                found.counts[table] += len(good)
-                kept[table] |= {row["pk"] for row in good if "pk" in row}
+            if "pk" in columns:
+                kept[table] = set(connection.execute(sa.select(columns["pk"])).scalars())
+            there = sa.select(sa.func.count()).select_from(metadata.tables[table])
+            found.counts[table] = connection.execute(there).scalar_one()
+            if missing := count - found.counts[table]:
+                found.lost.append(
+                    f"{table}: {missing} of {count} rows: damaged, or what they refer to is missing"
+                )
             if rows.trouble:
                 found.lost.append(
                     f"{table}: {found.counts[table]} rows read, the others lost ({rows.trouble})"
                 )
-        rows = _Rows(source, "datasets", ["name", "spec_digest", *DATASET])
+        rows = _Rows(source, "datasets", ["name", *DATASET])
         for row in rows:
-            if _lists(row["tags"]):
-                found.datasets[row.pop("name")] = row | {"tags": json.loads(row["tags"])}
+            name, dataset = row.pop("name"), _dataset(row)
+            if isinstance(name, str) and dataset is not None:
+                found.datasets[name] = dataset
+            else:
+                found.lost.append(f"dataset {name}: its row in the old index is damaged")
         labels = _Rows(source, "trajectories", ["id", "partition", *LABELS])
         for row in labels:
             if row["partition"] == "fifo" and all(row[name] in ("", "[]") for name in LABELS):
@@ -98,20 +119,28 @@ def from_policy_files(connection: Connection, store: Store, recovered: Recovered
     """Insert rows for policy files without a row; set aside files that do not name their run.
 
     A trainer's policy names its run and its version. Orphan sweeping would delete the other files
-    if they stayed in place.
+    if they stayed in place: the caller deletes them after the commit, so that a crash before it
+    leaves the old index with all its files.
     """
     known = set(connection.execute(sa.select(policies.c.file)).scalars())
-    aside = 0
+    folder = store.root / ASIDE
     for name in sorted(set(store.names("policies")) - known):
         path = store.path("policies", name)
         document = _policy_document(path)
-        if document is None or not _add_policy(connection, path, document, recovered):
-            (store.root / ASIDE).mkdir(exist_ok=True)
-            path.rename(store.root / ASIDE / name)
-            aside += 1
-    if aside:
+        if (
+            name in recovered.damaged
+            or document is None
+            or not _add_policy(connection, path, document, recovered)
+        ):
+            folder.mkdir(exist_ok=True)
+            (folder / name).unlink(missing_ok=True)
+            os.link(path, folder / name)
+            recovered.aside.append(name)
+    if recovered.aside:
+        sync_directory(folder)
+        sync_directory(store.root)
         recovered.lost.append(
-            f"run and version of {aside} policy files; they are kept in {store.root / ASIDE}"
+            f"run and version of {len(recovered.aside)} policy files; they are kept in {folder}"
         )
 
 
@@ -223,11 +252,48 @@ class _Rows:
 
 def _fits(table: str, row: dict[str, Any], kept: dict[str, set[int]], files: set[str]) -> bool:
     """Whether everything that the row refers to exists."""
-    if table in OWNERS:
-        column, owner = OWNERS[table]
-        if row[column] not in kept[owner]:
+    for key in metadata.tables[table].foreign_keys:
+        if row[key.parent.name] not in kept[key.column.table.name]:
             return False
     return table != "policies" or row["file"] in files
+
+
+def _has_checksums(row: dict[str, Any], store: Store, recovered: Recovered) -> bool:
+    """Compute the checksums that the row of a policy lacks; returns False if its file is damaged.
+
+    Indexes from before revision 0005 have none.
+    """
+    if row.get("checksums") is not None:
+        return True
+    try:
+        file = examine(store.path("policies", row["file"]))
+    except OSError:
+        file = None
+    if file is None or file.sha256 != row["sha256"]:
+        recovered.damaged.add(row["file"])
+        recovered.lost.append(f"policy {row['version']}: its file {row['file']} is damaged")
+        return False
+    row["checksums"] = file.checksums
+    return True
+
+
+def _dataset(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Columns of a dataset, with JSON parsed; None where a damaged page left anything else."""
+    try:
+        parsed = {name: json.loads(row[name]) for name in ("spec", "tags")}
+        digest = EnvSpec.from_json(parsed["spec"]).digest
+        fits = (
+            digest == row["spec_digest"]
+            and isinstance(parsed["tags"], list)
+            and isinstance(row["description"], str)
+            and all(type(row[name]) is int for name in ("next_seq", "evicted"))
+            and all(isinstance(row[name], int | None) for name in CAPACITY)
+            and type(row["created_at"]) is float
+            and isinstance(row["last_ingest_at"], float | None)
+        )
+    except (InvalidData, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return row | parsed if fits else None
 
 
 def _insert(connection: Connection, table: str, rows: list[dict[str, Any]]) -> None:

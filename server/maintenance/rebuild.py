@@ -9,6 +9,9 @@ An uncommitted import is left out. `Rebuilt.lost` lists it. Data files are only 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,8 +30,9 @@ from server.ingest.seal import NewShard, insert_shard_row
 from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
 from server.maintenance.index_recovery import Recovered, from_old_index, from_policy_files
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
-from server.storage.store import Store, Stored
+from server.storage.store import Store, Stored, sync_directory
 from stepwell.errors import InvalidData
+from stepwell.failpoints import failpoint
 from stepwell.spaces import EnvSpec
 
 
@@ -67,34 +71,63 @@ ALWAYS_LOST = (
 
 
 def rebuild(data: Path) -> Rebuilt:
-    """Create DIR/index.sqlite; an existing one is kept beside it as index.sqlite.<time>."""
+    """Create DIR/index.sqlite; an existing one is kept beside it as index.sqlite.<time>.
+
+    The new index replaces the old one when it is complete: an error or a crash leaves one of them.
+    No service may be using the directory.
+    """
     store = Store(data)
-    index = data / "index.sqlite"
-    stamp = int(time.time())
-    before = data / f"index.sqlite.{stamp}" if index.exists() else None
-    for suffix in ("", "-wal", "-shm"):
-        old = data / f"index.sqlite{suffix}"
-        if old.exists():
-            old.rename(data / f"index.sqlite.{stamp}{suffix}")
-    upgrade(index)
-    db = Database(index)
+    store.clear_tmp()
+    index, new = data / "index.sqlite", data / "tmp" / "index.sqlite"
+    upgrade(new)
+    db = Database(new)
     result = Rebuilt()
     try:
         with db.write() as connection:
-            found: dict[str, _Found] = {}
+            recovered = from_old_index(connection, store, index if index.exists() else None)
+            found = {
+                name: _Found(EnvSpec.from_json(row["spec"]))
+                for name, row in recovered.datasets.items()
+            }
             # Segments first: a trajectory that is also in a shard is then taken from the shard.
             _read_segments(connection, store, found, result)
             _read_shards(connection, store, found, result)
-            recovered = from_old_index(connection, store, before)
             _insert(connection, found, result, recovered)
             from_policy_files(connection, store, recovered)
             next_epoch(connection)
             for name in ("runs", "metrics", "policies", "evaluations"):
                 setattr(result, name, recovered.counts[name])
             result.lost += [*recovered.lost, *ALWAYS_LOST]
+            failpoint("rebuild.before_commit")
     finally:
         db.close()
+    _replace(index, new)
+    for name in recovered.aside:
+        store.delete("policies", name)
     return result
+
+
+def _replace(index: Path, new: Path) -> None:
+    """Rename `new` to `index`; keep the old index as index.sqlite.<time>."""
+    # Both become one file: SQLite would apply a WAL that the old index left to the new one.
+    with contextlib.closing(sqlite3.connect(new)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    stamp = int(time.time())
+    while (kept := index.with_name(f"{index.name}.{stamp}")).exists():
+        stamp += 1
+    if index.exists():
+        with contextlib.suppress(sqlite3.DatabaseError):
+            with contextlib.closing(sqlite3.connect(index)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        os.link(index, kept)
+    for suffix in ("-wal", "-shm"):
+        # Still there if the old index is damaged or lost.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{index}{suffix}", f"{kept}{suffix}")
+    failpoint("rebuild.before_rename")
+    os.rename(new, index)
+    sync_directory(index.parent)
+    failpoint("rebuild.after_rename")
 
 
 def _read_segments(
@@ -111,11 +144,14 @@ def _read_segments(
             continue
         pk = insert_segment(connection, name, path.stat().st_mtime)
         result.segments += 1
+        earlier = set()  # datasets of the same name, but with another spec
         for record in _records(file, result):
             if "spec" in record.head:
                 spec = EnvSpec.from_json(record.head["spec"])
-                found.setdefault(record.dataset, _Found(spec))
-            elif record.dataset in found:
+                dataset = found.setdefault(record.dataset, _Found(spec))
+                if dataset.spec.digest != spec.digest:
+                    earlier.add(record.dataset)
+            elif record.dataset in found and record.dataset not in earlier:
                 place: dict[str, object] = {
                     "state": "spooled",
                     "segment_pk": pk,
@@ -123,6 +159,7 @@ def _read_segments(
                 }
                 place |= {"shard_pk": None, "traj_idx": None, "row_start": None}
                 found[record.dataset].entries[record.entry.id] = (record.entry, place)
+        result.lost += [f"{one} in {name}: of an earlier dataset" for one in sorted(earlier)]
 
 
 def _records(file: SegmentFile, result: Rebuilt) -> Iterator[Record]:
@@ -210,8 +247,7 @@ def _insert(
             "created_at": time.time(),
         }
         said = recovered.datasets.get(name, {})
-        if said.get("spec_digest") == dataset.spec.digest:
-            values |= said
+        values |= said
         pk = next_dataset_pk(connection)
         connection.execute(sa.insert(datasets).values(pk=pk, **values))
         rows, taken = [], set()
@@ -230,11 +266,15 @@ def _insert(
             rows.append({"flags": "[]", "notes": "", **row, **labels, **place})
         for some in chunks(rows, 2000):
             insert_rows(connection, list(some))
-        connection.execute(
-            sa.update(datasets).where(datasets.c.pk == pk).values(next_seq=greatest + 1)
-        )
         shard_pks = {place["shard_pk"] for _, place in ordered} - {None}
         for some in chunks(list(shard_pks)):
             connection.execute(sa.update(shards).where(shards.c.pk.in_(some)).values(dataset_pk=pk))
         result.datasets += 1
-        result.trajectories += len(rows) - evict_over_capacity(connection, pk, change_id)
+        evicted = evict_over_capacity(connection, pk, change_id)
+        result.trajectories += len(rows) - evicted
+        counted = {
+            "next_seq": max(greatest + 1, said.get("next_seq", 1)),
+            # The old index counted those that are now evicted again.
+            "evicted": max(evicted, said.get("evicted", 0)),
+        }
+        connection.execute(sa.update(datasets).where(datasets.c.pk == pk).values(counted))

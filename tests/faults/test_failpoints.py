@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,10 @@ from tests.failpoints import failpoints_of
 
 ON_DAMAGE = ("quarantine.before_commit", "quarantine.after_commit", "policy.after_replace")
 """Reached only where a file is damaged."""
+ON_REBUILD = tuple(name for name in failpoints_of("server") if name.startswith("rebuild."))
 
 
-@pytest.mark.parametrize("name", sorted({*failpoints_of("server")} - {*ON_DAMAGE}))
+@pytest.mark.parametrize("name", sorted({*failpoints_of("server")} - {*ON_DAMAGE, *ON_REBUILD}))
 def test_dying_at_a_failpoint_loses_nothing_and_doubles_nothing(
     name: str,
     start_service: Callable[..., Any],
@@ -71,3 +76,39 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     assert service.stop() == 0, service.tail()
     problems = [f.where for f in fsck.check(service.data).problems if not f.note]
     assert problems == [f"shards/fifo/{shard.name}"]
+
+
+@pytest.mark.parametrize("name", ON_REBUILD)
+def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
+    name: str,
+    start_service: Callable[..., Any],
+    traffic: Callable[[Any], Any],
+    reopen: Callable[[Path, Any], None],
+    ledger: Any,
+) -> None:
+    service = start_service(env={"STEPWELL_SQL_WORKERS": "1"})
+    before = traffic(service)
+    before.prepare()
+    before.post("kept", 2)
+    before.client.flush("kept")
+    before.post("kept", 1)
+    before.client.publish_policy("r", 1, b"weights")
+    ledger.policies[1] = hashlib.sha256(b"weights").hexdigest()
+    service.kill()
+    data = service.data
+    assert (data / "index.sqlite-wal").stat().st_size, "the newest commits are in the WAL only"
+    (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
+
+    def rebuild(failpoint: str) -> int:
+        command = [sys.executable, "-m", "server.fsck.main", "--rebuild", "--data", str(data)]
+        return subprocess.run(
+            command, env=os.environ | {"STEPWELL_FAILPOINT": failpoint}
+        ).returncode
+
+    assert rebuild(name) == -9
+    assert [f for f in fsck.check(data, deep=True).problems if not f.note] == []
+    reopen(data, ledger)
+    assert rebuild("") == 0
+    assert fsck.check(data, deep=True).problems == []
+    reopen(data, ledger)
+    assert (data / "lost-policies" / "pol_stray.bin").read_bytes() == b"stray"

@@ -152,8 +152,9 @@ def test_an_index_that_no_migration_knows_is_refused(first: Path, at: str, cure:
         index.execute("UPDATE alembic_version SET version_num = ?", (at,))
         index.commit()
     before = schema(first)
-    with pytest.raises(IndexUnusable, match=f"{at}.*{cure}"):
-        upgrade(first)
+    for refuse in (upgrade, Database):
+        with pytest.raises(IndexUnusable, match=f"{at}.*{cure}"):
+            refuse(first)
     assert (schema(first), revision(first)) == (before, at)
 
 

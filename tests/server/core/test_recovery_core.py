@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,142 @@ def test_a_damaged_index_gives_what_can_be_read_and_says_what_cannot(
     path.write_bytes(b"not a database")
     result = rebuild(data)
     assert (result.trajectories, result.runs) == (4, 1), "the run from its policy file"
+
+
+def make_old(data: Path, *statements: str) -> None:
+    """Make the index one from before the first release, without checksums of policies."""
+    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+        index.execute("ALTER TABLE policies DROP COLUMN checksums")
+        index.execute("UPDATE alembic_version SET version_num = '0004'")
+        for statement in statements:
+            index.execute(statement)
+        index.commit()
+
+
+@pytest.mark.parametrize("statements", [(), ("ALTER TABLE policies ADD COLUMN checksums BLOB",)])
+def test_a_rebuild_takes_policies_of_an_index_without_checksums(
+    start: Callable[..., Any],
+    registered: tuple[Any, list[Trajectory]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    statements: tuple[str, ...],
+) -> None:
+    data = crash(registered[0], tmp_path / "old")
+    make_old(data, *statements)
+    assert fsck.main(["--data", str(data)]) == 2
+    assert "stepwell fsck --rebuild" in capsys.readouterr().err
+    result = rebuild(data)
+    assert (result.runs, result.policies) == (1, 2)
+    assert not any("polic" in line for line in result.lost)
+    assert not (data / "lost-policies").exists()
+    assert fsck.check(data, deep=True).problems == []
+    live = reopen(start, data)
+    assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
+    assert live.http.get("/v1/runs/r/policies/5").content == policy_file("r", 5)
+
+
+def test_a_policy_that_differs_from_the_old_index_is_set_aside(
+    registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    """Also if its header can still be read; its alias goes with it."""
+    data = crash(registered[0], tmp_path / "old")
+    make_old(data, "UPDATE policy_aliases SET policy_pk = 1")
+    (bad,) = (p for p in (data / "policies").iterdir() if p.read_bytes() != b"opaque")
+    changed = bad.read_bytes().replace(b"sn_1", b"sn_2")
+    bad.write_bytes(changed)
+    result = rebuild(data)
+    assert result.policies == 1
+    assert any(line.startswith("policy 5: ") and bad.name in line for line in result.lost)
+    assert any(line.startswith("policy_aliases: 1 of 1 rows") for line in result.lost)
+    assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [changed]
+    assert fsck.check(data, deep=True).problems == []
+
+
+def test_a_rebuild_counts_the_rows_that_it_inserts(
+    registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    """Rows that break a constraint, or refer to nothing, are named."""
+    data = crash(registered[0], tmp_path / "odd")
+    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+        index.executescript(
+            "DROP TABLE policy_aliases; CREATE TABLE policy_aliases (run_pk, alias, policy_pk);"
+            "INSERT INTO policy_aliases VALUES (1, 'a', 1), (1, 'a', 2), (77, 'b', 1);"
+            "CREATE TABLE loose AS SELECT * FROM policies; DROP TABLE policies;"
+            "ALTER TABLE loose RENAME TO policies;"
+            "INSERT INTO policies SELECT * FROM policies WHERE pk = 1"
+        )
+    result = rebuild(data)
+    assert result.policies == 2
+    assert any(line.startswith("policies: 1 of 3 rows") for line in result.lost)
+    assert any(line.startswith("policy_aliases: 2 of 3 rows") for line in result.lost)
+    assert fsck.check(data, deep=True).problems == []
+
+
+def test_a_rebuild_that_fails_changes_nothing(
+    registered: tuple[Any, list[Trajectory]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, _ = registered
+    data = crash(live, tmp_path / "full")
+    (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
+
+    def files() -> dict[str, bytes]:
+        found = (*data.glob("index.sqlite*"), *(data / "policies").iterdir())
+        return {path.name: path.read_bytes() for path in found if not path.name.endswith("-shm")}
+
+    before = files()
+    assert before["index.sqlite-wal"]
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server.maintenance.rebuild.next_epoch", fail)
+        with pytest.raises(OSError, match="No space"):
+            rebuild(data)
+    assert files() == before
+    assert rebuild(data).policies == 2
+    assert (data / "lost-policies" / "pol_stray.bin").read_bytes() == b"stray"
+    assert not (data / "policies" / "pol_stray.bin").exists()
+
+
+def test_a_rebuild_keeps_datasets_of_the_old_index_as_they_were(
+    start: Callable[..., Any], registered: tuple[Any, list[Trajectory]], tmp_path: Path
+) -> None:
+    """Also those without files: an outbox knows its dataset by the time of its creation."""
+    live, _ = registered
+    live.create("empty", spec=make_rich_spec(), description="soon", capacity={"steps": 9})
+    before = [live.dataset(name) for name in ("d", "empty")]
+    data = crash(live, tmp_path / "old")
+    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+        index.execute("UPDATE datasets SET next_seq = 50 WHERE name = 'd'")
+        index.commit()
+    assert rebuild(data).datasets == 2
+    live = reopen(start, data)
+    after = [live.dataset(name) for name in ("d", "empty")]
+    assert after[1] == before[1]
+    keys = ("spec", "created_at", "last_ingest_at", "evicted", "tags", "description", "capacity")
+    assert [after[0][key] for key in keys] == [before[0][key] for key in keys]
+    assert live.post(make(1, first=90)) == [("stored", 50)]
+
+
+def test_a_rebuild_leaves_out_files_of_an_earlier_dataset_with_another_layout(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    live = start()
+    live.create()
+    live.post(make(1))
+    live.flush()
+    live.post(make(1, first=20))
+    data = crash(live, tmp_path / "old")
+    spec = make_rich_spec()
+    with closing(sqlite3.connect(data / "index.sqlite")) as index:
+        values = (json.dumps(spec.to_json()), spec.digest)
+        index.execute("UPDATE datasets SET spec = ?, spec_digest = ?", values)
+        index.commit()
+    result = rebuild(data)
+    assert (result.datasets, result.trajectories, len(result.unreadable)) == (1, 0, 1)
+    assert any("earlier dataset" in line for line in result.lost)
+    assert reopen(start, data).dataset()["spec"] == spec.to_json()
 
 
 def test_where_protection_cannot_be_read_nothing_is_evicted(
