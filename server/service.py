@@ -107,12 +107,15 @@ class Service:
 
 def _refuse_lost_index(settings: Settings) -> None:
     """Refuse an empty index over a directory with data: a sweep would delete all data files."""
-    shards = settings.data / "shards"
-    if not settings.index_file.exists() and any(shards.glob("*/*.parquet")):
-        raise IndexUnusable(
-            f"{settings.index_file} is missing, but {shards} holds data; restore it from a backup,"
-            f" or rebuild it from the files: stepwell fsck --rebuild --data {settings.data}"
-        )
+    if settings.index_file.exists():
+        return
+    for pattern in ("shards/*/*.parquet", "segments/*", "policies/*"):
+        if found := next(settings.data.glob(pattern), None):
+            raise IndexUnusable(
+                f"{settings.index_file} is missing, but {found.parent} holds data; restore it from"
+                f" a backup, or rebuild it from the files: stepwell fsck --rebuild --data"
+                f" {settings.data}"
+            )
 
 
 # Dependencies are coroutines: FastAPI runs every other one in a thread.

@@ -201,6 +201,18 @@ def test_a_lost_index_is_rebuilt_from_shards_and_segments(
     assert live.post(first[:1]) == [("duplicate", 1)]
 
 
+@pytest.mark.parametrize("left", ["shards/d/sh_1.parquet", "segments/seg_1.seg", "policies/p.bin"])
+def test_no_empty_index_is_made_over_data(
+    start: Callable[..., Any], tmp_path: Path, left: str
+) -> None:
+    path = tmp_path / "data" / left
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"data")
+    with pytest.raises(IndexUnusable, match=f"{path.parent.name}.* holds data.*--rebuild"):
+        reopen(start, tmp_path / "data")
+    assert path.exists() and not (tmp_path / "data" / "index.sqlite").exists()
+
+
 def test_rebuilding_over_a_good_index_keeps_it_and_gives_the_same(
     start: Callable[..., Any], crashed: tuple[Path, list[Trajectory]]
 ) -> None:
