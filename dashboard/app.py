@@ -18,6 +18,7 @@ from dashboard.views import (
     workers,
 )
 
+# Group → name, which is also the path → page, title, icon.
 PAGES = {
     "": {"overview": (overview.show, "Overview", "home")},
     "Data": {
@@ -31,7 +32,6 @@ PAGES = {
     },
     "Operate": {"workers": (workers.show, "Workers", "memory")},
 }
-"""Group → name, which is also the path → page, title, icon."""
 
 
 def health_line() -> None:

@@ -122,11 +122,11 @@ def intervals(
         ({"type": "rule", "strokeWidth": 5, "opacity": 0.55}, bar),
         (
             {"type": "point", "filled": True, "size": 110, "opacity": 1},
-            {"x": _number("mean"), "color": colour, "tooltip": tooltip},
+            {"x": _number("mean", x_title), "color": colour, "tooltip": tooltip},
         ),
         (
             {"type": "tick", "thickness": 2, "size": 18, "color": INK},
-            {"x": _number("iqm"), "tooltip": tooltip},
+            {"x": _number("iqm", x_title), "tooltip": tooltip},
         ),
     ]
     layers = [{"mark": mark, "encoding": {"y": label, **at}} for mark, at in marks]

@@ -48,6 +48,8 @@ def test_intervals_show_bar_mean_and_tick() -> None:
     _, chart = charts.intervals(INTERVALS, x_title="return")
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["rule", "point", "tick"]
     assert chart["layer"][0]["encoding"]["x2"] == {"field": "ci_high"}
+    # Vega-Lite joins the titles of layers that differ.
+    assert {layer["encoding"]["x"]["title"] for layer in chart["layer"]} == {"return"}
 
 
 def test_a_cursor_is_drawn_where_it_is_asked_for() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def test_only_api_imports_the_sdk(path: Path) -> None:
     # main.py is the command, and draws nothing; formatting.py writes numbers as commands do.
     assert ("stepwell" in uses) == (path.name in ("api.py", "main.py", "formatting.py"))
     assert not uses & {"torch", "gymnasium", "duckdb", "server", "trainer", "collector"}
+
+
+def test_no_string_of_the_source_is_shown_on_the_pages() -> None:
+    """Streamlit's magic writes every expression that stands alone in the main script."""
+    config = tomllib.loads((FOLDER / ".streamlit" / "config.toml").read_text())
+    assert config["runner"]["magicEnabled"] is False
+    body = ast.parse((FOLDER / "app.py").read_text()).body[1:]
+    alone = [node for node in body if isinstance(node, ast.Expr)]
+    assert all(isinstance(node.value, ast.Call) for node in alone)
 
 
 def test_no_file_shadows_the_standard_library() -> None:
