@@ -1,4 +1,4 @@
-"""A trainer's private resume state: a file that is there whole, or not at all.
+"""A trainer's private resume state, in files that are written atomically.
 
     checkpoints/update-000000500.safetensors
         agent|<name>               weights, target networks, statistics of inputs and returns
@@ -6,10 +6,10 @@
         metadata                   format; state as JSON: clocks, snapshot views, config, spaces,
                                    versions; sha256 of all of it
 
-Nothing is pickled. Sample order and noise are functions of (seed, update), so no generator's state
-is needed; so is the step size.
+Nothing is pickled. Sample order, noise and the step size are functions of (seed, update), so no
+generator state is stored.
 
-`load_agent` makes the whole agent of one again, critics included, which no policy file holds.
+`load_agent` restores the complete agent, with the critics, which policy files do not contain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
 FORMAT = "4"
-"""1 to 3 were folders of several files."""
+"""Formats 1 to 3 were folders of several files."""
 
 
 class CheckpointError(TrainerError):
@@ -50,7 +50,7 @@ class CheckpointError(TrainerError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint, read back and its digest checked."""
+    """A complete checkpoint whose digest has been checked."""
 
     path: Path
     agent: dict[str, Tensor]
@@ -68,8 +68,8 @@ def save(
 ) -> Path:
     """Write the checkpoint taken after `update` updates, then delete all but the newest `keep`.
 
-    It replaces a checkpoint of the same update by an earlier attempt. Raises `CheckpointError`
-    where the disk is full or broken; what stood there before still does.
+    It replaces a checkpoint of the same update from an earlier attempt. Raises `CheckpointError`
+    if the disk is full or broken; existing checkpoints are then unchanged.
     """
     target = folder / f"update-{update:09d}.safetensors"
     tensors = {f"agent|{name}": value for name, value in agent.state_dict().items()}
@@ -99,14 +99,14 @@ def save(
 
 
 def find(mode: str, home: Path, world: World, echo: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint that a run in folder `home` resumes from, the same one on every rank; None to
-    begin anew.
+    """The checkpoint that a run in folder `home` resumes from, the same on every rank; None to
+    start from scratch.
 
-    `mode` is the setting `resume`. Raises `CheckpointError` where it must resume and cannot.
+    `mode` is the setting `resume`. Raises `CheckpointError` if the run must resume and cannot.
     """
     folder = home / "checkpoints"
     if mode == "never":
-        # Moved, or a later --resume auto would resume them: they may be of more updates.
+        # Moved, because they may have more updates: a later --resume auto would resume from them.
         if world.is_main and checkpoint_files(folder):
             number = 1
             while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
@@ -128,7 +128,7 @@ def refuse_second_start(run: str, home: Path, client: Client) -> None:
     """Raise `CheckpointError` for a run that has checkpoints or policies and cannot be resumed."""
     lost = len(checkpoint_files(home / "checkpoints"))
     versions = [int(p.stem) for p in (home / "policies").glob("*.safetensors") if p.stem.isdigit()]
-    if not versions and (home / "run.json").exists():  # the service has this run
+    if not versions and (home / "run.json").exists():  # the run exists at the service
         with contextlib.suppress(NotFound):
             versions = [policy.version for policy in client.policies(run)]
     if not versions and not lost:
@@ -143,7 +143,7 @@ def refuse_second_start(run: str, home: Path, client: Client) -> None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. Damaged ones are logged and skipped."""
+    """The newest complete checkpoint, or None. Damaged ones are logged and skipped."""
     for path in checkpoint_files(folder):
         try:
             return read(path)
@@ -153,13 +153,13 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def oldest_update(folder: Path) -> int | None:
-    """After how many updates the oldest checkpoint was taken; None where there is none."""
+    """The number of updates of the oldest checkpoint; None if there is none."""
     names = [path.stem.removeprefix("update-") for path in checkpoint_files(folder)]
     return min((int(name) for name in names if name.isdigit()), default=None)
 
 
 def read(path: Path) -> Checkpoint:
-    """Raises `CheckpointError` where it is not whole."""
+    """Read a checkpoint. Raises `CheckpointError` if it is damaged or incomplete."""
     if path.is_dir():
         raise CheckpointError(
             f"checkpoint {path}: expected a file, got a folder: of an earlier version, with which "
@@ -173,7 +173,7 @@ def read(path: Path) -> Checkpoint:
                     f"checkpoint {path}: expected format {FORMAT}, got {metadata.get('format')}: "
                     "of another version, with which to go on; or train under another --run"
                 )
-            # Copies: a run must not live in the mapped file, which rotation deletes.
+            # Copied, because rotation deletes the mapped file while the run uses the tensors.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if _digest(tensors, metadata["state"]) != metadata["sha256"]:
             raise CheckpointError(f"checkpoint {path} is damaged")
@@ -189,7 +189,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, agent: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the state back. Raises `CheckpointError` where the agent is another one."""
+    """Restore the state. Raises `CheckpointError` if the agent has another structure."""
     _load_agent(checkpoint, agent, "; train under another --run, or with --resume never")
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in checkpoint.optimizer.items():
@@ -199,24 +199,23 @@ def restore(checkpoint: Checkpoint, agent: nn.Module, optimizer: torch.optim.Opt
     for name, parameter in agent.named_parameters():
         if name not in by_name:
             continue
-        # On the parameter's device, like its own; `step` too, for the optimiser is fused.
+        # All state is on the parameter's device, `step` too, because the optimiser is fused.
         optimizer.state[parameter] = {
             what: value.to(parameter.device) for what, value in by_name[name].items()
         }
 
 
 def load_agent(path: Path | str) -> Agent:
-    """The whole agent of a run, as it was when a checkpoint was written: in evaluation mode, on the
-    CPU.
+    """Load the complete agent of a run from a checkpoint, in evaluation mode, on the CPU.
 
         agent = load_agent("runs/first")
         values = get_values(agent, batch)
 
     Args:
-        path: a run's folder, for its newest whole checkpoint; or one checkpoint.
+        path: a run's folder, for its newest complete checkpoint; or a checkpoint file.
 
     Raises:
-        CheckpointError: there is no whole one, or this version cannot read it.
+        CheckpointError: there is no complete checkpoint, or this version cannot read it.
         UnregisteredError: the agent has a custom module; import the module that registers it.
     """
     path = Path(path)
@@ -249,7 +248,7 @@ def _load_agent(checkpoint: Checkpoint, agent: nn.Module, what_to_do: str) -> No
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """sha256 of every name, type, shape and byte."""
+    """The sha256 of all tensors' names, dtypes, shapes and bytes, and of `text`."""
     digest = hashlib.sha256(text.encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {[*value.shape]}".encode())
@@ -258,5 +257,5 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Checkpoints by name, newest first; unfinished ones are hidden and do not count."""
+    """Checkpoint files, newest first. Unfinished files are hidden and not included."""
     return sorted(folder.glob("update-*"), reverse=True)

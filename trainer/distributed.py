@@ -1,6 +1,6 @@
-"""The processes of a run, and what they exchange besides gradients.
+"""The processes of a run, and the values that they exchange besides gradients.
 
-Values travel as JSON in tensors, never as pickles.
+Values are sent as JSON in tensors, never as pickles.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class World:
     def __init__(self, accelerator: Accelerator):
         self.size, self.rank = accelerator.num_processes, accelerator.process_index
         self.is_main = accelerator.is_main_process
-        """Global rank 0: it alone talks with the service about the run."""
+        """Global rank 0, the only process that reports the run to the service."""
         self.is_node_main = accelerator.is_local_main_process
-        """Local rank 0: it alone fills this node's cache."""
+        """Local rank 0, the only process that fills this node's cache."""
         self.device = accelerator.device
         self.host = socket.gethostname()
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The JSON value that rank `source` has, on every rank."""
+        """Return rank `source`'s JSON value on every rank."""
         if self.size == 1:
             return value
         data = json.dumps(value).encode() if self.rank == source else b""
@@ -44,11 +44,11 @@ class World:
         return json.loads(bytes(body.cpu().tolist()))
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON value, on every rank."""
+        """Return a list of all ranks' JSON values, on every rank."""
         return [self.broadcast(value, rank) for rank in range(self.size)]
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
-        """The largest of all ranks' numbers, place by place."""
+        """The elementwise maximum over all ranks."""
         if self.size == 1:
             return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self.device)
@@ -56,13 +56,14 @@ class World:
         return [int(number) for number in tensor.tolist()]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this."""
         self.maximum([0])
 
     def on_main(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on rank 0, as JSON, on every rank.
+        """Call `make` on rank 0 and return its result, as JSON, on every rank.
 
-        Its `StepwellError` ends all of them: as itself there, as `ElsewhereError` here.
+        If it raises a `StepwellError`, rank 0 raises that error and all other ranks raise
+        `ElsewhereError`.
         """
         value, raised = None, None
         if self.is_main:

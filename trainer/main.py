@@ -1,6 +1,6 @@
 """`stepwell train RECIPE …`; `accelerate launch -m trainer.main RECIPE …` takes the same arguments.
 
-With --processes N the first process only starts the N that train.
+With --processes N, this process only starts N training processes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return launch(config, words)
         return run(resolved, words, quiet=rank != 0)
     except ElsewhereError as error:
-        return error.exit_status  # process 0 says what it was
+        return error.exit_status  # process 0 reports the error
     except (StepwellError, AmagoError) as error:
         return fail("stepwell train", error)
 
@@ -83,7 +83,7 @@ def require_dataset(config: TrainConfig) -> None:
 
 def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = False) -> int:
     """Train in this process, which may be one of several."""
-    # After the help and the errors of the command line: torch takes seconds to load.
+    # Imported after --help and command-line errors are handled: torch takes seconds to load.
     import torch
     import torch.distributed as dist
 
@@ -138,12 +138,12 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     process = subprocess.Popen(command, env=env, start_new_session=True)
 
     def forward() -> None:
-        """To the workers, which save and stop cleanly; the launcher itself would only kill them."""
+        """Signal the workers, which save and stop cleanly. The launcher would only kill them."""
         try:
             for worker in psutil.Process(process.pid).children() or [process]:
                 worker.terminate()
         except psutil.NoSuchProcess:
-            pass  # it ended meanwhile
+            pass  # the process has already ended
 
     with stop_signals(forward, forward):
         return process.wait()

@@ -1,5 +1,5 @@
-"""Where a gradient that is not finite comes from: the batch's samples by name, and the first number
-among them that is NaN, infinite or too large."""
+"""Find the cause of a non-finite gradient: the samples of the batch, and the first number in them
+that is NaN, infinite or too large."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trainer.learner import TrainingDiverged
 log = logging.getLogger(__name__)
 
 LARGEST = 1e15
-"""From here on the sum of a batch's squares may be infinite in 32 bits."""
+"""From this magnitude, the sum of squares over a batch may overflow float32."""
 
 
 def explain_skip(
     update: int, loaded: Loaded, world: World, ending: TrainingDiverged | None
 ) -> None:
-    """Log the samples of a skipped update; raise what ends the run, if anything does.
+    """Log the samples of a skipped update, and raise an error if the run must end.
 
-    Every process calls this, each with its share of the batch, and all raise the same.
+    All processes call this, each with its part of the batch, and all raise the same error.
     """
     names = ", ".join(loaded.ids[:64])
     log.error("update %d skipped: its gradient is not finite; its windows: %s", update, names)
@@ -43,21 +43,21 @@ def explain_skip(
 
 
 def bad_number(loaded: Loaded) -> tuple[str, str] | None:
-    """The first number of a batch that is NaN, infinite or too large: (where it stands, id of its
-    trajectory)."""
+    """The first number of a batch that is NaN, infinite or too large, as (position, trajectory
+    id)."""
     batch = loaded.batch
     exists = torch.cat((batch.mask[:, :1], batch.mask), dim=1)  # [B, L]
     numbers: dict[str, tuple[Tensor, Tensor, int]] = {
         f"observation {key!r}": (x, batch.timestep_mask, 0) for key, x in sorted(batch.obs.items())
     }
-    # Of the step before the row.
+    # These belong to the step before the row.
     numbers["the reward"] = (batch.prev_reward, exists, -1)
     numbers["the action"] = (batch.prev_action, batch.previous_known, -1)
     for what, (x, known, shift) in numbers.items():
         rows = x.reshape(*known.shape, -1)
         if not rows.is_floating_point():
-            continue  # an integer can be learned from, whichever it is
-        bad = known.unsqueeze(-1) & ~(rows.abs() < LARGEST)  # also where it is NaN
+            continue  # every integer value is valid
+        bad = known.unsqueeze(-1) & ~(rows.abs() < LARGEST)  # True for NaN too
         if bool(bad.any()):
             window, row, element = bad.nonzero()[0].tolist()
             trajectory = loaded.manifest.trajectory_ids([loaded.windows.trajectory[window]])[0]

@@ -1,8 +1,8 @@
-"""Recipe, files and flags become one config, and every value remembers where it came from.
+"""Merge recipe, files and flags into one config, and record the source of each value.
 
     stepwell train RECIPE --config A.toml --config B.toml --agent.losses.gamma 0.98 --run mine
 
-Later wins: the recipe, then files in their order, then flags: see stepwell/_settings.py.
+Later sources override earlier ones: recipe, files in order, flags. See stepwell/_settings.py.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ agent.losses.gamma agent.losses.auxiliary_gammas agent.losses.reward_multiplier 
 agent.losses.dpg_weight agent.losses.bc_weight agent.losses.filter.kind
 agent.losses.tau
 """.split()
-"""What --help shows."""
+"""The settings that --help lists."""
 
 RECIPE_FIRST = "the recipe is chosen by the first word, as in: stepwell train offline --run my-run"
 
 
 def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
-    """The config that a command line asks for.
+    """Parse a command line into a config.
 
     Raises `SettingError`; --help, --help-all and --schema print and exit.
     """
@@ -67,7 +67,7 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
         origin=f"recipe {name}",
     )
     if resolved.origins["recipe"] not in ("default", f"recipe {name}"):
-        # Under a recipe's name, but with another's settings, a run would lie about itself.
+        # Otherwise the run would be recorded under one recipe's name with another's settings.
         raise SettingError(f"recipe: {RECIPE_FIRST}")
     if name == "published_v3":
         resolved = _published(resolved)
@@ -76,7 +76,7 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
 
 
 def _published(resolved: Resolved[TrainConfig]) -> Resolved[TrainConfig]:
-    """Also what only the kinds have that a file or flag chose."""
+    """Add the settings that exist only for the kinds that a file or flag selected."""
     changes = {
         path: deviation.published
         for short, deviation in DEVIATIONS.items()

@@ -1,4 +1,4 @@
-"""Publish a policy: acting weights only, one immutable version after another.
+"""Publish policies: only the weights needed for acting, as immutable versions.
 
     outbox/…-<version>-….policy        waits for the service (stepwell/outbox.py)
     policies/50.safetensors            a copy; the newest three stay
@@ -23,7 +23,7 @@ from trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
 KEPT = 3
-"""Copies that stay in policies/."""
+"""Number of copies kept in policies/."""
 
 
 def publish(
@@ -35,9 +35,10 @@ def publish(
     metadata: dict[str, Any],
     extra: dict[str, Any],
 ) -> None:
-    """Queue the policy after `update` updates as run/update; when this returns it is on disk.
+    """Queue the policy after `update` updates as run/update. It is on disk when this returns.
 
-    `metadata` (a little) is for the service's list, `extra` (the whole config) for the file.
+    `metadata` (small) is shown in the service's list; `extra` (the full config) is stored in the
+    file.
     Raises `TrainerError` where the disk is full or broken.
     """
     data = save_policy(agent, step=update, extra={**metadata, **extra})
@@ -58,12 +59,12 @@ def publish(
             f"policy {run}/{update} cannot be written to {home}: {error}; make room, then run the "
             "same command again: it resumes from its newest checkpoint"
         ) from error
-    # By number: a clock that was put back would make the newest look oldest.
+    # Sorted by version, not by time: after a clock was set back, the newest would look oldest.
     ours = [path for path in copies.glob("*.safetensors") if path.stem.isdigit()]
     for old in sorted(ours, key=lambda path: int(path.stem))[:-KEPT]:
         old.unlink(missing_ok=True)
 
 
 def copy_path(home: Path, version: int) -> Path:
-    """Where the copy of a published policy lies; it exists once the version is queued."""
+    """The path of a published policy's copy, which exists once the version is queued."""
     return home / "policies" / f"{version}.safetensors"

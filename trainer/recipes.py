@@ -1,4 +1,4 @@
-"""Ready-made runs by name. Those that are data are tables: recipes.toml, ablations.toml."""
+"""Named run configurations. Most are defined in tables: recipes.toml and ablations.toml."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.errors import SettingError
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run that starts from another recipe."""
+    """A configuration that changes settings of another recipe."""
 
     name: str
     base: str
-    """The recipe that it starts from; empty: the plain defaults."""
+    """The recipe that it changes; empty for the defaults."""
     about: str
-    """What it is for; of an ablation, what is missing or added. One sentence."""
+    """Its purpose, in one sentence; for an ablation, what it removes or adds."""
     changes: dict[str, Any]
-    """What differs: dotted name of a setting to its value, as in a config file."""
+    """The changed settings: dotted name → value, as in a config file."""
 
 
 def _table(file: str) -> dict[str, Recipe]:
@@ -57,7 +57,7 @@ RECIPES = {
     **_table("recipes.toml"),
 }
 ABLATIONS = _table("ablations.toml")
-"""Each takes one part of the method out of a small recipe, or puts one in."""
+"""Ablations. Each removes one part of the method from a small recipe, or adds one."""
 
 
 def recipe(name: str) -> TrainConfig:

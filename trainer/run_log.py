@@ -21,9 +21,9 @@ MAX_WAITING = 1_000_000
 
 
 class RunLog(logging.Handler):
-    """The lines of one run, with their times (UTC). Any thread may write; writing never fails.
+    """The log lines of one run, with their times (UTC). Thread-safe; writing never fails.
 
-    As a handler it takes the warnings and errors of a logger.
+    As a logging handler, it records the warnings and errors of a logger.
     """
 
     def __init__(self, folder: Path, outbox: Outbox, run: str):
@@ -32,7 +32,7 @@ class RunLog(logging.Handler):
         self._write_lock, self._left_out = threading.Lock(), 0
 
     def write(self, text: str, now: float | None = None) -> None:
-        """Keep the lines of `text`, written at the Unix time `now`."""
+        """Append the lines of `text`, with the Unix time `now`."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() if now is None else now))
         lines = [f"{stamp} {line[:MAX_LINE]}\n" for line in text.splitlines()]
         with self._write_lock:
@@ -46,7 +46,7 @@ class RunLog(logging.Handler):
                     file.write("".join(lines))
                 self._outbox.put_log(self._run, "".join(lines))
                 self._left_out = 0
-            except (OSError, OutboxError):  # no room, or closed: a log line must not end a run
+            except (OSError, OutboxError):  # disk full or outbox closed: logging must not end a run
                 self._left_out += len(lines)
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -32,21 +32,21 @@ from trainer.run_log import RunLog
 
 log = logging.getLogger(__name__)
 CONTINUE, PAUSE, STOP = 0, 1, 2
-"""Requests to a run; the largest of several holds."""
+"""Requests to a run. If there are several, the largest number takes precedence."""
 LOGGERS = ("trainer", "stepwell._background", "stepwell.outbox")
-"""Whose warnings are in the run's log."""
+"""Loggers whose warnings are added to the run's log."""
 LINGER = 1.0
-"""Seconds that metrics wait, to be sent together."""
+"""Seconds that metrics wait so that they are sent in one request."""
 PROGRESS_ON_SCREEN, PROGRESS_IN_LOG = 2.0, 60.0
-"""Seconds between lines of progress."""
+"""Seconds between progress lines."""
 MAX_NOTES = 4096
 LOSS_COUNTS = {"count/bc": ("actor", "actor_mask"), "count/critic": ("critics", "critic_mask")}
-"""By metric that counts the transitions in a loss: who learns from it, and its mask's setting."""
+"""Metric that counts the transitions in a loss → (what learns from it, setting of its mask)."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What the run's row holds besides its config."""
+    """The contents of the run's database row besides its config."""
 
     origins: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
@@ -98,7 +98,7 @@ class RunReporter:
         if self.client is None:
             return
         self.outbox = _open_outbox(self.home, self.client, self.config.run)
-        # The outbox is locked, so no other process writes here; it tidies its own folder itself.
+        # The outbox is locked, so no other process writes here; it cleans up its own folder.
         folders = (self.home / name for name in ("checkpoints", "policies", "snapshots"))
         remove_unfinished(self.home, *folders)
         row: dict[str, Any] = {
@@ -145,7 +145,7 @@ class RunReporter:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the run's background threads; empty where all is well."""
+        """The problem in the run's background threads; empty if there is none."""
         return "; ".join(filter(None, (self.outbox.trouble, self._data.trouble)))
 
     def _open_log(self) -> None:
@@ -161,7 +161,8 @@ class RunReporter:
         try:
             self.client.create_run(self.config.run, "train", exist_ok=resumed, **row)
         except Conflict:
-            # Ours after all, if this run was killed between creating its row and run.json.
+            # The row may belong to this run: it may have been killed after creating the row and
+            # before writing run.json.
             if (self.client.run(self.config.run).config or {}).get("claim") != claim:
                 raise TrainerError(
                     f"there is already a run {self.config.run!r}, and {self.home} holds no "
@@ -175,7 +176,7 @@ class RunReporter:
 
     @property
     def request(self) -> int:
-        """The command that the service has for this run."""
+        """The service's current command for this run."""
         if self.client is None:
             return CONTINUE
         commands = {"stop": STOP, "drain": STOP, "pause": PAUSE}
@@ -200,14 +201,14 @@ class RunReporter:
             self._log(text)
 
     def _queue_metrics(self, update: int, values: Mapping[str, float]) -> None:
-        """For the service, and as lines {"key", "step", "value", "time"} of metrics.jsonl."""
+        """Queue metrics, and append lines {"key", "step", "value", "time"} to metrics.jsonl."""
         finite, now = {k: v if math.isfinite(v) else None for k, v in values.items()}, time.time()
         lines = [
             json.dumps({"key": k, "step": update, "value": v, "time": now}) + "\n"
             for k, v in finite.items()
         ]
         try:
-            # One write: a process that is killed leaves no half line.
+            # A single write: a killed process leaves no incomplete line.
             with (self.home / "metrics.jsonl").open("ab", buffering=0) as file:
                 file.write("".join(lines).encode())
             self.outbox.put_metrics(self.config.run, update, finite)
@@ -241,7 +242,7 @@ class RunReporter:
         return update
 
     def report_snapshots(self, data: SnapshotViews) -> None:
-        """Write the snapshots in use, and the shards left out of them, into the run's row."""
+        """Write the snapshots in use, and the shards excluded from them, into the run's row."""
         if self.client is None:
             return
         changes: dict[str, Any] = {"snapshots": data.snapshots}
@@ -252,14 +253,15 @@ class RunReporter:
         self.heartbeat.change_run(**changes)
 
     def set_state(self, state: str) -> None:
-        """ "running" or "paused", for the next heartbeat."""
+        """Set the state that the next heartbeat reports: "running" or "paused"."""
         if self.client is not None and state != self._state:
             self._state = state
             self._log(state)
             self.heartbeat.wake()
 
     def close(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """After `open`, with the exception that ends the run, if any; for `ExitStack.push`."""
+        """Report how the run ended. Call it after `open`, with the exception that ended the run, if
+        any; the signature is that of a callback for `ExitStack.push`."""
         del kind, trace
         if self.client is None:
             return
@@ -291,7 +293,7 @@ class RunReporter:
 
 
 def _open_outbox(home: Path, client: Client, run: str) -> Outbox:
-    """The queue in the folder of a run; it also keeps a second trainer out of that folder.
+    """Open the queue in a run's folder. Its lock also prevents a second trainer in that folder.
 
     Raises `TrainerError` where another process trains there.
     """
@@ -306,7 +308,7 @@ def _open_outbox(home: Path, client: Client, run: str) -> Outbox:
 
 
 def _claim(home: Path) -> str:
-    """A random word kept in this folder alone, which identifies the row that it created."""
+    """A random word stored only in this folder. It identifies the row that this run created."""
     path = home / "claim"
     if not path.exists():
         with whole_file(path) as file:

@@ -1,4 +1,4 @@
-"""From a snapshot to batches. The public door is `stream`; the trainer's own loop uses the parts.
+"""From a snapshot to batches. The public function is `stream`; the trainer uses the parts.
 
 for batch in trainer.data.stream("SELECT id FROM trajectories WHERE env = 'Hopper-v5'",
                                  window=64, batch=256):

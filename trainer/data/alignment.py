@@ -1,9 +1,9 @@
-"""Alignment in time: how stored rows become a `Batch`. Defined here, and nowhere else.
+"""Time alignment: how stored rows become a `Batch`. It is defined only in this module.
 
 A trajectory of T transitions is stored as T + 1 rows (stepwell/trajectory.py). A step's action and
-reward stand in the row of the observation they leave; a batch shows them in the row of the
-observation they lead to, as the previous action and reward (amago_model/data/batch.py). While
-acting, collector/policy_actor.py:ActorInputs does the same step by step.
+reward are stored in the row of the observation before the step. A batch shows them in the row of
+the observation after the step, as the previous action and reward (amago_model/data/batch.py).
+While acting, collector/policy_actor.py:ActorInputs does the same step by step.
 
     stored row                  s-1      s        s+1      s+2
       observation               o(s-1)   o(s)     o(s+1)   o(s+2)
@@ -17,10 +17,10 @@ acting, collector/policy_actor.py:ActorInputs does the same step by step.
       loss masks                           -        i(s)     i(s+1)     s + ARRIVAL or DEPARTURE
       action, reward, every mask           transition 0, 1 = rows 1, 2
 
-A trajectory's row 0 has no step before it. Its neighbour's last row lies there, which holds no
-step either: a column stores `fill` (fields.py) where a row has no action, and begins with one such
-row. A trajectory that begins in the middle of its episode therefore shows no previous step. Rows
-behind a window's end are zero and masked.
+A trajectory's row 0 has no previous step. The row before it in the column is the last row of the
+previous trajectory, which has no step either: a column stores `fill` (fields.py) where a row has no
+action, and begins with one such row. A trajectory that begins in the middle of its episode
+therefore shows no previous step. Rows after a window's end are zero and masked.
 
 Letters: B windows, T transitions of the longest window, L = T + 1 rows.
 """
@@ -42,14 +42,14 @@ from trainer.data.sampler import Ints, Windows
 from trainer.data.snapshot import Manifest
 
 OBSERVATION, DEPARTURE, ARRIVAL = 0, -1, 0
-"""Offset of a field: where a window's row 0 is read, counted from the window's first stored row."""
+"""Offset of a field: the stored row read for a window's row 0, relative to its first stored row."""
 LEADING_ROWS = 1
 """Rows of `fill` at the beginning of every column, so that an offset of -1 stays inside it."""
 
 
 def stored_rows(offset: int, of_step: bool, length: Any) -> tuple[int, Any]:
-    """First row and end of the rows of a trajectory that hold a field: T+1 for an observation
-    (0, T+1), T for what belongs to a step (departure: 0, T; arrival: 1, T+1)."""
+    """The half-open range of a trajectory's rows that hold a field: T+1 rows for an observation
+    (0, T+1), T for a field of steps (departure: 0, T; arrival: 1, T+1)."""
     return offset + of_step, offset + 1 + length
 
 
@@ -57,7 +57,7 @@ def cut_window(
     values: NDArray[Any], of_step: bool, start: int, length: int, fill: NDArray[Any], out: Any
 ) -> None:
     """Write one window's rows of a field into `out` [L, *shape], from a whole trajectory's values:
-    T+1 observations, or T numbers of its steps, each at the step's own index."""
+    T+1 observations, or T values of its steps, each at the step's index."""
     first = start + (DEPARTURE if of_step else OBSERVATION)
     before = max(-first, 0)
     out[:before] = fill
@@ -67,8 +67,7 @@ def cut_window(
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Of trajectories, as a manifest has it: length, the step of its episode that each begins at,
-    and how each ends."""
+    """Length, first step within the episode, and type of end of trajectories, as in a manifest."""
 
     length: Ints
     first_step: Ints
@@ -89,8 +88,8 @@ def collate(
     Args:
         which: [B] the trajectory in `ends` that each window is cut from.
         rows: by field name, [B, L, *shape], each read from its own offset; T is at least the
-            longest window. Loss masks hold above 0 where there is something to learn.
-        unknown_action: shown in place of an action that was not recorded; needed where `rows` has
+            longest window. A loss mask is above 0 where the loss includes the transition.
+        unknown_action: replaces actions that were not recorded; needed if `rows` has
             action_known.
     """
     start, length = windows.start, windows.length
@@ -100,7 +99,7 @@ def collate(
     mask, next_obs_valid, terminated, truncated = flags
     np.less(t[:-1], length[:, None], out=mask)
     next_obs_valid[:] = mask
-    # Windows that reach their trajectory's end, and where; most do not.
+    # Indices and positions of the windows that reach their trajectory's end; most do not.
     ending = np.flatnonzero(start + length == ends.length[which])
     if len(ending):
         of, last = which[ending], length[ending] - 1

@@ -1,15 +1,15 @@
-"""This node's copy of the shards, as memory-mapped columns: built once per shard.
+"""This node's copy of the shards, as memory-mapped columns. They are built once per shard.
 
     ROOT/columns/<shard>/<field>.npy     [1 + rows, *shape], one file per field; row 0 is `fill`
     ROOT/columns/<shard>/starts.npy      [trajectories + 1] rows at which trajectories begin
-    ROOT/columns/<shard>/list.json       size and crc32 of each; what it does not list is not there
+    ROOT/columns/<shard>/list.json       size and crc32 of each; unlisted files are ignored
     ROOT/locks/<shard>                   locked while a shard's columns are built or deleted
     ROOT/in_use/<shard>                  locked, shared, by each process that uses the shard
-    ROOT/quarantine/<shard>.*            what could not be read
+    ROOT/quarantine/<shard>.*            files that could not be read
 
-A file has its name only when it is complete. Whole shards are kept, not selections: every snapshot
-and every run on this node shares them. Losing the folder costs time and nothing else. A process
-checks each column once, on first use: that reading also brings it into memory, where it is needed.
+A file gets its name only when it is complete. The cache holds complete shards, not selections: all
+snapshots and runs on this node share them. The folder can be deleted; its contents are fetched
+again. A process checks each column once, on first use, which also loads it into the page cache.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class ShardUnreadable(DataError):
-    """A shard that did not arrive as it should, twice."""
+    """A shard was damaged in two attempts to fetch it."""
 
 
 class Cache:
     """Columns of shards, fetched through `client` on first use; shared by many processes.
 
-    What this object uses is not deleted by others until `release`, or until it is gone.
+    Other processes do not delete the shards that this object uses until `release`, or until the
+    object is deleted.
     """
 
     def __init__(self, root: Path, limit_bytes: float, client: Client | None):
@@ -68,12 +69,12 @@ class Cache:
             raise _unusable(root, error) from error
         _allow_many_files()
         self._in_use: dict[str, int] = {}
-        """By shard: the file that holds the shared lock."""
+        """Shard → descriptor of the file that holds the shared lock."""
         self._in_use_lock = threading.Lock()
         finalize(self, _close_all, self._in_use)
         self._checked: set[Path] = set()
         self._mapped: WeakValueDictionary[Path, NDArray[Any]] = WeakValueDictionary()
-        """Columns that are mapped: successive views of growing data share them."""
+        """Mapped columns, shared by successive views of growing data."""
 
     def ensure(
         self,
@@ -81,10 +82,10 @@ class Cache:
         fields: Sequence[Field],
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, str]:
-        """Build what is missing of the snapshot's shards; returns those that could not be read,
-        with the reason.
+        """Build the missing columns of the snapshot's shards. Returns the shards that could not be
+        read, with the reason.
 
-        Raises `DataError` when no shard at all can be read, or the disk is full.
+        Raises `DataError` if no shard can be read, or if the disk is full.
         """
         used = np.unique(manifest.shard)
         unreadable: dict[str, str] = {}
@@ -106,9 +107,9 @@ class Cache:
         return unreadable
 
     def column(self, shard: str, field: Field) -> NDArray[Any]:
-        """A field of a shard, mapped read-only: [1 + rows, *shape]. Built first where missing.
+        """A field of a shard, mapped read-only: [1 + rows, *shape]. Built first if missing.
 
-        It stays readable while the array exists, even if the file is deleted.
+        The array stays readable even if the file is deleted.
         """
         path = self._path(shard, field)
         mapped = self._mapped.get(path)
@@ -123,7 +124,7 @@ class Cache:
         return mapped
 
     def release(self, shards: Set[str]) -> None:
-        """Say that these shards are not used here any more: they may be deleted."""
+        """Mark these shards as no longer in use, so that they may be deleted."""
         with self._in_use_lock:
             _close_all({s: self._in_use.pop(s) for s in shards if s in self._in_use})
         for path in tuple(self._checked):
@@ -131,16 +132,17 @@ class Cache:
                 self._checked.discard(path)
 
     def build(self, shard: str, fields: Sequence[Field]) -> None:
-        """Make sure that these columns of a shard exist and are whole.
+        """Build the columns of a shard that are missing or damaged.
 
-        Raises `ShardUnreadable`, or `DataError` where the cache cannot be written.
+        Raises `ShardUnreadable`, or `DataError` if the cache cannot be written.
         """
         folder = self._folder(shard)
         paths = {self._path(shard, field): field for field in fields}
         try:
             self._use(shard)  # before the lock, which a process that evicts this shard may hold
             with (self.root / "locks" / shard).open("w") as lock:
-                # The kernel drops a flock with its process: a killed builder blocks nobody.
+                # The kernel releases a flock when its process ends: a killed builder cannot block
+                # other processes.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 missing = [paths[path] for path in self._missing(folder, list(paths))]
                 for field in missing:
@@ -154,7 +156,7 @@ class Cache:
         self._checked.update(paths)
 
     def _use(self, shard: str) -> None:
-        """Keep others from deleting a shard's columns."""
+        """Prevent other processes from deleting a shard's columns."""
         with self._in_use_lock:
             if shard not in self._in_use:
                 file = os.open(self.root / "in_use" / shard, os.O_CREAT | os.O_RDWR, 0o644)
@@ -162,7 +164,7 @@ class Cache:
                 fcntl.flock(file, fcntl.LOCK_SH)
 
     def _missing(self, folder: Path, paths: Sequence[Path]) -> list[Path]:
-        """Which of these columns are missing or damaged; the latter are put aside."""
+        """The columns that are missing or damaged. Damaged ones are moved to quarantine."""
         listed = _listed(folder)
         starts = folder / "starts.npy"
         bad = []
@@ -195,8 +197,8 @@ class Cache:
             except (Gone, NotFound) as error:
                 raise ShardUnreadable(f"shard {shard} is no more: {error}") from None
             except ServiceUnreachable as error:
-                # The service ends the connection where it finds damage while sending; its answer to
-                # the next request raises it.
+                # The service closes the connection if it finds damage while sending; its response
+                # to the next request reports the error.
                 if attempt == 2:
                     raise
                 log.warning("shard %s did not arrive, fetching it again: %s", shard, error)
@@ -208,7 +210,7 @@ class Cache:
                 log.warning("shard %s cannot be read, fetching it again: %s", shard, error)
 
     def _check(self, manifest: Manifest, index: int) -> None:
-        """The manifest must point at rows where trajectories of that length really begin."""
+        """Check that the manifest's rows are starts of trajectories with the stated lengths."""
         shard = manifest.shards[index]
         rows = np.flatnonzero(manifest.shard == index)
         starts = _load(self._folder(shard) / "starts.npy")
@@ -226,7 +228,7 @@ class Cache:
             )
 
     def _make_room(self, wanted: str) -> None:
-        """Delete what was used least recently, except what a process uses."""
+        """Delete the least recently used shards, except those that a process uses."""
         found = []
         for folder in (self.root / "columns").iterdir():
             try:  # another process may be deleting it right now
@@ -257,7 +259,7 @@ class Cache:
                 fcntl.flock(using, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False
-            # First the list: a folder without it holds nothing.
+            # The list is deleted first: a folder without it counts as empty.
             (folder / LIST).unlink(missing_ok=True)
             failpoint("cache.after_eviction")
             shutil.rmtree(folder, ignore_errors=True)
@@ -269,7 +271,7 @@ class Cache:
         return self.root / "columns" / shard
 
     def _path(self, shard: str, field: Field) -> Path:
-        # A digest, for a key may hold slashes; the fill is part of the file, so it is part of it.
+        # A digest, because a key may contain slashes. It includes the fill, which is in the file.
         text = json.dumps([field.column, field.dtype, field.shape, field.fill])
         return self._folder(shard) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
 
@@ -280,13 +282,13 @@ def convert(
     fields: Sequence[Field],
     path_of: Callable[[str, Field], Path],
 ) -> None:
-    """Read `fields` of a Parquet shard through DuckDB and write their columns, whole or not at all.
+    """Read `fields` of a Parquet shard through DuckDB and write their columns atomically.
 
-    Raises `duckdb.Error`, `pa.ArrowException` or `DataError` for a file that is not such a shard.
+    Raises `duckdb.Error`, `pa.ArrowException` or `DataError` if the file is not a valid shard.
     """
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute("SET enable_progress_bar = false")  # it would print to stdout
-        # Insertion order is what makes row_start true; DuckDB keeps it unless told otherwise.
+        # row_start depends on the insertion order, which DuckDB preserves by default.
         source = "read_parquet($path)"
         params = {"path": str(shard_file)}
         count = connection.sql(f"SELECT count(*) FROM {source}", params=params).fetchall()
@@ -322,7 +324,7 @@ def convert(
 
 
 def _starts(place: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where trajectories begin, and the end; checks that rows are dense and in order."""
+    """The first row of each trajectory, and the end. Checks that rows are dense and in order."""
     traj_idx, t = place[:, 0], place[:, 1]
     starts = np.flatnonzero(t == 0)
     length = np.diff(np.append(starts, len(t)))
@@ -342,7 +344,7 @@ def _filled(field: Field, rows: int) -> NDArray[Any]:
 
 
 def _copy(source: pa.Array, field: Field, target: NDArray[Any]) -> None:
-    """Values of an Arrow array where it has any, cast; elsewhere `target` keeps its fill."""
+    """Copy the non-null values of an Arrow array, cast; elsewhere `target` keeps its fill."""
     present = ~source.is_null().to_numpy(zero_copy_only=False)
     if field.shape == ():
         values = source.drop_null().to_numpy(zero_copy_only=False)
@@ -358,10 +360,10 @@ def _copy(source: pa.Array, field: Field, target: NDArray[Any]) -> None:
 
 
 def _save(path: Path, array: NDArray[Any]) -> list[int]:
-    """Write a column; its size and crc32."""
+    """Write a column and return its size and crc32."""
     with whole_file(path) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
-    # Read back, not computed on the way: what counts is what the disk says.
+    # Computed from the written file, not from memory, to detect write errors.
     return _sums(path)
 
 
@@ -388,7 +390,8 @@ def _close_all(files: dict[str, int]) -> None:
 
 
 def _allow_many_files() -> None:
-    """Every mapped column holds a file open, and many systems allow a process 1024 unasked."""
+    """Raise the limit on open files: each mapped column holds one open, and many systems allow
+    1024 per process by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < wanted:

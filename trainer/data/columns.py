@@ -1,15 +1,15 @@
 """Windows from memory-mapped columns: one fancy index per field and batch.
 
-Each shard's column is a mapped file, somewhere in memory. Counted in bytes from the lowest of them,
-every row has an address, so numpy sees all of them as one array in which element i is the `span`
-bytes from address i on:
+Each shard's column is a mapped file at some address in memory. Row addresses are byte offsets from
+the lowest mapping, so numpy can view all mappings as one array, in which element i is the `span`
+bytes that begin at address i:
 
     lowest mapping          another mapping                 …
     |header r0 r1 r2 r3 …|        |header r0 r1 …|
     element i  = bytes i … i + span       one memcpy each, without a Python call each
 
-Most elements would lie outside any mapping, where reading kills the process. So every trajectory is
-checked to lie inside its own mapping, and windows that reach over a mapping's end are copied one by
+Most elements are outside all mappings, where reading kills the process. Therefore every trajectory
+is checked to be inside its mapping, and windows that extend past a mapping's end are copied one by
 one.
 """
 
@@ -33,8 +33,8 @@ from trainer.data.snapshot import Manifest
 class MappedColumns:
     """One field of a snapshot: the mapped columns of its shards, [1 + rows, *shape] each.
 
-    It holds the mappings, so they stay readable whatever happens to the files. `columns` has None
-    for a shard in which no trajectory lies.
+    It holds the mappings, so they stay readable even if the files are deleted. `columns` has None
+    for a shard without trajectories.
     """
 
     def __init__(self, field: Field, manifest: Manifest, columns: Sequence[NDArray[Any] | None]):
@@ -70,9 +70,9 @@ class MappedColumns:
         return rows
 
     def windows(self, windows: Windows, n_rows: int, inside: bool) -> NDArray[Any]:
-        """[B, n_rows, *shape]; what lies behind a column's end is zero.
+        """[B, n_rows, *shape]; rows after a column's end are zero.
 
-        `inside`: no window reaches over its column's end.
+        `inside`: no window extends past its column's end.
         """
         width = self.field.row_bytes
         span = n_rows * width
@@ -102,9 +102,9 @@ class MappedColumns:
 def gather(
     columns: Sequence[MappedColumns], windows: Windows, rows_left: Ints
 ) -> dict[str, Tensor]:
-    """The rows of all windows by field name, [B, longest + 1, *shape]; zero behind a window's end.
+    """The rows of all windows by field name, [B, longest + 1, *shape]; zero after a window's end.
 
-    `rows_left`: the least of the columns', per trajectory.
+    `rows_left`: the minimum over the columns, per trajectory.
     """
     n_rows = int(windows.length.max()) + 1
     inside = int((rows_left[windows.trajectory] - windows.start).min()) >= n_rows

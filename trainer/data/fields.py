@@ -1,4 +1,4 @@
-"""Which columns of a dataset an agent learns from.
+"""The columns of a dataset that an agent learns from.
 
 A row of the shards that has no action and no reward (a trajectory's last one) holds NULL there; in
 the cache it holds `fill`, which the agent's encoding shows as "no previous step".
@@ -31,15 +31,15 @@ class Field:
     dtype: str
     shape: tuple[int, ...]
     offset: int = DEPARTURE
-    """Where a window's row 0 is read, counted from the window's first stored row: alignment.py."""
+    """The stored row read for a window's row 0, relative to its first stored row: alignment.py."""
     fill: tuple[float, ...] = (0.0,)
-    """What stands for NULL: one number, or one for each element."""
+    """The replacement for NULL: one number, or one for each element."""
     relabel_only: bool = False
     """Only relabelers read it."""
 
     @property
     def of_step(self) -> bool:
-        """It belongs to a step, so a trajectory has T of it; of an observation it has T+1."""
+        """Whether it belongs to steps (T values per trajectory) or to observations (T+1)."""
         return not self.name.startswith("obs.")
 
     @property
@@ -59,10 +59,10 @@ class Field:
 
 
 def fields_of(spec: EnvSpec, data: DataConfig | None = None) -> tuple[Field, ...]:
-    """The columns to keep of a dataset: observations of a used role, action, reward; where `data`
-    names relabelers, also what only these read; and the infos that it names as loss masks.
+    """The columns of a dataset to cache: observations of a used role, action, reward; the columns
+    that only the relabelers in `data` read; and the infos that `data` names as loss masks.
 
-    Raises `DataError` for what an agent cannot learn from.
+    Raises `DataError` if an agent cannot learn from the dataset.
     """
     columns, relabels = column_names(spec), bool(data and data.relabel)
     fields = [
