@@ -1,6 +1,6 @@
-"""Batches in the sampler's order, prepared ahead of their reader by a thread.
+"""Batches in the sampler's order, prefetched by a thread.
 
-For a GPU they are copied there ahead of their reader (gpu_copies.py). The loader's whole state is
+For a GPU, the copies to the device are also prefetched (gpu_copies.py). The loader's only state is
 the number of the next step.
 """
 
@@ -39,18 +39,18 @@ class SnapshotView:
     sampler: WindowSampler
     columns: Sequence[MappedColumns]
     rows_left: Ints
-    """Rows from each trajectory's first one to the end of its column."""
+    """Per trajectory: number of rows from its first row to the end of its column."""
     unknown_action: Tensor
-    """Shown for an action that was not recorded."""
+    """Replaces actions that were not recorded."""
     relabeling: Relabeling | None
 
 
 def open_view(
     cache: Cache, fields: Sequence[Field], sampler: WindowSampler, start: int = 0
 ) -> SnapshotView:
-    """Map a snapshot's columns and prepare its relabelers. It takes time; any thread may.
+    """Map a snapshot's columns and prepare its relabelers. This is slow; any thread may call it.
 
-    What is mapped stays readable, also if its files are deleted.
+    Mapped columns stay readable even if their files are deleted.
     """
     manifest = sampler.manifest
     used = set(np.unique(manifest.shard).tolist())
@@ -79,18 +79,18 @@ def open_view(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A batch and where it came from."""
+    """A batch and its origin."""
 
     step: int
     batch: Batch
     windows: Windows
     manifest: Manifest
     metrics: Mapping[str, float]
-    """Of the relabeling; empty where there is none."""
+    """Metrics of relabeling; empty without relabelers."""
 
     @property
     def ids(self) -> list[str]:
-        """Trajectory id @ first row of each window: names a sample for people."""
+        """A readable name of each sample: trajectory id @ first row of the window."""
         ids = self.manifest.trajectory_ids(self.windows.trajectory)
         return [f"{i}@{s}" for i, s in zip(ids, self.windows.start.tolist(), strict=True)]
 
@@ -98,8 +98,8 @@ class Loaded:
 class Loader:
     """An endless iterator of `Loaded`, from step `step` on.
 
-    Raises what goes wrong while preparing a batch, at the batch that it concerns, and has then
-    ended. `on_unused` is called with the names of shards that no view uses any more.
+    If preparing a batch fails, the iterator raises the error at that batch and ends. `on_unused` is
+    called with the names of shards that no view uses any more.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class Loader:
         device = torch.device(device)
         self._copies = GpuCopies(device) if device.type == "cuda" else None
         self._read = self._next = step
-        """The steps that the reader and the thread take next."""
+        """The next steps of the reader and of the prefetch thread."""
         self._wanted: SimpleQueue[int] = SimpleQueue()
         self._ready: SimpleQueue[tuple[Loaded, Any] | BaseException] = SimpleQueue()
-        """Batches, each with the event of its copy; or what went wrong."""
+        """Batches, each with the event of its copy, or an exception."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
     def _ahead(self) -> int:
-        """Batches prepared ahead: `prefetch` ready ones, and one in preparation."""
+        """Number of batches prepared in advance: `prefetch` ready ones and one in preparation."""
         return self._config.prefetch + 1
 
     @property
@@ -135,7 +135,8 @@ class Loader:
         return self._ahead + 1
 
     def add_view(self, view: SnapshotView) -> None:
-        """Draw from another snapshot from view.start on, which no prepared batch has passed."""
+        """Draw from another snapshot from step view.start on. No batch from that step on may have
+        been prepared."""
         assert view.start >= self._next, (view.start, self._next)
         self._views = (*self._views, view)
 
@@ -163,7 +164,7 @@ class Loader:
         return loaded
 
     def view(self, step: int) -> SnapshotView:
-        """What the batch of a step is drawn from."""
+        """The snapshot view that the batch of a step is drawn from."""
         views = self._views
         index = bisect_right([view.start for view in views], step) - 1
         if index < 0:
@@ -171,7 +172,7 @@ class Loader:
         return views[index]
 
     def load(self, step: int) -> Loaded:
-        """The batch of a step: what the iterator gives, but for any step and at once."""
+        """Prepare the batch of any step in the calling thread; equal to that of the iterator."""
         view = self.view(step)
         if view.relabeling is None:
             windows = view.sampler.batch(step, self._rank)
@@ -188,11 +189,11 @@ class Loader:
     def close(self) -> None:
         self._closed = True
         if self._thread is not None:
-            self._wanted.put(-1)  # wakes it
+            self._wanted.put(-1)  # wakes the thread
             self._thread.join()
 
     def _prefetch(self) -> None:
-        """One item for each step wanted: a batch, or what went wrong."""
+        """Put one item for each requested step: a batch or an exception."""
         while True:
             step = self._wanted.get()
             if self._closed:
@@ -210,7 +211,7 @@ class Loader:
         return replace(loaded, batch=batch), copied
 
     def _drop_views_before(self, step: int) -> None:
-        """Forget what no step from `step` on is drawn from: growing data must not fill memory."""
+        """Drop views that no step from `step` on uses, so growing data does not fill memory."""
         views = self._views
         while len(views) > 1 and views[1].start <= step:
             views = views[1:]

@@ -3,10 +3,10 @@
     k ─▶ four random words ─▶ component ─▶ trajectory ─▶ start ─▶ window [start, start + length)
          Philox(key = (seed, digest), counter = k)
 
-So samples are the same for any number of processes and threads and after any restart; rank r of W
-takes its slice of the global batch [s·B, (s+1)·B). There is no state, no file and no clock.
-Components of a mixture are stratified: each batch holds share·B of each, rounded up or down. Shares
-that change do so with the step, k div B.
+Samples are the same for any number of processes and threads and after any restart. Rank r of W
+takes its slice of the global batch [s·B, (s+1)·B). The sampler has no state and uses no file or
+clock. Components of a mixture are stratified: each batch contains share·B samples of each, rounded
+up or down. Variable shares are functions of the step, k div B.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Which windows a batch is made of, one row each."""
+    """The windows of a batch, one array element per window."""
 
     component: Ints
     trajectory: Ints
@@ -57,7 +57,7 @@ _NO_WINDOWS = Windows(_NONE, _NONE, _NONE, _NONE)
 class WindowSampler:
     """Draws the windows of one snapshot.
 
-    `sources` are those of the manifest's components, needed only where their shares change. Raises
+    `sources` are those of the manifest's components, needed only if their shares change. Raises
     `SettingError` for a batch that `world` does not divide, `DataError` for an empty component.
     """
 
@@ -88,7 +88,7 @@ class WindowSampler:
         self.members: list[Ints] = []
         """Per component: rows of the manifest."""
         self.edges: list[NDArray[np.float64] | Ints | None] = []
-        """Per component: cumulative weight after each member; None where all weigh the same."""
+        """Per component: cumulative weight after each member; None if all weights are equal."""
         for component in range(len(manifest.shares)):
             rows = np.flatnonzero((manifest.component == component) & (manifest.weight > 0))
             if not len(rows):
@@ -101,7 +101,7 @@ class WindowSampler:
 
     def batch(self, step: int, rank: int = 0) -> Windows:
         """The windows of `rank` in the global batch of this step."""
-        # Drawn for many steps at once: numpy's cost per call is that of hundreds of samples.
+        # Drawn for many steps at once: a numpy call costs as much as hundreds of samples.
         at, chunk = self._chunk
         if not at <= step < at + AT_ONCE:
             at = step - step % AT_ONCE
@@ -116,8 +116,8 @@ class WindowSampler:
         return step * self.config.batch + rank * (self.config.batch // self.world)
 
     def resample_starts(self, step: int, rank: int, windows: Windows, length: Ints) -> Windows:
-        """The windows of a batch whose trajectories have these lengths after relabeling. Where they
-        equal the recorded ones, the windows are the same."""
+        """The windows of a batch whose trajectories have these lengths after relabeling. Windows of
+        trajectories with unchanged length are the same."""
         low, high = start_range(length, self.config.window, self.config.padding)
         words = philox(self.key, self.first_sample(step, rank), len(windows))
         start = low + uniform_int(words[:, 1], high - low + 1)
@@ -146,7 +146,7 @@ class WindowSampler:
         return values
 
     def samples(self, first: int, count: int) -> Windows:
-        """Samples first … first + count - 1."""
+        """The samples first … first + count - 1."""
         words = philox(self.key, first, count)
         k = np.arange(first, first + count, dtype=np.int64)
         component = self._component(k)
@@ -160,7 +160,7 @@ class WindowSampler:
             edges = self.edges[c]
             if edges is None:
                 chosen = members[uniform_int(words[mine, 0], len(members))]
-            elif edges.dtype == np.int64:  # whole weights: exact at any size
+            elif edges.dtype == np.int64:  # integer weights: exact at any size
                 point = uniform_int(words[mine, 0], int(edges[-1]))
                 chosen = members[np.searchsorted(edges, point, side="right")]
             else:
@@ -229,10 +229,10 @@ class WindowSampler:
 def start_range(length: Ints, window: int, padding: str) -> tuple[Ints, Ints]:
     """First and last start (inclusive) of windows in trajectories of `length` transitions.
 
-    A start may be negative or too late: the window is then cut to the trajectory. For trajectories
+    If a window extends past the trajectory at either end, it is cut there. For trajectories
     no longer than the window it is always 0. AMAGO's four modes, and center:
 
-        none    0 … T-window            full windows; both ends come up less
+        none    0 … T-window            full windows; steps near both ends are drawn less often
         both    1-window … T-2          every step equally often; many short windows
         left    1-window … T-window     may be short at the beginning
         right   0 … T-2                 may be short at the end
@@ -259,7 +259,7 @@ def philox_key(seed: int, digest: str) -> NDArray[np.uint64]:
 
 
 def philox(key: NDArray[np.uint64], first: int, count: int) -> Words:
-    """Words [count, 4] of samples first … : block k of the generator belongs to sample k alone."""
+    """Words [count, 4] of samples first … : only sample k uses block k of the generator."""
     return np.random.Philox(key=key, counter=first).random_raw(4 * count).reshape(count, 4)
 
 
@@ -269,15 +269,15 @@ def uniform(words: Words) -> NDArray[np.float64]:
 
 
 def uniform_int(words: Words, n: Ints | int) -> Ints:
-    """Words as whole numbers in 0 … n-1; n up to 2^53, and up to 2^32 without visible bias."""
+    """Words as integers in 0 … n-1; n up to 2^53, and up to 2^32 without noticeable bias."""
     return np.minimum((uniform(words) * n).astype(np.int64), np.asarray(n, np.int64) - 1)
 
 
 def permute(place: Ints, n: int, key: NDArray[np.uint64], epoch: Ints) -> Ints:
-    """A permutation of 0 … n-1 for each epoch, computed place by place.
+    """A permutation of 0 … n-1 for each epoch, computed elementwise.
 
-    A four-round Feistel network over the next even power of two; a value that lands outside walks
-    on along its cycle (Black and Rogaway, 2002), less than four steps on average.
+    A four-round Feistel network over the next even power of two. A value outside the range is
+    permuted again (cycle walking; Black and Rogaway, 2002), less than four times on average.
     """
     half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
@@ -295,7 +295,7 @@ def permute(place: Ints, n: int, key: NDArray[np.uint64], epoch: Ints) -> Ints:
 
 
 def _mix(x: Words) -> Words:
-    """splitmix64's finaliser (Steele et al. 2014): every bit of the input moves every bit."""
+    """splitmix64's finaliser (Steele et al. 2014): each input bit affects all output bits."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

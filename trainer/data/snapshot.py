@@ -1,11 +1,11 @@
-"""Snapshots: the frozen selection that a trainer reads, its manifest, and the leases that keep it.
+"""Snapshots: the fixed selection that a trainer reads, its manifest, and the leases that keep it.
 
 A manifest is one row per trajectory, as arrays (no Python object per row):
 
     component  shard  traj_idx  row_start  length  first_step  terminated truncated final_obs_valid
     0          2      17        3417       200     0           F          T         T
 
-row_start counts rows of the shard; the trajectory's rows are row_start … row_start + length.
+row_start is a row of the shard; the trajectory's rows are row_start … row_start + length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainer.errors import TrainerError
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 120.0
 LONGEST_CHAIN = 32
-"""Kept manifests that hold only what changed, one upon another."""
+"""Maximum number of consecutive manifests stored as changes to the previous one."""
 _SPEC = b"trainer.spec"
 
 Ints = NDArray[np.int64]
@@ -48,16 +48,16 @@ class DataError(TrainerError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot holds, one row per trajectory; see the picture above."""
+    """The contents of a snapshot, one row per trajectory; see the table above."""
 
     snapshot: str
     digest: str
-    """Of the selection: the same digest means the same rows in the same order."""
+    """Digest of the selection: equal digests mean equal rows in the same order."""
     spec: EnvSpec
     shares: tuple[float, ...]
-    """Share of each component of the mixture, if these do not move; they sum to 1."""
+    """Share of each component of the mixture, if the shares are constant; they sum to 1."""
     ids: NDArray[np.void]
-    """Each trajectory's UUID, 16 bytes; `trajectory_ids` writes them out."""
+    """Each trajectory's UUID, 16 bytes; `trajectory_ids` converts them to text."""
     shards: tuple[str, ...]
     """Names of all shards; the column `shard` indexes them."""
     component: NDArray[np.int16]
@@ -75,16 +75,16 @@ class Manifest:
         return len(self.length)
 
     def trajectory_ids(self, rows: Ints | Sequence[int]) -> list[str]:
-        """The ids of some of its rows, for people and for SQL."""
+        """The ids of some rows as text, for messages and SQL."""
         return manifest.id_texts(self.ids[np.asarray(rows)])
 
     @property
     def steps(self) -> int:
-        """Transitions in all trajectories."""
+        """Total number of transitions."""
         return int(self.length.sum())
 
     def without(self, shards: Sequence[str]) -> Manifest:
-        """The rest when some shards cannot be read. Empty `shards` give back the same object."""
+        """The manifest without shards that cannot be read. Returns self if `shards` is empty."""
         bad = set(shards) & set(self.shards)
         if not bad:
             return self
@@ -97,7 +97,7 @@ class Manifest:
 
 
 def manifest_from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
-    """A manifest as the service sends it. Raises `DataError` where it holds nothing."""
+    """Convert a manifest from the service's format. Raises `DataError` if it is empty."""
     metadata = {k: v.decode() for k, v in (table.schema.metadata or {}).items()}
     if not table.num_rows:
         raise DataError("the snapshot selects no trajectory; look with: stepwell sql")
@@ -133,10 +133,10 @@ def manifest_from_table(table: pa.Table, spec: EnvSpec) -> Manifest:
 def create_snapshot(
     client: Client, config: TrainConfig, holder: str, since: str | None = None
 ) -> str:
-    """Freeze what the config selects, or take the snapshot that it names; returns the id.
+    """Create the snapshot that the config selects, or use the one that it names; returns the id.
 
-    The first lease of a new snapshot is `holder`'s. With nothing selected yet, waits up to
-    data.wait_for_data seconds, and says so.
+    `holder` gets the first lease of a new snapshot. If the selection is empty, waits up to
+    data.wait_for_data seconds and prints a message.
     """
     if config.snapshot:
         return config.snapshot
@@ -147,7 +147,8 @@ def create_snapshot(
             snapshot = client.create_snapshot(
                 dataset=config.dataset or None,
                 where=config.where.replace("{dataset}", config.dataset) or None,
-                # A share of 0 now is one of later: the service freezes what may ever be drawn.
+                # A share that is 0 now may grow later: the snapshot includes all components that
+                # may ever be drawn.
                 sources=[
                     {"select": s.select, "share": s.share or s.last_share} for s in config.sources
                 ]
@@ -210,13 +211,13 @@ def delete_manifests(folder: Path, keep: Sequence[str]) -> int:
 
 
 def _fetch(client: Client, snapshot_id: str, folder: Path, since: str) -> tuple[pa.Table, pa.Table]:
-    """What to keep of a manifest, and the whole of it."""
+    """The part of a manifest to store, and the complete manifest."""
     before = _read(folder, since) if since and _kept(folder, since).exists() else None
-    if before is not None and before.schema.equals(manifest.SCHEMA):  # not of an older version
+    if before is not None and before.schema.equals(manifest.SCHEMA):  # else: an older version
         try:
             changes = client.manifest(snapshot_id, since=since)
             table = manifest.apply(before, changes)
-            # A chain of changes is read from its beginning: it must not become long, nor heavy.
+            # A chain of changes is read from its beginning, so its length and size are limited.
             if _depth(folder, since) < LONGEST_CHAIN and 2 * changes.num_rows <= table.num_rows:
                 return changes, table
             return table, table
@@ -227,7 +228,7 @@ def _fetch(client: Client, snapshot_id: str, folder: Path, since: str) -> tuple[
 
 
 def _read(folder: Path, snapshot_id: str) -> pa.Table:
-    """A manifest that was kept, mapped from its files."""
+    """A stored manifest, memory-mapped from its files."""
     path = _kept(folder, snapshot_id)
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
         table = reader.read_all()
@@ -237,7 +238,7 @@ def _read(folder: Path, snapshot_id: str) -> pa.Table:
 
 
 def _since(path: Path) -> str:
-    """The snapshot that a kept file holds the changes from; nothing for a whole manifest."""
+    """The snapshot that a stored file's changes refer to; "" for a complete manifest."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
         metadata = reader.schema.metadata or {}
     return str(metadata.get(manifest.SINCE_KEY, b"").decode())
@@ -255,7 +256,7 @@ def _kept(folder: Path, snapshot_id: str) -> Path:
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Names as one dictionary and numbers."""
+    """Encode names as one dictionary with indices."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     array = column.unify_dictionaries().combine_chunks()
@@ -263,9 +264,9 @@ def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 class LeaseKeeper:
-    """Renews the leases of the snapshots in use from a thread, through outages of the service.
+    """Renews the leases of the snapshots in use from a thread, also after outages of the service.
 
-    Training survives the loss of a lease: columns in the cache stay readable.
+    Training continues if a lease is lost: columns in the cache stay readable.
     """
 
     def __init__(self, client: Client, holder: str, ttl: float = LEASE_SECONDS):
@@ -279,7 +280,7 @@ class LeaseKeeper:
 
     @property
     def trouble(self) -> str:
-        """Why leases are not renewed; empty where all is well, or the service is unreachable."""
+        """Why leases are not renewed; empty if they are, or if the service is unreachable."""
         return self._loop.trouble
 
     def hold(self, snapshot_id: str) -> None:
@@ -288,14 +289,14 @@ class LeaseKeeper:
         self._renew(snapshot_id)
 
     def drop(self, snapshot_id: str) -> None:
-        """Give a lease back, in the background."""
+        """Release a lease in the background."""
         with self._lock:
             self._held.discard(snapshot_id)
             self._dropped.append(snapshot_id)
         self._loop.wake()
 
     def close(self) -> None:
-        """Give every lease back and stop the thread."""
+        """Release all leases and stop the thread."""
         self._loop.stop(5.0)
         self._dropped += sorted(self._held)
         self._give_back()
@@ -305,7 +306,7 @@ class LeaseKeeper:
             snapshot_id = self._dropped.pop()
             try:
                 self._client.release(snapshot_id, self._holder)
-            except StepwellError as error:  # it ends by itself
+            except StepwellError as error:  # the lease expires without a release
                 log.debug("lease of %s not given back: %s", snapshot_id, error)
 
     def _renew_all(self) -> None:

@@ -7,9 +7,9 @@ New data is found and downloaded in the background, without blocking updates:
     open     all ranks     sampler, mapped columns, prepared relabelers
     switch   all ranks     at a step that they agree on, a few from now
 
-Each phase is one task in a thread of each rank; `sync`, at updates where all ranks meet anyway,
-finds out that all have done it. So samples are the same on all ranks, and the step of the switch is
-in the checkpoint: a resumed run replays the same views.
+Each phase is one task in a thread of each rank. `sync`, called at updates where all ranks
+synchronise anyway, checks that all have completed it. Samples are therefore the same on all ranks.
+The step of the switch is stored in the checkpoint: a resumed run uses the same views.
 """
 
 from __future__ import annotations
@@ -77,30 +77,30 @@ class SnapshotViews:
         make_relabelers(config.data.relabel)  # an unknown name is an error before any download
         self.cache = Cache(config.data.cache, config.data.cache_gb * 1e9, client)
         self.history: list[dict[str, Any]] = []
-        """For the checkpoint: which snapshot from which step, and its shards that are left out."""
+        """For the checkpoint: each snapshot, its first step, and its excluded shards."""
         self.manifest: Manifest
-        """The newest one in use, or about to be."""
+        """The manifest of the newest snapshot that is in use or will be used next."""
         self._views: list[SnapshotView] = []
-        """Those that the loader begins with."""
+        """The views that the loader starts with."""
         self._digest = ""
-        """Of the newest snapshot in use, with the shards that are left out."""
+        """Digest of the newest snapshot in use, before shards are excluded."""
         self._phase, self._coming, self._left_out = "", "", tuple[str, ...]()
         self._task: Future[Any] | None = None
         self._failure = ""
         self._fetched: Manifest | None = None
         self._forgotten = 0
-        """Views of the history that no checkpoint needs any more."""
+        """Number of views in the history that no checkpoint needs any more."""
         self.leases = LeaseKeeper(client, holder) if world.is_main else None
 
     def begin(self, snapshot: str) -> None:
-        """Draw from a snapshot from step 0 on. All ranks; waits for its columns.
+        """Draw from a snapshot from step 0 on. All ranks call this; it waits for the columns.
 
-        Raises `DataError` on all ranks alike when one node cannot get it.
+        Raises `DataError` on all ranks if one node cannot fetch it.
         """
         self._use(snapshot, 0, ())
 
     def resume(self, history: list[dict[str, Any]], update: int) -> None:
-        """Go on with a checkpoint's views: the one in use at `update`, and those that follow."""
+        """Restore a checkpoint's views: the one in use at `update`, and those after it."""
         current = _view_at(history, update)
         self.history = list(history[:current])
         for view in history[current:]:
@@ -120,15 +120,15 @@ class SnapshotViews:
     # --- growing data ---------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Look for newer data. Rank 0, in the background; once at a time."""
+        """Search for newer data in the background, one search at a time. Called on rank 0."""
         if self.world.is_main and not self.config.snapshot and not self._phase:
             self._start("find", self._find)
 
     def sync(self, loader: Loader, update: int, request: int, oldest: int) -> tuple[int, bool]:
         """The largest request of all ranks, and whether they switch to newer data now.
 
-        All ranks call this at the same updates. `oldest` is the update of the oldest checkpoint as
-        far as this rank knows (0 elsewhere): snapshots that none needs are dropped.
+        All ranks call this at the same updates. `oldest` is the update of the oldest checkpoint if
+        this rank knows it, else 0: snapshots that no checkpoint needs are dropped.
         """
         done = self._task is not None and self._task.done()
         found = self._phase == "find" and done
@@ -150,7 +150,8 @@ class SnapshotViews:
         return request, False
 
     def _advance(self, loader: Loader, update: int) -> bool:
-        """All ranks have done this phase: begin the next one. Whether that is the switch."""
+        """Start the next phase after all ranks have completed this one. Returns whether it is the
+        switch."""
         phase = self._phase
         result, error = self._outcome()
         unreadable = result if phase == "fetch" and not error else []
@@ -179,7 +180,7 @@ class SnapshotViews:
         self._phase, self._task = phase, in_background(task)
 
     def _outcome(self) -> tuple[Any, str]:
-        """The result of the finished task, and why there is none."""
+        """The result of the finished task, and its error message."""
         assert self._task is not None
         task, self._task, self._phase, self._failure = self._task, None, "", ""
         try:
@@ -194,7 +195,7 @@ class SnapshotViews:
     # --- the phases, in the background ----------------------------------------------------------
 
     def _find(self) -> str:
-        """A new snapshot, if it differs from the newest one in use, or ""."""
+        """Create a snapshot. Returns its id, or "" if it equals the newest one in use."""
         newest = self.manifest.snapshot
         try:
             name = create_snapshot(self.client, self.config, self.holder, since=newest)
@@ -211,7 +212,7 @@ class SnapshotViews:
         return name
 
     def _fetch(self, snapshot: str, left_out: tuple[str, ...]) -> list[str]:
-        """Bring a snapshot's manifest and columns to this node; the shards to leave out."""
+        """Fetch a snapshot's manifest and columns to this node. Returns the shards to exclude."""
         try:
             before = self.history[-1]["snapshot"] if self.history else ""
             manifest = load_manifest(self.client, snapshot, self.folder, since=before)
@@ -256,7 +257,8 @@ class SnapshotViews:
         self._adopt(view, digest, left_out)
 
     def _exchange(self, error: str, unreadable: list[str]) -> tuple[tuple[str, ...], list[str]]:
-        """The shards to leave out on all ranks, for samples must be the same; all ranks' errors."""
+        """All ranks' errors, and the shards to exclude on all ranks so that samples are the same.
+        Returns (shards, errors)."""
         answers = self.world.all_gather([error, unreadable])
         shards = set().union(*(names for _, names in answers))
         return tuple(sorted(shards)), [text for text, _ in answers if text]
@@ -268,7 +270,7 @@ class SnapshotViews:
         )
 
     def _drop_before(self, oldest: int) -> None:
-        """Drop leases and manifests that no run resumed at `oldest` or later reads."""
+        """Drop leases and manifests that a run resumed at `oldest` or later does not need."""
         current = _view_at(self.history, oldest)
         if current <= self._forgotten:
             return
@@ -294,7 +296,7 @@ class SnapshotViews:
 
     @property
     def snapshots(self) -> list[str]:
-        """Ids of all snapshots that the run has drawn from, in order."""
+        """Ids of all snapshots that the run has sampled from, in order."""
         return [view["snapshot"] for view in self.history]
 
     @property
@@ -304,7 +306,7 @@ class SnapshotViews:
 
     @property
     def trouble(self) -> str:
-        """Why there is no newer data, or no lease; empty where all is well."""
+        """Why newer data or a lease is unavailable; empty if there is no problem."""
         return self._failure or (self.leases.trouble if self.leases is not None else "")
 
     def close(self) -> None:
@@ -315,5 +317,5 @@ class SnapshotViews:
 
 
 def _view_at(history: list[dict[str, Any]], update: int) -> int:
-    """Which view of a history is in use at an update."""
+    """The index of the view in a history that is in use at an update."""
     return max((i for i, view in enumerate(history) if view["start"] <= update), default=0)

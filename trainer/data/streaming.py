@@ -1,4 +1,4 @@
-"""`stream`: batches for any learner, without our agent and without accelerate."""
+"""`stream`: batches for any learner, without Stepwell's agent and without accelerate."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def stream(
         for b in stream("SELECT id FROM trajectories WHERE env = 'Hopper-v5'", window=8, batch=256):
             b.obs["observation"]      # [256, 9, 11]: one observation more than transitions
             b.action, b.reward        # [256, 8, 3], [256, 8]
-            b.terminated, b.mask      # [256, 8] bool; mask is False behind a trajectory's end
+            b.terminated, b.mask      # [256, 8] bool; mask is False after a trajectory's end
 
     Args:
         select: SELECT id[, weight] FROM trajectories WHERE …
-        numpy: give dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
-        seed, start: the same values give the same batches again; `start` skips that many.
+        numpy: yield dicts of numpy arrays, {"obs": {…}, "action", "reward", …}, instead of Batches.
+        seed, start: the same values give the same batches; `start` skips that many batches.
         padding, draw, relabel, actor_mask, critic_mask, mask_row: see trainer.config.DataConfig.
-        client: of the service (default: STEPWELL_URL).
-        cache: folder of this node's columns (default: as a trainer's).
+        client: client of the service (default: STEPWELL_URL).
+        cache: folder of this node's columns (default: the same as for a trainer).
 
-    Raises `stepwell.errors.StepwellError`, among them `DataError` where nothing is selected.
+    Raises `stepwell.errors.StepwellError`; in particular `DataError` if nothing is selected.
     """
     data = DataConfig(
         batch=batch,
@@ -69,7 +69,7 @@ def stream(
     )
     config = TrainConfig(sources=(SourceConfig(select=select),), data=data, seed=seed)
     client, owned = client or Client(), client is None
-    holder = "trainer.data.stream"  # a name for people
+    holder = "trainer.data.stream"  # shown to users
     leases = LeaseKeeper(client, holder)
     try:
         snapshot = create_snapshot(client, config, holder)

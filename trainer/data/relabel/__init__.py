@@ -1,5 +1,5 @@
-"""Hindsight relabeling: whole trajectories are rewritten when they are drawn, before a window is
-cut from them. docs/relabeling.md is the guide; examples/relabel_template.py is a template of a
+"""Hindsight relabeling: whole trajectories are modified when they are sampled, before a window is
+cut from them. The guide is docs/relabeling.md; examples/relabel_template.py is a template for a
 custom relabeler."""
 
 from trainer.data.relabel.episode import Episode

@@ -6,8 +6,8 @@
     T-1      | oT-1     aT-1        rT-1
     T        | oT       -           -
 
-So what observation t+1 says was achieved is paid by reward[t], and nothing pays for what
-observation 0 says: no action led there.
+The reward for what is achieved in observation t+1 is reward[t]. Observation 0 has no reward,
+because no action precedes it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode:
-    """Columns of one trajectory. Those that were recorded are read-only: make new ones."""
+    """Columns of one trajectory. Recorded arrays are read-only: create new ones to change them."""
 
     obs: Mapping[str, Array]
-    """By key [T+1, *shape]; the keys of role `relabel` are here, and never reach the agent."""
+    """Key → [T+1, *shape]. Includes keys of role `relabel`, which are never passed to the agent."""
     action: Array
-    """[T, *shape] as the environment takes them."""
+    """[T, *shape] in the format of the environment."""
     reward: NDArray[np.float32]
     """[T] float32."""
     terminated: bool
     """The task ended with the last transition."""
     truncated: bool
-    """Somebody stopped watching after the last transition."""
+    """The episode was cut off after the last transition, though the task had not ended."""
     final_obs_valid: bool = True
     """False where the last observation only repeats the one before."""
     first_step: int = 0
@@ -45,11 +45,11 @@ class Episode:
     actor_mask: NDArray[np.bool_] | None = None
     """[T] bool: the actor may learn from the transition; None: from all."""
     critic_mask: NDArray[np.bool_] | None = None
-    """[T] bool: critics may."""
+    """[T] bool: the critics may learn from the transition; None: from all."""
     id: str = ""
-    """Of the trajectory: names it for people."""
+    """Id of the trajectory, for messages."""
     goals_replaced: int = 0
-    """Goals put in so far; only a metric."""
+    """Number of goals replaced so far; used only as a metric."""
 
     def __len__(self) -> int:
         """T, the number of transitions."""
@@ -57,17 +57,17 @@ class Episode:
 
     @property
     def complete(self) -> bool:
-        """Whether it begins where its episode does and its last observation exists."""
+        """Whether it starts at the beginning of its episode and has a valid last observation."""
         return self.first_step == 0 and self.final_obs_valid
 
     def replace(self, **changes: Any) -> Episode:
-        """A copy with other fields; `obs` given here replaces the named keys only."""
+        """A copy with changed fields; `obs` replaces only the keys that it contains."""
         if "obs" in changes:
             changes["obs"] = {**self.obs, **changes["obs"]}
         return replace(self, **changes)
 
     def terminated_at(self, length: int) -> Episode:
-        """The first `length` transitions, 1 … T, of a task that ends with the last of them."""
+        """The first `length` (1 … T) transitions; the last one ends the task."""
         assert 1 <= length <= len(self), (length, len(self))
 
         def cut(column: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
@@ -80,7 +80,7 @@ class Episode:
             reward=self.reward[:length],
             terminated=True,
             truncated=False,
-            # An observation that another one follows was recorded.
+            # Every observation except the last one is always valid.
             final_obs_valid=self.final_obs_valid or length < len(self),
             action_known=cut(self.action_known),
             actor_mask=cut(self.actor_mask),

@@ -1,4 +1,4 @@
-"""One goal, replaced by one that was achieved later in the same episode.
+"""Relabeling of a single goal with one that was achieved later in the same episode.
 
 Hindsight experience replay (Andrychowicz et al., NeurIPS 2017) for whole trajectories: the goal is
 the same in all rows, so it is chosen once per trajectory and not once per transition.
@@ -24,9 +24,9 @@ from trainer.data.snapshot import DataError
 
 @register("hindsight")
 class Hindsight(Relabeler):
-    """The goal becomes what was achieved at a later row; rewards follow from it.
+    """Replace the goal with one achieved at a later row, and recompute the rewards.
 
-    A piece of an episode, or one whose last observation is unknown, stays as it is.
+    Partial episodes, and episodes whose last observation is unknown, are not changed.
     """
 
     goal: str = "goal"
@@ -63,10 +63,10 @@ class Hindsight(Relabeler):
         row = steps if self.strategy == "final" else int(rng.integers(1, steps + 1))
         achieved, recorded = episode.obs[self.achieved], episode.obs[self.goal]
         goal = achieved[row].astype(recorded.dtype)
-        # What leads to row t+1 is paid by reward t; row 0 pays nothing.
+        # reward[t] is for arriving at row t+1; row 0 has no reward.
         away = (achieved[1:].astype(np.float64) - achieved[row]).reshape(steps, -1)
         there = np.linalg.norm(away, axis=1) <= self.tolerance
-        if not there[row - 1]:  # what was achieved there is not a number, so it is no goal
+        if not there[row - 1]:  # the achieved value is NaN and cannot be a goal
             return episode
         relabeled = episode.replace(
             obs={self.goal: np.broadcast_to(goal, recorded.shape)},

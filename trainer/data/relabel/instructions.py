@@ -1,9 +1,9 @@
-"""Sequences of goals ("instructions"): goals achieved anyway take the place of missed ones.
+"""Sequences of goals ("instructions"): missed goals are replaced with goals achieved by chance.
 
-Algorithm 1 of AMAGO (Grigsby et al., ICLR 2024); docs/relabeling.md has it as pseudo-code. An
-episode that completed n of its k goals gets h of the k - n missing ones replaced: by goals achieved
-at h other rows, merged with the completed ones in order of time. Then the episode is replayed
-against its new goals: rewards, the goals shown, and its end follow.
+Algorithm 1 of AMAGO (Grigsby et al., ICLR 2024); docs/relabeling.md has the pseudocode. In an
+episode that completed n of its k goals, h of the k - n missing goals are replaced with goals
+achieved at h other rows, which are merged with the completed goals in order of time. Rewards,
+displayed goals and the end of the episode are then recomputed for the new goals.
 
 Goals are shown in K slots, k of them at the right, one active at a time:
 
@@ -12,7 +12,7 @@ Goals are shown in K slots, k of them at the right, one active at a time:
     row t1    | pad    done   B      C        A was achieved on arrival at row t1; now B is
     row t2    | pad    done   done   C
 
-At most one goal is completed in a step, and none at row 0: no action led there.
+At most one goal is completed per step, and none at row 0, which no action precedes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from trainer.data.snapshot import DataError
 class Instructions(Relabeler):
     """Goal sequences of any kind: tokens, sets of achieved goals per step, vectors.
 
-    A piece of an episode, or one whose last observation is unknown, stays as it is. Raises
-    `DataError` where the goals that an episode shows are not what this rule would show.
+    Partial episodes, and episodes whose last observation is unknown, are not changed. Raises
+    `DataError` if the goals recorded in an episode do not follow this rule.
     """
 
     goals: str = "goals"
@@ -76,7 +76,7 @@ class Instructions(Relabeler):
 
     @property
     def _ranks(self) -> bool:
-        """Whether any goal is weighed by its rarity."""
+        """Whether goals are weighted by their rarity."""
         return self.rarity != "none" and self.strategy != "none"
 
     def check(self, spec: EnvSpec) -> None:
@@ -137,7 +137,7 @@ class Instructions(Relabeler):
     # ------------------------------------------------------------------------------ its steps
 
     def _achieved(self, episode: Episode) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Achieved goals [T+1, m, d], and which of them there are [T+1, m]: others are pads."""
+        """Achieved goals [T+1, m, d], and a mask [T+1, m] that is False for pads."""
         goals = episode.obs[self.goals]
         sets = as_sets(episode.obs[self.achieved].astype(goals.dtype), goals.shape[-1])
         return sets, ~(sets == self.pad).all(axis=-1)
@@ -155,7 +155,7 @@ class Instructions(Relabeler):
         )
 
     def _how_many(self, missing: int, rng: np.random.Generator) -> int:
-        """h: how many of the missing goals are to be replaced."""
+        """h: the number of missing goals to replace."""
         if self.strategy == "some":
             return int(rng.integers(0, missing + 1))
         if self.strategy == "all":
@@ -173,7 +173,7 @@ class Instructions(Relabeler):
         wanted: int,
         rng: np.random.Generator,
     ) -> list[tuple[int, Array]]:
-        """Up to `wanted` (row, goal) at rows that completed nothing, one a row."""
+        """Up to `wanted` pairs (row, goal) at rows that completed no goal, one per row."""
         if not wanted:
             return []
         free = there.copy()
@@ -183,7 +183,8 @@ class Instructions(Relabeler):
             for goal in done:
                 free &= ~matches(achieved, goal, self.tolerance)
         weight_of_row, weight_of_goal = self._weights(achieved, free, rng)
-        # Weighted without replacement: the least of exponential times (Efraimidis, Spirakis 2006).
+        # Weighted sampling without replacement: the smallest exponential times (Efraimidis and
+        # Spirakis, 2006).
         times = rng.standard_exponential(len(free)) / weight_of_row
         chosen: list[tuple[int, Array]] = []
         while len(chosen) < wanted and bool(free.any()):
@@ -213,8 +214,8 @@ class Instructions(Relabeler):
         return of_row, of_goal
 
     def _merge(self, plan: Array, completed: list[int], chosen: list[tuple[int, Array]]) -> Array:
-        """The new plan [k, d]: completed and chosen goals in order of time, then the last ones of
-        those still missing; if distinct, one that came before only where there is no other."""
+        """The new plan [k, d]: completed and chosen goals in order of time, then the last of the
+        goals still missing. With `distinct`, a goal is repeated only if there is no other."""
         done = list(zip(completed, plan, strict=False))
         first = [goal for _, goal in sorted(done + chosen, key=lambda pair: pair[0])]
         rest = list(plan[len(completed) :])
@@ -231,7 +232,7 @@ class Instructions(Relabeler):
     def _paid(
         self, reward: NDArray[np.float32], before: list[int], after: list[int]
     ) -> NDArray[np.float32]:
-        """Rewards without the goals completed at rows `before` and with those at rows `after`."""
+        """Rewards minus those of goals completed at rows `before`, plus those at rows `after`."""
         paid = reward.copy()
         paid[np.asarray(before, np.int64) - 1] -= self.reward
         paid[np.asarray(after, np.int64) - 1] += self.reward
@@ -277,13 +278,13 @@ def matches(achieved: Array, goal: Array, tolerance: float) -> NDArray[np.bool_]
 
 
 def goals_in_slots(shown: Array, pad: float) -> Array:
-    """The goals [k, d] among the slots [K, d] of row 0: those that are not pads."""
+    """The goals [k, d] in the slots [K, d] of row 0, without pads."""
     real: Array = shown[~(shown == pad).all(axis=-1)]
     return real
 
 
 def completion_rows(plan: Array, achieved: Array, tolerance: float) -> list[int]:
-    """Rows 1 … T at which the goals of a plan [k, d] are completed, in order; as many as are."""
+    """Rows 1 … T at which the goals of a plan [k, d] are completed, one per goal, in order."""
     rows: list[int] = []
     for goal in plan:
         after = rows[-1] + 1 if rows else 1
@@ -297,7 +298,7 @@ def completion_rows(plan: Array, achieved: Array, tolerance: float) -> list[int]
 def fill_slots(
     plan: Array, completed: Sequence[int], recorded: Array, pad: float, done: float
 ) -> Array:
-    """[T+1, K, d] like `recorded`: the plan, each goal marked `done` from its completion on."""
+    """[T+1, K, d] like `recorded`: the plan, with each goal set to `done` once it is completed."""
     shown = np.full(recorded.shape, pad, recorded.dtype)
     first = recorded.shape[1] - len(plan)
     shown[:, first:] = plan

@@ -1,8 +1,8 @@
-"""How rare each achieved goal is in a snapshot, and weights that prefer the rare ones.
+"""The rarity of each achieved goal in a snapshot, and weights that prefer rare goals.
 
-After the goal importance sampling of AMAGO (Grigsby et al., ICLR 2024, appendix B), but counted
-once over the whole snapshot: every process and every resumed run has the same numbers, where
-counters that follow each worker's own draws would drift apart.
+Based on the goal importance sampling of AMAGO (Grigsby et al., ICLR 2024, appendix B), but counted
+once over the whole snapshot, so every process and every resumed run has the same counts. Counters
+updated from each worker's samples would differ between workers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Floats = NDArray[np.float64]
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e5
 KEPT = 5
 CHANCES = (0.2, 0.1, 0.1, 0.6)
-"""Of the four ways of `reweighted`, as in AMAGO's code."""
+"""Probabilities of the four methods in `reweighted`, as in AMAGO's code."""
 
 
 class Rarity:
-    """Weights of goals: (-log10 share)^power, where share is a goal's part of all achievements.
+    """Weights of goals: (-log10 share)^power, where share is a goal's fraction of all achievements.
 
-    Two shares per goal: of all (row, goal) pairs, and of all (episode, goal) pairs.
+    There are two shares per goal: of all (row, goal) pairs, and of all (episode, goal) pairs.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Rarity:
         power: float,
         tolerance: float,
     ):
-        """Args: episodes: achieved goals [T, m, d] and which of them there are [T, m]."""
+        """Args: episodes: achieved goals [T, m, d] and a mask of the valid ones [T, m]."""
         self._tolerance = tolerance
         by_row: Counter[bytes] = Counter()
         by_episode: Counter[bytes] = Counter()
@@ -50,7 +50,7 @@ class Rarity:
         return np.array([known.get(key, MIN_WEIGHT) for key in self._keys(goals)])
 
     def _keys(self, goals: Floats) -> list[bytes]:
-        # Goals that count as equal should share a count: rounded to a grid of twice the tolerance.
+        # Rounded to a grid of twice the tolerance, so that equal goals share a count.
         if self._tolerance:
             goals = np.rint(goals / (2 * self._tolerance))
         return [goal.tobytes() for goal in goals + 0.0]  # + 0.0: -0 is 0
@@ -65,8 +65,8 @@ def _weights(counts: Counter[bytes], power: float) -> dict[bytes, float]:
 
 
 def reweighted(weights: Floats, rng: np.random.Generator) -> Floats:
-    """Weights [n] after one of four ways, drawn by `CHANCES`: made equal; the least subtracted; the
-    median subtracted; only the five largest kept."""
+    """Weights [n] modified by one of four methods, drawn with `CHANCES`: all equal; minimum
+    subtracted; median subtracted; only the five largest kept."""
     way = int(np.searchsorted(np.cumsum(CHANCES), rng.random(), side="right"))
     if way == 0:
         sharp = np.ones_like(weights)
@@ -76,5 +76,5 @@ def reweighted(weights: Floats, rng: np.random.Generator) -> Floats:
         sharp = np.maximum(weights - np.median(weights), 0.0)
     else:
         sharp = np.where(weights >= np.sort(weights)[-KEPT:][0], weights, 0.0)
-    # Whatever comes out stays possible, should everything preferred be used up.
+    # All weights stay above 0, so that other goals can be drawn after the preferred ones.
     return np.asarray(np.maximum(sharp, 1e-9 * max(float(sharp.max()), 1.0)))

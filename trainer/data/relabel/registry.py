@@ -1,4 +1,4 @@
-"""Relabelers by name: those built in, and those that a plugin registers.
+"""Registry of relabelers by name: built-in relabelers and those of plugins.
 
 from trainer.data.relabel import Episode, Relabeler, register
 
@@ -34,8 +34,8 @@ class Relabeler(RunSettings):
     """A pure function of (whole trajectory, generator). The fields of a subclass are its
     parameters, set by NAME:FIELD=VALUE,…
 
-    Its result may depend on nothing else: no counter, no clock, no global generator. Then sample k
-    is the same for any number of processes, in any order, and after any restart.
+    Its result must not depend on anything else, such as counters, clocks or global generators. Then
+    sample k is the same for any number of processes, in any order, and after any restart.
     """
 
     registered_as: ClassVar[str] = ""
@@ -43,15 +43,15 @@ class Relabeler(RunSettings):
 
     @abstractmethod
     def __call__(self, episode: Episode, rng: np.random.Generator) -> Episode:
-        """The episode to learn from: 1 to len(episode) transitions, every array of the same dtype
-        and shape. The given arrays are read-only."""
+        """Return the episode to learn from: 1 to len(episode) transitions, with all arrays of the
+        same dtypes and shapes as before. The input arrays are read-only."""
 
     def check(self, spec: EnvSpec) -> None:  # noqa: B027 - most need nothing in particular
-        """Raise `DataError` unless a dataset of this spec can be relabeled so."""
+        """Raise `DataError` unless this relabeler supports datasets with this spec."""
 
     def fit(self, episodes: Iterable[Episode]) -> Relabeler:  # noqa: ARG002
-        """The relabeler to use on a snapshot of these episodes, as recorded: for statistics over
-        all of them. Called once per snapshot; by default it returns itself."""
+        """Return the relabeler for a snapshot of these recorded episodes, for example with
+        statistics over all of them. Called once per snapshot; returns self by default."""
         return self
 
 
@@ -60,7 +60,8 @@ _registered: dict[str, type[Relabeler]] = {}
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
-    """A decorator. Raises `SettingError` for a name that is taken or cannot be written."""
+    """Register a relabeler class (decorator). Raises `SettingError` if the name is already taken or
+    invalid."""
     if not name or set(name) & set(":,= "):
         raise SettingError(f"register: {name!r} has no place in NAME:FIELD=VALUE; give another")
 
@@ -78,14 +79,14 @@ def register(name: str) -> Callable[[Kind], Kind]:
 
 
 def registered() -> dict[str, type[Relabeler]]:
-    """All relabelers there are, by name."""
+    """All registered relabelers by name."""
     return dict(sorted(_registered.items()))
 
 
 def make_relabelers(words: Sequence[str]) -> tuple[Relabeler, ...]:
-    """What data.relabel asks for, in its order: each word is NAME or NAME:FIELD=VALUE,FIELD=VALUE.
+    """Create the relabelers of data.relabel, in order. A word is NAME or NAME:FIELD=VALUE,….
 
-    Raises `SettingError` naming the nearest known relabeler or parameter.
+    Raises `SettingError`, which suggests the closest known relabeler or parameter.
     """
     return tuple(_make(word) for word in words)
 
@@ -111,8 +112,8 @@ def _make(word: str) -> Relabeler:
 
 
 def require_observations(spec: EnvSpec, relabeler: str, *keys: str) -> None:
-    """Raise `DataError` unless the dataset has observations of these names, used or of role
-    `relabel`: others are not fetched."""
+    """Raise `DataError` unless the dataset has observations with these names that are used or of
+    role `relabel`: others are not fetched."""
     usable = [key for key in spec.observations if spec.role(key) != "log"]
     for key in keys:
         if key not in usable:
@@ -123,8 +124,8 @@ def require_observations(spec: EnvSpec, relabeler: str, *keys: str) -> None:
 
 
 def require_one_dtype(spec: EnvSpec, relabeler: str, *, achieved: str, goal: str) -> None:
-    """Raise `DataError` unless achieved goals can be written where goals are shown: fractions
-    among whole numbers would lose theirs."""
+    """Raise `DataError` unless achieved goals can be stored in the goal observation without loss: a
+    float would be truncated in an integer array."""
     came, shown = (np.dtype(spec.observations[key].dtype) for key in (achieved, goal))
     if not np.can_cast(came, shown, "same_kind"):
         raise DataError(

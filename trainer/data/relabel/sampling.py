@@ -28,7 +28,7 @@ from trainer.data.snapshot import DataError, Manifest
 
 
 class Relabeling:
-    """Relabelers at work on one snapshot."""
+    """Applies relabelers to one snapshot."""
 
     def __init__(
         self, relabelers: Sequence[Relabeler], manifest: Manifest, columns: Sequence[MappedColumns]
@@ -42,8 +42,8 @@ class Relabeling:
     def draw(
         self, sampler: WindowSampler, step: int, rank: int
     ) -> tuple[list[Episode], Windows, dict[str, float]]:
-        """The samples of `rank` in the batch of a step: an episode for each window, the windows cut
-        from these (`trajectory` still is the manifest's row), and metrics."""
+        """The samples of `rank` in the batch of a step: one episode per window, the windows cut
+        from these episodes (`trajectory` is still the manifest's row), and metrics."""
         began = time.thread_time()
         windows = sampler.batch(step, rank)
         first = sampler.first_sample(step, rank)
@@ -64,7 +64,7 @@ class Relabeling:
         return episodes, windows, metrics
 
     def episode(self, row: int) -> Episode:
-        """A trajectory of the manifest as it was recorded, read-only."""
+        """A recorded trajectory of the manifest, read-only."""
         known = self._columns.get("action_known")
         masks: dict[str, Any] = {
             name: self._columns[name].trajectory(row) > 0
@@ -99,7 +99,7 @@ class Relabeling:
 
 
 def ends_of(episodes: Sequence[Episode]) -> Ends:
-    """How relabeled episodes end."""
+    """The ends of relabeled episodes."""
     lengths = np.array([len(episode) for episode in episodes])
     rest = [field.name for field in fields(Ends)[1:]]
     return Ends(lengths, *(np.array([getattr(e, name) for e in episodes]) for name in rest))
@@ -108,7 +108,7 @@ def ends_of(episodes: Sequence[Episode]) -> Ends:
 def gather_episodes(
     episodes: Sequence[Episode], windows: Windows, columns: Sequence[Field]
 ) -> dict[str, Tensor]:
-    """As `columns.gather`, from relabeled episodes; also loss masks that relabelers made."""
+    """Like `columns.gather`, but from relabeled episodes, and with the relabelers' loss masks."""
     shown = {field.name: field for field in columns if not field.relabel_only}
     for name in LOSS_MASKS:
         if any(getattr(episode, name) is not None for episode in episodes):
@@ -126,8 +126,9 @@ def gather_episodes(
 
 
 def generator(key: NDArray[np.uint64], sample: int, place: int) -> np.random.Generator:
-    """The chance of a sample's relabeler: no other sample or relabeler has any of its words."""
-    # The order itself uses the counters whose last word is 0.
+    """The random generator of one relabeler for one sample. Its random words are used by no other
+    sample or relabeler."""
+    # The sample order uses the counters whose last word is 0.
     counter = np.array([0, sample, place, 1], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
@@ -145,7 +146,7 @@ def column(episode: Episode, field: str) -> Array:
 
 
 def _check(name: str, new: Episode, old: Episode) -> None:
-    """Raise `DataError` where a relabeler returned what cannot be learned from."""
+    """Raise `DataError` if a relabeler returned an invalid episode."""
     if not isinstance(new, Episode):
         raise DataError(
             f"relabeler {name}: expected an Episode for trajectory {old.id}, got {new!r}; return "
@@ -186,7 +187,7 @@ def _arrays(episode: Episode) -> dict[str, Array | None]:
 
 
 def _form(array: Array | None, rows: int | None = None) -> str:
-    """Dtype and shape, with `rows` rows if given; for other values the value itself."""
+    """Dtype and shape as text, with `rows` rows if given; for other values the value itself."""
     if not isinstance(array, np.ndarray):
         return repr(array)
     return f"{array.dtype} {array.shape if rows is None else (rows, *array.shape[1:])}"
