@@ -1,6 +1,6 @@
 """The state of a collector, and the commands that change it.
 
-pause   stop acting, keep the heartbeat        resume  go on
+pause   stop acting, keep the heartbeat        resume  continue
 drain   finish the running episodes, then end  stop    end now; running episodes are truncated
 """
 
@@ -18,11 +18,11 @@ _COMMANDS: dict[str, tuple[State, tuple[State, ...]]] = {
     "drain": ("draining", ("starting", "running", "paused")),
     "stop": ("stopped", ("starting", "running", "paused", "draining")),
 }
-"""By command: the state that it leads to, and the states in which it has an effect."""
+"""Command → the resulting state, and the states in which the command has an effect."""
 
 
 class Control:
-    """The state that commands of the service and signals ask for."""
+    """The state requested by commands of the service and by signals."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -37,13 +37,13 @@ class Control:
         return self._state == "stopped"
 
     def go(self) -> None:
-        """Start playing, unless told otherwise meanwhile."""
+        """Start playing, unless a command has changed the state in the meantime."""
         self.command("go")
 
     def command(self, word: str) -> None:
-        """pause, resume, drain or stop; any other word, such as "none", changes nothing."""
+        """Apply pause, resume, drain or stop. Any other word, such as "none", has no effect."""
         state, before = _COMMANDS.get(word, (self._state, ()))
-        with self._changed:  # reentrant: a signal may find this thread inside
+        with self._changed:  # reentrant: a signal may interrupt this block
             if self._state in before:
                 self._state = state
             self._changed.notify_all()

@@ -5,7 +5,7 @@
     Discrete                 Discrete                           observation as one-hot; action
     MultiDiscrete, -Binary   the same                           observation; action
     Dict of those            one key each; nested: "arm/angle"  observations: those of role `policy`
-    all others               an error that names the key
+    all others               an error that contains the key
 
 float64 is stored as float32 by default, as in D4RL: this halves the data, and networks use float32.
 The spec contains the dtype. rollout.py steps the environments.
@@ -62,7 +62,7 @@ class BrokenEnv(StepwellError):
 def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
     """`gymnasium.make` with Stepwell's environments and with helpful errors.
 
-    In "module:Name-v0" the module may also be in the current folder. Raises `EnvError`.
+    In "module:Name-v0", the module may also be in the current directory. Raises `EnvError`.
     """
     importlib.import_module("collector.builtin")  # registers Stepwell's environments
     module, separator, _ = env_id.partition(":")
@@ -90,7 +90,7 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
 
 @contextlib.contextmanager
 def open_envs(make_env: Callable[[], Env], n: int) -> Iterator[list[Env]]:
-    """N environments of one kind; what the list holds at the end is closed."""
+    """N environments of one kind. The environments in the list at the end are closed."""
     envs: list[Env] = []
     try:
         for _ in range(n):
@@ -102,7 +102,7 @@ def open_envs(make_env: Callable[[], Env], n: int) -> Iterator[list[Env]]:
 
 
 def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
-    """("delay=8", "name=x") → {"delay": 8, "name": "x"}; values are JSON where they can be."""
+    """("delay=8", "name=x") → {"delay": 8, "name": "x"}; values are parsed as JSON if possible."""
     values: dict[str, Any] = {}
     for pair in pairs:
         key, separator, text = pair.partition("=")
@@ -123,13 +123,13 @@ class Interface:
     observation_space: gym_spaces.Space[Any]
     action_space: gym_spaces.Space[Any]
     spec: EnvSpec
-    """What is recorded; its env is `env_id`."""
+    """The spec of recorded data; its env is `env_id`."""
 
     def encode_observation(self, raw: Any) -> Arrays:
-        """One observation as owned arrays by key, in the spec's dtypes.
+        """Convert one observation to owned arrays by key, in the spec's dtypes.
 
-        Copies: many environments hand out the same buffer every step. Raises `BrokenEnv` for NaN,
-        infinity, another shape, a missing key, or what its own space does not hold.
+        Copies, because many environments return the same buffer every step. Raises `BrokenEnv` for
+        NaN, infinity, a wrong shape, a missing key, or a value outside its space.
         """
         found: Arrays = {}
         for key, path, _ in _leaves(self.observation_space, DEFAULT_OBSERVATION):
@@ -155,14 +155,14 @@ class Interface:
         return found
 
     def encode_reward(self, reward: Any) -> float:
-        """The reward as a number. Raises `BrokenEnv` unless it is a finite float32."""
+        """Convert the reward to a float. Raises `BrokenEnv` unless it is a finite float32."""
         number = float(reward)
         if not abs(number) <= np.finfo(np.float32).max:
             raise BrokenEnv(f"the reward is {number}; a finite float32 is needed")
         return number
 
     def decode_action(self, arrays: Mapping[str, Array]) -> Any:
-        """Named arrays, each one action, as the environment's `step` wants it."""
+        """Convert named arrays of one action to the argument of the environment's `step`."""
         if not isinstance(self.action_space, gym_spaces.Dict):
             return _decode(self.action_space, arrays[DEFAULT_ACTION])
         nested: dict[str, Any] = {}
@@ -174,7 +174,7 @@ class Interface:
         return nested
 
     def encode_action(self, action: Any) -> Arrays:
-        """Inverse of `decode_action`: what `step` takes, as owned arrays by key."""
+        """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key."""
         found: Arrays = {}
         for key, path, _ in _leaves(self.action_space, DEFAULT_ACTION):
             value = action
@@ -198,7 +198,7 @@ class Interface:
 
     @cached_property
     def _limits(self) -> dict[str, tuple[Array, Array]]:
-        """Of every float Box among the actions: (low, high) in the recorded dtype."""
+        """The limits (low, high) of every float Box action, in the recorded dtype."""
         limits: dict[str, tuple[Array, Array]] = {}
         for key, _, leaf in _leaves(self.action_space, DEFAULT_ACTION):
             space = self.spec.actions[key]
@@ -213,9 +213,9 @@ class Interface:
     def for_dataset(self, spec: EnvSpec, name: str) -> Interface:
         """The same interface, recording under the spec of an existing dataset.
 
-        An imported dataset knows no bounds of observations, and its env may be spelt otherwise:
-        names, shapes and kinds must agree, and its dtypes are taken. Infos that it has and the
-        environment does not report become NaN, so they must be floats. Raises `InvalidSpace`.
+        An imported dataset has no observation bounds, and its env may have another name: keys,
+        shapes and kinds must agree, and the dataset's dtypes are used. Infos of the dataset that
+        the environment does not report become NaN, so they must be floats. Raises `InvalidSpace`.
         """
 
         def misfit(why: str, expected: object, got: object) -> InvalidSpace:
@@ -243,7 +243,7 @@ class Interface:
         return replace(self, spec=replace(spec, env=self.env_id))
 
     def check_policy(self, spaces: Spaces, policy_id: str) -> None:
-        """Raise `InvalidSpace` unless a policy that knows `spaces` can play this environment."""
+        """Raise `InvalidSpace` unless a policy with `spaces` can play this environment."""
         try:
             ours = Spaces.of_spec(self.spec.to_json())
         except ValueError as error:
@@ -270,11 +270,11 @@ def interface_of(
     infos: Sequence[str] = (),
     keep_float64: bool = False,
 ) -> Interface:
-    """The interface of `env`, or of one of a vector environment's sub-environments. Raises
-    `InvalidSpace` for a space that has no place in a spec.
+    """The interface of `env`, or of one sub-environment of a vector environment. Raises
+    `InvalidSpace` for a space that a spec does not support.
 
-    `roles` go before those that the environment declares itself, in metadata["roles"]. `infos` are
-    the single numbers of its infos that are kept.
+    `roles` override those that the environment declares in metadata["roles"]. `infos` are the names
+    of the scalar infos to record.
     """
     if isinstance(env, gymnasium.vector.VectorEnv):
         observation_space, action_space = env.single_observation_space, env.single_action_space
@@ -293,13 +293,13 @@ def interface_of(
 
 
 def _layout(space: ObsSpace | ActionSpace) -> dict[str, object]:
-    """All of a space but its dtype and bounds, which may differ between recordings."""
+    """A space without its dtype and bounds, which may differ between recordings."""
     fields = ("kind", "shape", "n", "nvec", "start")
     return {name: value for name in fields if (value := getattr(space, name, None))}
 
 
 def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
-    """Every non-Dict space below `space`; a lone one goes by `default`."""
+    """All non-Dict spaces below `space`. If `space` is not a Dict, its key is `default`."""
     if not isinstance(space, gym_spaces.Dict):
         yield default, (), space
         return
@@ -348,7 +348,8 @@ def _bound(bound: Array) -> float | tuple[float, ...]:
 
 
 def _same_kind(ours: Space, theirs: Space) -> bool:
-    """Whether values of `ours` can be recorded as `theirs` without becoming something else."""
+    """Whether values of the space `ours` can be recorded in the space `theirs` without loss of
+    meaning."""
     if not isinstance(ours, Box) or not isinstance(theirs, Box):
         return ours == theirs
     kinds = np.dtype(ours.dtype).kind, np.dtype(theirs.dtype).kind
@@ -357,8 +358,8 @@ def _same_kind(ours: Space, theirs: Space) -> bool:
 
 
 def _whole(raw: Any, array: Array, space: Space) -> None:
-    """Raises ValueError where integers came as something else (2.7, 300 for a byte), or where a
-    category is none. A Box's bounds are not checked: many environments stray a little."""
+    """Raise ValueError for a non-integer or out-of-range integer value (2.7, 300 for a byte), or an
+    invalid category. Box bounds are not checked: many environments exceed them slightly."""
     given = np.asarray(raw)
     if given.dtype != array.dtype and not np.array_equal(given, array):
         raise ValueError(f"{str(raw)[:80]} is not of type {space.dtype}")

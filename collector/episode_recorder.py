@@ -1,10 +1,10 @@
-"""One running episode → its trajectories. Knows nothing of environments, actors or networks.
+"""Records a running episode as trajectories. Independent of environments, actors and networks.
 
     start_episode(o0)   add_step(a0, r0, o1)   …   add_step(…, terminated or truncated) → summary
 
 An episode is one trajectory, unless it is longer than `max_steps`: then it is cut into pieces that
-share an `episode_id`, each with its `first_step`. A full piece waits for the next transition before
-it goes to the sink, so the last piece of an episode always carries the episode's end.
+share an `episode_id`, each with its `first_step`. A full piece is passed to the sink only after the
+next transition, so the last piece of an episode always contains the end of the episode.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
 BROKEN = "broken"
 """Tag: the environment failed after the last transition."""
 INTERRUPTED = "interrupted"
-"""Tag: the episode was still running when its player was stopped."""
+"""Tag: the episode was still running when the collector was stopped."""
 MAX_STEPS = 10_000
 MAX_BYTES = 16 << 20
-"""A piece of images is cut earlier: a group of trajectories must fit into one request."""
+"""Pieces with images are cut at this size: a group of trajectories must fit into one request."""
 
 LOG_PREFIX = "log/"
 _MAX_METRICS = 256
@@ -33,32 +33,32 @@ _MAX_METRICS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
-    """What became of one episode, all pieces together."""
+    """The result of one episode, over all its pieces."""
 
     index: int
-    """Number in the order of beginning, from 0."""
+    """Index in the order in which episodes started, from 0."""
     env_index: int
     seed: int | None
     policy_id: str
     total_reward: float
-    """Sum of the recorded (float32) rewards: what SQL answers as `return`."""
+    """Sum of the recorded (float32) rewards, equal to `return` in SQL."""
     length: int
     success: bool | None
     tags: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether the environment ended it, not a failure or a stop."""
+        """Whether the environment ended the episode, rather than a failure or a stop."""
         return BROKEN not in self.tags and INTERRUPTED not in self.tags
 
 
 Sink = Callable[[Trajectory, int], None]
-"""Takes a trajectory and the index of its episode."""
+"""Function of (trajectory, index of its episode)."""
 
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of the piece that is being recorded: one observation more than actions."""
+    """The data of the piece that is being recorded: one observation more than actions."""
 
     obs: list[Mapping[str, Array]]
     infos: list[Mapping[str, Array]]
@@ -70,7 +70,7 @@ class _Rows:
 class EpisodeRecorder:
     """Records one episode after another; complete trajectories go to `sink`.
 
-    Arrays handed in are kept, not copied: give it arrays that do not change later.
+    Arrays are not copied: the caller must not change them later.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class EpisodeRecorder:
         policy_id: str,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        """A new episode and its first observation."""
+        """Start an episode with its first observation."""
         assert self._rows is None, "the episode before has not ended"
         self._rows = _Rows([obs], [info_row(self._spec, info or {})])
         self._index, self._seed, self._policy_id = index, seed, policy_id
@@ -118,9 +118,9 @@ class EpisodeRecorder:
         truncated: bool,
         info: Mapping[str, Any] | None = None,
     ) -> EpisodeSummary | None:
-        """One transition and the observation after it; the summary if that ended the episode.
+        """Add one transition and the observation after it. Returns the summary if the episode ends.
 
-        `obs` may be None, for unknown, in an episode's last transition only.
+        `obs` may be None (unknown) only in the last transition of an episode.
         """
         rows = self._rows
         assert rows is not None, "no episode has begun"
@@ -137,13 +137,13 @@ class EpisodeRecorder:
             self._read(info)
         if not (terminated or truncated):
             return None
-        # A task that ended was not cut short, even if a time limit fell into the same step.
+        # An episode that terminated is not truncated, even if a time limit fell on the same step.
         return self._end(terminated, truncated and not terminated)
 
     def truncate(self, tag: str) -> EpisodeSummary | None:
         """End the running episode here: a truncated trajectory with `tag`.
 
-        None where no transition was recorded: an observation alone is no trajectory.
+        Returns None if no transition was recorded: a trajectory needs at least one.
         """
         if self._rows is None:
             return None
@@ -162,7 +162,7 @@ class EpisodeRecorder:
     def _end(self, terminated: bool, truncated: bool, tags: tuple[str, ...] = ()) -> EpisodeSummary:
         rows = self._rows
         assert rows is not None
-        self._rows = None  # over, even if the sink refuses the trajectory
+        self._rows = None  # ended, even if the sink refuses the trajectory
         self._send(rows, terminated, truncated, last=True, tags=tags)
         return EpisodeSummary(
             index=self._index,
@@ -192,7 +192,7 @@ class EpisodeRecorder:
             policy=self._policy_id or self._metadata.policy,
             tags=(*self._metadata.tags, *tags),
             started_at=rows.started_at,
-            # The episode's own numbers are known at its end only.
+            # Statistics of the episode are known only at its end.
             success=self._success if last else None,
             metrics=dict(self._metrics) if last else {},
         )
@@ -209,7 +209,7 @@ class EpisodeRecorder:
         self._sink(trajectory, self._index)
 
     def _read(self, info: Mapping[Any, Any]) -> None:
-        """Numbers that the environment reports; of each name the last one counts."""
+        """Store numbers that the environment reports; the last value of each name is kept."""
         for key, value in info.items():
             if not isinstance(key, str):
                 continue
@@ -237,9 +237,9 @@ class EpisodeRecorder:
 
 
 def info_row(spec: EnvSpec, info: Mapping[str, Any]) -> Mapping[str, Array]:
-    """The infos that a dataset keeps beside one observation; NaN where the environment has none.
+    """The infos that a dataset stores with one observation; NaN if the environment reports none.
 
-    Imported datasets have some (a simulator's state) that no environment reports as it plays.
+    Imported datasets have some infos (a simulator's state) that environments do not report.
     """
     row: dict[str, Array] = {}
     for key, space in spec.infos.items():

@@ -77,9 +77,9 @@ class EvaluationResult:
     ci_high: float
     confidence: float
     normalised: float | None
-    """0 … 100 on D4RL's scale where it has a reference for the environment."""
+    """Score on D4RL's scale (0 … 100), if D4RL has reference scores for the environment."""
     trajectories: list[Trajectory] = field(default_factory=list, repr=False)
-    """Every episode, in the order of `seeds` (long ones in several pieces)."""
+    """All episodes, in the order of `seeds` (long ones in several pieces)."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields except the trajectories."""
@@ -117,11 +117,11 @@ def evaluate_policy(
     policy_id: str = "policy",
     device: str = "cpu",
 ) -> EvaluationResult:
-    """Play one episode for each of `seeds` and summarise. Needs no service.
+    """Play one episode for each of `seeds` and summarise. Does not use the service.
 
-    `policy` is what `amago_model.load_policy` gives, or a function that makes an actor. With
-    sample=False the result depends on policy and seeds alone, not on `envs`. Raises `BrokenEnv` if
-    the environment fails: the mean of the episodes that survived is no score.
+    `policy` is the result of `amago_model.load_policy`, or a function that makes an actor. With
+    sample=False, the result depends only on policy and seeds, not on `envs`. Raises `BrokenEnv` if
+    the environment fails: the mean of the remaining episodes is not a valid score.
     """
 
     def make_env() -> Env:
@@ -207,10 +207,10 @@ def summarise(
 def run_evaluation(
     config: EvaluateConfig, console: Console, *, quiet: bool = False
 ) -> tuple[EvaluationResult, dict[str, Any]]:
-    """The command: fetch the policy, play, upload. Returns the result and where it was put.
+    """Fetch the policy, play, upload. Returns the result and notes on where it was stored.
 
-    Episodes wait in an outbox, so those that the service does not take are not lost: then the notes
-    say what is "undelivered", and the run has failed.
+    Episodes are queued in an outbox, so episodes that the service does not accept are not lost: the
+    notes then contain "undelivered", and the run has failed.
     """
     prepare(config)
     run: Run | None = None
@@ -222,11 +222,11 @@ def run_evaluation(
         envs = stack.enter_context(open_envs(make_env, min(config.envs, config.episodes)))
         interface = configured_interface(config, envs[0])
         policy_id, player = _player(config, client)
-        if isinstance(player, ActingPolicy):  # before anything is made at the service
+        if isinstance(player, ActingPolicy):  # before anything is created at the service
             interface.check_policy(player.spaces, policy_id)
         if config.upload:
             dataset = config.dataset or f"eval-{slug(config.env)}"
-            # Never fewer than are about to come: a score whose episodes are gone proves nothing.
+            # At least the number of new episodes: a score must not lose its episodes.
             keep = max(config.keep, config.episodes) if config.keep else None
             interface = open_dataset(
                 client,
@@ -290,7 +290,7 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
 
 
 def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[str, Any]:
-    """Send episodes and score; where they are."""
+    """Send episodes and score. Returns where they are stored."""
     for trajectory in result.trajectories:
         run.outbox.put(trajectory)
     run.outbox.flush(config.drain_timeout)

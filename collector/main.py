@@ -1,5 +1,5 @@
-"""`stepwell collect` and `stepwell evaluate`: the command line. A wrong word is reported before
-torch and environments load. What the commands do is in collect.py and evaluate.py."""
+"""Command lines of `stepwell collect` and `stepwell evaluate`. Invalid arguments are reported
+before torch and environments are loaded. The commands are in collect.py and evaluate.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evaluate(argv: list[str] | None = None) -> int:
     """stepwell evaluate"""
     out, console = Console(), Console(stderr=True)
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in words  # how to print is no setting of the evaluation
+    as_json = "--json" in words  # the output format is not a setting of the evaluation
     try:
         words = [word for word in words if word != "--json"]
         config = parse(EvaluateConfig, words, "stepwell evaluate")

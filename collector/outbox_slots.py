@@ -1,11 +1,11 @@
-"""Outbox slots: each collector on a machine holds one, and takes over what dead ones left.
+"""Outbox slots: each collector on a machine uses one, and takes over those of ended collectors.
 
-    stepwell-outbox/my-data/0    locked by a living collector
+    stepwell-outbox/my-data/0    locked by a running collector
     stepwell-outbox/my-data/1    free: the next collector's slot
-    stepwell-outbox/my-data/2    left by a dead collector: the next one sends what waits there
+    stepwell-outbox/my-data/2    left by an ended collector: the next one sends the queued data
 
-The root is STEPWELL_OUTBOX, or stepwell-outbox in the current folder. A collector that was given a
-directory also looks beside it for outboxes to take over.
+The root is STEPWELL_OUTBOX, or stepwell-outbox in the current directory. A collector with a
+configured directory also searches that directory's siblings for outboxes to take over.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def open_outbox(
     max_bytes: int = 8 << 30,
     say: Callable[[str], object] = log.info,
 ) -> Outbox:
-    """An outbox in `directory`, or in the first free slot, which takes over what dead collectors of
-    this dataset left. Raises `OutboxError`."""
+    """Open an outbox in `directory`, or in the first free slot. It takes over the data that ended
+    collectors of this dataset left. Raises `OutboxError`."""
     created_at = client.dataset(dataset).created_at
     wanted = Destination(dataset, partition, client.url, created_at)
 
@@ -67,7 +67,7 @@ def open_outbox(
 
 
 def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox]) -> Outbox:
-    """In the first slot below `parent` that is not in use and holds nothing for another dataset."""
+    """Open the first slot below `parent` that is not in use and has no data of other datasets."""
     for number in range(MAX_SLOTS):
         folder = parent / str(number)
         try:
@@ -80,7 +80,7 @@ def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox])
 
 
 def _beside(directory: Path, default: Path) -> Iterator[Path]:
-    """Folders that may be outboxes of dead collectors."""
+    """Folders that may be outboxes of ended collectors."""
     own = directory.resolve()
     for parent in dict.fromkeys((own.parent, default.resolve())):
         with contextlib.suppress(OSError):
@@ -88,10 +88,10 @@ def _beside(directory: Path, default: Path) -> Iterator[Path]:
 
 
 def _left_for(folder: Path, destination: Destination) -> bool:
-    """Whether it is an outbox of the same user and dataset in which something waits."""
+    """Whether `folder` is an outbox of the same user and dataset with queued data."""
     try:
         if os.name != "nt" and folder.stat().st_uid != os.getuid():
-            return False  # in a shared folder: data of other users is not sent with our token
+            return False  # do not send other users' data with this token
         theirs = Destination.read(folder)
         return bool(entries(folder)) and theirs is not None and theirs.is_the_same(destination)
     except (OSError, OutboxError):

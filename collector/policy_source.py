@@ -1,11 +1,11 @@
-"""The policy to play: fetched from a run, and kept fresh by a thread that polls with an ETag.
+"""The policy to play: fetched from a run, and updated by a thread that polls with an ETag.
 
-    run         the newest version, again and again      run/best    an alias, again and again
-    run/7       that version, once
+    run         the newest version, polled               run/best    an alias, polled
+    run/7       that version, fetched once
 
 Acting never waits for the network: it reads `current`. After any error (service down, damaged
-bytes, a policy for another environment) the last policy stays, and `last_error` says why.
-policy_actor.py decides when to use a newer policy: as an episode starts.
+bytes, a policy for another environment), the last policy stays in use, and `last_error` contains
+the reason. policy_actor.py switches to a newer policy at the start of an episode.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from stepwell.errors import Busy, NotFound, ServiceUnreachable, StepwellError
 class PolicySource:
     """Holds the newest policy of `reference`.
 
-    `accept` is called with every policy before it is used, and refuses by raising. After `start` a
-    thread polls every `every` seconds.
+    `accept` is called with every policy before it is used, and raises to reject it. After `start`,
+    a thread polls every `every` seconds.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PolicySource:
 
     @property
     def last_error(self) -> str:
-        """Why the last attempt brought nothing; empty after one that worked."""
+        """Why the last attempt failed; empty after a successful one."""
         return (self._loop.trouble if self._loop is not None else "") or self._waited_for
 
     @property
@@ -66,11 +66,11 @@ class PolicySource:
         return self._current is not None
 
     def poll(self) -> bool:
-        """Ask once; True if there is a new policy. Raises errors of service and `load_policy`."""
+        """Poll once; True if there is a new policy. Raises errors of service and `load_policy`."""
         found = self._client.download_policy(self.run, self.which, etag=self._etag)
         if found is None:
             return False
-        # Noted before it is read: bytes that cannot be used are not fetched again and again.
+        # Stored before loading, so that unusable bytes are not fetched repeatedly.
         self._etag = found.etag
         policy: ActingPolicy = load_policy(found.data, device=self._device)
         policy.eval()
@@ -82,10 +82,10 @@ class PolicySource:
         return True
 
     def wait(self, should_stop: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Until there is a policy (True), or `should_stop`, or `timeout` seconds have passed.
+        """Wait until there is a policy (True), `should_stop`, or `timeout` seconds have passed.
 
-        Waits for the run and its first policy to appear and for the service to answer; other
-        trouble (no rights, unusable bytes) will not pass by itself and is raised.
+        Waits for the run and its first policy to exist and for the service to respond. Other errors
+        (no permission, unusable bytes) do not resolve without intervention and are raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not should_stop():
@@ -101,7 +101,7 @@ class PolicySource:
         return False
 
     def start(self) -> None:
-        """Begin to poll; a numbered version never changes and is not polled."""
+        """Start polling. A numbered version never changes and is not polled."""
         if self.which.isdigit() or self._loop is not None:
             return
         self._loop = BackgroundLoop(

@@ -1,6 +1,6 @@
-"""A run at the service: its dataset, the outbox of its episodes, and how it ended.
+"""A run at the service: its dataset, the outbox of its episodes, and its end status.
 
-What collecting and evaluating share before and after they play; playing itself is rollout.py.
+Code shared by `collect` and `evaluate` before and after playing; rollout.py plays the episodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stepwell.outbox import Outbox
 
 
 def slug(text: str, limit: int = 40) -> str:
-    """A piece of a name: lower case letters, digits, dots, dashes."""
+    """Convert text to a part of a name: lower-case letters, digits, dots, dashes."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit].strip("-.") or "x"
 
 
@@ -40,7 +40,7 @@ def unique_name(*parts: str) -> str:
 
 
 def prepare(config: EnvironmentConfig) -> None:
-    """Once per process: threads, device and plug-ins. Raises `EnvError`."""
+    """Set up threads, device and plug-ins, once per process. Raises `EnvError`."""
     torch.set_num_threads(config.threads)
     try:
         torch.empty(0, device=config.device)
@@ -72,7 +72,7 @@ def open_dataset(
     capacity: Capacity | None = None,
     description: str = "",
 ) -> Interface:
-    """The interface that records under the spec of dataset `name`, which is made if missing."""
+    """The interface that records with the spec of dataset `name`, which is created if missing."""
     try:
         spec = client.spec(name)
     except NotFound as error:
@@ -92,7 +92,7 @@ def open_dataset(
 
 @dataclass(slots=True)
 class Run:
-    """A run that plays. Set `status` and `problem` before it ends."""
+    """A run of a collector or evaluation. Set `status` and `problem` before it ends."""
 
     client: Client
     name: str
@@ -101,11 +101,11 @@ class Run:
     worker: str
     """Name of this process at the service."""
     status: str = "finished"
-    """How it ends if nothing fails."""
+    """End status if no exception is raised."""
     problem: str = ""
-    """What failed without an exception."""
+    """A failure that did not raise an exception."""
     undelivered: str = ""
-    """Once it has ended: what the service has not taken, and why. Empty if it has all."""
+    """After the end: the data that the service did not receive, and why. Empty if it has all."""
     _heartbeat: Heartbeat | None = None
 
     def start_heartbeat(
@@ -114,7 +114,8 @@ class Run:
         on_command: Callable[[str], object] | None = None,
         every: float = 2.0,
     ) -> None:
-        """Until the run is closed; arguments as of `stepwell.heartbeat.Heartbeat`."""
+        """Send heartbeats until the run is closed; arguments as for
+        `stepwell.heartbeat.Heartbeat`."""
         self._heartbeat = Heartbeat(
             self.client,
             self.worker,
@@ -131,7 +132,7 @@ class Run:
         return self._heartbeat.command if self._heartbeat is not None else "none"
 
     def close(self, error: BaseException | None = None) -> None:
-        """Report how the run ended, at once or with what waits in the outbox."""
+        """Report how the run ended, immediately or after the data queued in the outbox."""
         self.undelivered = "; ".join(filter(None, (self.outbox.undelivered(), self.problem)))
         reason = "; ".join(filter(None, (reason_of(error), self.undelivered)))
         if error is not None:
@@ -159,8 +160,8 @@ def open_run(
 ) -> Iterator[Run]:
     """A run with an outbox for its episodes (`outbox`: options of `open_outbox`).
 
-    When the block ends, how it ended is reported. `say` prints what was taken over from earlier
-    collectors, and what is left behind where the block raises.
+    At the end of the block, the end status is reported. `say` prints the data taken over from
+    earlier collectors and, if the block raises, the data that was not sent.
     """
     with contextlib.ExitStack() as stack:
         box = open_outbox(
@@ -190,7 +191,7 @@ def open_run(
 
 
 def reason_of(error: BaseException | None) -> str:
-    """An error as a run's row states it."""
+    """The text of an error for the run's database row."""
     if error is None:
         return ""
     if isinstance(error, KeyboardInterrupt):

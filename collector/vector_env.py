@@ -1,4 +1,4 @@
-"""A gymnasium vector environment as episodes. The only file that knows gymnasium's autoreset modes.
+"""Converts a gymnasium vector environment to episodes. Only this file handles autoreset modes.
 
 One sub-environment, an episode of two steps, then the next episode:
 
@@ -35,8 +35,8 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One transition. `obs` is the observation after it, also at the end of an episode; None where
-    the vector environment overwrote it."""
+    """One transition. `obs` is the observation after it, also at the end of an episode; None if the
+    vector environment overwrote it."""
 
     obs: Arrays | None
     reward: float
@@ -70,7 +70,7 @@ class VectorEnvAdapter:
         return self._started and self._mode is not AutoresetMode.DISABLED
 
     def reset(self, seeds: Mapping[int, int | None]) -> dict[int, Reset]:
-        """Begin an episode in each sub-environment named, with its seed."""
+        """Start an episode in each sub-environment in `seeds`, with its seed."""
         assert not self.resets_itself
         options = None
         if self._started:
@@ -85,7 +85,7 @@ class VectorEnvAdapter:
         return {i: Reset(encode(rows[i]), _info_of(infos, i)) for i in seeds}
 
     def step(self, actions: Arrays, playing: Sequence[bool]) -> Iterator[tuple[int, Reset | Step]]:
-        """One step in all; yields (index, event). `actions` [N, *shape] count where `playing`."""
+        """Step all; yields (index, event). `actions` [N, *shape] are used where `playing`."""
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
             # All are stepped, and gymnasium refuses to step one that has ended.
             self.reset(dict.fromkeys(np.flatnonzero(self._ended).tolist()))
@@ -113,7 +113,7 @@ class VectorEnvAdapter:
             last = self._interface.encode_observation(info.pop("final_obs"))
             final_info = info.pop("final_info", {})
             # Gymnasium keeps a reference: an environment that writes all observations into one
-            # buffer has overwritten the final one by now. Then it is unknown.
+            # buffer has already overwritten the final one. Then it is unknown.
             lost = all(np.array_equal(last[key], after[key]) for key in last)
             yield i, replace(step, obs=None if lost else last, info=final_info)
             yield i, Reset(after, info)
