@@ -1,12 +1,12 @@
-"""A daemon thread that calls a function again and again, whatever it raises, and shows its errors.
+"""A daemon thread that calls a function repeatedly and records its errors.
 
     loop = BackgroundLoop("leases", self._renew_all, every=30.0)
     loop.start()
-    loop.trouble      # why the last call failed; "" after one that did not
+    loop.trouble      # error of the last call; "" if it succeeded
     loop.stop()
 
-A plain thread ends silently with the first unexpected exception. The owner of a loop shows its
-`trouble`: in a worker's heartbeat, in the service's /readyz.
+A plain thread ends silently with the first unexpected exception. This loop continues, and its owner
+reports `trouble` in a worker's heartbeat or in /readyz of the service.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Self
 log = logging.getLogger(__name__)
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
 LONGEST_RETRY_AFTER = 300.0
-"""Seconds that a service may ask a loop to wait."""
+"""Maximum `retry_after` that a loop accepts, in seconds."""
 
 
 class BackgroundLoop:
-    """Calls `work` every `every` seconds until `stop`, whatever it raises.
+    """Calls `work` every `every` seconds until `stop`, even if it raises.
 
-    After an error the next call comes `FIRST_WAIT` seconds later, then twice as many, at most
-    `longest_wait`, with jitter, and not before the error's `retry_after`. Errors of the kinds
-    `expected` (an absent service) are only kept in `trouble`; any other is a defect: `report` is
-    called with it, once until `work` succeeds or fails in another way. The default logs it with its
-    traceback.
+    After an error, the next call follows after `FIRST_WAIT` seconds. The wait doubles with each
+    further error up to `longest_wait`, with jitter, and is at least `retry_after` of the error.
+    Errors of the types `expected` (such as an unreachable service) only set `trouble`. Any other
+    error is a defect: `report` is called with it, and not again until `work` succeeds or raises
+    a different error. By default it is logged with its traceback.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class BackgroundLoop:
         self._longest_wait, self._expected = longest_wait, expected
         self._report = report or _log
         self.failures = 0
-        """Calls that raised."""
+        """Number of calls that raised."""
         self.last_error = ""
-        """Why the last call failed; empty after one that did not."""
+        """Error of the last call; empty if it succeeded."""
         self._trouble = ""
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -63,11 +63,11 @@ class BackgroundLoop:
         return self
 
     def wake(self) -> None:
-        """Call `work` now, also where it would wait after an error."""
+        """Call `work` now, even during the wait after an error."""
         self._wake.set()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """No more calls. Waits for the running one, at most `timeout` seconds; whether it ended."""
+        """Stop calling `work`. Waits up to `timeout` seconds for the thread; True if it ended."""
         self._stopping.set()
         self._wake.set()
         if self._thread.ident is None or self._thread is threading.current_thread():
@@ -76,14 +76,14 @@ class BackgroundLoop:
         return not self._thread.is_alive()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until `work` itself has called `stop`; whether the thread ended."""
+        """Wait until `work` has called `stop`. Returns whether the thread ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self.alive
 
     @property
     def stopping(self) -> bool:
-        """For a long `work`: whether `stop` was called."""
+        """Whether `stop` was called, for a long-running `work` to check."""
         return self._stopping.is_set()
 
     @property
@@ -92,7 +92,7 @@ class BackgroundLoop:
 
     @property
     def trouble(self) -> str:
-        """Why the last call failed, or that the thread is gone; empty where all is well."""
+        """Error of the last call, or a note that the thread has ended; empty if there is none."""
         if self._thread.ident is not None and not self.alive and not self.stopping:
             return f"{self.name}: its thread is gone"  # in the child of a fork, for instance
         return self._trouble
@@ -104,9 +104,9 @@ class BackgroundLoop:
         while not self.stopping:
             try:
                 self._work()
-            except BaseException as error:  # SystemExit, too: it would end the thread silently
+            except BaseException as error:  # includes SystemExit, which ends a thread silently
                 wait = min(2 * wait or FIRST_WAIT, self._longest_wait)
-                with contextlib.suppress(Exception):  # a full disk under the log, say
+                with contextlib.suppress(Exception):  # for instance, the disk of the log is full
                     self._note(error)
                 self._pause(max(wait * random.uniform(0.5, 1.0), retry_after(error)))
             else:
@@ -130,7 +130,7 @@ class BackgroundLoop:
 
 
 def retry_after(error: BaseException) -> float:
-    """Seconds that a service asked us to wait; 0 where it did not ask for a sensible number."""
+    """Return `retry_after` of an error in seconds; 0 if it is missing or invalid."""
     seconds = getattr(error, "retry_after", None)
     if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         return 0.0

@@ -41,7 +41,7 @@ class Entry:
     """One waiting file."""
 
     number: int
-    """Its place in the order of sending."""
+    """Position in the sending order."""
     id: str
     """A trajectory's id, a policy's version, or a step."""
     crc: int
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """A key of `_outbox_kinds.KINDS`."""
+        """The kind, a key of `_outbox_kinds.KINDS`."""
         return self.path.suffix[1:]
 
 
@@ -63,33 +63,34 @@ def entry(path: Path) -> Entry | None:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """What waits in `folder`, in the order of sending."""
+    """Return the waiting items of `folder` in sending order."""
     found = [e for path in folder.glob("*.*") if (e := entry(path)) is not None]
     return sorted(found, key=lambda e: e.number)
 
 
 def place(folder: Path, number: int, id: str, crc: int, kind: str) -> Path:  # noqa: A002
-    """Where an item waits in `folder`."""
+    """Return the path of a waiting item in `folder`."""
     return folder / f"{number:012d}-{id}-{crc:08x}.{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the items of an outbox go."""
+    """The destination of the items of an outbox."""
 
     dataset: str = ""
-    """Of trajectories; "" in the outbox of a training run."""
+    """Dataset of the trajectories; "" in the outbox of a training run."""
     partition: str = "fifo"
     url: str = ""
-    """Of the service, when the outbox was last opened; "" if unknown."""
+    """URL of the service when the outbox was last opened; "" if unknown."""
     created_at: float | None = None
-    """Of the dataset: it tells it from one of the same name at another service."""
+    """Creation time of the dataset, which distinguishes it from one of the same name on another
+    service."""
     run: str = ""
     """The training run whose metrics, log and policies wait here."""
 
     @classmethod
     def read(cls, folder: Path) -> Destination | None:
-        """The destination of an outbox; None where `folder` is none. Raises `OutboxError`."""
+        """Read the destination; None if `folder` is not an outbox. Raises `OutboxError`."""
         path = folder / ABOUT
         try:
             return _DESTINATION.validate_json(path.read_bytes())
@@ -120,8 +121,9 @@ class Destination:
         return mine == theirs
 
     def is_the_same(self, other: Destination) -> bool:
-        """Whether it is one dataset: at the same address, or created at the same moment. A service
-        may move, and another one may have a dataset of the same name."""
+        """Whether both are the same dataset: same names, and same URL (an unknown URL counts as the
+        same) or same creation time. A service may move, and another service may have a dataset of
+        the same name."""
         same_url = not self.url or not other.url or self.url == other.url
         same_birth = self.created_at is not None and self.created_at == other.created_at
         return self.names_the_same(other) and (same_url or same_birth)
@@ -131,37 +133,37 @@ _DESTINATION = TypeAdapter(Destination)
 
 
 def lock(folder: Path) -> IO[str]:
-    """The lock of an outbox, held until the file is closed. Raises `OutboxInUse`, OSError."""
+    """Lock an outbox until the returned file is closed. Raises `OutboxInUse`, OSError."""
     return take_lock(
         folder / LOCK,
         lambda pid: OutboxInUse(f"the outbox {folder} is used by process {pid or '?'}"),
     )
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- summaries ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What lies in one outbox."""
+    """The contents of one outbox."""
 
     folder: Path
     destination: Destination
     waiting: int
     bytes: int
     kinds: dict[str, int]
-    """How many items of each kind wait."""
+    """Number of waiting items of each kind."""
     oldest: float | None
-    """When the oldest of them was queued, in Unix seconds."""
+    """Unix time at which the oldest of them was queued."""
     rejected: int
     reasons: dict[str, int]
-    """Why the service refused them → how many."""
+    """Number of rejected items by the reason for refusal."""
     damaged: int
     held_by: int | None
 
 
 def summarise(folder: Path) -> Summary | None:
-    """What lies in an outbox; None where `folder` is none. Raises `OutboxError`."""
+    """Summarise an outbox; None if `folder` is not an outbox. Raises `OutboxError`."""
     destination = Destination.read(folder)
     if destination is None:
         return None
@@ -174,7 +176,7 @@ def summarise(folder: Path) -> Summary | None:
         try:
             status = path.stat()
         except FileNotFoundError:
-            continue  # sent meanwhile
+            continue  # sent in the meantime
         kinds[match[4]] += 1
         size += status.st_size
         oldest = status.st_mtime if oldest is None else min(oldest, status.st_mtime)
@@ -194,12 +196,12 @@ def summarise(folder: Path) -> Summary | None:
 
 
 def set_aside(folder: Path) -> list[Path]:
-    """The items in rejected/ or damaged/, without the reasons beside them."""
+    """Return the items in rejected/ or damaged/, without the files that give the reasons."""
     return [p for p in sorted(folder.glob("*.*")) if p.suffix != ".json" and p.name[0] != "."]
 
 
 def reason_of(rejected: Path) -> str:
-    """Why an item in rejected/ was refused, as the note beside it says."""
+    """Return why an item in rejected/ was refused, from its .json file."""
     try:
         problem = json.loads(rejected.with_suffix(".json").read_text())
         return str(problem.get("detail") or problem.get("code") or "no reason given")
@@ -208,7 +210,7 @@ def reason_of(rejected: Path) -> str:
 
 
 def find_outboxes(root: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """`root` if it is an outbox, and every outbox below it; not in hidden folders."""
+    """Yield `root` if it is an outbox, and every outbox below it, except in hidden folders."""
     if (root / ABOUT).is_file():
         yield root
         return
@@ -224,5 +226,5 @@ def find_outboxes(root: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def default_root() -> Path:
-    """Where collectors keep their outboxes by default: STEPWELL_OUTBOX, or ./stepwell-outbox."""
+    """Return the default folder of outboxes: STEPWELL_OUTBOX, or ./stepwell-outbox."""
     return Path(os.environ.get(ROOT) or DEFAULT_ROOT)

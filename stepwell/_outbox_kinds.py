@@ -1,14 +1,15 @@
-"""What an outbox holds: how an item of each kind is written, read back, and sent.
+"""The kinds of items in an outbox: how each is written, read and sent.
 
-    kind     a file contains                                          one request takes
+    kind     a file contains                                          limit of one request
     arrow    a trajectory (codec.py)                                  16 of one schema
     metrics  {"run", "points": [MetricPoint, …]} of one step          1 MB of one run
     log      {"run", "text"}: lines of a run's log                    40 of one run
     policy   {"run", "version", "metadata"} and a newline, the bytes  one
     ending   {"run", "status", "error", "at"}: how a run ended        one
 
-`parse` returns (what items must share to travel together, the content). Sending an item twice is
-harmless: by id, by (key, step), by version; of log lines the service is asked what it has already.
+`parse` returns (shared, content): items in one request must have equal `shared`. Sending an item
+twice is harmless, because the service matches it by id, (key, step) or version. Log lines are
+compared with the log on the service first.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ class Kind:
     """How items of one kind are read and sent."""
 
     one: str
-    """For people: what one item is called."""
+    """Display name of one item."""
     many: str
     most: int
-    """Items in one request, at most."""
+    """Maximum number of items in one request."""
     parse: Callable[[Entry, bytes], Parsed]
-    """(shared, content). Raises ValueError where the bytes are not such an item."""
+    """Returns (shared, content). Raises ValueError if the bytes are not such an item."""
     send: Send
-    """(client, destination, shared, contents, repeated) → what became of each by id, or None where
-    the service has taken all of them. `repeated`: an earlier attempt may have reached the service.
-    Raises errors of the service."""
+    """(client, destination, shared, contents, repeated) → the result of each item by id, or None if
+    the service has accepted all of them. `repeated`: an earlier attempt may have reached the
+    service. Raises errors of the service."""
 
     def count(self, number: int) -> str:
         return f"{number} {self.one if number == 1 else self.many}"
@@ -59,7 +60,7 @@ def policy_item(run: str, version: int, data: bytes, metadata: dict[str, Any]) -
 
 
 def _parse_trajectory(entry: Entry, data: bytes) -> Parsed:
-    """(schema, batch): `put` has encoded it, so it is sent as it is."""
+    """Return (schema, batch). `put` has already encoded the trajectory."""
     stream = TrajectoryStream(data)
     ((_, metadata),) = stream.batches()
     if (found := read_header(metadata).get("id")) != entry.id:
@@ -94,7 +95,7 @@ def _send_metrics(
 def _send_log(
     client: Client, destination: Destination, run: Any, contents: Sequence[Any], repeated: bool
 ) -> None:
-    """Appending is not idempotent: after a lost answer the service is asked what it has."""
+    """Append log lines. Since appending is not idempotent, compare with the log after a retry."""
     del destination
     there, texts = client.run_log(run) if repeated else "", [str(c["text"]) for c in contents]
     known = (n for n in range(len(texts), 0, -1) if there.endswith("".join(texts[:n])))
@@ -119,7 +120,7 @@ def _send_policy(
 def _send_ending(
     client: Client, destination: Destination, run: Any, contents: Sequence[Any], repeated: bool
 ) -> None:
-    """Unless the run has gone on since, or is gone."""
+    """Report how a run ended, unless the run was resumed or deleted since."""
     del destination, repeated
     (content,) = contents
     try:
@@ -131,16 +132,16 @@ def _send_ending(
 
 
 KINDS = {
-    # First: what else arrives for a run says that the run is alive.
+    # First, because any other request for a run counts as its heartbeat.
     "ending": Kind("end of a run", "ends of runs", 1, _parse_json, _send_ending),
     "arrow": Kind("trajectory", "trajectories", 16, _parse_trajectory, _send_trajectories),
     "metrics": Kind("step of metrics", "steps of metrics", 500, _parse_json, _send_metrics),
     "log": Kind("log entry", "log entries", 40, _parse_json, _send_log),
     "policy": Kind("policy", "policies", 1, _parse_policy, _send_policy),
 }
-"""By suffix of the file, in the order in which they are sent."""
+"""Kinds by file suffix, in the order in which they are sent."""
 
 
 def describe(kinds: dict[str, int]) -> str:
-    """For people, for instance "3 steps of metrics, 1 policy"."""
+    """Return a description such as "3 steps of metrics, 1 policy"."""
     return ", ".join(KINDS[kind].count(kinds[kind]) for kind in KINDS if kinds.get(kind))

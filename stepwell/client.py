@@ -75,7 +75,7 @@ ROLES = ("train", "collect", "evaluate")
 
 @dataclass(frozen=True, slots=True)
 class DownloadedPolicy:
-    """A policy file as it was published, its digest checked."""
+    """The bytes of a published policy file, with a verified digest."""
 
     data: bytes
     version: int
@@ -85,17 +85,17 @@ class DownloadedPolicy:
 
 
 class Client(Transport):
-    """A service's client. Thread-safe; close it, or use it in a `with` block.
+    """A client of the service. Thread-safe; close it, or use it in a `with` block.
 
     `url` and `token` default to STEPWELL_URL (http://127.0.0.1:8000) and STEPWELL_TOKEN. `timeout`
-    is how many seconds one answer may take. Calls that can be repeated are, for up to `retry_for`
-    seconds, when the service does not answer or asks for patience. `transport` replaces the
-    network (tests). Every method raises errors of `stepwell.errors` only.
+    limits one response, in seconds. Repeatable calls are retried for up to `retry_for` seconds when
+    the service does not answer or is busy. `transport` replaces the network in tests. Every method
+    raises only the errors in `stepwell.errors`.
     """
 
     @functools.cached_property
     def _specs(self) -> dict[str, EnvSpec]:
-        """By dataset, as far as they are known."""
+        """Cached specs by dataset name."""
         return {}
 
     def __enter__(self) -> Client:
@@ -110,21 +110,24 @@ class Client(Transport):
     def with_options(
         self, *, timeout: float | None = None, retry_for: float | None = None
     ) -> Client:
-        """A client over the same connections with other patience; closing either closes both."""
+        """Return a client with other timeouts that shares these connections.
+
+        Closing either client closes both.
+        """
         other = copy.copy(self)
         other.timeout = self.timeout if timeout is None else timeout
         other.retry_for = self.retry_for if retry_for is None else retry_for
         return other
 
     def health(self) -> Health:
-        """Version, database revision, and why it is degraded if it is."""
+        """Return version, database revision, and the reason if the service is degraded."""
         response = self.call("GET", "/healthz", fine=(503,))
         if response.headers.get("Content-Type", "").startswith(PROBLEM):
             self.raise_for(response)
         return self.parse(Health, response)
 
     def ready(self) -> bool:
-        """Whether the service answers and is ready; False rather than an error."""
+        """Whether the service is ready. Returns False instead of raising an error."""
         try:
             return self.with_options(timeout=5.0, retry_for=0.0).call("GET", "/readyz").is_success
         except (ServiceUnreachable, ServiceError):
@@ -153,11 +156,11 @@ class Client(Transport):
         tags: Sequence[str] = (),
         exist_ok: bool = False,
     ) -> Dataset:
-        """Register a dataset: every trajectory in it will have the layout of `spec`.
+        """Create a dataset whose trajectories all have the layout of `spec`.
 
-        `capacity` limits the fifo partition, for instance {"trajectories": 10_000}. With
-        `exist_ok`, a dataset of the same layout is returned as it is. Raises `Conflict` where one
-        of that name exists.
+        `capacity` limits the fifo partition, for instance {"trajectories": 10_000}. Raises
+        `Conflict` if a dataset of that name exists. With `exist_ok`, an existing dataset of the
+        same layout is returned unchanged instead.
         """
         body = request(
             messages.CreateDataset,
@@ -186,15 +189,15 @@ class Client(Transport):
         return made
 
     def datasets(self) -> list[Dataset]:
-        """All datasets, by name."""
+        """Return all datasets, sorted by name."""
         return self.items(Dataset, "/v1/datasets")
 
     def dataset(self, name: str) -> Dataset:
-        """One dataset with its numbers. Raises `NotFound`."""
+        """Return one dataset with its statistics. Raises `NotFound`."""
         return self.ask(Dataset, "GET", route("datasets", name))
 
     def spec(self, name: str) -> EnvSpec:
-        """The EnvSpec of a dataset, asked for once and remembered."""
+        """Return the EnvSpec of a dataset. It is requested once and then cached."""
         return self._specs.get(name) or self._remember(name, self.dataset(name))
 
     def _remember(self, name: str, dataset: Dataset) -> EnvSpec:
@@ -219,7 +222,7 @@ class Client(Transport):
         self._specs.pop(name, None)
 
     def flush(self, name: str) -> messages.FlushResult:
-        """Seal now: whatever was acknowledged before is in SQL `steps` afterwards."""
+        """Seal now: move all acknowledged trajectories into shards, so that they are in `steps`."""
         return self.ask(
             messages.FlushResult,
             "POST",
@@ -239,12 +242,13 @@ class Client(Transport):
         partition: str = "fifo",
         wait_sealed: bool = False,
     ) -> IngestResult:
-        """Store trajectories; returns once they are durable, with one item for each, in order.
+        """Store trajectories. Returns once they are durable, with one item for each, in order.
 
-        Safe to repeat: ids make it exactly once. An item may be `refused` or `conflict`; that does
-        not raise and does not stop the others. Large sequences travel in several bodies of about
-        16 MB; an error then leaves earlier ones stored. Raises `InvalidTrajectory` before
-        anything is sent where one does not fit `spec` (default: the dataset's).
+        Safe to repeat: the service stores each id once. An item may be `refused` or `conflict`;
+        this does not raise and does not affect the other items. Large sequences are sent in several
+        requests of about 16 MB; if one fails, the earlier ones remain stored. Raises
+        `InvalidTrajectory` before anything is sent if a trajectory does not fit `spec` (default:
+        the spec of the dataset).
         """
         trajectories = list(trajectories)
         if not trajectories:
@@ -264,7 +268,7 @@ class Client(Transport):
     def post_stream(
         self, dataset: str, stream: bytes, *, partition: str = "fifo", wait_sealed: bool = False
     ) -> IngestResult:
-        """`post` for trajectories that `stepwell.codec.encode` has encoded already, in one body."""
+        """Like `post`, for a body already encoded by `stepwell.codec.encode`."""
         return self.ask(
             IngestResult,
             "POST",
@@ -292,8 +296,8 @@ class Client(Transport):
 
             client.add("my-data", obs=o, actions=a, rewards=r, terminated=True, env="Maze-v1")
 
-        obs [T+1, …] (or [T, …] where the last is unknown), actions [T, …], rewards [T]. Raises
-        `InvalidTrajectory`, or `BadRequest` / `Conflict` where the service refuses it.
+        obs [T+1, …] (or [T, …] if the last observation is unknown), actions [T, …], rewards [T].
+        Raises `InvalidTrajectory`, or `BadRequest` / `Conflict` if the service refuses it.
         """
         spec = self.spec(dataset)
         metadata.setdefault("env", spec.env)
@@ -330,12 +334,13 @@ class Client(Transport):
         timeout: float = 600.0,
         **options: Any,
     ) -> Job:
-        """Upload an offline dataset file, all or nothing; the service parses it as a job.
+        """Upload an offline dataset file, all or nothing; the service parses it in a job.
 
-        `format` ("d4rl" or "npz") follows from the suffix .hdf5, .h5 or .npz. `create` makes the
-        dataset from what the file holds. `progress(done, total)` counts bytes sent. With `wait`,
-        returns the finished job (its `result` counts what was stored) or raises `JobFailed`; else
-        the queued job. Further options go to the importer (docs/own_data.md lists them).
+        `format` ("d4rl" or "npz") defaults to that of the suffix .hdf5, .h5 or .npz. `create`
+        creates the dataset with the layout of the file. `progress(done, total)` is called with
+        the bytes sent. With `wait`, returns the finished job (its `result` counts what was stored)
+        or raises `JobFailed`; otherwise returns the queued job. Other options are passed to the
+        importer (docs/own_data.md lists them).
         """
         file = Path(path)
         kind = format or FORMATS.get(file.suffix.lower())
@@ -373,11 +378,11 @@ class Client(Transport):
         return self.wait_job(job.id, timeout) if wait else job
 
     def job(self, job_id: str) -> Job:
-        """A job as it stands."""
+        """Return the current state of a job."""
         return self.ask(Job, "GET", route("jobs", job_id))
 
     def jobs(self) -> list[Job]:
-        """All jobs the service remembers, newest first."""
+        """Return all jobs that the service still lists, newest first."""
         return self.items(Job, "/v1/jobs")
 
     def wait_job(
@@ -404,7 +409,7 @@ class Client(Transport):
             pause = min(pause * 1.5, 0.5)
 
     def cancel_job(self, job_id: str) -> None:
-        """Ask a job to end; what it began is undone."""
+        """Request that a job stop. The service undoes its partial work."""
         self.call("DELETE", route("jobs", job_id))
 
     # --- trajectories out -------------------------------------------------------------------
@@ -424,9 +429,10 @@ class Client(Transport):
         limit: int = 100,
         cursor: str | None = None,
     ) -> messages.Page[messages.TrajectoryInfo]:
-        """One page of the index, `limit` rows of it.
+        """Return one page of the index with up to `limit` rows.
 
-        `order` is a column, with - for descending; `cursor` is `next` of the previous page.
+        `order` is a column name; a leading - means descending. `cursor` is `next` of the previous
+        page.
         """
         filters = {"partition": partition, "env": env, "policy": policy, "run": run}
         filters |= {"purpose": purpose, "state": state, "tag": tag, "order": order}
@@ -435,11 +441,11 @@ class Client(Transport):
         return self.ask(page, "GET", route("datasets", dataset, "trajectories"), params=params)
 
     def trajectory(self, trajectory_id: str) -> messages.TrajectoryInfo:
-        """What the index knows of one trajectory. Raises `NotFound`, or `Gone` if evicted."""
+        """Return the index row of one trajectory. Raises `NotFound`, or `Gone` if evicted."""
         return self.ask(messages.TrajectoryInfo, "GET", route("trajectories", trajectory_id))
 
     def steps(self, trajectory_id: str) -> Trajectory:
-        """One whole trajectory, bit by bit as it was posted."""
+        """Return one whole trajectory, bit for bit as it was posted."""
         response = self.call("GET", route("trajectories", trajectory_id, "steps"), accept=ARROW)
         _, decoded = decode(response.content)
         if len(decoded) != 1 or decoded[0].id != trajectory_id:
@@ -459,7 +465,7 @@ class Client(Transport):
         notes: str | None = None,
         partition: str | None = None,
     ) -> messages.TrajectoryInfo:
-        """Label it, or protect it with partition="protected". Lists replace the old ones."""
+        """Change labels, or protect with partition="protected". New lists replace the old ones."""
         body = request(
             messages.PatchTrajectory, tags=tags, flags=flags, notes=notes, partition=partition
         )
@@ -477,12 +483,12 @@ class Client(Transport):
         limit: int = 1000,
         timeout: float = 5.0,
     ) -> SqlResult:
-        """One SELECT over what the service knows; docs/sql.md lists tables and columns.
+        """Run one SELECT on the service; docs/sql.md lists tables and columns.
 
-        `params` are the values of ? (a sequence) or $name (a mapping) placeholders. `dataset` says
-        which dataset's steps bare `steps` means. At most `limit` rows come (then `truncated` is
-        True); the service kills the query after `timeout` seconds. Raises `BadRequest` with the
-        database's own message.
+        `params` are the values of ? (a sequence) or $name (a mapping) placeholders. `dataset` is
+        the dataset to which the unqualified table `steps` refers. The result has at most `limit`
+        rows; `truncated` is True if there were more. The service cancels the query after `timeout`
+        seconds. Raises `BadRequest` with the message of the database.
         """
         values = dict(params) if isinstance(params, Mapping) else params and list(params)
         body = request(
@@ -509,7 +515,7 @@ class Client(Transport):
         )
 
     def query_schema(self) -> messages.QuerySchema:
-        """Tables and columns that SQL can see, as they are now."""
+        """Return the tables and columns that are currently available in SQL."""
         return self.ask(messages.QuerySchema, "GET", "/v1/query/schema")
 
     # --- snapshots, leases, manifests and shards --------------------------------------------------
@@ -526,13 +532,13 @@ class Client(Transport):
     ) -> Snapshot:
         """Freeze a selection of everything acknowledged so far, and lease it for 120 s to `holder`.
 
-        Either `dataset` (and `where`, a SQL condition over `trajectories`), or `sources`, a mixture
-        like [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …].
+        Pass either `dataset` (and `where`, a SQL condition over `trajectories`), or `sources`, a
+        mixture like [{"select": "SELECT id FROM trajectories WHERE …", "share": 0.8}, …].
 
-        `since`, an earlier snapshot's id, makes a refresh: the service looks at what changed since
-        then, and `added` and `removed` count it. When nothing did, the answer is that snapshot
-        itself (same `id`), leased to `holder` anew. `manifest(new.id, since=old.id)` then brings
-        only the rows that differ.
+        With `since`, the id of an earlier snapshot, `added` and `removed` count the changes since
+        that snapshot. If nothing changed, the service returns the earlier snapshot itself (same
+        `id`) and renews its lease for `holder`. `manifest(new.id, since=old.id)` returns only the
+        rows that differ.
         """
         body = request(
             messages.CreateSnapshot,
@@ -543,7 +549,7 @@ class Client(Transport):
             include_eval=include_eval or None,
             holder=holder or None,
         )
-        # Repeating it makes another snapshot of the same selection: wasteful, never wrong.
+        # A repeated request creates a second snapshot of the same selection, which is harmless.
         seconds = max(self.timeout, 120.0)
         return self.ask(
             Snapshot, "POST", "/v1/snapshots", body=body, idempotent=True, timeout=seconds
@@ -556,15 +562,15 @@ class Client(Transport):
         return self.items(Snapshot, "/v1/snapshots")
 
     def manifest(self, snapshot_id: str, *, since: str | None = None) -> Any:
-        """pyarrow.Table, one row per selected trajectory, in an order that never changes.
+        """Return a pyarrow.Table with one row per selected trajectory, in a fixed order.
 
-        id (16 bytes; `stepwell.manifest.id_texts` writes them out), dataset, seq, component,
-        weight, shard, traj_idx, row_start (row in the shard), length (T), first_step, return,
-        terminated, truncated, final_obs_valid, env, content. Schema metadata carries the snapshot's
-        id and digest and the components' shares. Raises `Gone`.
+        Columns: id (16 bytes; `stepwell.manifest.id_texts` converts them to text), dataset, seq,
+        component, weight, shard, traj_idx, row_start (row in the shard), length (T), first_step,
+        return, terminated, truncated, final_obs_valid, env, content. Schema metadata contains the
+        id and digest of the snapshot and the shares of its components. Raises `Gone`.
 
-        With `since`, another snapshot's id: what differs, for `stepwell.manifest.apply(table of
-        that snapshot, changes)`.
+        With `since`, the id of another snapshot, returns only the changes from that snapshot, for
+        `stepwell.manifest.apply(table of that snapshot, changes)`.
         """
         response = self.call(
             "GET",
@@ -575,7 +581,7 @@ class Client(Transport):
         return read_table(response.content, f"the manifest of {snapshot_id}")
 
     def lease(self, snapshot_id: str, holder: str = "", ttl: float = 120.0) -> messages.Lease:
-        """Promise of `ttl` more seconds in which nothing of the snapshot is deleted."""
+        """Prevent deletion of anything in the snapshot for the next `ttl` seconds."""
         return self.ask(
             messages.Lease,
             "PUT",
@@ -584,14 +590,14 @@ class Client(Transport):
         )
 
     def release(self, snapshot_id: str, holder: str = "") -> None:
-        """Give a lease back before it ends."""
+        """End a lease before it expires."""
         self.call("DELETE", route("snapshots", snapshot_id, "lease"), params={"holder": holder})
 
     def download_shard(self, shard_id: str, path: str | Path, *, sha256: str | None = None) -> Path:
-        """Fetch a shard to `path`: streamed, its digest checked, there whole or not at all.
+        """Stream a shard to `path` and verify its digest. Writes the whole file or nothing.
 
-        The digest is `sha256`, or what the service says (ETag). Raises `CodecError` for bytes
-        that do not have it, `Gone` for a shard that is no more.
+        The expected digest is `sha256`, or by default the ETag of the response. Raises `CodecError`
+        if the digest differs, `Gone` if the shard has been deleted.
         """
         target = Path(path)
 
@@ -638,7 +644,7 @@ class Client(Transport):
     def create_run(self, name: str, kind: str, **fields: Any) -> Run:
         """Register one execution of a trainer, collector or evaluator; `fields` of CreateRun.
 
-        Raises `Conflict` where the name is taken, unless exist_ok=True resumes it.
+        Raises `Conflict` if the name exists; with exist_ok=True, the existing run is resumed.
         """
         body = request(messages.CreateRun, name=name, kind=kind, **fields)
         return self.ask(Run, "POST", "/v1/runs", body=body, idempotent=body.exist_ok)
@@ -647,7 +653,7 @@ class Client(Transport):
         return self.ask(Run, "GET", route("runs", name))
 
     def runs(self, kind: str | None = None, status: str | None = None) -> list[Run]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         return self.items(Run, "/v1/runs", kind=kind, status=status)
 
     def runs_page(
@@ -664,10 +670,10 @@ class Client(Transport):
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """One page of the runs that match, newest first, and how many match in all.
+        """Return one page of the runs that match, newest first, and the total number of matches.
 
-        `search`: text in the name or a tag. `since`: reported at that Unix time or later. `brief`:
-        without config and newest metrics. `cursor`: `next` of the previous page.
+        `search`: text in the name or a tag. `since`: last heartbeat at this Unix time or later.
+        `brief`: omit config and newest metrics. `cursor`: `next` of the previous page.
         """
         filters = {"kind": kind, "status": status, "tag": tag, "parent": parent}
         filters |= {"search": search or None, "cursor": cursor}
@@ -675,16 +681,16 @@ class Client(Transport):
         return self.ask(RunPage, "GET", "/v1/runs", params=params)
 
     def patch_run(self, name: str, **fields: Any) -> Run:
-        """Change or only keep alive (no fields: a heartbeat); `fields` of PatchRun."""
+        """Change `fields` of PatchRun. Without fields, the call is only a heartbeat of the run."""
         body = request(messages.PatchRun, **fields)
-        # Appending to the log twice is the one thing here that cannot be repeated.
+        # Every change is idempotent except appending to the log.
         return self.ask(Run, "PATCH", route("runs", name), body=body, idempotent=body.log is None)
 
     def delete_run(self, name: str) -> None:
         self.call("DELETE", route("runs", name))
 
     def log_metrics(self, run: str, points: Sequence[MetricPoint]) -> int:
-        """Store metric points; repeating (key, step) overwrites. Returns how many were stored."""
+        """Store metric points and return their number. An existing (key, step) is overwritten."""
         stored = 0
         for start in range(0, len(points), MAX_POINTS):
             body = request(messages.PostMetrics, points=points[start : start + MAX_POINTS])
@@ -706,9 +712,9 @@ class Client(Transport):
         *,
         after: Sequence[int] | None = None,
     ) -> dict[str, Series]:
-        """Series by key, each down-sampled to about `points`; all keys unless some are named.
+        """Return series by key, each down-sampled to about `points`. `keys` defaults to all keys.
 
-        `after`: a step for each of `keys`; only points beyond it come.
+        `after`: a step for each of `keys`; only points with a greater step are returned.
         """
         answer = self.ask(
             messages.MetricSeries,
@@ -723,7 +729,7 @@ class Client(Transport):
         return {series.key: series for series in answer.series}
 
     def run_log(self, name: str) -> str:
-        """The run's log as text."""
+        """Return the log of a run as text."""
         return self.call("GET", route("runs", name, "log"), accept="text/plain").text
 
     # --- policies ---------------------------------------------------------------------------
@@ -737,9 +743,9 @@ class Client(Transport):
         step: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Policy:
-        """Publish the bytes of a policy file as run/version, immutable. `latest` then means it.
+        """Publish the bytes of a policy file as the immutable run/version, and as `latest`.
 
-        Safe to repeat with the same bytes; raises `Conflict` with others.
+        Safe to repeat with the same bytes; raises `Conflict` if the bytes differ.
         """
         described = {**(metadata or {}), **({} if step is None else {"step": step})}
         try:
@@ -767,9 +773,9 @@ class Client(Transport):
     def download_policy(
         self, run: str, which: str | int = "latest", *, etag: str | None = None
     ) -> DownloadedPolicy | None:
-        """A policy file by version or alias; None where `etag` is still what it is.
+        """Download a policy file by version or alias; return None if its ETag is still `etag`.
 
-        Raises `NotFound`, or `CodecError` for bytes that do not have the promised digest.
+        Raises `NotFound`, or `CodecError` if the bytes do not match their digest.
         """
         response = self.call(
             "GET",
@@ -795,7 +801,7 @@ class Client(Transport):
         return DownloadedPolicy(response.content, int(version), digest, f'"{digest}"')
 
     def set_alias(self, run: str, alias: str, version: int) -> None:
-        """Let `alias` (for instance "best") mean a version. `latest` is kept by the service."""
+        """Point `alias` (for instance "best") to a version. The service itself sets `latest`."""
         self.call(
             "PUT",
             route("runs", run, "aliases", alias),
@@ -805,22 +811,22 @@ class Client(Transport):
     # --- evaluations ------------------------------------------------------------------------
 
     def create_evaluation(self, **fields: Any) -> Evaluation:
-        """Record what a policy scored; `fields` of CreateEvaluation."""
+        """Record the scores of a policy; `fields` of CreateEvaluation."""
         body = request(messages.CreateEvaluation, **fields)
         return self.ask(Evaluation, "POST", "/v1/evaluations", body=body)
 
     def evaluations(
         self, env: str | None = None, run: str | None = None, policy: str | None = None
     ) -> list[Evaluation]:
-        """Evaluations, newest first."""
+        """Return the matching evaluations, newest first."""
         return self.items(Evaluation, "/v1/evaluations", env=env, run=run, policy=policy)
 
     # --- workers ----------------------------------------------------------------------------------
 
     def heartbeat(self, worker_id: str, **fields: Any) -> Worker:
-        """Report as a worker; the response's `command` is what it is asked to do.
+        """Send a heartbeat of a worker; `command` of the response is the pending command.
 
-        `fields` of PutWorker. Not retried: the next heartbeat is the retry.
+        `fields` of PutWorker. The call is not retried, because the next heartbeat replaces it.
         """
         body = request(messages.PutWorker, **fields)
         once = self.with_options(retry_for=0.0)
@@ -830,7 +836,7 @@ class Client(Transport):
         return self.items(Worker, "/v1/workers")
 
     def command(self, worker_id: str, command: str) -> Worker:
-        """pause, resume, drain or stop: picked up with the worker's next heartbeat."""
+        """Send pause, resume, drain or stop. The worker receives it with its next heartbeat."""
         return self.ask(
             Worker,
             "POST",
@@ -848,14 +854,14 @@ class Client(Transport):
         args: dict[str, Any] | None = None,
         count: int = 1,
     ) -> Launch:
-        """Ask for work to be started by a launcher on some machine."""
+        """Request `count` processes. A launcher on any machine claims and starts them."""
         body = request(
             messages.CreateLaunch, role=role, recipe=recipe, args=args or {}, count=count
         )
         return self.ask(Launch, "POST", "/v1/launches", body=body)
 
     def launches(self, *, role: str | None = None, state: str | None = None) -> list[Launch]:
-        """All, or those of one role or state; newest first."""
+        """Return launches, newest first, optionally filtered by role or state."""
         return self.items(Launch, "/v1/launches", role=role, state=state)
 
     def launch(self, launch_id: str) -> Launch:
@@ -865,12 +871,12 @@ class Client(Transport):
         self.call("DELETE", route("launches", launch_id))
 
     def claim_launch(self, worker: str, roles: Sequence[str] = ROLES) -> Launch | None:
-        """Take the oldest waiting launch of these roles, or None."""
+        """Claim the oldest waiting launch of these roles; return None if there is none."""
         body = request(messages.ClaimLaunch, worker=worker, roles=roles)
         return self.ask(messages.Claimed, "POST", "/v1/launches/claim", body=body).launch
 
     def patch_launch(self, launch_id: str, **fields: Any) -> Launch:
-        """The claiming launcher's report; `fields` of PatchLaunch."""
+        """Report the state of a claimed launch; `fields` of PatchLaunch."""
         body = request(messages.PatchLaunch, **fields)
         return self.ask(Launch, "PATCH", route("launches", launch_id), body=body)
 
@@ -879,7 +885,7 @@ class Client(Transport):
     def create_token(
         self, name: str, scopes: Sequence[str], expires_in: float | None = None
     ) -> Token:
-        """A new token; its secret is in `token`, now and never again."""
+        """Create a token. Its secret, in `token`, is returned only by this call."""
         body = request(messages.CreateToken, name=name, scopes=scopes, expires_in=expires_in)
         return self.ask(Token, "POST", "/v1/tokens", body=body)
 
@@ -891,7 +897,7 @@ class Client(Transport):
 
 
 def groups(trajectories: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
-    """Neighbours together, in bodies of about GROUP_BYTES."""
+    """Split into consecutive groups of about GROUP_BYTES."""
     group: list[Trajectory] = []
     size = 0
     for trajectory in trajectories:
@@ -915,5 +921,5 @@ def _chunks(path: Path, size: int, progress: Callable[[int, int], None] | None) 
 
 
 def etag_of(response: httpx2.Response) -> str:
-    """The ETag without its quotes, or nothing."""
+    """Return the ETag without its quotes, or "" if there is none."""
     return str(response.headers.get("ETag", "")).removeprefix("W/").strip('"')

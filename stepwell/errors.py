@@ -1,11 +1,11 @@
-"""Everything that can go wrong, as one tree. Catch `StepwellError` and you have caught it all.
+"""The exception hierarchy. `StepwellError` is the base class of every exception.
 
 StepwellError
 ├── InvalidData                 data refused before it left this process (also a ValueError)
-│   ├── InvalidTrajectory       breaks a rule drawn in trajectory.py
-│   ├── InvalidSpace            a space or an env spec that cannot be
+│   ├── InvalidTrajectory       violates a rule of trajectory.py
+│   ├── InvalidSpace            an invalid space or env spec
 │   └── CodecError              bytes that are not trajectories of this format
-├── ServiceError                the service answered, and refused; carries its problem document
+├── ServiceError                the service returned an error; contains its problem document
 │   ├── BadRequest              400, 415, 422   the request or its data is wrong; do not retry
 │   ├── Unauthorized            401, 403        no token, or one without the scope
 │   ├── NotFound                404
@@ -14,12 +14,12 @@ StepwellError
 │   ├── TooLarge                413
 │   ├── Busy                    408, 429, 503   try again after `retry_after` seconds
 │   ├── StorageFull             507
-│   └── ServiceFault            any other 5xx   a defect of the service; its log says more
+│   └── ServiceFault            any other 5xx   a defect of the service; see its log
 ├── ServiceUnreachable          no answer at all: not running, wrong address, network
 ├── OutboxError                 the local queue on disk cannot be used
-│   └── OutboxInUse             by this process: another one, or another dataset, uses it
-├── Undelivered                 the service has not taken all; the rest waits on disk
-└── JobFailed                   a job that was waited for ended as failed or cancelled
+│   └── OutboxInUse             by this process: another process or dataset uses it
+├── Undelivered                 the service has not accepted everything; the rest is on disk
+└── JobFailed                   an awaited job failed, was cancelled, or timed out
 
 try:
     client.upload("my-data", "hopper.hdf5")
@@ -36,13 +36,14 @@ class StepwellError(Exception):
     """Base of every error that Stepwell raises on purpose."""
 
     exit_status = 1
-    """Of a command that ends by it: 2 where its words are wrong, which no second try mends."""
+    """Exit status of a command that fails with this error; 2 means a wrong command line or input,
+    for which a retry does not help."""
 
 
 class InvalidData(StepwellError, ValueError):
-    """Data refused locally. `expected` and `got` say what was wanted and what came."""
+    """Data refused locally. `expected` and `got` describe the expected and the actual value."""
 
-    exit_status = 2  # of what a person gave: what programs make of data is below
+    exit_status = 2  # for input from a user; subclasses below cover data from programs
 
     def __init__(self, message: str, *, expected: str | None = None, got: str | None = None):
         detail = message
@@ -56,13 +57,13 @@ class InvalidData(StepwellError, ValueError):
 
 
 class InvalidTrajectory(InvalidData):
-    """A trajectory that breaks one of its rules; nothing half-valid is ever constructed."""
+    """A trajectory violates a rule; an invalid trajectory is never constructed."""
 
     exit_status = 1
 
 
 class InvalidSpace(InvalidData):
-    """A space or an env spec that cannot be."""
+    """An invalid space or env spec."""
 
     exit_status = 1
 
@@ -74,7 +75,7 @@ class CodecError(InvalidData):
 
 
 class ServiceError(StepwellError):
-    """The service refused. `problem` is the RFC 9457 document it answered with."""
+    """The service returned an error. `problem` is the RFC 9457 document of the response."""
 
     def __init__(self, problem: dict[str, Any], *, retry_after: float | None = None):
         self.problem = problem
@@ -93,7 +94,7 @@ class ServiceError(StepwellError):
 
 
 class BadRequest(ServiceError):
-    """The request or its data is wrong; sending it again will not help."""
+    """The request or its data is wrong; a retry does not help."""
 
 
 class Unauthorized(ServiceError):
@@ -101,15 +102,15 @@ class Unauthorized(ServiceError):
 
 
 class NotFound(ServiceError):
-    """There is nothing by that name or id."""
+    """No object has this name or id."""
 
 
 class Gone(ServiceError):
-    """It was there and is no more: an expired snapshot, an evicted trajectory."""
+    """The object existed but was removed: an expired snapshot, an evicted trajectory."""
 
 
 class Conflict(ServiceError):
-    """It exists already with other content, or its state forbids this."""
+    """The object exists with other content, or its state does not allow the request."""
 
 
 class TooLarge(ServiceError):
@@ -121,15 +122,15 @@ class Busy(ServiceError):
 
 
 class StorageFull(ServiceError):
-    """The service has no room left and stored nothing."""
+    """The service has no disk space left and stored nothing."""
 
 
 class ServiceFault(ServiceError):
-    """A defect on the other side; its log says more."""
+    """A defect of the service; see its log."""
 
 
 class ServiceUnreachable(StepwellError):
-    """No answer at all from the address that was asked."""
+    """The service did not respond at its address."""
 
 
 class OutboxError(StepwellError):
@@ -141,12 +142,12 @@ class OutboxInUse(OutboxError):
 
 
 class Undelivered(StepwellError):
-    """Work is done, but the service has not taken all of it; the message says what, why, where it
-    waits and how to send it."""
+    """The work is done, but the service has not accepted all of its results. The message states
+    what is undelivered, why, where it is stored and how to send it."""
 
 
 class JobFailed(StepwellError):
-    """A job ended as failed or cancelled while a caller waited for it. `job` is its last state."""
+    """An awaited job failed, was cancelled, or timed out. `job` is its last state."""
 
     def __init__(self, message: str, job: Any = None):
         super().__init__(message)
@@ -171,7 +172,7 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
 
 
 def from_problem(problem: dict[str, Any], *, retry_after: float | None = None) -> ServiceError:
-    """The exception for a problem document, by its status."""
+    """Return the exception for the status of a problem document."""
     status = int(problem.get("status", 0))
     fallback = ServiceFault if status >= 500 else BadRequest
     return _BY_STATUS.get(status, fallback)(problem, retry_after=retry_after)

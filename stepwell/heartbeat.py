@@ -1,10 +1,10 @@
-"""A worker's heartbeat: what a process reports about itself, and what it is asked to do.
+"""The heartbeat of a worker: reports the status of a process and receives commands.
 
     heartbeat = Heartbeat(client, "collect-1", role="collect", run="first", status=numbers)
     heartbeat.command        # "pause", "resume", "drain" or "stop", once one was sent
     heartbeat.close(state="stopped")
 
-A heartbeat that does not arrive does not interrupt the work; the next one brings the numbers.
+A failed heartbeat does not interrupt the work; the next one reports the current status.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 TIMEOUT = LONGEST_WAIT = 5.0
 MAX_POINTS = 10_000
 MAX_ERROR = 20_000
-"""Characters of `last_error` that the service takes."""
+"""Maximum length of `last_error` in characters."""
 
 
 def report_worker(client: Client, worker: str, **fields: Any) -> Worker:
-    """One heartbeat of this process; `fields` of PutWorker. Raises errors of the service."""
+    """Send one heartbeat of this process; `fields` of PutWorker. Raises errors of the service."""
     fields["last_error"] = str(fields.get("last_error") or "")[:MAX_ERROR]
     return client.heartbeat(worker, host=socket.gethostname(), pid=os.getpid(), **fields)
 
 
 class Heartbeat:
-    """Reports a worker, and that its run is alive, every `every` seconds from a thread.
+    """Sends heartbeats of a worker and its run every `every` seconds from a thread.
 
-    `status()` gives fields of PutWorker (state, counters, policy, last_error); its "metrics", a
-    list of MetricPoint, become metrics of the run. `on_command` is called with each command.
+    `status()` returns fields of PutWorker (state, counters, policy, last_error). Its "metrics", a
+    list of MetricPoint, are stored as metrics of the run. `on_command` is called with each command.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Heartbeat:
         on_command: Callable[[str], object] | None = None,
         every: float = 2.0,
     ):
-        # Impatient: a service that is down must not delay the next heartbeat.
+        # Without retries, so that an unreachable service does not delay the next heartbeat.
         self._client = client.with_options(timeout=TIMEOUT, retry_for=0.0)
         self._worker, self._role, self._run = worker, role, run
         self._status, self._on_command, self._every = status, on_command, every
@@ -72,7 +72,7 @@ class Heartbeat:
         ).start()
 
     def wake(self) -> None:
-        """Report soon, because the status has changed."""
+        """Send the next heartbeat soon, because the status has changed."""
         self._loop.wake()
 
     def change_run(self, **changes: Any) -> None:
@@ -83,20 +83,20 @@ class Heartbeat:
 
     @property
     def trouble(self) -> str:
-        """Why the last heartbeat did not arrive; empty after one that did."""
+        """Error of the last heartbeat; empty if it succeeded."""
         return self._loop.trouble
 
     def close(self, **ending: Any) -> None:
-        """The last heartbeat, with these fields (state, last_error) instead of the status's."""
+        """Send the last heartbeat; `ending` (state, last_error) overrides fields of `status()`."""
         self._loop.stop(2 * TIMEOUT)
         self._ending = ending
         try:
             self._beat()
-        except Exception as error:  # the run itself says how the work ended
+        except Exception as error:  # the status of the run records how the work ended
             log.warning("the last heartbeat did not arrive: %s", error)
 
     def _beat(self) -> None:
-        """Raises errors of the service."""
+        """Send one heartbeat. Raises errors of the service."""
         fields = {**self._fields(), **self._ending}
         self._points = [*self._points, *fields.pop("metrics", ())][-MAX_POINTS:]
         answer = report_worker(self._client, self._worker, role=self._role, run=self._run, **fields)
@@ -111,7 +111,7 @@ class Heartbeat:
             self._patch_run()
 
     def _fields(self) -> dict[str, Any]:
-        """The status; a defect in it must not silence the worker."""
+        """Return the fields of the status. An error in `status()` does not stop the heartbeats."""
         try:
             fields = dict(self._status())
         except Exception as error:
@@ -122,7 +122,7 @@ class Heartbeat:
         return fields
 
     def _patch_run(self) -> None:
-        """An empty patch says that the run is alive."""
+        """Send changes of the run. An empty patch is a heartbeat of the run."""
         with self._lock:
             changes = dict(self._changes)
         try:
@@ -131,7 +131,7 @@ class Heartbeat:
             if not changes:
                 raise
             log.error("the run's row cannot be changed to %s: %s", changes, error)
-        with self._lock:  # what was changed again meanwhile goes with the next heartbeat
+        with self._lock:  # changes made in the meantime are sent with the next heartbeat
             for name, value in changes.items():
                 if self._changes.get(name) is value:
                     del self._changes[name]

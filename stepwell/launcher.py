@@ -1,11 +1,11 @@
-"""`stepwell launcher`: start on this machine what the dashboard or the API asks for.
+"""`stepwell launcher`: run launches from the dashboard or the API on this machine.
 
-It claims launches, starts their processes, reports how they ended, and is itself a worker that can
-be paused, drained and stopped. It runs nothing but `stepwell train|collect|evaluate`, with options
-that stepwell/_launcher/launch_permissions.py allows. docs/workers.md is for its operators.
+It claims launches, starts their processes and reports how they ended. The launcher is itself a
+worker that can be paused, drained and stopped. It runs only `stepwell train|collect|evaluate`, with
+options that stepwell/_launcher/launch_permissions.py allows. docs/workers.md is for operators.
 
-    DATA/launcher.json   its name     launches/   what it has started     logs/   of each process
-    DATA/runs/  cache/  outbox/       what trainers and collectors write
+    DATA/launcher.json   its name     launches/   records of launches     logs/   of each process
+    DATA/runs/  cache/  outbox/       output of trainers and collectors
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROLES = ("train", "collect", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
-# Short: the launcher's loop is the retry, and processes must not wait for a service that hangs.
+# Short, because the loop repeats failed calls and an unresponsive service must not delay processes.
 TIMEOUT = 5.0
 
 EXAMPLES = """\
@@ -45,7 +45,7 @@ EXAMPLES = """\
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     try:
-        import fcntl  # noqa: F401 - how processes are known after a restart
+        import fcntl  # noqa: F401 - identifies processes after a restart
     except ImportError:
         raise StepwellError("stepwell launcher needs Linux or macOS: it locks files") from None
     from stepwell._launcher.launch_permissions import LauncherFolder
@@ -109,7 +109,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _name(data: Path, given: str) -> str:
-    """The same after a restart, so that it finds its launches; no other launcher has it."""
+    """Return a unique name that stays the same after a restart, so that it finds its launches."""
     path = data / "launcher.json"
     try:
         known = str(json.loads(path.read_text())["name"])

@@ -3,8 +3,8 @@
     names, limits, errors · datasets · ingest · trajectories · jobs · SQL · snapshots
     runs · policies · evaluations · workers · launches · tokens · health
 
-Requests forbid unknown fields, so a typo is an error; responses may grow, so clients ignore what
-they do not know. Times are Unix seconds (float). Names of datasets and runs match `NAME`.
+Requests forbid unknown fields, so a typo is an error. Responses may gain fields, so clients ignore
+unknown ones. Times are Unix seconds (float). Names of datasets and runs match `NAME`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Partition = Literal["fifo", "protected"]
 MAX_DEPTH = 64
-"""Of objects in objects: more than any configuration has, less than any reader's recursion."""
+"""Maximum nesting of JSON objects: enough for configurations, below recursion limits of parsers."""
 
 
 def storable(document: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what could be stored and then never be answered: it would break every list it is in.
+    """Refuse a document that could be stored but not returned, because every list with it fails.
 
     Raises ValueError, which becomes a 422.
     """
@@ -53,10 +53,10 @@ def storable(document: dict[str, Any]) -> dict[str, Any]:
 
 Json = dict[str, Any]
 Document = Annotated[Json, AfterValidator(storable)]
-"""A JSON object of the caller, stored as it is."""
+"""A JSON object from the caller, stored unchanged."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
-"""A step or a version: what every reader of JSON keeps exact."""
+"""A step or a version, limited to integers that every JSON parser represents exactly."""
 Limit = Annotated[int, Field(ge=1, le=2**53)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -98,23 +98,23 @@ class Page(Response, Generic[T]):
 
 
 class Excluded(Response):
-    """A damaged file, and what the answer therefore lacks."""
+    """A damaged file, and what is missing from the response because of it."""
 
     dataset: str
     file: str
     """A shard (sh_…), or a segment whose records could not be sealed (sg_…)."""
     trajectories: int
-    """Living ones in it."""
+    """Trajectories in the file that are not deleted."""
 
 
 # --- datasets ----------------------------------------------------------------------------------
 
 
 class Capacity(Request):
-    """Limits of the fifo partition; the oldest trajectories go when any one is exceeded.
+    """Limits of the fifo partition. The oldest trajectories are evicted when any is exceeded.
 
-    They hold for training and for evaluation (purpose 'eval') separately: neither displaces the
-    other. Nothing protected counts, and nothing protected goes.
+    The limits apply separately to training and to evaluation (purpose 'eval') trajectories, so
+    neither evicts the other. Protected trajectories do not count and are never evicted.
     """
 
     trajectories: Limit | None = None
@@ -132,7 +132,7 @@ class CreateDataset(Request):
 
 
 class PatchDataset(Request):
-    """Only the fields given change; works while data flows in."""
+    """Only the given fields change. Allowed while data is being written."""
 
     capacity: Capacity | None = None
     description: Text | None = None
@@ -156,14 +156,14 @@ class Dataset(Response):
     tags: list[str] = []
     created_at: float
     fifo: PartitionStats = PartitionStats()
-    """Training trajectories of the fifo partition: what counts against `capacity`."""
+    """Training trajectories of the fifo partition, which count against `capacity`."""
     protected: PartitionStats = PartitionStats()
     eval: PartitionStats = PartitionStats()
-    """Trajectories of purpose 'eval', of both partitions; those of fifo are held to `capacity` by
-    themselves. Never in a training snapshot unless asked for."""
+    """Trajectories of purpose 'eval', in both partitions. `capacity` applies separately to those in
+    fifo. Training snapshots exclude them unless `include_eval` is set."""
     evicted: int = 0
     unsealed: int = 0
-    """Acknowledged and durable, but not yet in a shard (so not yet in SQL `steps`)."""
+    """Trajectories that are durable but not yet in a shard, and so not yet in SQL `steps`."""
     shards: int = 0
     stored_bytes: int = 0
     """Bytes of the Parquet shards on disk."""
@@ -173,7 +173,7 @@ class Dataset(Response):
     length_mean: float | None = None
     last_ingest_at: float | None = None
     excluded: list[Excluded] = []
-    """Damaged files, whose trajectories are in no `steps` and no new snapshot."""
+    """Damaged files. Their trajectories are excluded from SQL `steps` and from new snapshots."""
 
 
 class FlushResult(Response):
@@ -188,12 +188,12 @@ ItemStatus = Literal["stored", "duplicate", "evicted", "conflict", "refused"]
 
 
 class IngestItem(Response):
-    """What became of one trajectory of the body. `stored` and `duplicate` are durable."""
+    """The result for one trajectory of the body. `stored` and `duplicate` are durable."""
 
     id: str
     status: ItemStatus
     seq: int | None = None
-    """The service's order within the dataset."""
+    """Sequence number within the dataset, assigned by the service."""
     problem: Problem | None = None
 
 
@@ -202,7 +202,7 @@ class IngestResult(Response):
     partition: Partition
     items: list[IngestItem]
     sealed: bool = False
-    """True when ?wait=sealed was asked and done."""
+    """True if ?wait=sealed was given and the trajectories are sealed."""
 
 
 # --- trajectories ------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class TrajectoryInfo(Response):
     state: Literal["spooled", "sealed"]
     env: str = ""
     length: int
-    """T, transitions."""
+    """T, the number of transitions."""
     total_reward: float = Field(alias="return", serialization_alias="return")
     terminated: bool
     truncated: bool
@@ -247,7 +247,7 @@ class TrajectoryInfo(Response):
 
 
 class PatchTrajectory(Request):
-    """Labels, and the move fifo → protected. The way back is an admin's, and audited."""
+    """Labels, and the move fifo → protected. The reverse requires an admin and is audited."""
 
     tags: list[Tag] | None = None
     flags: list[Tag] | None = None
@@ -267,7 +267,7 @@ class Job(Response):
     progress: float = 0.0
     """0 … 1."""
     message: str = ""
-    """What it is doing now, for a person."""
+    """Human-readable description of the current step."""
     result: Json | None = None
     error: Problem | None = None
     created_at: float
@@ -286,10 +286,11 @@ class Query(Request):
     params: list[Any] | Json | None = None
     """Values for ? or $name placeholders."""
     dataset: Name | None = None
-    """What bare `steps` means; without one, bare `steps` has only the columns common to all."""
+    """Dataset to which the unqualified table `steps` refers. Without it, `steps` has only the
+    columns common to all datasets."""
     limit: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
     timeout: Annotated[float, Field(gt=0, le=60)] = 5.0
-    """Seconds; the query is killed at its deadline."""
+    """Seconds after which the query is cancelled."""
 
 
 class Column(Response):
@@ -329,7 +330,7 @@ class Source(Request):
 
 
 class CreateSnapshot(Request):
-    """Either `from`, or the sugar `dataset` (+ `where`, a SQL condition over `trajectories`)."""
+    """Either `from`, or the short form `dataset` (+ `where`, a condition over `trajectories`)."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -337,11 +338,11 @@ class CreateSnapshot(Request):
     dataset: Name | None = None
     where: Annotated[str, StringConstraints(max_length=20_000)] | None = None
     since: str | None = None
-    """Id of an earlier snapshot; `added` and `removed` are counted from it. Nothing new: it is
-    the answer itself, and no other is made."""
+    """Id of an earlier snapshot; `added` and `removed` are counted from it. If nothing changed,
+    that snapshot is returned and no new one is created."""
     include_eval: bool = False
     holder: Text = ""
-    """Who asks; becomes the holder of the first lease."""
+    """Holder of the first lease."""
 
 
 class Snapshot(Response):
@@ -351,7 +352,7 @@ class Snapshot(Response):
     digest: str
     """sha256 over the ordered selection: equal digests mean equal selections."""
     selection: Json
-    """The request, as it was resolved."""
+    """The resolved request."""
     spec: Json
     """The EnvSpec that all selected trajectories share."""
     datasets: list[str]
@@ -359,13 +360,13 @@ class Snapshot(Response):
     steps: int
     shards: int
     bytes: int
-    """Bytes of the shards to fetch."""
+    """Total bytes of the shards to download."""
     created_at: float
     leased_until: float | None = None
     added: int | None = None
     removed: int | None = None
     excluded: list[Excluded] = []
-    """Damaged files whose trajectories were selected and left out."""
+    """Damaged files whose trajectories were selected but excluded."""
 
 
 class PutLease(Request):
@@ -377,9 +378,9 @@ class Lease(Response):
     snapshot: str
     holder: str
     ttl: float
-    """Seconds from now, of the service's running time: no jump of a clock shortens them."""
+    """Seconds from now on the monotonic clock of the service; clock changes do not affect it."""
     expires_at: float
-    """When that is about, for people."""
+    """Approximate Unix time of the expiry, for display."""
 
 
 # --- runs --------------------------------------------------------------------------------------
@@ -401,11 +402,11 @@ class CreateRun(Request):
     tags: list[Tag] = []
     command: Text = ""
     exist_ok: bool = False
-    """Resume: an existing run of the same kind is taken up again instead of answered 409."""
+    """Resume an existing run of the same kind instead of responding with 409."""
 
 
 class PatchRun(Request):
-    """Also the heartbeat: an empty body only says that the run is alive."""
+    """Changes to a run. An empty body is a heartbeat of the run."""
 
     status: RunStatus | None = None
     snapshots: list[str] | None = None
@@ -435,23 +436,23 @@ class Run(Response):
     finished_at: float | None = None
     policies: int = 0
     latest: dict[str, float] = {}
-    """Newest value of every metric, where it is finite."""
+    """Newest value of every metric whose newest value is finite."""
     latest_steps: dict[str, int] = {}
-    """Step of the newest point of every metric: who has it need not read the curve again."""
+    """Step of the newest point of every metric; unchanged curves need not be read again."""
     alive: bool = True
-    """Its status is running, and it was heard of within the last 45 seconds."""
+    """True if its status is running and its last heartbeat is at most 45 seconds old."""
 
 
 class RunPage(Page[Run]):
     total: int = 0
-    """Runs that match, on all pages together."""
+    """Number of matching runs on all pages."""
 
 
 class MetricPoint(Request):
     key: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     step: Number
     value: float | None
-    """null stands for NaN or infinity, which JSON cannot say."""
+    """null represents NaN or infinity, which JSON does not support."""
     time: Finite
 
 
@@ -469,7 +470,7 @@ class Series(Response):
     times: list[float]
     values: list[float | None]
     total: int
-    """Points stored (beyond `after`, where one was given); fewer come when down-sampled."""
+    """Points stored (after `after`, if given); a down-sampled series contains fewer."""
 
 
 class MetricSeries(Response):
@@ -499,7 +500,7 @@ class PutAlias(Request):
 
 
 class CreateEvaluation(Request):
-    """What a policy scored with fixed seeds; its episodes lie in `dataset` as purpose eval."""
+    """Scores of a policy with fixed seeds; `dataset` has its episodes with purpose 'eval'."""
 
     run: RunName | None = None
     policy: Text
@@ -515,7 +516,7 @@ class CreateEvaluation(Request):
     ci_high: float
     confidence: float = 0.95
     normalised: float | None = None
-    """0 … 100 on the D4RL scale where a reference exists."""
+    """Score on the D4RL scale (0 … 100) if a reference exists."""
     details: Document = {}
 
 
@@ -551,7 +552,7 @@ class Worker(PutWorker):
 
     id: str
     command: Command = "none"
-    """What the worker is asked to do; it gets it with the response to its next heartbeat."""
+    """Pending command, which the worker receives in the response to its next heartbeat."""
     started_at: float
     heartbeat_at: float
     alive: bool = True
@@ -565,7 +566,7 @@ LaunchRole = Literal["train", "collect", "evaluate"]
 
 
 class CreateLaunch(Request):
-    """What "start" in the dashboard does: a launcher on some machine claims it."""
+    """A request for processes, as "start" in the dashboard sends it. A launcher claims it."""
 
     role: LaunchRole
     recipe: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9._-]*$")] = ""
@@ -580,7 +581,7 @@ class ClaimLaunch(Request):
 
 
 class PatchLaunch(Request):
-    """The claiming launcher's report."""
+    """The report of the launcher that claimed the launch."""
 
     state: Literal["running", "finished", "failed", "cancelled"]
     error: Annotated[str, StringConstraints(max_length=20_000)] = ""
@@ -618,7 +619,7 @@ class CreateToken(Request):
         Field(min_length=1),
     ]
     expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds from now; null for no end."""
+    """Seconds until expiry; null for no expiry."""
 
 
 class Token(Response):
@@ -629,7 +630,7 @@ class Token(Response):
     expires_at: float | None = None
     last_used_at: float | None = None
     token: str | None = None
-    """The secret, shown once, in the answer to its creation."""
+    """The secret, returned only when the token is created."""
 
 
 class Health(Response):
@@ -638,4 +639,4 @@ class Health(Response):
     database_revision: str = ""
     writable: bool = True
     detail: str = ""
-    """Why it is degraded."""
+    """The reason if the service is degraded."""

@@ -4,18 +4,18 @@
     outbox.put(trajectory)      # returns once it is on disk; the service may be down
     outbox.close()
 
-Collectors queue trajectories; a trainer queues its run's metrics, log and policies
-(`Outbox(folder, client, run="first")`). Its directory, where every file is whole or absent:
+Collectors queue trajectories; a trainer queues the metrics, log and policies of its run
+(`Outbox(folder, client, run="first")`). Its directory, in which every file is written atomically:
 
-    outbox.json                            where its items go
+    outbox.json                            the destination of its items
     lock                                   held by the one process that uses it
     000000000017-<key>-<crc32>.<kind>      waiting, one item each, sent in this order
     rejected/<the same name>               refused by the service, with the reason in <name>.json
-    damaged/<the same name>                no longer what was written (a fault of the disk)
+    damaged/<the same name>                fails its checksum or cannot be read (a disk fault)
 
-An item leaves when the service has acknowledged it. Sending one twice is harmless, so a crash at
-any moment loses and duplicates nothing. What a process left behind is taken over by `adopt`, or
-sent by `stepwell outbox send`.
+An item is deleted after the service has acknowledged it. Sending it twice is harmless, so a crash
+at any moment neither loses nor duplicates an item. Items of an ended process can be taken over with
+`adopt`, or sent with `stepwell outbox send`.
 """
 
 from __future__ import annotations
@@ -76,27 +76,27 @@ log = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20
 IDLE = 1.0
-"""Seconds after which the thread looks for items without being woken."""
+"""Seconds between checks for items when the thread is not woken."""
 _number = attrgetter("number")
 _TAKEN = ("stored", "duplicate", "evicted")
 _RETRY_LATER = (408, 429, 503, 507)
 """Statuses of a refused item that describe the service's state, not the item."""
 _TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
-"""Errors of this process or machine, not of the file that it could not read."""
+"""Read errors caused by this process or machine, not by the file."""
 _FINAL = (400, 409, 413, 415, 422)
-"""Statuses of a request that the service would refuse again."""
+"""Statuses of a request that a retry cannot fix."""
 
 
 class Outbox:
     """A durable queue. One process per directory, any number of threads.
 
-    `max_bytes` bounds the trajectories that wait on disk, and the policies; a `put` beyond raises
-    `OutboxError`, or waits for room with when_full="block". Without a `spec` it sends what is there
-    and takes no trajectory. `run` names a training run instead of a dataset. `created_at` of the
-    dataset distinguishes it from one of the same name at another service. Items may wait `linger`
-    seconds, so that more of them travel in one request. Raises `OutboxInUse` where another process
-    uses the directory or items for another destination wait in it, `OutboxError` where it cannot be
-    used.
+    `max_bytes` limits the trajectories on disk, and the policies. When it is reached, `put` raises
+    `OutboxError`, or with when_full="block" waits for space. Without a `spec`, the outbox sends
+    existing items and accepts no trajectories. `run` names a training run instead of a dataset.
+    `created_at` of the dataset distinguishes it from a dataset of the same name on another service.
+    Items may wait `linger` seconds, so that one request contains more of them. Raises `OutboxInUse`
+    if another process uses the directory or it holds items for another destination, `OutboxError`
+    if the directory cannot be used.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class Outbox:
         self.destination = Destination(dataset, partition, url, created_at, run)
         self.max_bytes, self.when_full = max_bytes, when_full
         self.sent = 0
-        """Items that the service has taken since this object was made."""
-        # Without retries of its own: ours are seen in `last_error`, and end when it is closed.
+        """Items that the service has accepted since this object was created."""
+        # The client does not retry. The retries of the outbox set `last_error` and end on close.
         self._client = client.with_options(retry_for=0.0)
         self._linger = linger
         self._changed = threading.Condition()
         self._waiting: list[Entry] = []
         self.pending_bytes = self.rejected = 0
-        """Of what waits on disk; how many lie in rejected/, of this and earlier processes."""
+        """Bytes waiting on disk; number of items in rejected/, also of earlier processes."""
         self._uncertain = set(KINDS)
-        """Kinds of which the service may have more than it has acknowledged."""
+        """Kinds of which the service may have received more than it has acknowledged."""
         self._refused: Counter[str] = Counter()
         self._damaged: Counter[str] = Counter()
         self._refusal = ""
@@ -162,31 +162,31 @@ class Outbox:
     # --- put ------------------------------------------------------------------------------------
 
     def put(self, trajectory: Trajectory) -> None:
-        """Queue one trajectory; when this returns, it survives a crash of process and machine.
+        """Queue one trajectory. After return, it survives a crash of the process or the machine.
 
-        Raises `InvalidTrajectory` where it does not fit the spec, `OutboxError` where the disk or
-        `max_bytes` is full.
+        Raises `InvalidTrajectory` if it does not fit the spec, `OutboxError` if the disk is full or
+        `max_bytes` is reached.
         """
         if self.spec is None:
             raise OutboxError(f"the outbox {self.directory} was opened without a spec")
         self._put("arrow", trajectory.id, encode([trajectory], self.spec))
 
     def put_metrics(self, run: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Queue the metrics of one step. They survive a crash of the process, not of the machine;
-        so do log lines."""
+        """Queue the metrics of one step. Like log lines, they survive a crash of the process, but
+        not of the machine."""
         now = time.time()
         points = [{"key": k, "step": step, "value": v, "time": now} for k, v in values.items()]
         self._put("metrics", str(step), as_json(run=run, points=points), durable=False)
 
     def put_log(self, run: str, text: str) -> None:
-        """Queue lines, each with its end, to be appended to the log of a run."""
+        """Queue newline-terminated lines to append to the log of a run."""
         self._put("log", "0", as_json(run=run, text=text), durable=False)
 
     def put_policy(
         self, run: str, version: int, data: bytes, metadata: Mapping[str, Any]
     ) -> list[int]:
-        """Queue the bytes of a policy file as run/version; a version that waits or was refused
-        stays as it is. Drops the oldest where more than `max_bytes` wait, and returns their
+        """Queue the bytes of a policy file as run/version. A version already queued or rejected is
+        not changed. If more than `max_bytes` of policies wait, drops the oldest and returns their
         versions."""
         known = [*list(self._waiting), *entries(self._rejected_folder)]
         if any(e.kind == "policy" and e.id == str(version) for e in known):
@@ -202,10 +202,10 @@ class Outbox:
         return dropped
 
     def end_run(self, run: str, status: str, error: str = "") -> None:
-        """Tell the service how a run ended; if it does not answer, with what waits here."""
+        """Report how a run ended. If the service does not respond, queue the report."""
         error = error[:20_000]
         try:
-            if self._client.ready():  # one attempt: a program that ends does not wait
+            if self._client.ready():  # one attempt, so that program exit is not delayed
                 self._client.patch_run(run, status=status, error=error)
                 return
         except (ServiceUnreachable, Busy):
@@ -225,7 +225,7 @@ class Outbox:
                 raise OutboxError(f"the outbox {self.directory} is closed")
             number = self._next
             self._next += 1
-            self.pending_bytes += len(data)  # reserved before the slow part, which needs no lock
+            self.pending_bytes += len(data)  # reserved before the slow write, outside the lock
         crc = zlib.crc32(data)
         path = place(self.directory, number, key, crc, kind)
         try:
@@ -241,7 +241,7 @@ class Outbox:
                 raise
             raise OutboxError(f"cannot write to the outbox {self.directory}: {error}") from error
         with self._changed:
-            # By number: two threads may finish writing in the other order.
+            # Sorted by number, because threads may finish writing in a different order.
             bisect.insort(self._waiting, Entry(number, key, crc, path, len(data)), key=_number)
             self._changed.notify_all()
         if not self._linger and not self._loop.trouble:
@@ -250,7 +250,7 @@ class Outbox:
     # --- state ----------------------------------------------------------------------------------
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Try to send everything now; True once nothing waits, False if `timeout` passes first."""
+        """Try to send everything now. Returns True if nothing waits, False after `timeout`."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._waiting and self._loop.alive:
@@ -263,26 +263,26 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """Items that wait on disk."""
+        """Number of items waiting on disk."""
         return len(self._waiting)
 
     def waiting(self, kind: str) -> int:
-        """Bytes of one kind that wait on disk."""
+        """Bytes of one kind waiting on disk."""
         return sum(entry.size for entry in list(self._waiting) if entry.kind == kind)
 
     @property
     def last_error(self) -> str:
-        """Why the last attempt to send failed; empty after one that did not."""
+        """Error of the last attempt to send; empty if it succeeded."""
         return self._loop.last_error
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the thread that sends, for a heartbeat; empty where all is well."""
+        """Error of the sending thread, for a heartbeat; empty if there is none."""
         return self._loop.trouble
 
     @property
     def reason(self) -> str:
-        """Why what waits is still here; empty where nothing waits."""
+        """Why items are still waiting; empty if none are."""
         if not self._waiting:
             return ""
         if self.last_error:
@@ -293,8 +293,8 @@ class Outbox:
         return "there was no time to send them"
 
     def undelivered(self) -> str:
-        """What the service has not taken since this object was made, why, and what to do about it:
-        one sentence for people. Empty where it has taken all."""
+        """A sentence that states what the service has not accepted since this object was created,
+        why, and what to do. Empty if it has accepted everything."""
         where, parts = self.directory.absolute(), []
         if self._waiting:
             owner = self.destination
@@ -333,7 +333,7 @@ class Outbox:
     # --- taking over ----------------------------------------------------------------------------
 
     def retry_rejected(self) -> int:
-        """Queue again what was rejected, for instance after the dataset was corrected."""
+        """Queue rejected items again, for instance after the dataset was corrected."""
         moved = 0
         for old in entries(self._rejected_folder):
             self._take_over(old)
@@ -346,11 +346,11 @@ class Outbox:
         return moved
 
     def adopt(self, directory: str | Path) -> int:
-        """Take over what waits in another outbox, behind what waits here; how many items.
+        """Append the items of another outbox to this queue. Returns their number.
 
-        Each file moves by one rename under the other's lock: a process that dies on the way leaves
-        every item in one of the two. Raises `OutboxInUse` where a process uses that outbox or it
-        has another destination, `OutboxError` where it cannot be used.
+        Each file is moved by one rename under the lock of the other outbox, so a crash leaves every
+        item in exactly one of the two. Raises `OutboxInUse` if a process uses the other outbox or
+        it has another destination, `OutboxError` if it cannot be used.
         """
         folder = Path(directory)
         moved = 0
@@ -379,7 +379,7 @@ class Outbox:
         return moved
 
     def _take_over(self, old: Entry) -> None:
-        """Move a file here, behind all others."""
+        """Move a file to the end of this queue."""
         with self._changed:
             number = self._next
             self._next += 1
@@ -391,15 +391,15 @@ class Outbox:
             self._changed.notify_all()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Try to send the rest for `timeout` seconds, then stop; True if nothing is left.
+        """Try to send the rest for up to `timeout` seconds, then stop. True if nothing is left.
 
-        What is left stays on disk for the next Outbox on this directory.
+        Remaining items stay on disk for the next Outbox on this directory.
         """
         drained = self.flush(timeout) if timeout > 0 else not self._waiting
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        # An attempt that hangs on the network may outlive us: it can only send once more.
+        # A blocked request may finish after this returns; at most it sends items a second time.
         self._loop.stop(1.0)
         with self._changed:
             self._released = True
@@ -415,7 +415,7 @@ class Outbox:
             log.warning("outbox: %s", self.undelivered())
 
     def _at_exit(self) -> None:
-        """It was not closed, and the process ends: say what waits."""
+        """Report waiting items when the process exits without closing the outbox."""
         if self._process == os.getpid() and (text := self.undelivered()):
             print(f"stepwell: {text}", file=sys.stderr, flush=True)
 
@@ -436,14 +436,14 @@ class Outbox:
         self.destination.write(self.directory)
 
     def _load(self) -> None:
-        """Take up what an earlier process left."""
+        """Load the items that an earlier process left."""
         remove_unfinished(self.directory, self._rejected_folder, self._damaged_folder)
         self._waiting.extend(entries(self.directory))
         self.pending_bytes = sum(e.size for e in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
 
     def _make_room(self, size: int) -> None:
-        """Called with the lock held."""
+        """Ensure space for `size` bytes. The caller holds the lock."""
         while self.pending_bytes + size > self.max_bytes and not self._closing:
             if self.when_full == "raise" or size > self.max_bytes:
                 raise OutboxError(
@@ -454,7 +454,7 @@ class Outbox:
             self._changed.wait(0.5)
 
     def _read(self, entry: Entry) -> tuple[Any, Any] | None:
-        """(shared, content) of a file, or None after setting a damaged one aside."""
+        """Return (shared, content) of a file, or None after moving a damaged file to damaged/."""
         try:
             data = entry.path.read_bytes()
             if zlib.crc32(data) != entry.crc:
@@ -475,7 +475,7 @@ class Outbox:
     # --- the sender -----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        """Everything that waits. One kind that is held up does not hold up the others."""
+        """Send all waiting items. If one kind cannot be sent, the other kinds still are."""
         first: Exception | None = None
         for kind in KINDS:
             try:
@@ -492,15 +492,15 @@ class Outbox:
             raise first
 
     def _send_some(self, kind: str) -> bool:
-        """One group from the front, settled item by item; False where none waits. Raises what
-        should be tried again."""
+        """Send one group from the front and handle the result of each item. Returns False if no
+        item waits. Raises errors that should be retried."""
         group, shared = self._next_group(kind)
         if group:
             self._send(kind, group, shared)
         return bool(group)
 
     def _next_group(self, kind: str) -> tuple[list[tuple[Entry, Any]], Any]:
-        """Neighbours of one kind that may travel together; damaged files are dropped on the way."""
+        """Return consecutive items of one kind that fit in one request, without damaged files."""
         group: list[tuple[Entry, Any]] = []
         shared: Any = None
         size = 0
@@ -511,7 +511,7 @@ class Outbox:
             if group and size + entry.size > GROUP_BYTES:
                 break
             if kind == "arrow" and any(entry.id == other.id for other, _ in group):
-                break  # the answer is matched by id
+                break  # the response is matched by id
             read = self._read(entry)
             if read is None:
                 self._forget([entry])
@@ -532,8 +532,8 @@ class Outbox:
             items = KINDS[kind].send(self._client, self.destination, shared, contents, repeated)
         except (BadRequest, TooLarge, Conflict, InvalidData) as error:
             if isinstance(error, ServiceError) and error.status not in _FINAL:
-                raise  # it says nothing about the items: another server, a proxy, a setting
-            # The request was refused whole: halves of it show which items are to blame.
+                raise  # not caused by the items, but by another server, a proxy or a setting
+            # The whole request was refused; bisect it to find the refused items.
             if len(group) > 1:
                 half = len(group) // 2
                 self._send(kind, group[:half], shared)
@@ -550,8 +550,8 @@ class Outbox:
             self._settle([entry for entry, _ in group], items)
 
     def _settle(self, group: Sequence[Entry], items: Sequence[IngestItem] | None) -> None:
-        """What the service answered for each item, by its id; None where it has taken all. Items
-        that the answer does not mention wait."""
+        """Handle the result of each item, matched by id; None means that all were accepted. Items
+        missing from the response keep waiting."""
         answers: dict[str, IngestItem] = {}
         contradicted: set[str] = set()
         for item in items or ():
@@ -585,8 +585,9 @@ class Outbox:
             raise OutboxError(later)
 
     def _reject(self, entry: Entry, problem: dict[str, Any]) -> None:
-        """Set it aside with the reason, so that the items behind it are not held up."""
-        # A run's log takes our errors: one about its own lines would be the next that is refused.
+        """Move an item to rejected/ with the reason, so that it does not block later items."""
+        # Errors are appended to the log of a run. An error about a refused log line would itself
+        # be refused.
         level = logging.INFO if entry.kind == "log" else logging.ERROR
         reason = problem.get("detail") or problem
         log.log(level, "outbox: rejected %s: %s", entry.path.name, reason)
@@ -612,7 +613,7 @@ class Outbox:
 
 
 def reopen(directory: str | Path, client: Client) -> Outbox:
-    """An outbox that another process left, to send what is in it. Raises `OutboxError`."""
+    """Open the outbox of an ended process to send its items. Raises `OutboxError`."""
     about = Destination.read(Path(directory))
     if about is None:
         raise OutboxError(f"{directory} is no outbox: it holds no outbox.json")

@@ -1,4 +1,4 @@
-"""Specs and trajectories for tests, ours and yours: small, valid and the same every time.
+"""Small, valid and deterministic specs and trajectories for tests.
 
 spec = make_spec(observation=17, action=6)
 trajectory = make_trajectory(spec, length=100, seed=1, env="Hopper-v5")
@@ -29,10 +29,10 @@ def make_spec(
     action_known: bool = False,
     env: str = "Test-v0",
 ) -> EnvSpec:
-    """A spec with a float32 vector observation and a Box action in -1 … 1.
+    """Return a spec with a float32 vector observation and a Box action in -1 … 1.
 
-    `discrete` makes the action Discrete(n) instead; `image` adds a uint8 observation "image" of
-    that shape; `infos` adds a float64 vector and an integer beside the observations.
+    `discrete` makes the action Discrete(n) instead. `image` adds a uint8 observation "image" of
+    that shape. `infos` adds a float64 vector and an integer info.
     """
     observations: dict[str, Space] = {"observation": Box((observation,))}
     if image is not None:
@@ -57,9 +57,9 @@ def make_trajectory(
     id: str | None = None,  # noqa: A002 - the word of the API
     **metadata: Any,
 ) -> Trajectory:
-    """A random trajectory of `length` transitions that fits `spec`; its arrays depend on `seed`.
+    """Return a random trajectory of `length` transitions that fits `spec`. `seed` sets its arrays.
 
-    Other keywords go to `TrajectoryMetadata` (`env` comes from the spec where it is not given).
+    Other keywords are passed to `TrajectoryMetadata` (`env` defaults to that of the spec).
     """
     spec = spec or make_spec()
     rng = np.random.default_rng([length, seed])
@@ -85,7 +85,7 @@ def make_trajectory(
 
 
 def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
-    """[rows, *shape] random values inside `space`, in its dtype."""
+    """Return random values [rows, *shape] inside `space`, in its dtype."""
     shape, dtype = (rows, *space.shape), np.dtype(space.dtype)
     if isinstance(space, Discrete):
         return rng.integers(space.start, space.start + space.n, shape, np.int64)
@@ -95,7 +95,7 @@ def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
         return rng.integers(0, 2, shape, np.int8)
     low, high = space.bounds()
     if dtype.kind == "f":
-        # A bound that is missing is played by ±3: unbounded values stay ordinary numbers.
+        # An infinite bound is replaced by ±3, which keeps the values small.
         low, high = np.where(np.isfinite(low), low, -3.0), np.where(np.isfinite(high), high, 3.0)
         return (low + (high - low) * rng.random(shape)).astype(dtype)
     limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -106,14 +106,15 @@ def random_values(space: Space, rows: int, rng: np.random.Generator) -> Array:
 def wait_until(
     condition: Callable[[], T], seconds: float = 60.0, *, what: str = "", pause: float = 0.02
 ) -> T:
-    """Ask again and again; the first true answer. Fails after `seconds`, naming `what`.
+    """Call a condition repeatedly and return its first true value. Fails after `seconds`.
 
-    For what another thread or process will do. `seconds` only ends a test that has failed already:
-    it is generous, so that a busy machine fails no test. What raises is not asked again.
+    Use it to wait for another thread or process; the failure message contains `what`. The timeout
+    is generous, so that a test does not fail on a busy machine. An exception of the condition is
+    not caught.
     """
     deadline = time.monotonic() + seconds
     while True:
-        # The clock is read first: the last question is asked after the time is over, not before.
+        # Read the clock before the call, so that the last call happens after the deadline.
         over = time.monotonic() >= deadline
         answer = condition()
         if answer:

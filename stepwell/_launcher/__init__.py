@@ -1,1 +1,1 @@
-"""Parts of `stepwell launcher`: what a launch may set, its processes, its record, the loop."""
+"""Parts of `stepwell launcher`: permissions, processes, records of launches, and the main loop."""

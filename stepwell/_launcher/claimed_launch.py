@@ -1,7 +1,7 @@
 """One claimed launch on this machine: its processes, its record on disk, and its report.
 
-The record is written before anything that a killed launcher must know of when it is back, and
-deleted once the service knows how the launch ended.
+The record is written before each action that a restarted launcher must know about. It is deleted
+once the service has accepted how the launch ended.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ LONGEST_ERROR = 8_000
 
 
 class ClaimedLaunch(BaseModel):
-    """Processes of one launch, and how they ended."""
+    """The processes of one launch and their results."""
 
     launch_id: str
     role: str
     slots: int
-    """That each process takes."""
+    """Slots used by each process."""
     processes: list[LaunchedProcess]
     refusal: str = ""
-    """Why nothing of it is started."""
+    """Why no process of the launch is started; empty if it is accepted."""
     stop_reason: str = ""
     cancelled: bool = False
-    """The service knows that already: there is nothing to report."""
+    """The launch was cancelled on the service, so there is nothing to report."""
     failures: dict[str, str] = {}
-    """Run → why it failed, or "" if it did not."""
+    """Reason of failure by run; "" if the run did not fail."""
     reported: dict[str, str] | None = None
-    """The last report that the service has taken."""
+    """The last report that the service has accepted."""
 
     # --- the record -------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ class ClaimedLaunch(BaseModel):
 
     @classmethod
     def read(cls, path: Path, folder: LauncherFolder) -> ClaimedLaunch:
-        """Raises OSError, or ValueError where it is no record."""
+        """Read a record. Raises OSError, or ValueError if the file is not a record."""
         return cls.model_validate_json(path.read_bytes())._in(folder)
 
     def _in(self, folder: LauncherFolder) -> ClaimedLaunch:
@@ -79,12 +79,12 @@ class ClaimedLaunch(BaseModel):
 
     @property
     def active(self) -> bool:
-        """Some process runs or waits to be started."""
+        """Whether any process runs or waits to be started."""
         return any(process.state != "ended" for process in self.processes)
 
     @property
     def ended(self) -> bool:
-        """No process runs, and of each it is known how it ended."""
+        """Whether no process runs and the result of each is known."""
         return not self.active and not self._unresolved
 
     @property
@@ -98,10 +98,10 @@ class ClaimedLaunch(BaseModel):
             process.stop(grace)
 
     def note_exits(self, client: Client | None) -> bool:
-        """Note how ended processes ended; True if something was noted.
+        """Record how processes ended. Returns True if the record changed.
 
-        Where no exit status was seen, the run's row says how it ended; without `client` that waits.
-        Raises errors of the service.
+        Without an exit status, the result is read from the run on the service; if `client` is None,
+        this is left for a later call. Raises errors of the service.
         """
         changed = False
         for process in self._unresolved:
@@ -139,7 +139,7 @@ class ClaimedLaunch(BaseModel):
 
 
 def load(folder: LauncherFolder) -> Iterator[ClaimedLaunch]:
-    """What earlier launchers on this directory have left, oldest first."""
+    """Yield the launches recorded by earlier launchers in this directory, oldest first."""
     for path in sorted(folder.launches.glob("*.json")):
         try:
             yield ClaimedLaunch.read(path, folder)

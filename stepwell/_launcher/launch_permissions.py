@@ -1,16 +1,16 @@
-"""What a launch may ask of this machine, and the command lines that it becomes.
+"""The settings that a launch may change, and the command lines built from a launch.
 
     {role: train, recipe: offline, args: {run: x, seed: 1}, count: 2}
         →  stepwell train offline --run=x-1 --seed=1 --output=DATA/runs …
            stepwell train offline --run=x-2 --seed=2 --output=DATA/runs …
 
-A launch is a stranger's text. The command's own schema says which settings there are and of which
-type. Numbers, switches and listed words can name no file, service, module or token, so a launch may
-set every setting that takes nothing else, unless it is WITHHELD. Text passes only for the settings
-in TEXT, each with its pattern: a setting of text that a command gains is refused until it is added
-there. A setting that takes a path is never allowed. Every value travels as one word,
-`--option=value`, so that a value that looks like an option stays a value; whether it is of the
-setting's type is decided by the command's own parser.
+A launch is untrusted input. The schema of the command defines its settings and their types.
+Numbers, switches and enumerated words cannot name a file, service, module or token, so a launch may
+set every setting that accepts only these, unless it is in WITHHELD. Text is allowed only for the
+settings in TEXT, each with a pattern; a new text setting of a command is refused until it is added
+there. A setting that accepts a path is never allowed. Every value is passed as one argument,
+`--option=value`, so that a value that looks like an option remains a value. The parser of the
+command checks the type of the value.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Schema = Mapping[str, Mapping[str, Any]]
 WITHHELD = frozenset(
     "data.cache_gb outbox_bytes heartbeat_every poll_every drain_timeout progress upload".split()
 )
-"""No launch sets these: bounds of the machine, and how its processes report to the service."""
+"""Settings that no launch may change: machine limits, and how processes report to the service."""
 
 _WORD = (re.compile(r"[A-Za-z0-9_.][^\s]*"), "a word")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# Each item, where the setting is a list.
+# For a list setting, the pattern applies to each item.
 TEXT: dict[str, tuple[re.Pattern[str], str]] = {
     "run": (RUN, "letters, digits, '.', '_', '-', beginning with a letter or digit"),
     "dataset": (re.compile(NAME), "the name of a dataset"),
@@ -53,17 +53,17 @@ TEXT: dict[str, tuple[re.Pattern[str], str]] = {
     "snapshot": (re.compile(r"[A-Za-z0-9][\w-]*", re.A), "the id of a snapshot"),
     "where": (re.compile(r".*", re.S), "a condition in SQL"),
     "device": (re.compile(r"[a-z]+(:\d+)?", re.A), "like cpu or cuda:1"),
-    # gymnasium imports what stands before a colon.
+    # gymnasium imports the module named before a colon.
     "env": (
         re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.A),
         "a registered id like Pendulum-v1, without `module:` (the operator gives --plugin)",
     ),
-    # An environment may read a file that an argument names (MuJoCo's xml_file): numbers and words.
+    # Numbers and words only, since an argument may name a file to read (MuJoCo's xml_file).
     "env_args": (
         re.compile(r"[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_]\w*)", re.A),
         "NAME=NUMBER or NAME=WORD",
     ),
-    # Names of arrays, labels, and of what the operator's plug-ins have registered.
+    # Names of arrays, labels, and objects registered by the operator's plug-ins.
     **dict.fromkeys(
         [
             *("roles", "infos", "tags", "data.relabel", "data.actor_mask", "data.critic_mask"),
@@ -88,12 +88,12 @@ REASONS = {
 
 
 class Refused(InvalidData):  # noqa: N818 - reads as what happened to the launch
-    """A launch asks for what no launch may ask for; the message says which option, and why."""
+    """A launch contains an option that is not allowed; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherFolder:
-    """Where a launcher keeps what the processes that it starts write."""
+    """The folders for records, logs and output of the processes that a launcher starts."""
 
     data: Path
 
@@ -120,12 +120,12 @@ class CommandLine:
 
     run: str
     words: list[str]
-    """After `stepwell`: role, recipe, options."""
+    """Arguments after `stepwell`: role, recipe, options."""
 
 
 @functools.cache
 def schema_of(role: str) -> Schema:
-    """What `stepwell ROLE --schema` prints. Raises `Refused` where the command cannot run here."""
+    """Output of `stepwell ROLE --schema`. Raises `Refused` if the command cannot run here."""
     try:
         done = subprocess.run(
             [*STEPWELL, role, "--schema"],
@@ -144,15 +144,15 @@ def schema_of(role: str) -> Schema:
 
 
 def may_set(name: str, setting: Mapping[str, Any]) -> bool:
-    """Whether a launch may give the setting `name`, whose JSON schema is `setting`."""
+    """Whether a launch may set `name`, whose JSON schema is `setting`."""
     if name in WITHHELD or _mentions_path(setting):
         return False
     return name in TEXT or _is_closed(setting)
 
 
 def _is_closed(setting: Mapping[str, Any]) -> bool:
-    """Whether all values are numbers, switches and listed words. Of a schema in a form that is not
-    known here, no."""
+    """Whether all values are numbers, switches or enumerated words. False for a schema of an
+    unknown form."""
     if "anyOf" in setting:
         return all(_is_closed(part) for part in setting["anyOf"])
     if setting.get("type") == "array":
@@ -169,7 +169,7 @@ def _mentions_path(schema: Any) -> bool:
 def command_lines(
     launch: Launch, schema: Schema, folder: LauncherFolder, plugins: Sequence[str] = ()
 ) -> list[CommandLine]:
-    """One `CommandLine` for each of `launch.count` processes. Raises `Refused`."""
+    """Return one `CommandLine` for each of `launch.count` processes. Raises `Refused`."""
     recipe = _recipe(launch)
     wanted = dict(launch.args)
     chosen = _plugins(wanted.pop("plugin", None), plugins)
@@ -195,17 +195,17 @@ def command_lines(
 
 
 def slots(launch: Launch) -> int:
-    """How many of a launcher's slots each process of a launch takes."""
+    """Return the number of slots that each process of a launch uses."""
     try:
         return max(1, int(launch.args.get("processes", 1))) if launch.role == "train" else 1
     except (TypeError, ValueError):
-        return 1  # no number: the trainer's own parser will say so
+        return 1  # not a number; the parser of the trainer reports the error
 
 
 def _plugins(wanted: Any, allowed: Sequence[str]) -> list[str]:
-    """The modules to load: all that the operator allows, or those of them that a launch names.
+    """Return the modules to load: all that the operator allows, or the subset a launch names.
 
-    A module is code. Its name is compared with the operator's list, and goes nowhere else.
+    A module is executable code, so its name is only compared with the list of the operator.
     """
     if wanted is None:
         return list(allowed)
@@ -234,7 +234,7 @@ def _recipe(launch: Launch) -> list[str]:
 
 
 def _checked(role: str, schema: Schema, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with underscores in their names, each allowed and each once."""
+    """Return the options with underscores in their names. Refuses unknown and repeated options."""
     values: dict[str, Any] = {}
     for given, value in args.items():
         name = given.replace("-", "_")
@@ -264,7 +264,7 @@ def _not_allowed(role: str, schema: Schema, given: str) -> Refused:
 
 
 def _words(setting: Mapping[str, Any], name: str, value: Any) -> list[str]:
-    """One option as words of a command line."""
+    """Return one option as command-line arguments."""
     flag = "--" + name.replace("_", "-")
     is_list = setting.get("type") == "array"
     items = str(value).split() if is_list else [str(value)]
@@ -278,7 +278,7 @@ def _words(setting: Mapping[str, Any], name: str, value: Any) -> list[str]:
 
 
 def _seed(schema: Schema, args: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """What makes process `index` differ from its siblings. Seeds that are no numbers stay."""
+    """Return the seed options of process `index`. Seeds that are not numbers are not changed."""
 
     def value(name: str) -> Any:
         return args.get(name, schema[name].get("default"))
@@ -294,7 +294,7 @@ def _whole(value: Any) -> bool:
 
 
 def _run_name(launch: Launch, args: Mapping[str, Any]) -> str:
-    """A name for the run that says what it is; the same for the same launch."""
+    """Return a descriptive run name, which is the same for the same launch."""
     what = {
         "train": launch.recipe or "default",
         "collect": f"collect-{args.get('env', '')}",

@@ -1,9 +1,9 @@
-"""The launcher's loop: one thread that watches its processes and, every few seconds, the service.
+"""The main loop: one thread that checks its processes and, every few seconds, the service.
 
-    watch   reap, kill what is overdue, start what waits for a free slot
-    sync    heartbeat and commands · reports · cancelled launches · claim while there is room
+    watch   reap processes, kill overdue ones, start waiting ones in free slots
+    sync    heartbeat and commands · reports · cancelled launches · claim while slots are free
 
-Processes need neither the service nor the launcher: what cannot be reported now is reported later.
+Processes depend on neither the service nor the launcher: a report that fails is repeated later.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ COMMANDS: dict[str, tuple[State, tuple[State, ...]]] = {
     "drain": ("draining", ("running", "paused")),
     "stop": ("stopped", ("starting", "running", "paused", "draining")),
 }
-"""Command → state, and the states in which it is obeyed. Paused it claims nothing more, draining it
-ends with what runs, stopped it ends that now."""
+"""Command → state, and the states in which the command is accepted. Paused: claims no launches.
+Draining: exits when its processes have ended. Stopped: stops its processes and exits."""
 
 
 class LauncherError(StepwellError):
-    """This launcher cannot work here; the message says what to do."""
+    """The launcher cannot run here; the message states what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says."""
+    """Options from the command line."""
 
     name: str
     folder: LauncherFolder
@@ -73,7 +73,10 @@ class Options:
 
 
 class Launcher:
-    """See the head of this file. `client` should be impatient: the loop is its retry."""
+    """Runs the loop that the module docstring describes.
+
+    `client` should have short timeouts, because the loop repeats failed calls.
+    """
 
     def __init__(self, options: Options, client: Client, token: str | None = None):
         self.options, self.client = options, client
@@ -89,7 +92,7 @@ class Launcher:
         self._next_sync = self._next_heartbeat = self._next_recovery = 0.0
 
     def run(self) -> None:
-        """Until it is told to stop, or has drained. Raises `LauncherError`, `Unauthorized`."""
+        """Run until stopped or drained. Raises `LauncherError`, `Unauthorized`."""
         for launch in self._launches.values():
             log.info("found launch %s again (run %s)", launch.launch_id, launch.runs)
         while self.state not in ("draining", "stopped") or self._active:
@@ -104,7 +107,7 @@ class Launcher:
         self._report_the_end()
 
     def request(self, word: Literal["stop", "kill"]) -> None:
-        """What a signal wants: stop, or kill processes at once. Done with the next tick."""
+        """Request a stop or an immediate kill (for signal handlers). The next tick executes it."""
         self._requested = word
 
     def _command(self, word: str) -> None:
@@ -139,7 +142,7 @@ class Launcher:
             if launch.note_exits(None) or launch.with_state("running") != running:
                 launch.save(self.options.folder)
                 self._next_sync = 0.0
-        # Oldest first, and none overtakes one that needs several slots.
+        # Oldest first. A later process does not overtake one that needs several slots.
         used = self._slots("running")
         for launch in self._launches.values():
             for process in launch.with_state("waiting"):
@@ -150,7 +153,7 @@ class Launcher:
 
     def _start(self, launch: ClaimedLaunch, index: int) -> None:
         process = launch.processes[index]
-        # Noted first: a launcher killed between the two must not start it a second time.
+        # Recorded first, so that a launcher killed in between does not start it a second time.
         process.state = "running"
         launch.save(self.options.folder)
         try:
@@ -164,7 +167,7 @@ class Launcher:
     # --- sync -------------------------------------------------------------------------------
 
     def _sync(self) -> None:
-        """Everything that needs the service; what fails is tried again with the next one."""
+        """Run all steps that need the service. The next sync repeats those that fail."""
         try:
             if not self._registered:
                 self._register()
@@ -191,7 +194,8 @@ class Launcher:
             self._sync_error = ""
 
     def _register(self) -> None:
-        """First contact. Two launchers of one name would take each other's launches."""
+        """Register at first contact. Raises `LauncherError` if another launcher uses this name,
+        because two launchers with one name would take over each other's launches."""
         here = socket.gethostname()
         for worker in self.client.workers():
             if worker.id != self.options.name or not worker.alive:
@@ -220,7 +224,7 @@ class Launcher:
             self.client,
             self.options.name,
             role="launcher",
-            # Until its processes have ended it can still be reached.
+            # While processes still run, the launcher still receives commands.
             state="draining" if self.state == "stopped" and running else self.state,
             counters={**counters, **self._counts},
             last_error=self._last_error or self._sync_error,
@@ -269,7 +273,7 @@ class Launcher:
         launch.save(self.options.folder)
 
     def _claim(self) -> bool:
-        """Whether there was a launch and room for it."""
+        """Claim one launch. Returns whether a launch and a free slot were available."""
         if self._slots("running", "waiting") >= self.options.capacity:
             return False
         launch = self.client.claim_launch(self.options.name, roles=self.options.roles)
@@ -302,7 +306,7 @@ class Launcher:
         self._next_sync = 0.0
 
     def _recover(self) -> None:
-        """Claims whose answer was lost on the way, and what processes left undelivered."""
+        """Recover claims whose response was lost, and send items left by processes."""
         if self.state in ("running", "draining"):
             for launch in reversed(self.client.launches(state="claimed")):
                 if launch.claimed_by == self.options.name and launch.id not in self._launches:
@@ -321,11 +325,11 @@ class Launcher:
                 self._send_leftovers(outbox)
 
     def _send_leftovers(self, folder: Path) -> None:
-        """Send what a process could not, for a few seconds; the rest stays for the next time."""
+        """Send items that a process left, for a few seconds; the next call sends the rest."""
         try:
             outbox = reopen(folder, self.client)
         except OutboxInUse:
-            return  # by a process that sends it
+            return  # in use by a process that sends the items itself
         except OutboxError as error:
             log.warning("the outbox %s cannot be sent: %s", folder, error)
             return
@@ -336,7 +340,7 @@ class Launcher:
             log.warning("%s", undelivered)
 
     def _report_the_end(self) -> None:
-        """How everything ended; what cannot be reported waits on disk for the next start."""
+        """Report how all launches ended. Failed reports stay on disk for the next start."""
         deadline = time.monotonic() + LAST_REPORT_SECONDS
         while self._registered:
             try:

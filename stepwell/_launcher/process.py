@@ -1,10 +1,10 @@
-"""A process that a launcher has started, and how it ended; also one that an earlier launcher left.
+"""A process started by this launcher or by an earlier one, and its exit status.
 
-    waiting ──start──▶ running ──▶ ended, with status 0, another one, or None (nobody saw it end)
+    waiting ──start──▶ running ──▶ ended, with status 0, another one, or None (unknown)
 
-Each process inherits a locked file. The lock is held exactly as long as the process lives, whatever
-becomes of the launcher: so a launcher that was killed finds, when it is back, what still runs, and
-never takes an unrelated process with an old number for its own.
+Each process inherits a locked file. The process holds the lock until it ends, even if the launcher
+is killed. A restarted launcher thus finds the processes that still run, and never mistakes an
+unrelated process with a reused pid for its own.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-# `evaluate` has no handler of its own for SIGTERM; as an interrupt it closes its run.
+# `evaluate` has no SIGTERM handler; on an interrupt it closes its run.
 STOP_SIGNALS = {"evaluate": signal.SIGINT}
 TAIL_BYTES, TAIL_LINES = 16_384, 20
 USAGE = 2
 
 
 class LaunchedProcess(BaseModel):
-    """One process of a launch: its command, and where it stands."""
+    """One process of a launch: its command and its state."""
 
     run: str
     command: list[str]
-    """After `stepwell`."""
+    """Arguments after `stepwell`."""
     role: str
     log: Path = Field(Path(), exclude=True)
     lock: Path = Field(Path(), exclude=True)
-    """Not in the record: the launcher's folder may be moved."""
+    """Not in the record, because the folder of the launcher may be moved."""
     state: str = "waiting"
     pid: int | None = None
     status: int | None = None
     stopped: bool = False
-    """It was told to stop, or never to start."""
+    """A stop was requested, before or after the start."""
     _process: subprocess.Popen[bytes] | None = None
     _deadline: float | None = None
 
     def start(self, prefix: Sequence[str], env: Mapping[str, str]) -> None:
-        """Raises OSError where the machine cannot."""
+        """Start the process. Raises OSError if the machine cannot start it."""
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +59,7 @@ class LaunchedProcess(BaseModel):
                     stderr=subprocess.STDOUT,
                     env=dict(env),
                     pass_fds=(descriptor,),
-                    # A session of its own: Ctrl-C reaches the launcher, which stops its processes.
+                    # In a new session, Ctrl-C reaches only the launcher, which stops its processes.
                     start_new_session=True,
                 )
         finally:
@@ -67,7 +67,7 @@ class LaunchedProcess(BaseModel):
         self.pid, self.state = self._process.pid, "running"
 
     def poll(self) -> None:
-        """Notice that it has ended; `status` stays None where nobody saw how."""
+        """Check whether it has ended; `status` stays None if the exit status is unknown."""
         if self.state != "running":
             return
         if self._process is not None:
@@ -76,7 +76,7 @@ class LaunchedProcess(BaseModel):
             self._end()
 
     def stop(self, grace: float) -> None:
-        """Tell it to end; after `grace` seconds `kill_if_overdue` kills it."""
+        """Request that it end; after `grace` seconds `kill_if_overdue` kills it."""
         if self.state == "waiting":
             self.stopped = True
             self._end()
@@ -86,13 +86,13 @@ class LaunchedProcess(BaseModel):
             self._signal(STOP_SIGNALS.get(self.role, signal.SIGTERM))
 
     def kill_if_overdue(self, *, now: bool = False) -> None:
-        """Kill it, and all that it started, once its time to end by itself is over."""
+        """Kill it and its child processes once the grace period is over."""
         overdue = self._deadline is not None and time.monotonic() > self._deadline
         if self.state == "running" and (now or overdue):
             self._signal(signal.SIGKILL, group=True)
 
     def _signal(self, number: int, *, group: bool = False) -> None:
-        # Not yet reaped, or still holding its lock: so this number is still our process's.
+        # The pid is still valid if the process is not yet reaped or still holds its lock.
         if self.pid is None or (self._process is None and not self._locked()):
             return
         try:
@@ -115,7 +115,7 @@ class LaunchedProcess(BaseModel):
         self.lock.unlink(missing_ok=True)
 
     def failure(self) -> str:
-        """Why it failed, for people: the end of its log."""
+        """Human-readable reason of the failure: the end of its log."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
