@@ -1,7 +1,7 @@
-"""Stepwell: the contract and the SDK. `import stepwell` is all that an outsider needs.
+"""Stepwell: the data types and the SDK. `import stepwell` is all that a user needs.
 
-Light: the words (trajectories, specs, errors) come at once; `Client` and `Outbox`, which bring
-Arrow and an HTTP library, when they are first asked for.
+Trajectories, specs and errors are imported at once. `Client` and `Outbox`, which need Arrow and an
+HTTP library, are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
-"""One process per folder: a lock file that its process holds until it ends, however it ends.
+"""One process per folder: a lock file that a process holds until it ends, even by a crash.
 
-The file contains the holder's pid, for messages. On Windows two processes are not kept apart.
+The file contains the pid of the holder, for messages. On Windows the lock has no effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 LOOK_SECONDS = 1.0
-"""`held_by` takes the lock for an instant; `take_lock` waits that long for it."""
+"""How long `take_lock` waits, because `held_by` holds the lock for a moment."""
 
 
 def take_lock(path: Path, refusal: Callable[[int], Exception]) -> IO[str]:

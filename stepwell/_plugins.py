@@ -1,4 +1,4 @@
-"""Code of the user's own: modules that a command line names, and what it says when it fails."""
+"""User code: modules named on a command line, and messages for their errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def import_plugins(modules: Sequence[str], refusal: Callable[[str], StepwellErro
 def import_named(
     name: str, words: str, refusal: Callable[[str], StepwellError], flag: str = ""
 ) -> None:
-    """Import a module because a command line says so, in these `words`. Raises a `refusal`."""
-    # It usually lies where the person stands, and the console script does not look there.
+    """Import a module that a command line names in these `words`. Raises a `refusal`."""
+    # It is usually in the working directory, which a console script does not have in sys.path.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -39,7 +39,7 @@ def import_named(
 
 
 def describe_error(error: Exception) -> str:
-    """An exception of code that is not ours: message, type, and the line that raised it."""
+    """Describe an exception of user code: message, type, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return f"{error} ({type(error).__name__}{place})"

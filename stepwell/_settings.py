@@ -80,7 +80,7 @@ class Resolved(Generic[S]):
     origins: dict[str, str]
 
     def lines(self) -> list[str]:
-        """For people: what differs from the defaults, each with its origin."""
+        """Return readable lines of the values that differ from the defaults, with their origins."""
         values = flatten(self.config.to_dict())  # type: ignore[attr-defined]
         changed = {k: v for k, v in sorted(self.origins.items()) if v != "default"}
         return [f"{key} = {values[key]!r}    ({origin})" for key, origin in changed.items()]
@@ -96,12 +96,12 @@ def read(
     base: S | None = None,
     origin: str = "default",
 ) -> Resolved[S]:
-    """The config that a command line asks for; --help, --help-all and --schema print and exit.
+    """Return the config of a command line; --help, --help-all and --schema print and exit.
 
     Args:
         common: names of the settings that --help shows; None shows all.
-        base: what the config is before files and flags, and `origin` of what differs in it from
-            the defaults.
+        base: the config before files and flags are applied.
+        origin: the origin of values in `base` that differ from the defaults.
 
     Raises:
         model.error: an unknown setting, named with the nearest known one, or a wrong value.

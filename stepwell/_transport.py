@@ -1,7 +1,7 @@
-"""HTTP calls: pooled connections, retries, typed errors. Nothing here knows a route.
+"""HTTP calls: pooled connections, retries, typed errors. This module is independent of the routes.
 
-Idempotent calls are retried when the service did not answer (ServiceUnreachable) or was busy (Busy;
-Retry-After is honoured), other calls only when they certainly had no effect.
+Idempotent calls are retried if the service did not respond (ServiceUnreachable) or was busy (Busy;
+Retry-After is honoured). Other calls are retried only if they certainly had no effect.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def _may_repeat(error: BaseException, repeatable: bool) -> bool:
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Seconds until the next attempt: what Retry-After asks, else doubling; both with jitter,
-    as a hundred collectors must not come back in the same instant."""
+    """Seconds until the next attempt: Retry-After, or a doubling wait. Both have jitter, so that
+    many collectors do not retry at the same moment."""
     error = state.outcome.exception() if state.outcome else None
     if isinstance(error, Busy) and error.retry_after is not None:
         return error.retry_after * random.uniform(1.0, 1.25)

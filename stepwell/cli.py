@@ -1,8 +1,8 @@
-"""`stepwell <command>`: a table of strings. Nothing is imported until a command is chosen.
+"""`stepwell <command>`: a table of commands, whose modules are imported only when they run.
 
-Each command is a `main(argv) -> int` somewhere; what is not installed is named with the line that
-installs it. An error of ours is one line on stderr, with exit status 2 where words are wrong, 1
-elsewhere; `--debug` shows where.
+Each command is a function `main(argv) -> int`. If its dependencies are missing, the error states
+how to install them. A `StepwellError` is printed as one line on stderr, with exit status 2 for a
+wrong command line or input and 1 otherwise; `--debug` prints the traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Command:
     """"module:function" that takes the arguments after the command."""
     summary: str
     extra: str = ""
-    """What to install for it, where the SDK alone does not suffice."""
+    """The extra that it requires, if the SDK alone is not sufficient."""
 
 
 GROUPS: dict[str, dict[str, Command]] = {

@@ -1,8 +1,8 @@
 """Trajectories ↔ bytes: one Arrow IPC stream, one record batch per trajectory.
 
-The schema (schema.py) is written once; each batch's own metadata is the trajectory's header (id,
-flags, metadata) as JSON. Decoding copies nothing: arrays are views of the received bytes. Their
-format is checked here; whether they fit a dataset, by `Trajectory.check`.
+The schema (schema.py) is written once. The metadata of each batch contains the header of its
+trajectory (id, flags, metadata) as JSON. Decoding copies nothing: arrays are views of the received
+bytes. This module checks the format; `Trajectory.check` checks that the arrays fit a dataset.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stepwell.trajectory import Trajectory, TrajectoryMetadata
 HEADER_KEY = b"stepwell.trajectory"
 MAX_HEADER = 256 * 1024
 CONTINUATION = b"\xff\xff\xff\xff"
-"""What a message begins with (those of Arrow before 0.15 do not)."""
+"""The first bytes of every IPC message (since Arrow 0.15)."""
 END_OF_STREAM = CONTINUATION + b"\x00\x00\x00\x00"
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
@@ -61,7 +61,7 @@ def encode(trajectories: Iterable[Trajectory], spec: EnvSpec) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> tuple[EnvSpec, list[Trajectory]]:
-    """Inverse of `encode`. Raises `CodecError` or `InvalidTrajectory`; never returns a part."""
+    """Decode a stream. Raises `CodecError` or `InvalidTrajectory`; never returns a partial list."""
     reader = TrajectoryStream(data)
     return reader.spec, [t for t in reader]
 
@@ -70,8 +70,8 @@ class TrajectoryStream:
     """Iterates over the trajectories of a stream; `spec` is known before the first one."""
 
     def __init__(self, data: bytes | memoryview):
-        # A stream cut exactly between two batches is a legal Arrow stream, and a loss: so the
-        # end-of-stream marker that every writer of ours leaves is required.
+        # A stream truncated exactly between two batches is a valid Arrow stream, so the
+        # end-of-stream marker, which `encode` always writes, is required.
         if bytes(data[-8:]) != END_OF_STREAM:
             raise CodecError(
                 "the stream is damaged or cut short",
@@ -116,7 +116,7 @@ class TrajectoryStream:
         return self._data[len(self.head) : -len(END_OF_STREAM)]
 
     def messages(self) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes], memoryview]]:
-        """As `batches`, each with the bytes it was read from: one whole IPC message."""
+        """Like `batches`, and the bytes of each batch: one whole IPC message."""
         for (batch, metadata), place in zip(self.batches(), self._places, strict=True):
             yield batch, metadata, self._data[place]
 
@@ -132,7 +132,7 @@ class TrajectoryStream:
                 raise CodecError(
                     f"the stream is damaged or cut short: {_first_line(error)}"
                 ) from None
-            # Columns may point at the same bytes: a small body that claims to be a huge one.
+            # Columns may share bytes, so a small body can claim a huge number of rows.
             claimed = batch.num_rows * row_bytes(self.spec)
             if claimed > self._size:
                 raise CodecError(
@@ -259,7 +259,7 @@ def read_header(metadata: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _pad(array: Array) -> Array:
-    """One zero row more: what stands under the NULL of the last row."""
+    """Append a row of zeros, the values under the NULL of the last row."""
     padded = np.zeros((len(array) + 1, *array.shape[1:]), array.dtype)
     padded[:-1] = array
     return padded
@@ -352,10 +352,10 @@ def _refuse_nulls(column: pa.Array, rows: int, name: str) -> None:
 
 
 def _record_batches(buffer: Any) -> Iterator[slice]:
-    """Where each record batch stands, and that the stream holds nothing else behind its schema.
+    """Yield the position of each record batch; refuse any other message after the schema.
 
-    Our writers never compress bodies; a foreign megabyte could unpack to a terabyte. Bytes in
-    another order would be turned round while they are read: what is read is what was sent.
+    Compressed bodies are refused, because a megabyte could unpack to a terabyte; `encode` never
+    compresses. Big-endian data is refused, because Arrow would swap its bytes while reading.
     """
     source = pa.BufferReader(buffer)
     start = 0
@@ -391,7 +391,7 @@ def _is_big_endian(metadata: Any) -> bool:
 
 
 def _header_field(metadata: Any, number: int) -> int:
-    """Where field `number` stands in the header of a Message flatbuffer; 0 where it is absent."""
+    """Return the position of field `number` in the header of a Message flatbuffer; 0 if absent."""
     data = memoryview(metadata)
 
     def field(table: int, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Places where a process can be made to die, to prove that dying there loses nothing.
+"""Points at which tests kill a process, to prove that a crash there loses nothing.
 
 `STEPWELL_FAILPOINT=checkpoint.after_rename` (or `name:3` for the third hit) kills this process with
 SIGKILL at that point. Tests visit every name that the source passes (tests/failpoints.py). Unset, a
@@ -15,7 +15,7 @@ _left = int(_count or 1)
 
 
 def failpoint(name: str) -> None:
-    """Die here, without a goodbye, if the environment says so."""
+    """Kill this process with SIGKILL if STEPWELL_FAILPOINT selects this failpoint."""
     global _left
     if name != wanted:
         return

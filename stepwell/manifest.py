@@ -1,4 +1,4 @@
-"""Manifests: what a snapshot holds, one row per trajectory, in columns. No Python object per row.
+"""Manifests: tables of the trajectories in a snapshot, one row each, without Python objects.
 
     component  dataset  seq   id   weight  shard  traj_idx  row_start  length …
     0          maze     1     …    1.0     sh_…   0         0          200      ┐ block (0, maze, 0)
@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
 )
 ID_KEY, DIGEST_KEY, SHARES_KEY = b"snapshot", b"digest", b"shares"
 SINCE_KEY, GONE_KEY = b"since", b"gone"
-"""Of changes only: the earlier snapshot, and the blocks that it has and this one has not."""
+"""In changes only: the earlier snapshot, and its blocks that are not in this one."""
 
 Key = tuple[int, str, int]
 """(component, dataset, seq // BLOCK)."""
@@ -60,7 +60,7 @@ _DIGITS = [i for i in range(36) if i not in _DASHES]
 
 
 def blocks(table: pa.Table) -> dict[Key, pa.RecordBatch]:
-    """The rows of each block, in order. Costs one look per record batch that holds one block."""
+    """Return the rows of each block, in order. A record batch of one block is used unchanged."""
     found: dict[Key, list[pa.RecordBatch]] = {}
     for batch in table.to_batches():
         for piece in _pieces(batch):
@@ -77,7 +77,7 @@ def key_of(batch: pa.RecordBatch, row: int = 0) -> Key:
 
 
 def table_of(batches: Iterable[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> pa.Table:
-    """A manifest of blocks, which stay chunks of their own."""
+    """Return a manifest of blocks, each of which remains a separate chunk."""
     schema = SCHEMA.with_metadata(dict(metadata))
     return pa.Table.from_batches(
         [b.replace_schema_metadata(dict(metadata)) for b in batches], schema
@@ -96,8 +96,8 @@ def gone(changes: pa.Table) -> list[Key]:
 
 
 def apply(before: pa.Table, changes: pa.Table) -> pa.Table:
-    """The later manifest: `before` with the changes made. Raises ValueError when these are of
-    another snapshot than `before`."""
+    """Return the later manifest: `before` with the changes applied. Raises ValueError if they
+    belong to another snapshot than `before`."""
     metadata = dict(changes.schema.metadata or {})
     since, gone_keys = metadata.pop(SINCE_KEY, b""), gone(changes)
     metadata.pop(GONE_KEY, None)
@@ -112,7 +112,7 @@ def apply(before: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 def id_texts(ids: NDArray[np.void] | NDArray[np.uint8]) -> list[str]:
-    """UUIDs written out: `ids` holds 16 bytes each."""
+    """Return UUIDs as text; `ids` has 16 bytes for each."""
     raw = np.ascontiguousarray(ids).view(np.uint8).reshape(-1, 16)
     text = np.full((len(raw), 36), ord("-"), np.uint8)
     digits = np.empty((len(raw), 32), np.uint8)

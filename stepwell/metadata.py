@@ -38,21 +38,21 @@ class TrajectoryMetadata:
     policy: str = ""
     """Who acted, as run/version (for instance "demo/7"), or a free name for a scripted actor."""
     collector: str = ""
-    """Worker that played it."""
+    """Worker that collected it."""
     run: str = ""
-    """Collect or eval run that it belongs to."""
+    """Collect or evaluation run to which it belongs."""
     purpose: Purpose = "train"
-    """"eval" trajectories never enter a training snapshot unless asked for by name."""
+    """"eval" trajectories are excluded from training snapshots unless explicitly included."""
     success: bool | None = None
-    """Whether the environment called it a success; None where it does not say."""
+    """Whether the environment reported success; None if it reports nothing."""
     tags: tuple[str, ...] = ()
-    """Free labels, for people and for SQL."""
+    """User-defined labels, available in SQL."""
     source: str = ""
     """Where imported data came from, for instance the file name and its sha256."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Named numbers that the environment reported for the episode."""
     started_at: float | None = None
-    """Wall clock of row 0 in Unix seconds, as the collector claims."""
+    """Unix time of row 0 in seconds, as reported by the collector."""
 
     def __post_init__(self) -> None:
         for name in ("env", "episode_id", "policy", "collector", "run", "source"):
@@ -67,7 +67,7 @@ class TrajectoryMetadata:
             raise InvalidTrajectory(
                 "metadata.purpose", expected="train | eval", got=repr(self.purpose)[:80]
             )
-        # One spelling of each value, whatever numpy handed us: the digest covers this JSON.
+        # Normalise numpy values to Python values, because the digest covers this JSON.
         self._set("first_step", _integer("first_step", self.first_step, 0))
         if self.seed is not None:
             self._set("seed", _integer("seed", self.seed, -(2**63)))
@@ -104,7 +104,7 @@ class TrajectoryMetadata:
         object.__setattr__(self, name, value)
 
     def to_json(self) -> dict[str, Any]:
-        """Only what differs from the defaults."""
+        """Return only the values that differ from the defaults."""
         data: dict[str, Any] = {}
         for name, default in _METADATA_DEFAULTS:
             value = getattr(self, name)
@@ -134,7 +134,7 @@ _METADATA_DEFAULTS = tuple(
 
 
 def _is_text(value: Any, longest: int) -> bool:
-    """Text that every database keeps: no NUL, nothing that UTF-8 cannot say."""
+    """Whether every database can store the text: no NUL, and encodable as UTF-8."""
     if not isinstance(value, str) or len(value) > longest or "\0" in value:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)

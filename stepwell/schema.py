@@ -23,7 +23,7 @@ from stepwell.errors import CodecError
 from stepwell.spaces import DEFAULT_ACTION, EnvSpec, Space
 
 FORMAT = 1
-"""Of the wire and of the shards. Readers refuse a greater one by name and read every lesser one."""
+"""Format version of requests and shards. Readers accept every older and refuse every newer one."""
 
 MAX_CACHED_SPEC = 16 * 1024
 FORMAT_KEY = b"stepwell.format"

@@ -1,8 +1,8 @@
-"""What an environment's observations and actions look like, as plain data and as JSON.
+"""Observation and action spaces of an environment, as plain data and as JSON.
 
-Box, Discrete, MultiDiscrete and MultiBinary, in flat dicts of named arrays. No gymnasium here: the
-collector converts its spaces into these, the trainer converts these into the agent's. An `EnvSpec`
-is what a dataset is registered under; two trajectories belong together when their specs are equal.
+Box, Discrete, MultiDiscrete and MultiBinary, in flat dicts of named arrays, without gymnasium: the
+collector converts gymnasium spaces into these, and the trainer converts these into the agent's.
+Every dataset has one `EnvSpec`; trajectories can share a dataset if their specs are equal.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ Space = Box | Discrete | MultiDiscrete | MultiBinary
 
 
 def why_outside(space: Space, values: Array) -> str | None:
-    """Why `values` [N, *shape] are not all in `space`, or None. Dtype and shape are not looked at.
+    """Return why `values` [N, *shape] are not all in `space`, or None. Ignores dtype and shape.
 
-    Floats must be finite. Observations may stray outside a Box by design (many environments lie);
-    callers decide for which arrays bounds count.
+    Floats must be finite. The bounds of observations are often wrong in environments, so callers
+    decide for which arrays bounds are checked.
     """
     if values.dtype.kind == "f" and not all_finite(values):
         bad = int(np.count_nonzero(~np.isfinite(values)))
@@ -167,10 +167,10 @@ def why_outside(space: Space, values: Array) -> str | None:
 
 
 def all_finite(values: Array) -> bool:
-    """Whether no value is NaN or infinite; of large arrays without a mask in memory."""
+    """Whether no value is NaN or infinite; allocates no mask for large arrays."""
     if values.size < 1 << 16:
         return bool(np.isfinite(values).all())
-    # Both hand on a NaN.
+    # Both min and max propagate NaN.
     return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
 
 
@@ -242,7 +242,7 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
-    """Plain ints, also from numpy's: they must compare, hash and print alike."""
+    """Convert to plain ints, so that values from numpy compare, hash and print the same."""
     try:
         return tuple(operator.index(n) for n in values)
     except TypeError:
@@ -270,9 +270,9 @@ class EnvSpec:
     """The schema of a dataset: named observation and action spaces, roles, and named infos.
 
     `observations` and `actions` are flat dicts (default keys "observation" and "action").
-    `roles` says who may look at an observation: `policy` (default), `critic` (privileged), `mask`
-    (legal actions), `relabel` (achieved goals), `log`. `infos` are extra arrays kept beside the
-    observations, for people and for SQL; no agent ever sees them.
+    `roles` states how an observation is used: `policy` (default), `critic` (privileged), `mask`
+    (legal actions), `relabel` (achieved goals), `log`. `infos` are extra arrays stored with the
+    observations for inspection and SQL; agents do not receive them.
 
         Example: EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), env="Pendulum-v1")
     """

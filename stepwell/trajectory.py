@@ -1,4 +1,4 @@
-"""What a trajectory is. This picture defines how observations, actions and rewards align.
+"""The trajectory. This diagram defines how observations, actions and rewards align.
 
 A trajectory of T transitions has T+1 observations, so T+1 rows:
 
@@ -52,10 +52,10 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """A contiguous piece of one episode, validated on construction; see the picture above.
+    """A contiguous piece of one episode, validated on construction; see the diagram above.
 
-    Raises `InvalidTrajectory` naming the array, what was expected and what came.
-    Arrays are held, not copied, and must not be changed afterwards.
+    Raises `InvalidTrajectory` with the array, the expected and the actual value.
+    Arrays are referenced, not copied, and must not be changed afterwards.
     """
 
     obs: Mapping[str, Array]
@@ -71,7 +71,7 @@ class Trajectory:
     final_obs_valid: bool = True
     """False where the last observation is unknown and only repeats the one before."""
     action_known: NDArray[np.bool_] | None = None
-    """[T] bool, or None for all known: human data has gaps."""
+    """[T] bool, False where the action is unknown (in human data); None if all are known."""
     infos: Mapping[str, Array] = field(default_factory=dict)
     """Extra arrays beside the observations, each [T+1, *shape]."""
     metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
@@ -124,7 +124,7 @@ class Trajectory:
                         expected=f"{rows} rows ({count}; T={steps} rewards)",
                         got=f"{len(array)} rows",
                     )
-                # Infos are for people and may hold gaps; what an agent reads may not.
+                # Infos may contain NaN; arrays that an agent reads may not.
                 if what != "infos" and array.dtype.kind == "f" and not all_finite(array):
                     raise InvalidTrajectory(
                         f"{what}[{key}]", expected="finite numbers", got="NaN or infinity"
@@ -159,12 +159,12 @@ class Trajectory:
         id: str | None = None,  # noqa: A002 - the word of the API
         **metadata: Any,
     ) -> Trajectory:
-        """A trajectory from whatever is at hand: lists or arrays, one array or a dict of them.
+        """Create a trajectory from lists or arrays, or from dicts of them.
 
         `terminated` and `truncated` may be booleans or per-step sequences [T] with True only at the
-        end. With a `spec`, arrays are cast to its dtypes where that loses nothing but precision.
-        Observations may have T rows: then the last one is repeated and marked as not valid. Other
-        keywords go to `TrajectoryMetadata`. Raises `InvalidTrajectory`.
+        end. With a `spec`, arrays are cast to its dtypes if only precision is lost. Observations
+        may have T rows; the last one is then repeated and marked as not valid. Other keywords are
+        passed to `TrajectoryMetadata`. Raises `InvalidTrajectory`.
         """
         reward_array = _array("rewards", rewards, np.float32).reshape(-1)
         steps = len(reward_array)
@@ -252,7 +252,7 @@ class Trajectory:
             )
 
     def header(self) -> dict[str, Any]:
-        """All that is not an array, as JSON; with the arrays it makes the trajectory."""
+        """Return everything except the arrays as JSON."""
         return {
             "id": self.id,
             "length": len(self),
@@ -264,7 +264,7 @@ class Trajectory:
 
     @property
     def digest(self) -> str:
-        """sha256 over header and arrays: same digest, same content, whatever carried it."""
+        """sha256 over header and arrays: equal digests mean equal content, in any encoding."""
         sha = hashlib.sha256(_canonical(self.header()).encode())
         columns: list[tuple[str, Array]] = [("rewards", self.rewards)]
         for what, arrays in (("obs", self.obs), ("actions", self.actions), ("infos", self.infos)):
@@ -293,7 +293,7 @@ def _named(value: Any, default: str, spaces: Mapping[str, Space]) -> dict[str, A
 
 def _cast(key: str, array: Array, space: Space) -> Array:
     target = np.dtype(space.dtype)
-    # D4RL keeps scalars as [T, 1] and discrete actions as floats; both say the same thing.
+    # D4RL stores scalars as [T, 1] and discrete actions as floats; the values are the same.
     if array.shape[1:] == (1,) and space.shape == ():
         array = array[:, 0]
     if array.dtype == target or not array.size:
@@ -313,7 +313,7 @@ def _cast(key: str, array: Array, space: Space) -> Array:
 
 
 def _array(name: str, raw: Any, dtype: Any = None) -> Array:
-    """Numbers as an array, or `InvalidTrajectory` for what numpy cannot make one of."""
+    """Convert numbers to an array. Raises `InvalidTrajectory` if numpy cannot."""
     try:
         array = np.asarray(raw)
         if array.dtype.kind not in "biuf":

@@ -1,4 +1,4 @@
-"""What the commands share: connecting to the service, printing tables and JSON.
+"""Shared code of the commands: connecting to the service, printing tables and JSON.
 
 Text from the service is untrusted: control characters are made visible and rich's markup is not
 interpreted, so that no description can control a terminal.
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from stepwell.client import Client
 
-# A person waits less patiently than a collector.
+# Shorter than for a collector, because a user is waiting.
 RETRY_FOR = 2.0
 PIPE_WIDTH = 200
 

@@ -1,4 +1,4 @@
-"""`stepwell status`: is the service well, and what is in it. Exit status 1 where it is degraded."""
+"""`stepwell status`: health and contents of the service. Exit status 1 if it is degraded."""
 
 from __future__ import annotations
 
