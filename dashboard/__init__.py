@@ -1,1 +1,1 @@
-"""Looking and managing: Streamlit pages over the service; they say nothing that it cannot say."""
+"""The dashboard: Streamlit pages that show and manage data of the service through its API."""

@@ -44,13 +44,14 @@ R = TypeVar("R")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_SECONDS = 15.0
-"""Waited for an answer: longer than the longest thing a page asks for."""
+"""Request timeout, longer than the slowest request of a page."""
 SQL_SECONDS = 5.0
-"""A query's, unless the console says otherwise."""
+"""Default timeout of a query; the console can set another."""
 PAGE = 100
-"""Rows of one page of a list that may be long."""
+"""Number of rows per page of a long list."""
 POINTS = 500
-"""Of one curve: of more, the service sends the lowest and the highest of each stretch."""
+"""Maximum points of a curve. For longer ones, the service sends the minimum and the maximum of each
+interval."""
 
 
 def address() -> str:
@@ -59,7 +60,7 @@ def address() -> str:
 
 @st.cache_resource(show_spinner=False, on_release=Client.close)
 def _client(url: str, token: str | None) -> Client:
-    # A page that waits ten seconds for a service that is down looks broken itself.
+    # A page that waits ten seconds for an unavailable service would appear broken.
     return Client(url, token, timeout=ANSWER_SECONDS, retry_for=0.5)
 
 
@@ -68,14 +69,14 @@ def client() -> Client:
 
 
 def read(seconds: float) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache a read for so long. The address is part of the key; failures are never cached."""
+    """Cache a read for `seconds`. The address is part of the key; failures are never cached."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         def answer(at: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-            del at  # only part of the key
+            del at  # used only in the cache key
             return function(*args, **kwargs)
 
-        # Streamlit tells cached functions apart by their names, and would mix these up.
+        # Streamlit identifies cached functions by name, so each needs a distinct name.
         answer.__qualname__ = f"read.{function.__qualname__}"
         cached = st.cache_data(ttl=seconds, max_entries=200, show_spinner=False)(answer)
 
@@ -89,7 +90,7 @@ def read(seconds: float) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def refresh() -> None:
-    """Forget every cached read."""
+    """Clear all cached reads."""
     st.cache_data.clear()
 
 
@@ -97,7 +98,7 @@ def refresh() -> None:
 
 
 def method(seconds: float, of_client: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
-    """A read that is one method of the client."""
+    """A cached read that calls one method of the client."""
 
     @read(seconds)
     @functools.wraps(of_client)
@@ -127,14 +128,15 @@ def is_ready() -> bool:
 
 @read(3)
 def runs(**filters: Any) -> RunPage:
-    """One page, newest first, and how many match; `filters` of `Client.runs_page`, "" for none."""
+    """One page, newest first, and the number of matches. `filters`: those of `Client.runs_page`; ""
+    for no filter."""
     given = {"brief": True, "limit": PAGE} | {k: v for k, v in filters.items() if v != ""}
     return client().runs_page(**given)
 
 
 @read(60)
 def trend(name: str, key: str, last_step: int) -> list[float]:
-    """A few values of one metric; `last_step` makes it another question when a point has come."""
+    """A few values of one metric. `last_step` changes the cache key when a point is added."""
     del last_step
     found = client().metrics(name, (key,) if "," not in key else None, 40).get(key)
     return [v for v in found.values if v is not None] if found else []
@@ -142,7 +144,7 @@ def trend(name: str, key: str, last_step: int) -> list[float]:
 
 @read(3)
 def evaluations() -> list[Evaluation]:
-    """All of them, newest first: the page ranks them."""
+    """All evaluations, newest first; the page ranks them."""
     return client().items(Evaluation, "/v1/evaluations", limit=1000)
 
 
@@ -156,7 +158,7 @@ def launches(cursor: str | None = None) -> tuple[list[Launch], str | None]:
 
 @read(2)
 def open_launches() -> list[Launch]:
-    """All that have not ended, on whichever page of the list they are."""
+    """All launches that have not ended, from all pages of the list."""
     states = ("queued", "claimed", "running")
     lists = [client().items(Launch, "/v1/launches", state=s, limit=1000) for s in states]
     return [launch for found in lists for launch in found]
@@ -173,7 +175,7 @@ def jobs(cursor: str | None = None, state: str | None = None) -> tuple[list[Job]
 # --- curves -------------------------------------------------------------------------------------
 
 WHOLE_SECONDS = 60.0
-"""After so long a growing curve is read whole again: a resumed run rewrites its points."""
+"""Seconds until a growing curve is read completely again: a resumed run rewrites its points."""
 KEYS_AT_ONCE = 50
 
 
@@ -185,7 +187,7 @@ class Curve:
         self.times = np.asarray(series.times, float)
         self.values = np.asarray(series.values, float)
         self.heartbeat = heartbeat
-        """Of its run, when all of it was read."""
+        """Heartbeat of the run when the complete curve was read."""
         self.read_at = time.monotonic()
 
     def extend(self, more: Series) -> None:
@@ -194,20 +196,20 @@ class Curve:
         self.values = np.append(self.values, np.asarray(more.values, float))
 
     def is_old(self, run: Run, last: int) -> bool:
-        """Whether to read all of it again, not only its new points."""
+        """Whether to read the complete curve again, not only its new points."""
         waited = time.monotonic() - self.read_at > WHOLE_SECONDS or not run.alive
         newer = run.heartbeat_at != self.heartbeat
         return (newer and waited) or len(self.steps) > 2 * POINTS or last < self.steps[-1]
 
 
 class Curves:
-    """The curves on one screen: each is read whole once, then only its new points."""
+    """The curves on one screen. Each is read completely once, then only its new points."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, float], dict[str, Curve]] = {}
 
     def keep(self, chosen: Sequence[Run]) -> None:
-        """Forget the curves of runs that are not shown any more."""
+        """Delete the curves of runs that are no longer shown."""
         for place in set(self._known) - {_place(run) for run in chosen}:
             del self._known[place]
 
@@ -218,7 +220,8 @@ class Curves:
         whole, newer = [], {}
         for key in mine:
             last = run.latest_steps[key]
-            # A comma is the query's own separator: such a key comes with all the others, whole.
+            # The query separates keys with commas, so for a key that contains one, all keys are
+            # read completely.
             if key not in known or known[key].is_old(run, last):
                 whole.append(key)
             elif last > known[key].steps[-1]:
@@ -239,7 +242,7 @@ class Curves:
 
 
 def _place(run: Run) -> tuple[str, str, float]:
-    """A run that was deleted and made again under its name is another one."""
+    """The key of a run. A run deleted and created again with the same name gets another key."""
     return address(), run.name, run.created_at
 
 
@@ -261,7 +264,7 @@ class Answer:
 
     frame: pd.DataFrame
     truncated: bool
-    """Whether there are more rows."""
+    """Whether the query has more rows."""
     elapsed_ms: float
     excluded: list[Excluded]
     """Damaged files whose rows are missing."""
@@ -283,7 +286,7 @@ def sql(
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """Decimals (DuckDB's sum of integers is one) as the numbers that charts and tables know."""
+    """Convert decimals (such as DuckDB's sums of integers) to numbers for charts and tables."""
     for column in (c for c in frame.columns if pd.api.types.is_object_dtype(frame[c])):
         present = frame[column].dropna()
         if len(present) and isinstance(present.iloc[0], Decimal):
@@ -323,13 +326,13 @@ def upload(
 
 
 def patch_trajectories(ids: Sequence[str], **fields: Any) -> None:
-    """The same change for each; stops at the first refusal."""
+    """Apply the same change to each trajectory; stops at the first error."""
     for trajectory_id in ids:
         client().patch_trajectory(trajectory_id, **fields)
 
 
 def add_label(ids: Sequence[str], field: str, label: str) -> None:
-    """Add one tag or flag (`field` is "tags" or "flags") to each, keeping those it has."""
+    """Add one tag or flag (`field` is "tags" or "flags") to each trajectory's existing ones."""
     for trajectory_id in ids:
         now = getattr(client().trajectory(trajectory_id), field)
         if label not in now:
@@ -350,6 +353,7 @@ def npz(trajectory: Trajectory) -> bytes:
 
 
 def vector_spec(width: int, kind: str, size: int, bound: float, env: str) -> EnvSpec:
-    """The spec of the commonest case: one vector in; a vector within ±bound, or a choice, out."""
+    """The spec of the most common case: one observation vector, and as action either a vector
+    within ±bound or a discrete choice."""
     action = Discrete(size) if kind == "discrete" else Box((size,), low=-bound, high=bound)
     return EnvSpec.of(Box((width,)), action, env=env)

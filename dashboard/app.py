@@ -1,4 +1,4 @@
-"""The router of the dashboard, and nothing else: which pages there are and how they are grouped.
+"""The router of the dashboard: defines the pages and their groups.
 
 Run it with `stepwell dash`, or `streamlit run dashboard/app.py`.
 """
@@ -35,7 +35,8 @@ PAGES = {
 
 
 def health_line() -> None:
-    """The service's state, on every page: an idle page notices here that the service is gone."""
+    """Show the service's state on every page. It also detects an unavailable service on an idle
+    page."""
     if components.is_away():
         st.markdown(":red[● service not reachable]")
     else:

@@ -1,8 +1,8 @@
-"""Pictures: plain functions from a data frame to the arguments of `st.vega_lite_chart`.
+"""Charts: functions that convert a data frame to the arguments of `st.vega_lite_chart`.
 
-Every axis has a title with its unit; colours of runs come from the caller, so that a run looks
-the same on every page. Text and marks keep a contrast of 4.5 on white (theme in .streamlit/).
-Specifications are written out: building one through altair takes 25 ms, and a page has many.
+Every axis has a title with its unit. The caller passes the colours of runs, so that a run has the
+same colour on every page. Text and marks have a contrast of at least 4.5 on white (theme in
+.streamlit/). Specifications are dicts: building one with altair takes 25 ms, and a page has many.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAIN = "#0b5cad"
 QUIET = "#5a6675"
 CURSOR = "#b23a0e"
 FEW = 80
-"""Points that get a mark each, or a lone one would not be seen."""
+"""Up to this many points are drawn with marks, because a single point has no visible line."""
 MAX_POINTS = 5000
-"""Of one chart; callers down-sample before. Vega draws in the browser."""
+"""Maximum points of a chart. Callers down-sample first, because Vega draws in the browser."""
 
 
 PALETTE = (
@@ -38,7 +38,7 @@ PALETTE = (
     "#5145cd",
     "#56620a",
 )
-"""Colours of lines and marks: each at least 4.5 : 1 on white, and told apart when colour-blind."""
+"""Colours of lines and marks: contrast of at least 4.5 : 1 on white, colour-blind safe."""
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
@@ -69,7 +69,7 @@ def lines(
     log: bool = False,
     cursor: float | None = None,
 ) -> Chart:
-    """Line(s) of `y` over `x`; a lone point gets a mark of its own. `cursor`: a vertical rule."""
+    """Line(s) of `y` over `x`; a single point is drawn as a mark. `cursor`: a vertical rule."""
     named = {"x": x, "y": y} | ({"colour": colour} if colour else {})
     encoding = {
         "x": _number("x", x_title, axis={"grid": False}),
@@ -91,7 +91,7 @@ def lines(
 def histogram(
     bins: pd.DataFrame, *, title: str, unit: str, what: str = "trajectories", height: int = 200
 ) -> Chart:
-    """Bars from counted bins: columns low, high, n (the counting is SQL's, not the browser's)."""
+    """Bars from bin counts, with columns low, high, n (counted in SQL, not in the browser)."""
     flat = {"grid": False, "labelOverlap": True}
     encoding = {
         "x": _number("low", f"{title} ({unit})", scale={"zero": False}, axis=flat),
@@ -130,7 +130,7 @@ def intervals(
         ),
     ]
     layers = [{"mark": mark, "encoding": {"y": label, **at}} for mark, at in marks]
-    # The height is the picture's, with axis and title: those take about 70 pixels.
+    # The height is that of the whole chart; axis and title use about 70 pixels of it.
     return data, _layered(layers, 70 + 32 * max(2, len(order)))
 
 
@@ -197,7 +197,7 @@ def _colour(
 
 
 def _renamed(data: pd.DataFrame, named: Mapping[str, str]) -> pd.DataFrame:
-    """The columns needed, under plain names: Vega reads dots, brackets and colons as syntax."""
+    """The needed columns with simple names: Vega parses dots, brackets and colons as syntax."""
     return pd.DataFrame({short: data[name] for short, name in named.items()})
 
 

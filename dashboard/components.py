@@ -1,7 +1,7 @@
-"""Parts that several pages are made of: the page frame, tables with export, SQL notes, dialogs.
+"""Components shared by pages: the page frame, tables with export, SQL notes, dialogs.
 
-Each is a function of data; what a page shows when the service is down or empty is decided here
-once. Text from users (names, notes, logs) is never rendered as HTML.
+Each is a function of data. This module also defines what pages show when the service is down or
+empty. Text from users (names, notes, logs) is never rendered as HTML.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from dashboard import api
 
 LIVE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
-"""Between refreshes of a live part while nothing in it is going on."""
+"""Seconds between refreshes of a live part without activity."""
 RETRY_SECONDS = 3.0
-"""Between two checks whether the service is back."""
+"""Seconds between checks whether the service is available again."""
 _AWAY, _PAGES = "_away", "_pages"
 
 
 def remember_pages(pages: dict[str, Any]) -> None:
-    """Called by the router: page name → st.Page, so that views can link to one another."""
+    """Store page name → st.Page, so that views can link to one another. Called by the router."""
     st.session_state[_PAGES] = pages
 
 
 def page(name: str) -> Any | None:
-    """The st.Page of that name, or None when a view is run alone (as tests do)."""
+    """The st.Page of that name, or None if a view is run without the router (as in tests)."""
     return st.session_state.get(_PAGES, {}).get(name)
 
 
 def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Frame of a page: its title, and what stands there when the service refuses or is away."""
+    """Frame of a page: its title, and a message if the service returns an error or is down."""
 
     def wrap(function: Callable[[], None]) -> Callable[[], None]:
         @functools.wraps(function)
@@ -44,7 +44,7 @@ def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Calla
             st.title(title)
             if is_away():
                 notice()
-                # Not an ordinary end: what was chosen and typed on the page is kept for its return.
+                # Not a normal end of the script: the widgets' state is kept until the page returns.
                 st.stop()
             if subtitle:
                 st.caption(subtitle)
@@ -56,7 +56,7 @@ def view(title: str, subtitle: str = "") -> Callable[[Callable[[], None]], Calla
 
 
 def guarded(function: Callable[[], None]) -> None:
-    """Run a part of a page; a refusal becomes a message in its place, never a traceback."""
+    """Run a part of a page. An error of the service is shown as a message, not a traceback."""
     try:
         function()
     except api.ServiceUnreachable as error:
@@ -73,13 +73,13 @@ def is_away() -> bool:
 
 
 def away(error: Exception) -> NoReturn:
-    """Whichever part sees it: the whole page is drawn again, as one notice."""
+    """Redraw the whole page as one notice, whichever part detects the outage."""
     st.session_state[_AWAY] = (str(error), time.monotonic())
     st.rerun()
 
 
 def notice() -> None:
-    """In place of the page, until the service answers; then the page comes back by itself."""
+    """Shown instead of the page until the service responds; then the page returns automatically."""
     why, _ = st.session_state[_AWAY]
     st.error(f"No answer from the service at {api.address()}.", icon=":material/cloud_off:")
     st.caption(why)
@@ -93,7 +93,7 @@ def notice() -> None:
 
 
 def _retry() -> None:
-    # A service that is ready but fails what the page asks is not asked without a pause.
+    # If the service is ready but the page's requests fail, wait before the next attempt.
     _, since = st.session_state.get(_AWAY, ("", 0.0))
     if time.monotonic() - since >= RETRY_SECONDS / 2 and api.is_ready():
         _return()
@@ -106,16 +106,16 @@ def _return() -> None:
 
 
 def problem(error: Exception) -> None:
-    """A typed refusal: what was expected and what came are part of its text."""
+    """Show a typed error. Its text contains the expected and the received value."""
     st.error(str(error), icon=":material/error:")
 
 
 def attempt(action: Callable[[], Any], done: str) -> bool:
-    """Do a write from a button: a toast and fresh reads when it worked, else the refusal's text."""
+    """Run a write from a button. On success, show a toast and clear the cache, else the error."""
     try:
         action()
     except api.ServiceUnreachable as error:
-        # What was typed stays where it is; the page itself turns into the notice at its next look.
+        # The user's input is kept; the page switches to the notice at its next refresh.
         st.error(f"Not known whether this was done: {error}", icon=":material/cloud_off:")
         return False
     except api.StepwellError as error:
@@ -127,17 +127,17 @@ def attempt(action: Callable[[], Any], done: str) -> bool:
 
 
 def empty(message: str, command: str | None = None) -> None:
-    """The empty state of a part: what is missing and the line that brings it."""
+    """The empty state of a part: what is missing, and the command that creates it."""
     st.info(message, icon=":material/inbox:")
     if command:
         st.code(command, language=None)
 
 
 def live(function: Callable[[], None], active: Callable[[], bool] = lambda: True) -> None:
-    """Draw a part that refreshes by itself while the sidebar's switch is on.
+    """Draw a part that refreshes automatically while the sidebar's switch is on.
 
-    Every LIVE_SECONDS while something in it is `active`, else every IDLE_SECONDS: an idle page
-    costs next to nothing.
+    The interval is LIVE_SECONDS while `active` is true, else IDLE_SECONDS, so that an idle page
+    has a low cost.
     """
     was = active()
     seconds = LIVE_SECONDS if was else IDLE_SECONDS
@@ -145,7 +145,7 @@ def live(function: Callable[[], None], active: Callable[[], bool] = lambda: True
 
     def part() -> None:
         nonlocal drawn
-        # How often is settled when the whole page is drawn.
+        # The interval is determined when the whole page is drawn.
         if drawn and active() != was:
             st.rerun()
         drawn = True
@@ -159,9 +159,9 @@ def live(function: Callable[[], None], active: Callable[[], bool] = lambda: True
 
 
 class Pages:
-    """The current page of a list that the service gives by cursor.
+    """The current page of a list that the service returns by cursor.
 
-    `filters`: what the list is filtered by; another filter starts again at the newest.
+    `filters`: the list's filters; changing a filter returns to the newest page.
     """
 
     def __init__(self, key: str, filters: object = None):
@@ -182,7 +182,7 @@ class Pages:
         st.session_state[f"{self.key}_pages"] = (self._filters, cursors)
 
     def draw(self, shown: int, following: str | None, total: int | None = None) -> None:
-        """Which rows these are, and the way to the others; nothing where these are all."""
+        """Show the range of rows and buttons for other pages; nothing if all rows are shown."""
         newer = len(self._cursors) > 1
         if not newer and following is None:
             return
@@ -206,8 +206,8 @@ class Pages:
 
 
 def sql_note(sql: str, *, dataset: str | None = None, label: str = "SQL") -> None:
-    """The query that made a number or a table, ready to copy or to open in the console."""
-    # Compact: every table has one. No highlighting here or below: its colours are too pale.
+    """Show the query of a number or a table, to copy or to open in the console."""
+    # Compact, because every table has one. No syntax highlighting: its contrast is too low.
     with st.expander(label, type="compact"):
         st.code(sql, language=None, wrap_lines=True)
         console = page("sql")
@@ -298,17 +298,17 @@ STATE_MARKS = {
 
 
 def mark(name: str) -> str:
-    """A state as a sign and a word: never by colour alone."""
+    """A state as a symbol and a word: never indicated by colour alone."""
     return STATE_MARKS.get(name, name)
 
 
 def run_mark(run: Any) -> str:
-    """Running without a heartbeat is shown as silent."""
+    """The mark of a run's state; a running run without a recent heartbeat is shown as silent."""
     return mark("lost" if run.status == "running" and not run.alive else run.status)
 
 
 def confirm_delete(what: str, name: str, key: str, action: Callable[[], None]) -> bool:
-    """Deleting asks for the name to be typed: there is no way back."""
+    """Confirm a deletion by typing the name, because it cannot be undone."""
     with st.form(key=f"{key}_form", border=True):
         st.write(f"Delete {what} **`{name}`** for ever.")
         typed = st.text_input(f"Type the name of the {what} to confirm", key=f"{key}_name")
@@ -330,7 +330,7 @@ def show_json(value: Any) -> str:
 
 
 def excluded_warning(excluded: list[Any]) -> None:
-    """Say which damaged files are left out, and how much lies in them."""
+    """Show which damaged files are excluded, and how much data they contain."""
     if not excluded:
         return
     lost = sum(one.trajectories for one in excluded)

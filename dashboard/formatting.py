@@ -1,4 +1,4 @@
-"""Numbers, sizes, ages and SQL literals as text. Draws nothing and keeps nothing."""
+"""Converts numbers, sizes, ages and SQL literals to text. No drawing, no state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _absent(number: float | None) -> bool:
 
 
 def size(number: float | None) -> str:
-    """Bytes for people: powers of 1000, as disks are sold."""
+    """Readable size of a number of bytes, in powers of 1000."""
     return "–" if number is None else common.size(number)
 
 

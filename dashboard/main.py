@@ -13,8 +13,8 @@ APP = Path(__file__).with_name("app.py")
 
 
 def command(port: int) -> list[str]:
-    """What is executed. The other options are in .streamlit/config.toml beside the app; these
-    are repeated because a config.toml in the user's own folder would win over that one."""
+    """The command line to execute. Other options are in .streamlit/config.toml beside the app;
+    these are repeated because a config.toml in the user's folder would override that file."""
     options = {
         "server.address": LOOPBACK,
         "server.port": str(port),

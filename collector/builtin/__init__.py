@@ -1,9 +1,9 @@
-"""The environments we ship and the generators of offline data made from them.
+"""Stepwell's environments and the generators of offline data that use them.
 
 Importing this package registers the environments with gymnasium, so both of these work:
 `import collector.builtin; gymnasium.make("stepwell/Recall-v0")` and, without the import,
 `gymnasium.make("collector.builtin:stepwell/Recall-v0")`.
-The generators are modules of their own (`python -m collector.builtin --help`).
+The generators are separate modules (`python -m collector.builtin --help`).
 """
 
 import gymnasium
@@ -14,7 +14,7 @@ MAZERUNNER_ID = "stepwell/MazeRunner-v0"
 FIND_BLOCK_ID = "stepwell/FindBlock-v0"
 CRAFTER_ID = "stepwell/Crafter-v0"
 
-# Entry points are strings: registering must not import what is never played.
+# Entry points are strings, so that registering does not import unused environments.
 _ENTRY_POINTS = {
     TMAZE_PASSIVE_ID: "collector.builtin.tmaze:TMazePassive",
     RECALL_ID: "collector.builtin.recall:Recall",

@@ -1,4 +1,4 @@
-"""What every built-in environment refuses: wrong arguments, and steps that have no place."""
+"""Checks of all built-in environments: invalid arguments and invalid steps."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def require(fine: bool, what: str, expected: str, got: object) -> None:
 
 
 def require_step(env: gymnasium.Env[Any, Any], action: object, over: bool) -> None:
-    """Raise where the episode is over, or the action is none of the environment's."""
+    """Raise if the episode is over, or if the action is not in the action space."""
     if over:
         raise ResetNeeded("The episode is over; call reset() before step().")
     if not env.action_space.contains(action):

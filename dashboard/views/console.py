@@ -1,4 +1,4 @@
-"""SQL: ask anything of the data; the service runs one SELECT in a child process with a deadline."""
+"""SQL console: the service runs one SELECT in a child process with a deadline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HISTORY = "sql_history"
 @components.view("SQL", "One SELECT over everything the service knows. Rows of `steps` are T+1 "
                  "per trajectory; `trajectories.length` is T.")  # fmt: skip
 def show() -> None:
-    # The editor starts with the query of the URL, else with the first example.
+    # The editor starts with the query in the URL, else with the first example.
     if "q" not in st.session_state and "q" not in st.query_params:
         st.session_state["q"] = DEFAULT
     st.html("<style>.st-key-q textarea { font-family: monospace; }</style>")

@@ -1,4 +1,4 @@
-"""Datasets: the list, one dataset in numbers, and what one can do to a dataset as a whole."""
+"""Datasets: the list, statistics of one dataset, and operations on a whole dataset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import api, charts, components, formatting
 
 WARNED = 5
-"""Newest jobs whose warnings are spelled out; the table has those of all."""
+"""Number of newest jobs whose warnings are shown in full; the table has the warnings of all."""
 POLICIES = 100
 LIST_SQL = (
     "SELECT dataset, count(*) AS trajectories, sum(length) AS transitions,\n"
@@ -270,7 +270,7 @@ def _jobs() -> None:
     progress = st.column_config.ProgressColumn("progress", format="percent", max_value=1.0)
     components.table(frame, "jobs", columns={"progress": progress})
     pages.draw(len(listed), following)
-    # In full, below the table: a cell would cut them off.
+    # Shown in full below the table, because a cell would truncate them.
     for job in listed[:WARNED]:
         for warning in _warnings(job):
             st.warning(f"{job.message or job.kind} ({formatting.ago(job.created_at)}): {warning}",

@@ -1,4 +1,4 @@
-"""The episode viewer: one trajectory, a step slider, and pictures that follow it."""
+"""The episode viewer: one trajectory, a step slider, and charts that follow it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import streamlit as st
 from dashboard import api, charts, components, formatting
 
 DIMENSIONS = 256
-"""Of one array; longer ones are read in SQL."""
+"""Maximum dimensions shown of one array; use SQL for the rest."""
 MOST_LINES = 8
-"""Dimensions drawn unless one asks for others."""
+"""Number of dimensions drawn by default."""
 
 
 def draw(info: Any) -> None:
-    """Everything about one trajectory (`info`: its row of the index)."""
+    """Draw everything about one trajectory (`info`: its row of the index)."""
     trajectory = api.steps(info.id)
     _facts(info)
     length = info.length
@@ -140,7 +140,7 @@ def _lines(named: dict[str, Any], t: int, label: str, title: str, key: str) -> N
 
 
 def _row(trajectory: Any, t: int, info: Any) -> None:
-    """Row t in numbers."""
+    """Show the values of row t."""
     rows: list[tuple[str, str]] = []
     for key, array in trajectory.obs.items():
         if not _is_image(array):
@@ -177,7 +177,7 @@ def _dimensions(arrays: Any) -> dict[str, Any]:
 
 
 def _cut(arrays: Any) -> None:
-    """A caption for what `_dimensions` leaves out."""
+    """Show a caption about the dimensions that `_dimensions` omits."""
     for key, array in arrays.items():
         numbers = int(np.prod(array.shape[1:]))
         if numbers > DIMENSIONS:
@@ -192,13 +192,13 @@ def _is_image(array: Any) -> bool:
 
 
 def _enlarged(image: Any) -> Any:
-    """Small images as sharp squares: the browser would blur them."""
+    """Enlarge small images with sharp pixels: the browser would blur them."""
     factor = max(1, 280 // max(image.shape[0], image.shape[1]))
     return image.repeat(factor, axis=0).repeat(factor, axis=1).squeeze()
 
 
 def _long(series: dict[str, Any]) -> pd.DataFrame:
-    """Long form for the chart, thinned so that the browser stays quick."""
+    """Long form for the chart, down-sampled for speed in the browser."""
     longest = max(len(values) for values in series.values())
     stride = max(1, -(-longest * len(series) // charts.MAX_POINTS))
     return pd.concat(

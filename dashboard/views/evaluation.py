@@ -1,4 +1,4 @@
-"""Evaluation: what policies score with fixed seeds, with intervals, side by side and one by one."""
+"""Evaluation: scores of policies on fixed seeds, with intervals, compared and in detail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SQL = (
 )
 
 DRAWN = 40
-"""Bars of the picture."""
+"""Maximum number of bars in the chart."""
 
 
 @components.view(
@@ -117,7 +117,7 @@ def _table(mine: list[Any]) -> None:
 
 
 def _matrix(found: list[Any]) -> None:
-    """Policies by environments: the newest mean of each pair."""
+    """Table of policies by environments: the newest mean of each pair."""
     st.subheader("All environments")
     cells: dict[tuple[str, str], float] = {}
     for e in found:  # newest first
@@ -135,7 +135,7 @@ def _matrix(found: list[Any]) -> None:
 
 
 def _drill(mine: list[Any]) -> None:
-    """One evaluation: every seed and what it returned."""
+    """Details of one evaluation: the return of each seed."""
     st.subheader("One evaluation")
     ids = [e.id for e in mine]
     named = {e.id: f"{_label(e)}, {formatting.ago(e.created_at)}" for e in mine}

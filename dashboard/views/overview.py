@@ -1,4 +1,4 @@
-"""Overview: what the service holds, what flows in, who is working, and what needs a person."""
+"""Overview: stored data, incoming data, active workers and runs, and problems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INFLOW = (
 
 DAY = 86_400
 NAMED = 10
-"""Of each kind of trouble; the others are counted."""
+"""Maximum items listed per kind of problem; the others are only counted."""
 RECENT = 8
 
 
@@ -88,7 +88,7 @@ def _figures() -> None:
 def _alerts() -> None:
     health = api.health()
     silent = _running(alive=False)
-    # To the minute: the answer is kept for a moment, under its arguments.
+    # Rounded to the minute, because the result is cached by its arguments.
     failed = api.runs(status="failed", since=time.time() // 60 * 60 - DAY)
     workers = api.workers()
     broken = [w for w in workers if w.state == "failed"]
@@ -130,7 +130,7 @@ def _alerts() -> None:
 def _trouble(
     total: int, one: str, many: str, what: str, page: str, texts: list[str], **query: str
 ) -> None:
-    """The first by name, all of them counted, and the way to the others."""
+    """Show the first items by name, the total count, and a link to the others."""
     if not total:
         return
     head = f"1 {one} {what}" if total == 1 else f"{total:,} {many} {what}"
@@ -169,7 +169,7 @@ def _inflow() -> None:
 
 def _active_runs() -> None:
     st.subheader("Runs")
-    # With the steps of their metrics: a curve is read again only when a point has come.
+    # With the last steps of their metrics: a curve is read again only after a point is added.
     found = api.runs(limit=RECENT, brief=False)
     if not found.total:
         components.empty(
@@ -209,7 +209,7 @@ def _trend(run: Any) -> list[float]:
 
 
 def _interest(key: str) -> tuple[int, str]:
-    """Returns before losses before the rest."""
+    """Sort key: returns first, then losses, then other metrics."""
     for rank, word in enumerate(("return", "loss")):
         if word in key.lower():
             return rank, key

@@ -1,4 +1,4 @@
-"""Runs: every execution of a trainer, collector or evaluator, their curves, and what they left."""
+"""Runs: executions of trainers, collectors and evaluators, their curves and their results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOST_RUNS = 12
 LOG_LINES = 200
 CURVES = "_curves"
 PER_SECTION = 12
-"""Curves drawn of one section at a time."""
+"""Number of curves drawn per section at a time."""
 OPEN = 10
-"""Curves in sections that stand open from the start."""
+"""Number of curves in sections that are expanded initially."""
 
 
 @components.view("Runs", "One row per execution; select some to compare their curves.")
@@ -61,9 +61,9 @@ def show() -> None:
     if not chosen:
         st.caption("Choose at least one run.")
         return
-    # In the order of choosing: another run beside them does not recolour those that are there.
+    # In the order of selection, so that adding a run does not change the colours of others.
     colours = charts.colours(chosen)
-    # Only what is open is read and drawn.
+    # Only expanded parts are read and drawn.
     curves, details = st.tabs(["Curves", "Details"], key="part", bind="query-params")
     with curves:
         if curves.open:
@@ -78,7 +78,7 @@ def show() -> None:
 
 
 def _choose(listed: list[Any]) -> list[str]:
-    """Runs of this page of the list, and those chosen before or by a link, wherever they are."""
+    """Runs on this page of the list, and those selected before or by a link, on any page."""
     names = [r.name for r in listed]
     asked = st.session_state.get("run", st.query_params.get_all("run"))
     # Old links and deleted runs: keep what still exists.
@@ -108,7 +108,7 @@ def _any_alive(names: list[str]) -> bool:
 
 
 def _first(runs: list[Any]) -> list[str]:
-    """By default the newest trainers, side by side."""
+    """The default selection: the newest trainers."""
     learners = [r.name for r in runs if r.kind == "train"]
     return learners[:3] or [r.name for r in runs[:1]]
 
@@ -166,7 +166,7 @@ def _curves(chosen: list[str], colours: dict[str, str]) -> None:
     store.keep(runs)
     drawn = 0
     for section, members in _sections(keys):
-        # Open what most people came for; the rest unfolds, or the page would be a wall.
+        # Expand the most used sections; the others are collapsed to keep the page short.
         size = min(len(members), PER_SECTION)
         folder = st.expander(
             f"{section} ({len(members)})", expanded=not drawn or drawn + size <= OPEN,
@@ -174,7 +174,7 @@ def _curves(chosen: list[str], colours: dict[str, str]) -> None:
         )  # fmt: skip
         drawn += size
         with folder:
-            # A closed section costs nothing: neither a request nor a picture.
+            # A collapsed section makes no request and draws no chart.
             if folder.open:
                 _section(section, members, runs, store, colours)
     names = ", ".join(formatting.literal(name) for name in chosen)
@@ -194,7 +194,7 @@ def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def _interest(section: str) -> tuple[int, str]:
-    """Scores before losses before the rest."""
+    """Sort key: scores first, then losses, then other sections."""
     for rank, word in enumerate(("evaluation", "return", "loss", "general")):
         if word in section.lower():
             return rank, section

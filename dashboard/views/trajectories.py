@@ -1,4 +1,4 @@
-"""Trajectories: find them, look at one step by step, label what you saw."""
+"""Trajectories: search, view step by step, and label."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show() -> None:
 
 
 def _filters() -> str:
-    """The WHERE clause of the widgets, all of which live in the URL."""
+    """The WHERE clause of the widgets, whose values are all stored in the URL."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         dataset = st.selectbox(
             "Dataset", ["", *[d.name for d in api.datasets()]], key="dataset", bind="query-params",
@@ -98,7 +98,7 @@ def _list(where: str, total: int) -> None:
     )  # fmt: skip
     ids = [str(frame["id"].iloc[row]) for row in chosen]
     st.session_state["trajectory_ids"] = [str(value) for value in frame["id"]]
-    # A new selection opens its first row; afterwards the viewer's own buttons may move on.
+    # A new selection opens its first row; the viewer's buttons can then change it.
     if ids != st.session_state.get("trajectory_selection", []):
         st.session_state["trajectory_selection"] = ids
         if ids:

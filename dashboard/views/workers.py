@@ -1,4 +1,4 @@
-"""Workers: what collects, trains and evaluates now; pause and stop it; start more."""
+"""Workers: current collectors, trainers and evaluators; pause, stop and start them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _commands(found: list[Any]) -> None:
 
 
 def _lines() -> None:
-    """The command of each role, with names that this service has."""
+    """Show the command of each role, with names that exist at this service."""
     st.subheader("Start one by hand")
     datasets, runs = api.datasets(), api.runs(kind="train", limit=1).items
     known = {

@@ -1,9 +1,9 @@
-"""The game itself: the package `crafter`, made to follow its seed to the letter.
+"""The game: the package `crafter`, modified to be deterministic for a given seed.
 
-The package alone does not: creatures are kept in sets, whose order is that of memory addresses, and
-drawing a picture of the night takes numbers from the generator that moves the creatures. Here the
-order is that of insertion, and pictures have a separate generator, so a seed determines the world
-and the course of events, whatever is rendered.
+The original package is not deterministic: it stores creatures in sets, which are ordered by memory
+address, and rendering the night draws numbers from the generator that moves the creatures. Here
+creatures are in insertion order, and rendering has a separate generator. A seed therefore
+determines the world and all events, independent of rendering.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ITEMS = tuple(constants.items)
 VIEW = (7, 9)
 """Rows and columns of the map that the player sees, itself in the middle."""
 MOST = 9
-"""Of any item that can be had."""
+"""Maximum count of any item."""
 TILES = (
     "outside",
     *constants.materials,
@@ -29,14 +29,14 @@ TILES = (
     *("cow", "zombie", "skeleton", "plant", "plant-ripe"),
     *(f"arrow-{way}" for way in ("left", "right", "up", "down")),
 )
-"""What can be in a place of the map, by its number: the topmost counts."""
+"""Content of a map cell by its number; of several, the topmost is used."""
 _NUMBERS = {name: number for number, name in enumerate(TILES)}
 _laid_out: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[tuple[type, Any]]]] = {}
-"""Materials and creatures of the last world that was to be kept, by its size and seed."""
+"""Materials and creatures of the last world with a fixed world seed, by its size and seed."""
 
 
 class InOrder(dict[Any, None]):
-    """A set that is walked through in the order of coming."""
+    """A set that is iterated in insertion order."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -46,14 +46,15 @@ class InOrder(dict[Any, None]):
 
 
 class World(crafter.Env):  # type: ignore[misc]  # the package has no types
-    """`crafter.Env` with one seed a world and without a time limit; x goes right, y down."""
+    """`crafter.Env` with one seed per world and without a time limit; x goes right, y down."""
 
     def __init__(self, area: int) -> None:
         super().__init__(area=(area, area), length=0, seed=0)
         self._of_pictures = np.random.RandomState(0)
 
     def begin(self, seed: int, world_seed: int | None = None) -> None:
-        """A new game. All chance is the seed's; but the world, if it has a seed, is the world's."""
+        """Start a new game. `seed` determines all randomness, except that `world_seed`, if given,
+        determines the world."""
         x, y = self._area
         self._step = 0
         self._world.reset(seed=seed if world_seed is None else world_seed)
@@ -68,10 +69,10 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
             worldgen.generate_world(self._world, self._player)
         else:
             self._lay_out(world_seed)
-            self._world.random.seed(seed)  # the one that all creatures share
+            self._world.random.seed(seed)  # shared by all creatures
 
     def _lay_out(self, world_seed: int) -> None:
-        """The world of a seed: made once, which takes most of a second, and then repeated."""
+        """Lay out the world of a seed. It is generated once, in almost a second, then reused."""
         key = (*self._area, world_seed)
         if key not in _laid_out:
             worldgen.generate_world(self._world, self._player)
@@ -86,7 +87,7 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
             self._world.add(kind(self._world, place, *hunts))
 
     def act(self, action: int) -> tuple[set[str], bool]:
-        """One step: the achievements that it counted, and whether the player is dead."""
+        """One step. Returns its achievements, and whether the player is dead."""
         before = dict(self._player.achievements)
         self.step(action)
         after = self._player.achievements
@@ -100,17 +101,17 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
 
     @property
     def target(self) -> tuple[int, int]:
-        """(x, y) that the player faces: what is collected or placed is there."""
+        """(x, y) that the player faces, where items are collected or placed."""
         x, y = np.add(self._player.pos, self._player.facing)
         return int(x), int(y)
 
     def walkable(self) -> NDArray[np.bool_]:
-        """[area, area] by x and y: where one can stand, creatures aside."""
+        """[area, area] by x and y: whether the player can stand there, ignoring creatures."""
         numbers = [self._world._mat_ids[name] for name in constants.walkable]
         return np.isin(self._world._mat_map, numbers)
 
     def inventory(self) -> NDArray[np.float32]:
-        """[16] of each item, as a share of the most that can be had: health, food, …"""
+        """[16] count of each item as a fraction of its maximum: health, food, …"""
         return np.array([self._player.inventory[name] / MOST for name in ITEMS], np.float32)
 
     def numbers(self) -> NDArray[np.float32]:
@@ -120,13 +121,13 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
         return np.concatenate([self.inventory(), np.array(rest, np.float32)])
 
     def tiles(self) -> NDArray[np.int64]:
-        """[7, 9] numbers of what the player sees, by row and column."""
+        """[7, 9] content numbers of the cells that the player sees, by row and column."""
         rows, columns = VIEW
         seen = np.full(VIEW, _NUMBERS["outside"], np.int64)
         left, top = (p - n // 2 for p, n in zip(self.position, (columns, rows), strict=True))
         x = slice(max(left, 0), min(left + columns, self._area[0]))
         y = slice(max(top, 0), min(top + rows, self._area[1]))
-        # Materials have the numbers that the game gives them; the map is by x and y.
+        # Materials have the game's numbers; the map is indexed by x and y.
         there = self._world._mat_map[x, y].astype(np.int64)
         for i, j in np.argwhere(self._world._obj_map[x, y]):
             creature = self._world._objects[self._world._obj_map[x, y][i, j]]
@@ -135,7 +136,7 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
         return seen
 
     def picture(self) -> NDArray[np.uint8]:
-        """[64, 64, 3] what a human player sees: the map, and below it the inventory."""
+        """[64, 64, 3] image for a human player: the map, and below it the inventory."""
         kept, self._world.random = self._world.random, self._of_pictures
         try:
             return np.asarray(self.render(), np.uint8)
@@ -143,4 +144,4 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
             self._world.random = kept
 
     def _obs(self) -> None:
-        """Nothing: `step` would draw a picture every time."""
+        """Return nothing: otherwise `step` would render an image every time."""
