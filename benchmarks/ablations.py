@@ -59,7 +59,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 """Environment that scores a base recipe and its ablations."""
 
 RANDOM_EPISODES = {"pixels": 1000, "mazerunner": 300}
-"""Of random play, which is the data of these."""
+"""Number of episodes of random play, which are these recipes' data."""
 
 Row = dict[str, Any]
 
@@ -70,18 +70,18 @@ def base_of(name: str) -> str:
 
 @functools.cache
 def detaches(name: str) -> bool:
-    """Whether DPG takes states as constants in a recipe; so it did in all, once."""
+    """Whether DPG treats states as constants in a recipe, as it formerly did in all recipes."""
     return recipe(name).agent.losses.dpg_detach_state
 
 
 def as_recipe(row: Row) -> bool:
-    """Whether a run or a line of the summary was measured as its recipe has it now."""
+    """Whether a run or summary line was measured with its recipe's current DPG formula."""
     now = detaches(row["recipe"])
     return bool(row.get("dpg_detach_state", now) == now)
 
 
 def without_stale(rows: list[Row], name: str, seed: int) -> list[Row]:
-    """Of this recipe no run with this seed, and none of another formula beside a new one."""
+    """Remove this recipe's run with this seed, and its runs with an outdated DPG formula."""
     return [r for r in rows if r["recipe"] != name or (as_recipe(r) and r["seed"] != seed)]
 
 
@@ -247,7 +247,7 @@ def cell(line: Row | None, updates: int) -> str:
 
 
 def fill(text: str, lines: Iterable[Row]) -> str:
-    """The document with the last cell of every row that names a measured recipe filled in."""
+    """Fill in the last cell of every table row that names a measured recipe."""
     by_name = {line["recipe"]: line for line in lines}
     names = {*ABLATIONS, *TASKS}
 

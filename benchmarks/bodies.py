@@ -59,7 +59,7 @@ def make(rows: int, seed: int = 0) -> Trajectory:
 
 
 class Body:
-    """One encoded body for all clients; each sends it with a different id."""
+    """An encoded body that all clients share; each sends it with a different id."""
 
     def __init__(self, rows: int):
         made = make(rows)
@@ -98,7 +98,7 @@ def send(port: int, body: Body, name: str) -> tuple[int, dict[str, str]]:
 
 
 def big_clients(port: int, rows: int, count: int, queue: Any) -> None:
-    """`count` clients in threads of this process, all at once, until each has stored one."""
+    """Run `count` clients in parallel threads until each has stored one trajectory."""
     body = Body(rows)
     answers: Counter[int] = Counter()
     stored: list[tuple[str, float]] = []

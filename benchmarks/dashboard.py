@@ -90,7 +90,7 @@ def wait_for(url: str, seconds: float = 60.0) -> None:
 
 
 def cpu(process: psutil.Process) -> float:
-    """Seconds of a process and of all below it."""
+    """CPU seconds of a process and its descendants."""
     total = 0.0
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -3,7 +3,7 @@
     m [batch, rows, inner] @ [batch, inner, columns], `times` over: 2 x all of these FLOPs
 
 Everything else (activations, norms, losses, the optimiser) moves bytes and is not counted. Backward
-passes are: one matmul for the weights where they learn, one for the inputs where somebody asks.
+passes are: one matmul for weights that learn, one for inputs that need a gradient.
 Attention is counted in full, as causal kernels are by torch's own counter, with which the test
 compares. Imports amago_model alone.
 """

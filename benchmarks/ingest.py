@@ -63,7 +63,7 @@ class Body:
 
 
 def post_for(host: str, port: int, threads: int, seconds: float) -> dict[str, Any]:
-    """Post from `threads` connections for so long; the client's side of the story."""
+    """Post from `threads` connections for `seconds`; returns the client's measurements."""
     waits: list[float] = []
     bodies = [Body(1000 * number) for number in range(threads)]
     start = threading.Barrier(threads + 1)
@@ -99,7 +99,7 @@ def post_for(host: str, port: int, threads: int, seconds: float) -> dict[str, An
 
 
 def append_for(folder: Path, seconds: float) -> dict[str, float]:
-    """The floor: the same bytes at the end of a file, fdatasync each time."""
+    """The reference: append the same bytes to a file, with fdatasync each time."""
     data = bytes(Body(7).data)
     path = folder / "plain"
     waits = []
@@ -133,7 +133,7 @@ def post(url: str, threads: int, seconds: float) -> dict[str, Any]:
 def compare(
     folder: Path, before: Path, rounds: int, threads: int, seconds: float
 ) -> dict[str, Any]:
-    """Two services, posted to in turns; the first round warms up and does not count."""
+    """Post to two services in turns. The first round is a warm-up and is not counted."""
     codes = {"before": before, "now": ROOT}
     services = {name: serve(folder / name, code) for name, code in codes.items()}
     found: dict[str, Any] = {name: {"per_second": [], "cpu_ms_each": []} for name in codes}

@@ -45,7 +45,7 @@ ROUNDS, REPEATS = 15, 200
 
 
 class Folder:
-    """What the cache needs of a service: shard files."""
+    """The part of a client that the cache needs: access to shard files."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -75,7 +75,7 @@ def build(folder: Path, trajectories: int, shards: int) -> Manifest:
 
 
 def limit(fields: tuple[Field, ...], rows: int, batch: int, window: int) -> Callable[[int], None]:
-    """Copy what a batch holds, from anywhere, as one block per field."""
+    """Copy a batch's bytes from a random place in memory, as one block per field."""
     n = batch * (window + 1)
     sources = [np.ones((rows, f.size), f.dtype) for f in fields]
     ring = [[np.zeros((n, f.size), f.dtype) for f in fields] for _ in range(4)]

@@ -169,7 +169,7 @@ def in_a_fresh_process(name: str, seconds: float, device: str) -> Line:
 
 
 def measure_all(names: list[str], seconds: float) -> None:
-    """Write one recipe's numbers after another; those of recipes that are no more go."""
+    """Write the numbers of each recipe; those of recipes that no longer exist are removed."""
     devices = ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
     for name in names:
         config = recipe(name)
@@ -198,7 +198,7 @@ def stored() -> dict[str, Line]:
 
 
 def duration(seconds: float) -> str:
-    """About how long, in the unit that people would say."""
+    """An approximate duration in a suitable unit."""
     for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"

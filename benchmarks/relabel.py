@@ -57,9 +57,9 @@ class Task:
     args: dict[str, Any]
     """Its arguments."""
     episodes: int
-    """Of random play, which is the data."""
+    """Number of episodes of random play, which are the data."""
     updates: int
-    """Unless told otherwise."""
+    """Default number of updates."""
 
 
 TASKS = {

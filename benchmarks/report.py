@@ -1,4 +1,4 @@
-"""What every result carries: command, commit, machine, date. Results lie in benchmarks/results/."""
+"""Adds command, commit, machine and date to each result. Results are in benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(name: str, result: dict[str, Any]) -> Path:
 
 
 def _shown(argument: str) -> str:
-    """Where things lie on one machine is nobody else's."""
+    """An argument without paths that are specific to this machine."""
     return Path(argument).name if argument.startswith("/") else argument
 
 

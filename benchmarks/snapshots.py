@@ -153,7 +153,7 @@ def serve(data: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
-    """What this process's code does; the index is there already."""
+    """Measure the code of this process with an existing index."""
     from stepwell import Client
     from trainer.data.snapshot import load_manifest as load
 
@@ -181,7 +181,7 @@ def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
             ask = partial(client.create_snapshot, dataset="d", where=where)
             low = memory.reset()
             for number in range(rounds):
-                # Another text is another selection: all of it is looked at.
+                # Another query text is another selection, so all rows are read again.
                 fresh = partial(ask, where=f"return >= {number - rounds + 1}") if where else ask
                 snapshot = timed(f"create_{name}_ms", fresh)
                 if number == 0:

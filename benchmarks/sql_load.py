@@ -88,11 +88,11 @@ class Caller:
         return code, took, float(response.getheader("retry-after") or 0)
 
 
-# --- programs that run as processes of their own --------------------------------------------------
+# --- programs that run as separate processes ------------------------------------------------------
 
 
 def poster(port: int, token: str, seconds: float) -> dict[str, Any]:
-    """Post from two connections for so long."""
+    """Post from two connections for `seconds`."""
     posts = [0, 0]
 
     def run(number: int) -> None:
@@ -127,7 +127,7 @@ def flooder(
 
 
 def prober(port: int, token: str, sql: str, timeout: float, count: int) -> Any:
-    """Ask so often, one after another: [code, seconds] of each."""
+    """Send `count` queries in sequence; returns [code, seconds] of each."""
     caller = Caller(port, token)
     return [caller.ask(sql, timeout)[:2] for _ in range(count)]
 

@@ -124,7 +124,7 @@ SIZES = {
 
 
 def make_batch(size: Size, spaces: Spaces, windows: int, *, seed: int = 0) -> Batch:
-    """Numbers of no meaning in the right shapes."""
+    """Random numbers in the right shapes."""
     generator = torch.Generator().manual_seed(seed)
     t = size.window
     length = torch.full((windows,), t)

@@ -42,13 +42,14 @@ class MissingPackage(StepwellError, ImportError):
 
 
 class Behaviour(ABC):
-    """Who plays, and where. `rng` is new in each episode and the only source of randomness."""
+    """An environment and the scripted agent that plays it. `rng` is new in each episode and the
+    only source of randomness."""
 
     env_id: ClassVar[str]
     algorithm: ClassVar[str]
     """How the file's metadata name it."""
     steps: ClassVar[int] = 100_000
-    """Length of a file unless told."""
+    """Default number of steps in a file."""
     about: ClassVar[str]
     """One line for --help."""
 
@@ -58,7 +59,7 @@ class Behaviour(ABC):
 
     @abstractmethod
     def begin(self, rng: np.random.Generator) -> None:
-        """An episode begins: forget the last one, keep `rng` for this one."""
+        """Start an episode: reset the state and store `rng` for this episode."""
 
     @abstractmethod
     def act(self, observation: NDArray[np.float32]) -> Any:
@@ -157,7 +158,7 @@ def _play(
         obs, _ = env.reset(seed=first_episode_seed(seed) + episode)
         earned, over = 0.0, False
         while not over:
-            # Rounded before it is played: what the file says is what the environment was given.
+            # Rounded before the step, so that the recorded action is the executed one.
             action = np.asarray(behaviour.act(obs), action_dtype)
             next_obs, reward, terminated, truncated, _ = env.step(action)
             cut = truncated and not terminated

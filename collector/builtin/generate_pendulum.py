@@ -34,7 +34,7 @@ def expert_torque(observation: NDArray[np.float32]) -> float:
 
 
 class PendulumStitch(Behaviour):
-    """The mixture: who holds the torque is redrawn with probability 1/12 at every step.
+    """The mixture: the active controller is redrawn with probability 1/12 at every step.
 
     observations float32 (N, 3), actions float32 (N, 1) in [-2, 2]; every 200th row is a timeout,
     no row is terminal. With the defaults: 500 episodes, mean return about -850, best decile above

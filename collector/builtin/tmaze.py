@@ -34,7 +34,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     -1/corridor_length; 0 makes the reward sparse, and exploration hard.
 
     The episode is always corridor_length + 1 steps and ends with `terminated` (never `truncated`):
-    there is no time to lose, so one wrong step in the corridor loses the goal.
+    there are no spare steps, so one wrong step in the corridor makes the goal unreachable.
     `info["log/success"]` is 1 or 0 at the last step.
     """
 

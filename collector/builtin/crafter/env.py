@@ -150,7 +150,7 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
 
     @property
     def active(self) -> Goal | None:
-        """What to do now; None when all is done."""
+        """The active goal; None when all goals are done."""
         return self.plan[self._done] if self._done < len(self.plan) else None
 
     def reset(
@@ -182,7 +182,8 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         return self._observe(achieved), reward, terminated, truncated, info
 
     def _draw(self) -> list[Goal]:
-        """This episode's goals; never to travel to where one is, or where nobody can stand."""
+        """Draw the episode's goals. Travel goals exclude the player's place and places where the
+        player cannot stand."""
         if self.instruction:
             return list(self.instruction)
         rng = self.np_random

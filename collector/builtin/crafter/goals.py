@@ -1,4 +1,4 @@
-"""What an instruction of Crafter can ask for, in words and in tokens.
+"""The possible goals of an instruction in Crafter, as words and as tokens.
 
     "collect wood"          [0, 12, -1]     something to do; the last place stays empty
     "make stone pickaxe"    [3, 11, 17]
@@ -24,7 +24,7 @@ THINGS = {
     ),
     "place": ("furnace", "plant", "stone", "table"),
 }
-"""What can be done to what: the game's achievements, but for waking up."""
+"""Action → its objects: the game's achievements, except waking up."""
 CHANCES = {"collect": 0.3, "defeat": 0.1, "eat": 0.1, "make": 0.15, "place": 0.15, "travel": 0.2}
 """How often each kind of goal is drawn."""
 TECH_TREE = (
@@ -55,7 +55,7 @@ Place = tuple[int, int]
 
 
 def tokens(text: str) -> Goal:
-    """The tokens of a goal in words. Raises `InvalidData` for what cannot be asked."""
+    """Convert a goal in words to tokens. Raises `InvalidData` for an impossible goal."""
     words = text.replace("_", " ").split()
     verb, rest = (words[0], words[1:]) if words else ("", [])
     places = [word for word in rest if word.isdigit() and word in WORDS]
