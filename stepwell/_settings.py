@@ -4,8 +4,8 @@
 
 Any setting is a flag by its dotted name: `--x.y v`, `--x.y=v`, several words for a list, `--x.flag`
 and `--x.no-flag` for a switch. Later files win, flags win over files. A section with several kinds
-is a union of models with a field `kind`; a change of kind keeps what all kinds have, and what a
-file or flag sets, and starts from the new kind's defaults for the rest. `--x.no-section` switches
+is a union of models with a field `kind`. A change of kind keeps settings that all kinds share and
+those set by a file or flag; the others get the defaults of the new kind. `--x.no-section` switches
 off a section that can be None; in a file, `section = false`.
 
 For pydantic models that have `from_dict`, `to_dict` and `error`, the class to raise; for instance

@@ -1,4 +1,4 @@
-"""`stepwell demo`: the whole platform on this machine, as the commands that a person would type.
+"""`stepwell demo`: run the whole platform on this machine with the commands a user would type.
 
     serve · generate data (or --dataset) · import · train ×3 · collect · evaluate ×3 · sql · table
 
@@ -64,12 +64,12 @@ class Commands:
         self.interrupted = True
 
     def run(self, *words: str) -> None:
-        """One command, which prints here, until it has succeeded."""
+        """Run one command until it succeeds; its output is printed here."""
         self._start(words[1], words, None)
         self.finish(words[1])
 
     def start(self, *words: str) -> None:
-        """A command beside the others, which prints to its log."""
+        """Start a command in the background; its output is written to its log."""
         with (self.logs / f"{words[1]}.log").open("wb") as log:
             self._start(words[1], words, log.fileno())
 
@@ -106,7 +106,7 @@ class Commands:
         del self.running[name]
 
     def stop_all(self) -> None:
-        """Those that send before those that receive: the service goes last."""
+        """Stop senders before receivers, and the service last."""
         for name in sorted(self.running, key=lambda name: name == "serve"):
             process = self.running.pop(name)
             process.terminate()
@@ -205,7 +205,7 @@ def _data_mean(client: Client, dataset: str) -> Interval:
 
 
 def _free_prefix(client: Client) -> str:
-    """demo, demo2, demo3 …: a demo over the data of an earlier one is a set of new runs."""
+    """Return demo, demo2, demo3 …, so that a repeated demo creates new runs."""
     names, number = {run.name for run in client.runs()}, 1
     while any(name.startswith(f"demo{number if number > 1 else ''}-") for name in names):
         number += 1

@@ -1,4 +1,4 @@
-"""The exception hierarchy. `StepwellError` is the base class of every exception.
+"""The exception hierarchy. Every error that Stepwell raises is a `StepwellError`.
 
 StepwellError
 ├── InvalidData                 data refused before it left this process (also a ValueError)

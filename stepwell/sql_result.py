@@ -1,4 +1,4 @@
-"""The answer to a SQL query."""
+"""The result of a SQL query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepwell.spaces import Array
 
 
 class SqlResult:
-    """The answer to a query: an Arrow table, whether it is all of it, and what it lacks.
+    """The result of a query: an Arrow table, whether it is truncated, and excluded files.
 
     for row in result: …           rows as tuples of Python values; also `result.rows`
     result.to_arrow() · .to_pandas() · .to_numpy()
@@ -58,7 +58,7 @@ class SqlResult:
         return f"SqlResult({len(self)} rows × {self.columns}{more}, {self.elapsed_ms:.0f} ms)"
 
     def one(self) -> Any:
-        """The single value of an answer with one row and one column."""
+        """Return the single value of a result with one row and one column."""
         if len(self) != 1 or len(self.columns) != 1:
             raise CodecError("not a single value", expected="1 row × 1 column", got=repr(self))
         return self._table.column(0)[0].as_py()

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def list_outboxes(client: Client, args: argparse.Namespace) -> int:
-    del client  # the service need not be there
+    del client  # the service is not needed
     found = list(_found(args.path))
     if args.json:
         common.print_json([{**asdict(s), "folder": str(s.folder.absolute())} for s in found])
@@ -150,7 +150,7 @@ def _send(
     folder, sent, problem = summary.folder, 0, ""
     bar.update(task, description=f"sending {folder}")
     own = client
-    # To the service that it was queued for, unless another is given.
+    # Send to the service for which the items were queued, unless another is given.
     if not args.url and not os.environ.get("STEPWELL_URL") and summary.destination.url:
         own = Client(summary.destination.url, args.token, retry_for=common.RETRY_FOR)
     try:

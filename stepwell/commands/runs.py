@@ -79,7 +79,7 @@ def show_run(client: Client, args: argparse.Namespace) -> common.Answer:
 
 
 def _config(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """A trainer says where each setting came from: then only those that are no defaults."""
+    """Return the settings; if their origins are known (trainers), only those not at default."""
     origins = config.get("origins")
     if not isinstance(origins, dict):
         return [("config", json.dumps(config, sort_keys=True))]
@@ -108,7 +108,7 @@ def show_metrics(client: Client, args: argparse.Namespace) -> common.Answer:
 
 
 def _summary(name: str, series: Mapping[str, Series]) -> None:
-    """A line per series, where there are more than a terminal has room for side by side."""
+    """Print a line per series, for more series than fit side by side in a terminal."""
     common.print_table(
         ["key", "points", "first", "last", "lowest", "highest"],
         [
