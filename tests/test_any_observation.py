@@ -71,7 +71,7 @@ def test_a_dict_of_everything_is_collected_trained_on_and_acted_by(
     words = ["pixels", "--dataset", name, "--run", run, "--output", str(tmp_path / "runs")]
     assert train([*words, "--data.cache", str(cache), *TINY]) == 0
     said = capfd.readouterr().out
-    assert "agent sees image: image 6 x 12 x 3, channels last, gridworld; left: 1 number;" in said
+    assert "observations: image: image 6 x 12 x 3, channels last, gridworld; left:" in said
     assert "mission: 6 tokens of 32" in said
     config = client.run(run).config["agent"]["timestep_encoder"]
     assert config["images"]["augment"] == {"share": 0.5, "shift": 1}

@@ -164,7 +164,10 @@ def test_targets_stay_within_their_bounds(make_spaces, make_config, make_batch) 
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: LossConfig(td_lambda=0.9, n_step=3), "n_step: 3 beside td_lambda=0.9"),
+        (
+            lambda: LossConfig(td_lambda=0.9, n_step=3),
+            "n_step: expected 1 with td_lambda=0.9, got 3",
+        ),
         (lambda: LossConfig(td_lambda=1.5), "td_lambda"),
         (lambda: LossConfig(target_low=1.0, target_high=0.0), "target_low"),
         (lambda: BinaryFilterConfig(slope=0.1), "slope"),
