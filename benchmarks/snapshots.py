@@ -155,7 +155,9 @@ def serve(data: Path) -> tuple[subprocess.Popen[bytes], str]:
 def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
     """Measure the code of this process with an existing index."""
     from stepwell import Client
-    from trainer.data.snapshot import load_manifest as load
+    from trainer.data import snapshot as snapshots
+
+    load = getattr(snapshots, "load_manifest", None) or snapshots.load  # its earlier name
 
     process, url = serve(data)
     client = Client(url, timeout=300.0)
