@@ -145,15 +145,8 @@ def _run(args: argparse.Namespace, commands: Commands, port: int, dash_port: int
         client.wait_ready(60)
         path = args.dataset or args.data / f"{BUILTIN[env][0]}.hdf5"
         if not args.dataset:
-            run(
-                "python",
-                "-m",
-                "collector.builtin",
-                path.stem,
-                str(path),
-                "--steps",
-                str(args.steps),
-            )
+            generate = (path.stem, str(path), "--steps", str(args.steps))
+            run("python", "-m", "collector.builtin", *generate)
         stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in path.stem.lower())
         dataset = (stem.strip("._-") or "dataset")[:60]
         common_words = ("--dataset", dataset, "--env", env)

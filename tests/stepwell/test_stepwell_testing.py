@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -42,3 +45,11 @@ def test_it_is_asked_once_more_when_the_time_is_over() -> None:
 def test_an_error_of_the_condition_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
         wait_until(lambda: 1 // 0)
+
+
+def test_a_failpoint_that_is_not_reached_says_so() -> None:
+    """A mistyped name would otherwise look like a program that survives."""
+    env = {**os.environ, "STEPWELL_FAILPOINT": "outbox.after_putt"}
+    program = "from stepwell.failpoints import failpoint; failpoint('outbox.after_put')"
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "outbox.after_putt: not reached" in done.stderr
