@@ -249,20 +249,20 @@ class Agent(nn.Module):
         """All random numbers of an update except dropout: [B, T, width] (see data/noise.py)."""
         return self._noise.draw(n_windows, n_transitions, self.gammas.device)
 
-    def update_targets(self, bad: Tensor | None = None) -> None:
+    def update_targets(self, skip: Tensor | None = None) -> None:
         """Polyak update of the target networks. Call it after each optimiser step (before it with
-        `LossConfig.targets_before_step`). `bad`: see runtime.optimizer.step_adamw."""
+        `LossConfig.targets_before_step`). `skip`: see runtime.optimizer.step_adamw."""
         if self.critics is not None:
             pairs: list[tuple[nn.Module, nn.Module]] = [(self.critics.target, self.critics.online)]
             if self.config.losses.use_target_actor:
                 pairs.append((self.target_actor, self.policy.actor))
-            polyak_update(pairs, self.config.losses.tau, bad)
+            polyak_update(pairs, self.config.losses.tau, skip)
 
-    def update_lagged_critics(self, bad: Tensor | None = None) -> None:
+    def update_lagged_critics(self, skip: Tensor | None = None) -> None:
         """With `LossConfig.lagged_critics`, copy the critics for the next update. Call it before
-        each optimiser step. `bad`: see runtime.optimizer.step_adamw."""
+        each optimiser step. `skip`: see runtime.optimizer.step_adamw."""
         if self.critics is not None and self.critics.lagged is not None:
-            copy_weights(self.critics.lagged, self.critics.online, bad)
+            copy_weights(self.critics.lagged, self.critics.online, skip)
 
 
 def make_agent(config: AgentConfig, spaces: Spaces) -> Agent:

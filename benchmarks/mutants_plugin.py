@@ -63,7 +63,7 @@ subprocess.Popen.__init__ = _with_mutant  # type: ignore[assignment, method-assi
 
 
 def pytest_sessionstart() -> None:
-    from server.sql.worker_process import WorkerProcess
+    from server.sql.worker_handle import WorkerProcess
 
     ask = WorkerProcess.ask
 

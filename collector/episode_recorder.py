@@ -231,8 +231,8 @@ class EpisodeRecorder:
             return  # a text or an object
         for i, number in enumerate(numbers.tolist()):
             label = (name if len(numbers) == 1 else f"{name}/{i}")[:128]
-            room = label in self._metrics or len(self._metrics) < _MAX_METRICS
-            if np.isfinite(number) and label and room:
+            accepted = label in self._metrics or len(self._metrics) < _MAX_METRICS
+            if np.isfinite(number) and label and accepted:
                 self._metrics[label] = number
 
 

@@ -71,8 +71,8 @@ def _first_free(parent: Path, wanted: Destination, at: Callable[[Path], Outbox])
     for number in range(MAX_SLOTS):
         folder = parent / str(number)
         try:
-            theirs = Destination.read(folder)
-            if theirs is None or theirs.is_the_same(wanted) or not entries(folder):
+            stored = Destination.read(folder)
+            if stored is None or stored.is_the_same(wanted) or not entries(folder):
                 return at(folder)
         except OutboxInUse:
             continue
@@ -92,7 +92,7 @@ def _left_for(folder: Path, destination: Destination) -> bool:
     try:
         if os.name != "nt" and folder.stat().st_uid != os.getuid():
             return False  # do not send other users' data with this token
-        theirs = Destination.read(folder)
-        return bool(entries(folder)) and theirs is not None and theirs.is_the_same(destination)
+        stored = Destination.read(folder)
+        return bool(entries(folder)) and stored is not None and stored.is_the_same(destination)
     except (OSError, OutboxError):
         return False

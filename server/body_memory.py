@@ -210,8 +210,8 @@ class MemoryBudget:
         return True
 
     def _fits(self, reservation: Reservation, size: int) -> bool:
-        room = self.total if size <= SMALL else self.total - self.reserve
-        return self.held + size - reservation.size <= room
+        limit = self.total if size <= SMALL else self.total - self.reserve
+        return self.held + size - reservation.size <= limit
 
     def _grant(self, reservation: Reservation, size: int) -> None:
         self.held += size - reservation.size

@@ -355,13 +355,13 @@ class Outbox:
         folder = Path(directory)
         moved = 0
         try:
-            theirs_lock = lock(folder)
+            stored_lock = lock(folder)
             try:
                 failpoint("adopt.after_lock")
-                theirs = Destination.read(folder)
-                if theirs is None or not theirs.is_the_same(self.destination):
+                stored = Destination.read(folder)
+                if stored is None or not stored.is_the_same(self.destination):
                     raise OutboxInUse(
-                        f"the outbox {folder} holds items for {theirs or 'an unknown destination'},"
+                        f"the outbox {folder} holds items for {stored or 'an unknown destination'},"
                         f" not for {self.destination}"
                     )
                 for old in entries(folder):
@@ -372,7 +372,7 @@ class Outbox:
                 failpoint("adopt.after_sync")
                 sync_folder(folder)
             finally:
-                theirs_lock.close()
+                stored_lock.close()
         except OSError as error:
             raise OutboxError(f"cannot take over the outbox {folder}: {error}") from error
         self._loop.wake()
@@ -423,13 +423,13 @@ class Outbox:
 
     def _claim(self) -> None:
         """Refuse a directory that holds items for another destination."""
-        theirs = Destination.read(self.directory)
+        stored = Destination.read(self.directory)
         waits = bool(entries(self.directory))
-        if theirs is None and any(self.directory.glob("*.arrow")):
+        if stored is None and any(self.directory.glob("*.arrow")):
             raise OutboxError(f"{self.directory} holds Arrow files that no outbox wrote")
-        if theirs is not None and waits and not theirs.names_the_same(self.destination):
+        if stored is not None and waits and not stored.names_the_same(self.destination):
             raise OutboxInUse(
-                f"the outbox {self.directory} still holds items for {theirs}; wanted "
+                f"the outbox {self.directory} still holds items for {stored}; wanted "
                 f"{self.destination}: use another directory, or send them first with: "
                 f"stepwell outbox send {shlex.quote(str(self.directory))}"
             )

@@ -169,15 +169,15 @@ class Learner:
         metrics = _merge_parts(seen)
         norm = self._clip()
         finite = torch.isfinite(norm)
-        bad = (~finite).to(torch.float32) if self.defers_check else None
-        if bad is not None or bool(finite):
+        skip = (~finite).to(torch.float32) if self.defers_check else None
+        if skip is not None or bool(finite):
             early = self.agent.config.losses.targets_before_step  # as published; see presets.py
             if early:
-                self.agent.update_targets(bad)
-            self.agent.update_lagged_critics(bad)
-            step_adamw(self.optimizer, bad)
+                self.agent.update_targets(skip)
+            self.agent.update_lagged_critics(skip)
+            step_adamw(self.optimizer, skip)
             if not early:
-                self.agent.update_targets(bad)
+                self.agent.update_targets(skip)
         forget_gradients(self.parameters)
         return Update(metrics | {"optimizer/gradient_norm": norm}, finite)
 

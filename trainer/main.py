@@ -25,7 +25,7 @@ from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from trainer.config import TrainConfig
 from trainer.errors import ElsewhereError, TrainerError
-from trainer.options import resolve
+from trainer.options import resolve, without_effect
 
 log = logging.getLogger("trainer")
 LAUNCHED = ("RANK", "WORLD_SIZE")
@@ -95,6 +95,8 @@ def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = 
 
     for line in resolved.lines():
         echo(f"  {line}")
+    if unused := without_effect(resolved):
+        echo(f"warning: settings without effect, because agent.critic is off: {', '.join(unused)}")
     try:
         with Client() as client:
             info = RunInfo(

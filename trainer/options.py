@@ -45,6 +45,12 @@ agent.losses.tau
 """.split()
 """The settings that --help lists."""
 
+CRITIC_SETTINGS = """
+gamma auxiliary_gammas reward_multiplier n_step td_lambda target_low target_high critic_weight
+n_actions_in_critic_loss targets_before_step lagged_critics use_target_actor tau
+""".split()
+"""The settings of agent.losses that only critics read."""
+
 RECIPE_FIRST = "the recipe is chosen by the first word, as in: stepwell train offline --run my-run"
 
 
@@ -73,6 +79,15 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
         resolved = _published(resolved)
     import_plugins(resolved.config.plugin, SettingError)
     return resolved
+
+
+def without_effect(resolved: Resolved[TrainConfig]) -> list[str]:
+    """The critics' settings that a file or flag names although the agent has no critics."""
+    if resolved.config.agent.critic is not None:
+        return []
+    paths = (f"agent.losses.{name}" for name in CRITIC_SETTINGS)
+    recipes = ("default", "recipe ")
+    return [path for path in paths if not resolved.origins[path].startswith(recipes)]
 
 
 def _published(resolved: Resolved[TrainConfig]) -> Resolved[TrainConfig]:

@@ -60,8 +60,8 @@ def publish(
             "same command again: it resumes from its newest checkpoint"
         ) from error
     # Sorted by version, not by time: after a clock was set back, the newest would look oldest.
-    ours = [path for path in copies.glob("*.safetensors") if path.stem.isdigit()]
-    for old in sorted(ours, key=lambda path: int(path.stem))[:-KEPT]:
+    published = [path for path in copies.glob("*.safetensors") if path.stem.isdigit()]
+    for old in sorted(published, key=lambda path: int(path.stem))[:-KEPT]:
         old.unlink(missing_ok=True)
 
 

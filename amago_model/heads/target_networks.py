@@ -18,27 +18,27 @@ def frozen_copy(module: M) -> M:
 
 @torch.no_grad()
 def polyak_update(
-    pairs: Iterable[tuple[nn.Module, nn.Module]], tau: float, bad: Tensor | None
+    pairs: Iterable[tuple[nn.Module, nn.Module]], tau: float, skip: Tensor | None
 ) -> None:
-    """target += tau * (online - target) for pairs (target, online); skipped if `bad` [] is 1."""
+    """target += tau * (online - target) for pairs (target, online); skipped if `skip` [] is 1."""
     target: list[Tensor] = []
     online: list[Tensor] = []
     for a, b in pairs:
         target += a.parameters()
         online += b.parameters()
-    if bad is None:
+    if skip is None:
         torch._foreach_lerp_(target, online, tau)
         return
     step = torch._foreach_sub(online, target)
-    torch._foreach_mul_(step, tau * (1.0 - bad))
+    torch._foreach_mul_(step, tau * (1.0 - skip))
     torch._foreach_add_(target, step)
 
 
 @torch.no_grad()
-def copy_weights(target: nn.Module, online: nn.Module, bad: Tensor | None) -> None:
-    """target = online; skipped if `bad` [] is 1."""
+def copy_weights(target: nn.Module, online: nn.Module, skip: Tensor | None) -> None:
+    """target = online; skipped if `skip` [] is 1."""
     old: list[Tensor] = list(target.parameters())
     new: list[Tensor] = list(online.parameters())
-    if bad is not None:
-        new = [torch.where(bad > 0, a, b) for a, b in zip(old, new, strict=True)]
+    if skip is not None:
+        new = [torch.where(skip > 0, a, b) for a, b in zip(old, new, strict=True)]
     torch._foreach_copy_(old, new)

@@ -27,16 +27,16 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
 
 
 @torch.no_grad()
-def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
+def step_adamw(optimizer: torch.optim.AdamW, skip: Tensor | None = None) -> None:
     """optimizer.step() for an AdamW with fused=True and otherwise default options.
 
-    `bad` [] float32: 1 (e.g. for NaN gradients) skips the step, 0 makes it; the decision needs no
+    `skip` [] float32: 1 (e.g. for NaN gradients) skips the step, 0 makes it; the decision needs no
     device synchronisation.
     """
     groups = [[p for p in g["params"] if p.grad is not None] for g in optimizer.param_groups]
     if not all(p in optimizer.state for learned in groups for p in learned):
-        # torch's step creates the state of new parameters; `found_inf` is torch's name of `bad`.
-        optimizer.found_inf = bad  # type: ignore[attr-defined]
+        # torch's step creates the state of new parameters; `found_inf` is torch's name of `skip`.
+        optimizer.found_inf = skip  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.found_inf = None  # type: ignore[attr-defined]
         return
@@ -60,10 +60,10 @@ def step_adamw(optimizer: torch.optim.AdamW, bad: Tensor | None = None) -> None:
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
-            found_inf=bad,
+            found_inf=skip,
         )
-        if bad is not None:
-            torch._foreach_sub_(steps, [bad] * len(steps))
+        if skip is not None:
+            torch._foreach_sub_(steps, [skip] * len(steps))
 
 
 def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:

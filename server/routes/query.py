@@ -25,7 +25,7 @@ _REFUSALS = 8
 @router.post("", response_model=QueryResult)
 async def run_query(body: Query, request: Request, service: ServiceDep, caller: Caller) -> Response:
     """Run one SELECT. JSON by default, an Arrow IPC stream when `Accept` names it."""
-    came = time.monotonic()
+    received = time.monotonic()
     arrow = ARROW in request.headers.get("accept", "")
     ask = partial(
         service.sql.query,
@@ -36,7 +36,7 @@ async def run_query(body: Query, request: Request, service: ServiceDep, caller: 
         timeout=body.timeout,
         form="arrow" if arrow else "json",
         user=_user(request, caller),
-        came=came,
+        received=received,
     )
     # A separate limiter: waiting queries must not use the threads of other routes.
     state = request.app.state

@@ -70,8 +70,8 @@ def changed(
     found: Blocks, removed: Sequence[Key], since: str, metadata: Mapping[bytes, bytes]
 ) -> pa.Table:
     """The changes from snapshot `since`."""
-    told = {SINCE_KEY: since.encode(), GONE_KEY: json.dumps(removed).encode()}
-    return whole(found, {**metadata, **told})
+    changes = {SINCE_KEY: since.encode(), GONE_KEY: json.dumps(removed).encode()}
+    return whole(found, {**metadata, **changes})
 
 
 def load(store: Store, connection: Connection, row: Any) -> Blocks:

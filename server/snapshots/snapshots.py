@@ -124,7 +124,7 @@ class Snapshots:
                 return before.model_copy(update={"added": 0, "removed": 0})
         snapshot_id, name = new_name("sn"), new_name("snap", ".arrow")
         metadata = _metadata(snapshot_id, digest, shares)
-        told, chain = self._write(name, found.blocks, metadata, base, earlier)
+        counts, chain = self._write(name, found.blocks, metadata, base, earlier)
         failpoint("snapshot.after_rename")
         with self._db.write() as connection:
             if "base_pk" in chain and not _exists(connection, chain["base_pk"]):
@@ -138,7 +138,7 @@ class Snapshots:
                 spec=spec.to_json(),
                 datasets=sorted({dataset for _, dataset, _ in found.blocks}),
                 file=name,
-                **(told if body.since is not None else {}),
+                **(counts if body.since is not None else {}),
                 excluded=_excluded(found.damaged),
                 **chain,
             )
@@ -193,10 +193,10 @@ class Snapshots:
 
         Returns the numbers of added and removed rows, and the columns that describe the file.
         """
-        told = {}
+        counts = {}
         if base is not None and earlier is not None:
             change = difference(earlier.blocks, blocks)
-            told = {"added": change.added, "removed": change.removed}
+            counts = {"added": change.added, "removed": change.removed}
             with self._db.read() as connection:
                 before = _row(connection, base)
             depth = before["depth"] + 1
@@ -205,9 +205,9 @@ class Snapshots:
                 table = manifests.changed(change.changed, change.gone, base, metadata)
                 stored = manifests.write(self._store, name, table)
                 chain = {"base_pk": earlier.pk, "depth": depth, "delta_rows": rows}
-                return told, {**chain, "checksums": stored.checksums}
+                return counts, {**chain, "checksums": stored.checksums}
         stored = manifests.write(self._store, name, manifests.whole(blocks, metadata))
-        return told, {"checksums": stored.checksums}
+        return counts, {"checksums": stored.checksums}
 
     def _insert(self, connection: Connection, blocks: Blocks, **values: Any) -> int:
         """Insert a snapshot and the shards it needs; `SelectionMoved` if one was deleted."""

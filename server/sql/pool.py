@@ -7,7 +7,7 @@
                tables. The response is sent at most GRACE after it.
     memory     one bound for everything: each worker has a share, which the kernel enforces
                (worker.py), and so have the results in this process until they are delivered
-    CPU        workers are niced, and niced more during a long query (worker_process.py)
+    CPU        workers are niced, and niced more during a long query (worker_handle.py)
 
 The service's own queries (snapshots) have a separate worker, started when first needed. No part of
 a query runs in this process; the result is a frame of bytes. Workers are started in advance,
@@ -38,7 +38,7 @@ from server.sql.catalog import catalog
 from server.sql.fair_queue import FairQueue
 from server.sql.memory import OWN, AnswerMemory, Memory
 from server.sql.selected import Selected, read_selected
-from server.sql.worker_process import START_SECONDS, DeadlineExceeded, MemoryExceeded, WorkerProcess
+from server.sql.worker_handle import START_SECONDS, DeadlineExceeded, MemoryExceeded, WorkerProcess
 from stepwell.messages import Column, Excluded
 
 Form = Literal["json", "arrow"]
@@ -88,7 +88,7 @@ class SqlPool:
         self._callers = FairQueue[WorkerProcess](
             running=max(1, workers - 1), waiting=waiting, per_caller=settings.sql_per_caller
         )
-        self._own = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
+        self._service = FairQueue[WorkerProcess](running=1, waiting=waiting, per_caller=waiting + 1)
         self._own_started = False
         self._all: set[WorkerProcess] = set()
         self.answers = AnswerMemory(self.memory.answers)
@@ -109,7 +109,7 @@ class SqlPool:
             workers = list(self._all)
             self._all.clear()
         self._callers.close()
-        self._own.close()
+        self._service.close()
         for worker in workers:
             worker.kill()
         for worker in workers:
@@ -126,9 +126,9 @@ class SqlPool:
         timeout: float = 5.0,
         form: Form = "json",
         user: str = "",
-        came: float | None = None,
+        received: float | None = None,
     ) -> Result:
-        """Run one SELECT for `user`, received at `came` on the monotonic clock.
+        """Run one SELECT for `user`, received at `received` on the monotonic clock.
 
         Raises `ProblemError`: 422 sql_error, sql_not_allowed, query_timeout; 404 for an unknown
         dataset; 429 too_many_queries; 503 while the service stops.
@@ -136,7 +136,7 @@ class SqlPool:
         seconds = min(timeout, self._max_timeout)
         _check_json(sql, params)
         with self._admitted(user):
-            deadline = self._deadline(time.monotonic() if came is None else came, seconds)
+            deadline = self._deadline(time.monotonic() if received is None else received, seconds)
             state = self._state(sql, dataset, deadline)
             request = {
                 "sql": sql,
@@ -147,7 +147,7 @@ class SqlPool:
                 "dataset": dataset,
             }
             began = time.monotonic()
-            header, payload = self._sound(user, request, sql, dataset, state, deadline)
+            header, payload = self._ask_again(user, request, sql, dataset, state, deadline)
             log.info(
                 "query",
                 user=user,
@@ -195,13 +195,13 @@ class SqlPool:
             "known": _SELECTABLE,
         }
         with self._admitted(OWN):
-            self._start_own()  # while the tables are refreshed
+            self._start_service_worker()  # while the tables are refreshed
             deadline = self._deadline(time.monotonic(), timeout)
             state = None
             if among is None:
                 text = f"{select} trajectories"
                 state = self._state(text, dataset, deadline)
-                header, payload = self._sound(OWN, request, text, dataset, state, deadline)
+                header, payload = self._ask_again(OWN, request, text, dataset, state, deadline)
             else:
                 header, payload = self._ask(OWN, request, None, deadline, _stream_of(among))
             if not header["ok"]:
@@ -226,14 +226,14 @@ class SqlPool:
             queue.leave(user)
 
     def _queue_of(self, user: str) -> FairQueue[WorkerProcess]:
-        return self._own if user == OWN else self._callers
+        return self._service if user == OWN else self._callers
 
-    def _deadline(self, came: float, seconds: float) -> float:
+    def _deadline(self, received: float, seconds: float) -> float:
         """Counted from the arrival of the query, or from when the first worker is ready."""
         if self._workers and not self._warm.is_set():
             self._warm.wait(START_SECONDS / 2)
-            came = time.monotonic()
-        return came + seconds
+            received = time.monotonic()
+        return received + seconds
 
     def _state(self, text: str, dataset: str | None, deadline: float) -> MirrorState:
         """The current tables, by the deadline; 404 for an unknown dataset."""
@@ -257,7 +257,7 @@ class SqlPool:
             return self._state(f"{text} steps", dataset, deadline)
         raise not_found("dataset", dataset, state.specs)
 
-    def _sound(
+    def _ask_again(
         self,
         user: str,
         request: dict[str, Any],
@@ -287,12 +287,12 @@ class SqlPool:
     ) -> tuple[dict[str, Any], bytearray]:
         """A worker's response. Its bytes are counted for the user: see `AnswerMemory`."""
         queue = self._queue_of(user)
-        if queue is self._own:
-            self._start_own()
+        if queue is self._service:
+            self._start_service_worker()
         worker = self._take(queue, user, deadline)
         held = 0
 
-        def room(size: int) -> None:
+        def count_bytes(size: int) -> None:
             nonlocal held
             self.answers.hold(user, size)
             held = size
@@ -305,7 +305,7 @@ class SqlPool:
                 request |= _checksums_for(worker, state)
             seconds = max(0.0, deadline - time.monotonic())
             request = {**request, "seconds": seconds}
-            header, payload = worker.ask(request, deadline + GRACE, room, rows)
+            header, payload = worker.ask(request, deadline + GRACE, count_bytes, rows)
             if state is not None:
                 worker.catalog_version = state.version
                 worker.checksums = state.checksums
@@ -338,12 +338,12 @@ class SqlPool:
             self._replace(worker, queue)
             queue.give(user, None)
 
-    def _start_own(self) -> None:
+    def _start_service_worker(self) -> None:
         with self._lock:
             if self._own_started or not self._workers:
                 return
             self._own_started = True
-        self._spawn(self._own)
+        self._spawn(self._service)
 
     def _replace(self, worker: WorkerProcess, queue: FairQueue[WorkerProcess]) -> None:
         with self._lock:
@@ -365,7 +365,7 @@ class SqlPool:
         one after another must not load the machine with restarts."""
         if instead_of is not None:
             instead_of.wait()  # its memory is in use until then
-        share = self.memory.own if queue is self._own else self.memory.caller
+        share = self.memory.own if queue is self._service else self.memory.caller
         wait = 0.2
         while self._is_open():
             worker: WorkerProcess | None = None

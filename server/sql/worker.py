@@ -3,7 +3,7 @@
 Standard library, DuckDB and pyarrow only. It drops its rights first (sandbox.py), then serves
 requests over stdin and stdout (pipe_frames.py), each in a fresh in-memory DuckDB that can read only
 the query's files and is closed after the query. It interrupts itself at the deadline;
-worker_process.py kills it if that fails.
+worker_handle.py kills it if that fails.
 
     request   {sql, params, limit, max_bytes, seconds, form: json|arrow|rows, dataset, catalog?,
               checksums?}
@@ -73,20 +73,20 @@ def main(argv: list[str]) -> int:
 
     parser = duckdb.connect(":memory:", config=THREADS)
     parser.execute("SELECT json_serialize_sql('SELECT 1')")
-    room = share - _memory(statm)[0] - _CONNECTION
+    available = share - _memory(statm)[0] - _CONNECTION
     # DuckDB enforces its limit in tables and sorts, not in every function; the kernel does.
-    memory = room * 7 // 10
+    memory = available * 7 // 10
     write_frame(stdout, {"ok": True, "confined": layers})
     catalog: dict[str, Any] = {"tables": {}, "datasets": {}}
     files = CheckedFileSystem()
     # Created in advance, like the process: this is half the cost of a small query.
     connection = _connect(memory, files)
-    _limit_data(_memory(statm)[1] + room)
+    _limit_data(_memory(statm)[1] + available)
     while (frame := read_frame(stdin)) is not None:
         request, rows = frame
         catalog = request.get("catalog") or catalog
         files.learn(request.get("checksums") or {}, forget=request.get("forget") or ())
-        request["max_bytes"] = min(int(request["max_bytes"]), room // 2)
+        request["max_bytes"] = min(int(request["max_bytes"]), available // 2)
         signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]) + ORPHAN_SECONDS)
         header, payload = _answer(request, rows, catalog, parser, connection)
         signal.setitimer(signal.ITIMER_REAL, 0)

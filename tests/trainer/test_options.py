@@ -12,6 +12,7 @@ import pytest
 from amago_model import (
     AugmentConfig,
     GRUConfig,
+    LossConfig,
     PlainImageConfig,
     ResidualActorConfig,
     TwoHotCriticConfig,
@@ -29,7 +30,7 @@ from stepwell._settings import flatten, override
 from trainer.config import TrainConfig
 from trainer.errors import SettingError
 from trainer.main import main
-from trainer.options import resolve
+from trainer.options import CRITIC_SETTINGS, resolve, without_effect
 from trainer.recipes import RECIPES, recipe
 
 
@@ -325,3 +326,18 @@ def test_a_batch_that_the_processes_cannot_share_is_refused_before_any_starts() 
     """Once launched, every process would say it, and the launcher would add a traceback."""
     with pytest.raises(SettingError, match="data.batch: 32 windows are not divisible by 3"):
         resolve(["offline", "--processes", "3", "--data.batch", "32"])
+
+
+def test_critic_settings_named_for_an_agent_without_critics_are_reported(tmp_path: Path) -> None:
+    """Those of a file or flag, by name; a recipe's own ones are silent."""
+    file = tmp_path / "mine.toml"
+    file.write_text("[agent.losses]\nn_step = 3\nbc_weight = 2.0\n")
+    words = ["--config", str(file), "--agent.losses.tau", "0.1"]
+    assert without_effect(resolve(["bc", *words])) == ["agent.losses.n_step", "agent.losses.tau"]
+    assert without_effect(resolve(["bc"])) == without_effect(resolve(["offline", *words])) == []
+
+
+def test_every_loss_setting_is_the_critics_or_the_actors() -> None:
+    """A new setting of the losses is put on one of the two sides."""
+    actor = {"bc_weight", "dpg_weight", "dpg_detach_state", "filter", "n_actions_in_actor_loss"}
+    assert set(LossConfig.model_fields) == actor | set(CRITIC_SETTINGS)

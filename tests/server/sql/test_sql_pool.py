@@ -119,7 +119,7 @@ def test_waiting_counts(make_world: Callable[..., Any]) -> None:
 def test_time_before_the_pool_was_asked_counts(world: Any) -> None:
     """The route says when the request came: threads may have been short."""
     idle(world)
-    error = failed(world, "select 1", timeout=5.0, came=time.monotonic() - 6.0)
+    error = failed(world, "select 1", timeout=5.0, received=time.monotonic() - 6.0)
     assert error.code in ("query_timeout", "too_many_queries")
 
 

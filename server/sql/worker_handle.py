@@ -99,14 +99,14 @@ class WorkerProcess:
         self,
         request: dict[str, Any],
         deadline: float,
-        room: Callable[[int], None],
+        count_bytes: Callable[[int], None],
         payload: bytes = b"",
     ) -> tuple[dict[str, Any], bytearray]:
         """The response. Raises `DeadlineExceeded`, `MemoryExceeded`; EOFError or OSError if the
         process died.
 
-        Calls `room` with the size of the response before reading it; propagates its exceptions and
-        the worker stays usable.
+        Calls `count_bytes` with the size of the response before reading it; its exceptions
+        propagate and the worker stays usable.
         """
         head = frame_head(orjson.dumps({**request, "bytes": len(payload)}))
         with self._pipes:
@@ -114,7 +114,7 @@ class WorkerProcess:
                 raise EOFError("the worker was ended")
             cpu = self.cpu_seconds()
             self._write(head + payload, deadline)
-            return self._read(deadline, room, cpu + PATIENCE)
+            return self._read(deadline, count_bytes, cpu + PATIENCE)
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -189,7 +189,7 @@ class WorkerProcess:
                     left = left[os.write(self._stdin.fileno(), left) :]
 
     def _read(
-        self, deadline: float, room: Callable[[int], None], cpu_limit: float = float("inf")
+        self, deadline: float, count_bytes: Callable[[int], None], cpu_limit: float = float("inf")
     ) -> tuple[dict[str, Any], bytearray]:
         next_check = 0.0
 
@@ -211,7 +211,7 @@ class WorkerProcess:
             raise EOFError(f"the worker sent no frame: {error}") from None
         size = int(header["bytes"])
         try:
-            room(size)
+            count_bytes(size)
         except Exception:
             while size:  # drain the pipe, so that it next contains the next response
                 size -= len(reader.exactly(min(size, 1 << 20)))

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from server.problems import ProblemError
-from server.sql import worker_process
-from server.sql.worker_process import DeadlineExceeded, MemoryExceeded, WorkerProcess
+from server.sql import worker_handle
+from server.sql.worker_handle import DeadlineExceeded, MemoryExceeded, WorkerProcess
 from stepwell.testing import wait_until
 
 SHARE = 256 << 20
@@ -58,7 +58,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     def run(program: str | None = None, share: int = SHARE, **options: Any) -> WorkerProcess:
         with pytest.MonkeyPatch.context() as patch:
             if program is not None:
-                patch.setattr(worker_process, "_PROGRAM", ("-c", program))
+                patch.setattr(worker_handle, "_PROGRAM", ("-c", program))
             worker = WorkerProcess(tmp_path, share, **options)
         started.append(worker)
         if program is None:
@@ -226,23 +226,23 @@ def test_priorities(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     process = psutil.Process(worker.pid)
     mine = psutil.Process().nice()
-    assert process.nice() == max(worker_process.NICE, mine)
+    assert process.nice() == max(worker_handle.NICE, mine)
     assert {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in process.threads()} == {
-        max(worker_process.NICE, mine)
+        max(worker_handle.NICE, mine)
     }
     header, _ = worker.ask(request("select 1"), soon(), any_size)
-    assert header["ok"] and not worker._spent and process.nice() == max(worker_process.NICE, mine)
+    assert header["ok"] and not worker._spent and process.nice() == max(worker_handle.NICE, mine)
     before = worker.cpu_seconds()
     with pytest.raises(DeadlineExceeded):
         # Until it has used its time, on a machine of any speed.
         worker.ask(request(ENDLESS, seconds=600.0), _when_spent(worker), any_size)
-    assert worker._spent and process.nice() == worker_process.NICER
+    assert worker._spent and process.nice() == worker_handle.NICER
     assert {os.sched_getscheduler(thread.id) for thread in process.threads()} == {os.SCHED_IDLE}
-    assert worker.cpu_seconds() > before + worker_process.PATIENCE
+    assert worker.cpu_seconds() > before + worker_handle.PATIENCE
     # Only root can take a nice value back.
     assert worker.reusable() == (os.geteuid() == 0)
     if os.geteuid() == 0:
-        assert process.nice() == worker_process.NICE
+        assert process.nice() == worker_handle.NICE
         assert {os.sched_getscheduler(t.id) for t in process.threads()} == {os.SCHED_OTHER}
 
 
@@ -261,7 +261,7 @@ class _when_spent(float):
 
 def test_a_replacement_is_niced_from_the_start(start: Callable[..., WorkerProcess]) -> None:
     worker = start("import time; time.sleep(600)", nice=True)
-    assert psutil.Process(worker.pid).nice() == max(worker_process.NICE, psutil.Process().nice())
+    assert psutil.Process(worker.pid).nice() == max(worker_handle.NICE, psutil.Process().nice())
     first = start("import time; time.sleep(600)")
     assert psutil.Process(first.pid).nice() == psutil.Process().nice()
 
