@@ -1,1 +1,1 @@
-"""Measurements. Each program writes its result, with command, commit, machine and date."""
+"""Benchmarks. Each program writes its results with command, commit, machine and date."""

@@ -1,13 +1,17 @@
-"""What each part of the method buys: the ablation recipes against their bases, over training seeds.
+"""Scores of the ablation recipes and of their base recipes, over several training seeds.
 
     python -m benchmarks.ablations [--seeds 0 1 2] [--recipes …] [--updates N] [--keep]
 
-The real trainer, in this process, against a real service that holds generated data; then 30 greedy
-episodes on the seeds that the demo uses. A base and its ablations see the same samples in the same
-order. Seeds go round by round, and the result is written after each run, so what was stopped is
-still a result; --keep continues from it, and measures again what was measured of another formula of
-DPG. Writes benchmarks/results/ablations.json; with --write-docs only the last column of the tables
-in docs/method.md, from that file.
+For each recipe and seed, the trainer runs in this process on generated data from a local service.
+Then the last policy plays 30 greedy episodes with the demo's evaluation seeds. A base recipe and
+its ablations train on the same samples in the same order.
+
+All recipes are measured with the first seed, then all with the second, and so on. The result is
+written after each run, so an interrupted measurement is usable. --keep continues it: it skips
+existing runs, except those with another DPG formula (dpg_detach_state) than the recipe's.
+
+Writes benchmarks/results/ablations.json and, from it, the last column of the tables in
+docs/method.md. With --write-docs nothing is measured and only the tables are updated.
 """
 
 from __future__ import annotations
@@ -56,10 +60,10 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         {"size": 7, "min_goals": 2, "max_goals": 2, "time_limit": 40, "maze_seed": 0},
     ),
 }
-"""Environment that scores a base recipe and its ablations."""
+"""Environment and its arguments, by base recipe; ablations use those of their base."""
 
 RANDOM_EPISODES = {"pixels": 1000, "mazerunner": 300}
-"""Number of episodes of random play, which are these recipes' data."""
+"""Number of episodes with random actions that are the data of these recipes."""
 
 Row = dict[str, Any]
 
@@ -70,18 +74,19 @@ def base_of(name: str) -> str:
 
 @functools.cache
 def detaches(name: str) -> bool:
-    """Whether DPG treats states as constants in a recipe, as it formerly did in all recipes."""
+    """Whether DPG has no gradient to the encoders (dpg_detach_state) in a recipe. Older versions
+    of all recipes had this setting."""
     return recipe(name).agent.losses.dpg_detach_state
 
 
 def as_recipe(row: Row) -> bool:
-    """Whether a run or summary line was measured with its recipe's current DPG formula."""
+    """Whether a run or summary line was measured with its recipe's current dpg_detach_state."""
     now = detaches(row["recipe"])
     return bool(row.get("dpg_detach_state", now) == now)
 
 
 def without_stale(rows: list[Row], name: str, seed: int) -> list[Row]:
-    """Remove this recipe's run with this seed, and its runs with an outdated DPG formula."""
+    """Remove this recipe's run with this seed, and its runs with an outdated dpg_detach_state."""
     return [r for r in rows if r["recipe"] != name or (as_recipe(r) and r["seed"] != seed)]
 
 
@@ -99,7 +104,8 @@ def serve(folder: Path) -> tuple[subprocess.Popen[bytes], Client]:
 
 
 def fill_dataset(client: Client, folder: Path, base: str) -> None:
-    """Make a base recipe's data, the demo's own where it has some, as a dataset of that name."""
+    """Create the dataset of a base recipe, with the recipe's name. Uses the built-in generators,
+    as the demo does, or random actions."""
     path, (env, kwargs) = folder / f"{base}.hdf5", TASKS[base]
     if episodes := RANDOM_EPISODES.get(base):
         config = CollectConfig(
@@ -126,7 +132,7 @@ def fill_dataset(client: Client, folder: Path, base: str) -> None:
 
 
 def measure(client: Client, folder: Path, name: str, seed: int, updates: int | None) -> Row:
-    """Train one recipe with one seed, and score the last policy."""
+    """Train one recipe with one seed and evaluate its last policy."""
     base = base_of(name)
     chosen = recipe(name)
     config = chosen.replace(
@@ -161,7 +167,7 @@ def measure(client: Client, folder: Path, name: str, seed: int, updates: int | N
 
 
 def summary(rows: list[Row]) -> list[Row]:
-    """One line for each recipe: means per seed, and the paired difference to the base."""
+    """One line per recipe: the mean per seed, and the mean difference to the base, seed by seed."""
     scores: dict[str, dict[int, float]] = {}
     updates = {row["recipe"]: row["updates"] for row in rows}
     stale = {row["recipe"] for row in rows if not as_recipe(row)}
@@ -234,8 +240,9 @@ def run_all(names: list[str], seeds: list[int], updates: int | None, rows: list[
 
 
 def cell(line: Row | None, updates: int) -> str:
-    """What the table says of one recipe: mean over seeds, the range of their means, and where it
-    was not measured as the recipe has it (3 seeds, so many updates, DPG training the encoders)."""
+    """The table cell of one recipe: mean over seeds, lowest and highest mean of a seed, and each
+    deviation from the standard measurement (3 seeds, the recipe's `updates` and
+    dpg_detach_state)."""
     if line is None:
         return "not measured"
     digits = 0 if abs(line["highest"] - line["lowest"]) > 20 or abs(line["mean"]) > 100 else 2
@@ -247,7 +254,7 @@ def cell(line: Row | None, updates: int) -> str:
 
 
 def fill(text: str, lines: Iterable[Row]) -> str:
-    """Fill in the last cell of every table row that names a measured recipe."""
+    """Fill in the last cell of every table row that names a recipe."""
     by_name = {line["recipe"]: line for line in lines}
     names = {*ABLATIONS, *TASKS}
 
@@ -270,13 +277,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipes", nargs="+", choices=[*TASKS, *ABLATIONS], metavar="RECIPE")
-    parser.add_argument("--updates", type=int, help="of every run (default: the recipe's)")
-    parser.add_argument("--keep", action="store_true", help="measure only what is missing")
-    parser.add_argument("--write-docs", action="store_true", help="only fill the table of the docs")
+    parser.add_argument("--updates", type=int, help="per run (default: as in the recipe)")
+    parser.add_argument("--keep", action="store_true", help="measure only missing runs")
+    parser.add_argument("--write-docs", action="store_true", help="only update docs/method.md")
     args = parser.parse_args()
     if not args.write_docs:
         torch.set_num_threads(1)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the service must end too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs `finally`: stops the service
         rows = stored().get("runs", []) if args.keep else []
         run_all(args.recipes or [*TASKS, *ABLATIONS], args.seeds, args.updates, rows)
     write_docs()

@@ -1,12 +1,14 @@
-"""Many large bodies at once: memory of the service, answers, and the small posts of others.
+"""Many large request bodies at once: the service's memory, responses, and latency of small posts.
 
     python -m benchmarks.bodies [--clients 200] [--mb 60] [--budget 512] [--disk DIR]
 
-Each client posts one trajectory of a given size over a raw socket, keeps to Retry-After and
-comes back until it is stored. Meanwhile somebody else posts 10 steps at a time. In the end the
-service is killed and started again: every acknowledged trajectory must be there, and some are read
-back and compared. The observations repeat, so that the shards fit on any disk; no step of the way
-in looks at that. Such shards are small, so compaction is at work beside the posts. Writes
+Each of many clients posts one large trajectory over a raw socket and retries after Retry-After
+until it is stored. At the same time another client posts trajectories of 10 steps. Then the service
+is killed (SIGKILL) and restarted: every acknowledged trajectory must exist, and some are read back
+and compared.
+
+The observations are repetitive, so that the compressed shards fit on any disk; the cost of ingest
+does not depend on their content. The small shards also cause compaction during the posts. Writes
 benchmarks/results/bodies.json.
 """
 
@@ -59,7 +61,7 @@ def make(rows: int, seed: int = 0) -> Trajectory:
 
 
 class Body:
-    """An encoded body that all clients share; each sends it with a different id."""
+    """An encoded request body that all clients share; each sends it with a different id."""
 
     def __init__(self, rows: int):
         made = make(rows)
@@ -73,7 +75,7 @@ class Body:
 
 
 def send(port: int, body: Body, name: str) -> tuple[int, dict[str, str]]:
-    """One attempt: (status, headers); (0, {}) when the connection ended without an answer."""
+    """One attempt. Returns (status, headers), or (0, {}) if there was no response."""
     with socket.create_connection(("127.0.0.1", port), timeout=600) as sock:
         head = (
             f"POST /v1/datasets/bench/trajectories HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
@@ -125,7 +127,7 @@ def big_clients(port: int, rows: int, count: int, queue: Any) -> None:
 
 
 def small_posts(port: int, stop: Any, queue: Any) -> None:
-    """Latencies of one small post after another, until `stop`, and the ids that were stored."""
+    """Send small posts in sequence until `stop`; report latencies, stored ids and statuses."""
     waits: list[float] = []
     names: list[str] = []
     statuses: Counter[int] = Counter()
@@ -260,7 +262,8 @@ def measure(
 def check(
     folder: Path, port: int, env: dict[str, str], big: list[str], small: list[str], rows: int
 ) -> tuple[int, int]:
-    """After a kill and a start: (acknowledged and not there, read back and not what was sent)."""
+    """Restart the service. Returns the number of acknowledged trajectories that are missing, and
+    of those read back whose contents differ."""
     service = serve(folder, port, env)
     try:
         with Client(f"http://127.0.0.1:{port}", timeout=120) as client:
@@ -287,10 +290,10 @@ def check(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--mb", type=float, default=60.0, help="of each body")
+    parser.add_argument("--mb", type=float, default=60.0, help="size of each body, in MB")
     parser.add_argument("--budget", type=int, default=512, help="STEPWELL_BODY_MEMORY, in MiB")
     parser.add_argument("--processes", type=int, default=4, help="number of client processes")
-    parser.add_argument("--disk", type=Path, help="a folder on the disk to use")
+    parser.add_argument("--disk", type=Path, help="use the disk of this folder")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.disk) as temporary:
         result = measure(Path(temporary), args.clients, args.mb, args.budget, args.processes)

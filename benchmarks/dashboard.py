@@ -1,11 +1,11 @@
-"""What an open page costs: CPU seconds per five seconds of Streamlit, service and browser.
+"""CPU cost of an open dashboard page: CPU seconds per five seconds, by process.
 
     python -m benchmarks.dashboard [--cases few_ended …] [--seconds 30] [--before DIR]
 
-A real service, a real Streamlit and a headless Chromium (`--browser`) that shows the page Runs
-with three runs chosen, touched by nobody. While runs are `running`, a point of every metric
-arrives each second. `--before` measures the dashboard of another checkout too, case by case in the
-same run. Writes benchmarks/results/dashboard.json.
+The processes are the service, Streamlit and a headless Chromium (`--browser`). The browser shows
+the page Runs with three runs selected, without any user input. In the cases with `running` runs,
+every metric gets a new point each second. `--before` also measures the dashboard of another
+checkout, alternating case by case. Writes benchmarks/results/dashboard.json.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def wait_for(url: str, seconds: float = 60.0) -> None:
 
 
 def cpu(process: psutil.Process) -> float:
-    """CPU seconds of a process and its descendants."""
+    """CPU seconds used by a process and its descendants."""
     total = 0.0
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -100,7 +100,7 @@ def cpu(process: psutil.Process) -> float:
 
 
 def measure(case: str, checkout: Path, browser: str, settle: float, seconds: float) -> dict:
-    """CPU seconds per five seconds, by process."""
+    """CPU seconds per five seconds in one case, by process."""
     keys, running = CASES[case]["keys"], CASES[case]["running"]
     with (
         tempfile.TemporaryDirectory(prefix="stepwell-bench-") as folder,
@@ -129,20 +129,20 @@ def measure(case: str, checkout: Path, browser: str, settle: float, seconds: flo
         tab = s.enter_context(
             started([browser, *flags, *profile, f"{page}/runs?{chosen}"], checkout, place / "b.log")
         )
-        over = threading.Event()
+        stop = threading.Event()
 
-        def learn() -> None:
+        def post_metrics() -> None:
             step = POINTS
-            while not over.wait(1.0):
+            while not stop.wait(1.0):
                 for name in RUNS:
                     client.log_metrics(name, points(keys, range(step, step + 1)))
                 step += 1
 
         if running:
-            thread = threading.Thread(target=learn)
+            thread = threading.Thread(target=post_metrics)
             thread.start()
             s.callback(thread.join)
-            s.callback(over.set)
+            s.callback(stop.set)
         time.sleep(settle)
         watched = {"streamlit": streamlit, "service": service, "browser": tab}
         before = {name: cpu(process) for name, process in watched.items()}
@@ -158,11 +158,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--seconds", type=float, default=30.0, help="measured, of each case")
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured time per case")
     parser.add_argument(
-        "--settle", type=float, default=20.0, help="before that, for the first draw"
+        "--settle", type=float, default=20.0, help="wait before it, while the page loads"
     )
-    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--before", type=Path, help="folder of another checkout to compare with")
     parser.add_argument("--browser", default="chromium")
     options = parser.parse_args()
     checkouts = {"before": options.before} if options.before else {}

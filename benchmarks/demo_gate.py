@@ -1,10 +1,10 @@
-"""The demo's gate: the whole demo over three training seeds, on Pendulum and on LunarLander.
+"""Required scores of the demo: three training seeds on Pendulum and on LunarLander.
 
     python -m benchmarks.demo_gate [--env pendulum|lunarlander|all] [--seeds 0 1 2]
 
-Runs `stepwell demo` as a person would, once per seed, and writes every table to
-benchmarks/results/. Exits 1 when a seed of our agent misses the gate: -250 on pendulum-stitch,
-200 on lunarlander-cont-noisy.
+Runs `stepwell demo` once per seed and writes the reports to benchmarks/results/. The gate is a
+minimum mean return of Stepwell's agent: -250 on pendulum-stitch, 200 on lunarlander-cont-noisy.
+Exits 1 if a seed is below it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GATES = {"pendulum": -250.0, "lunarlander": 200.0}
 
 
 def run(env: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One demo; its JSON report."""
+    """Run the demo once and return its JSON report."""
     report = folder / f"{env}-{seed}.json"
     command = [sys.executable, "-m", "stepwell.cli", "demo", "--exit", "--no-dashboard"]
     command += ["--data", str(folder / f"{env}-{seed}"), "--seed", str(seed), "--json", str(report)]

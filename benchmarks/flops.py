@@ -1,11 +1,12 @@
 """FLOPs of the matmuls of one update, computed from its settings.
 
-    m [batch, rows, inner] @ [batch, inner, columns], `times` over: 2 x all of these FLOPs
+    [batch, rows, inner] @ [batch, inner, columns], repeated `times` times:
+    2 x times x batch x rows x inner x columns FLOPs
 
-Everything else (activations, norms, losses, the optimiser) moves bytes and is not counted. Backward
-passes are: one matmul for weights that learn, one for inputs that need a gradient.
-Attention is counted in full, as causal kernels are by torch's own counter, with which the test
-compares. Imports amago_model alone.
+Activations, norms, losses and the optimiser are limited by memory traffic and are not counted. A
+backward pass has one matmul for the gradient of the weights, if they are trained, and one for the
+gradient of the inputs, if it is needed. Attention is counted without the savings of the causal
+mask, as in torch's FLOP counter, with which the test compares. Imports only amago_model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from amago_model.heads.critic import NARROW
 
 @dataclass(frozen=True)
 class Matmul:
-    """`times` products of [batch, rows, inner] and [batch, inner, columns]."""
+    """`times` matmuls of [batch, rows, inner] and [batch, inner, columns]."""
 
     part: str
     batch: int
@@ -33,7 +34,7 @@ class Matmul:
 
     @property
     def bytes(self) -> float:
-        """Operands and result in float32, each moved once."""
+        """Memory traffic if operands and result, in float32, are each moved once."""
         numbers = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
         return 4.0 * self.times * self.batch * numbers
 
@@ -57,14 +58,16 @@ def update_matmuls(
 
     Args:
         windows, window: B windows of T transitions.
-        transitions: how many are not padding, where the heads leave padding out; default B x T.
-        rows: the same of rows, for what works on each by itself in the encoders; default
-            B x (T + 1). Attention is counted over whole windows.
-        plain: nothing is compiled and this is a CPU. Then target critics answer only where they
-            were drawn, and in DPG a critic gets a gradient only where it is the lowest.
+        transitions: number of transitions that the heads compute, if they skip padding; default
+            B x T.
+        rows: number of rows that the row-wise layers of the encoders compute, if they skip padding;
+            default B x (T + 1). Attention is always counted over whole windows.
+        plain: the update runs uncompiled on a CPU. Then each target critic is evaluated only for
+            the transitions for which it was drawn, and in DPG a critic has a gradient only where
+            its value is the lowest.
 
     Raises:
-        ValueError: a part whose matmuls are not known here.
+        ValueError: the config has a part whose matmuls are not counted here.
     """
     n = windows * window if transitions is None else transitions
     found = _encoders(config, spaces, windows, window + 1, rows or windows * (window + 1))
@@ -75,7 +78,7 @@ def update_matmuls(
 
 
 def _linear(part: str, rows: int, d_in: int, d_out: int, *, passes: int, batch: int = 1) -> Matmul:
-    """passes: 1 forward, 2 with the gradient of the inputs or of the weights, 3 with both."""
+    """passes: 1 forward only, 2 with the gradient of inputs or weights, 3 with both gradients."""
     return Matmul(part, batch, rows, d_in, d_out, passes)
 
 
@@ -100,7 +103,8 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: i
         layer = [(m.d_model, 3 * m.d_model), (m.d_model, m.d_model)]
         layer += [(m.d_model, m.d_ff), (m.d_ff, m.d_model)]
         pairs = [(t.d_output, m.d_model), *layer * m.n_layers]
-        # Scores and their sum over values; five products back (the scores are computed again).
+        # Forward: scores, weighted sum of values. Backward: five matmuls, one of which recomputes
+        # the scores.
         heads, width = windows * m.n_heads, m.d_model // m.n_heads
         found.append(Matmul("attention", heads, length, width, length, 7 * m.n_layers))
     elif kind == "identity":
@@ -138,51 +142,51 @@ def _critics(c: AgentConfig, spaces: Spaces, n: int, plain: bool) -> list[Matmul
     out = 1 if q.kind == "scalar" else q.n_bins
     discrete = spaces.action.kind == "discrete" and c.algorithm == "agent"
     hidden = [(h, h)] * (q.n_layers - 1)
-    if discrete and q.kind == "scalar":  # table critics: one pass for all actions
+    if discrete and q.kind == "scalar":  # table critics: one pass gives all actions' values
         pairs = [(d, h), *hidden, (h, g * a)]
         learn = [_linear("critics", n, i, o, passes=3, batch=e) for i, o in pairs]
         return learn + [replace(x, part="target critics", times=1) for x in learn]
     k_c, k_a = (a, a) if discrete else (loss.n_actions_in_critic_loss, loss.n_actions_in_actor_loss)
     drawn = q.n_critics_target < e and not q.subset_replacement and plain
-    asked = q.n_critics_target if drawn else e
+    evaluated = q.n_critics_target if drawn else e
 
-    w = 2 + a  # what critics are told beside the state: discount, action, one
+    w = 2 + a  # inputs of the first layer besides the state: discount, action, constant 1
 
     def unsplit(k: int) -> bool:
         return k * g == 1 and d <= NARROW
 
-    def asked_about(part: str, k: int, critics: int, passes: int, first: Matmul) -> list[Matmul]:
+    def all_layers(part: str, k: int, critics: int, passes: int, first: Matmul) -> list[Matmul]:
         rest = [*hidden, (h, out)]
         rows = k * n * g
         upper = [_linear(part, rows, i, o, passes=passes, batch=critics) for i, o in rest]
         return [first, *upper]
 
-    def once(part: str, k: int, critics: int) -> list[Matmul]:
+    def forward_only(part: str, k: int, critics: int) -> list[Matmul]:
         width = d + w if unsplit(k) else w
         first = _linear(part, k * n * g, width, h, passes=1, batch=critics)
-        return asked_about(part, k, critics, 1, first)
+        return all_layers(part, k, critics, 1, first)
 
     found, data = [], "critics of the data"
     if not unsplit(k_c) or drawn:
         found.append(_linear("target critics", n, d, h, passes=1, batch=e))
     if drawn and unsplit(k_c):
-        first = _linear("target critics", n, w, h, passes=1, batch=asked)
-        found += asked_about("target critics", k_c, asked, 1, first)
+        first = _linear("target critics", n, w, h, passes=1, batch=evaluated)
+        found += all_layers("target critics", k_c, evaluated, 1, first)
     else:
-        found += once("target critics", k_c, asked)
+        found += forward_only("target critics", k_c, evaluated)
     if unsplit(1):
-        found += asked_about(data, 1, e, 3, _linear(data, n, d + w, h, passes=3, batch=e))
+        found += all_layers(data, 1, e, 3, _linear(data, n, d + w, h, passes=3, batch=e))
         if not unsplit(k_a):
             found.append(_linear("critics of the policy", n, d, h, passes=1, batch=e))
     else:
         found.append(_linear(data, n, d, h, passes=3, batch=e))
-        found += asked_about(data, 1, e, 3, _linear(data, n * g, w, h, passes=2, batch=e))
-    found += once("critics of the policy", k_a, e)
+        found += all_layers(data, 1, e, 3, _linear(data, n * g, w, h, passes=2, batch=e))
+    found += forward_only("critics of the policy", k_a, e)
     if loss.dpg_weight > 0:
         dpg, back = "critics of DPG", 1 if plain else e
         width = d + w if unsplit(k_a) and not plain else w
         first = _linear(dpg, k_a * n * g, width, h, passes=1, batch=back)
-        found += asked_about(dpg, k_a, back, 1, first)
+        found += all_layers(dpg, k_a, back, 1, first)
     return found
 
 

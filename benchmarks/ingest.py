@@ -1,15 +1,17 @@
-"""How fast trajectories become durable: posts to a real service against plain append + fdatasync.
+"""Ingest throughput: durable posts to the service, compared with plain append + fdatasync.
 
     python -m benchmarks.ingest [--threads 1 2 4 8] [--seconds 8] [--disk DIR]
     python -m benchmarks.ingest --before DIR [--rounds 8] [--threads 2] [--seconds 4]
 
-1000 steps of 17 + 6 floats each, 8 per body, from client threads in a process of their own that
-does next to nothing: bodies are encoded once, only the ids in them change. The same bytes are
-appended to a file and fdatasynced in slices between, since a shared disk has moods: the ratio is
-what counts. Writes benchmarks/results/ingest.json.
+A trajectory has 1000 steps of 17 + 6 floats; a request body contains 8. Client threads in a
+separate process send them. To keep the client's cost low, bodies are encoded once and only their
+ids are replaced. Between slices of posting, the same bytes are appended to a file with fdatasync.
+The speed of a shared disk varies, so the ratio of the two is the relevant figure. Writes
+benchmarks/results/ingest.json.
 
-With `--before`, the services of another checkout and of this one are posted to in turns, after the
-other: how fast, and what each costs in CPU. Writes benchmarks/results/ingest_before.json.
+With `--before`, the service of another checkout and the service of this one receive posts in
+alternation; measured are throughput and the service's CPU time per trajectory. Writes
+benchmarks/results/ingest_before.json.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SLICES = 4
 
 
 class Body:
-    """An encoded body whose ids can be replaced in place."""
+    """An encoded request body whose trajectory ids can be replaced in place."""
 
     def __init__(self, seed: int):
         made = [make_trajectory(SPEC, length=STEPS, seed=seed + i) for i in range(PER_BODY)]
@@ -99,7 +101,7 @@ def post_for(host: str, port: int, threads: int, seconds: float) -> dict[str, An
 
 
 def append_for(folder: Path, seconds: float) -> dict[str, float]:
-    """The reference: append the same bytes to a file, with fdatasync each time."""
+    """The reference: append a body of the same size to a file, with fdatasync after each."""
     data = bytes(Body(7).data)
     path = folder / "plain"
     waits = []
@@ -133,7 +135,7 @@ def post(url: str, threads: int, seconds: float) -> dict[str, Any]:
 def compare(
     folder: Path, before: Path, rounds: int, threads: int, seconds: float
 ) -> dict[str, Any]:
-    """Post to two services in turns. The first round is a warm-up and is not counted."""
+    """Post to two services in alternation. The first round is a warm-up and is not counted."""
     codes = {"before": before, "now": ROOT}
     services = {name: serve(folder / name, code) for name, code in codes.items()}
     found: dict[str, Any] = {name: {"per_second": [], "cpu_ms_each": []} for name in codes}
@@ -159,7 +161,7 @@ def compare(
 
 
 def measure(url: str, folder: Path, threads: int, seconds: float) -> dict[str, Any]:
-    """Slices of posting and of plain appending, in turn."""
+    """Alternate slices of posting and of plain appending."""
     posted, plain = [], []
     for _ in range(SLICES):
         plain.append(append_for(folder, seconds / SLICES / 4))
@@ -182,7 +184,7 @@ def measure(url: str, folder: Path, threads: int, seconds: float) -> dict[str, A
 
 
 def serve(folder: Path, code: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """A service with the dataset of the bench; of another checkout's code, if any."""
+    """Start a service with the benchmark's dataset, from the checkout `code` if given."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -201,10 +203,10 @@ def serve(folder: Path, code: Path | None = None) -> tuple[subprocess.Popen[byte
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--seconds", type=float, default=8.0, help="of posting, per line")
-    parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
-    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
-    parser.add_argument("--rounds", type=int, default=8, help="of such a comparison")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of posting, per line")
+    parser.add_argument("--disk", type=Path, help="measure the disk of this folder")
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of that comparison")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:

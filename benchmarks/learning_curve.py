@@ -2,12 +2,12 @@
 
     python -m benchmarks.learning_curve [--seeds 0 1 2] [--episodes 20] [--draw-only]
 
-Starts a service, imports pendulum-stitch, trains every method with every seed by `stepwell train`
-and scores each published policy by `stepwell evaluate` on the same evaluation seeds; the scores
-are then read back in SQL. All methods share data, network, learning rate and updates. "AMAGO" is
-Stepwell's agent with every formula that can be switched back set as published (recipe published_v3,
-docs/parity.md): AMAGO's own code is not run. Writes benchmarks/results/learning_curve.json and
-docs/images/learning_curve.svg.
+Starts a service and imports pendulum-stitch. Trains each method with each seed by `stepwell train`
+and evaluates each published policy by `stepwell evaluate`, always with the same evaluation seeds.
+The scores are queried with SQL. All methods have the same data, network, learning rate and number
+of updates. "AMAGO" is Stepwell's agent with the recipe published_v3, which sets every configurable
+formula as published (docs/parity.md); AMAGO's own code is not run. Writes
+benchmarks/results/learning_curve.json and docs/images/learning_curve.svg.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SAME = """
 --data.batch 32 --data.window 32 --data.padding right
 --optimizer.learning-rate 1e-3 --optimizer.warmup 100 --optimizer.decay cosine
 """.split()
-"""What pendulum_stitch sets besides the method: network, discount, windows, learning rate."""
+"""Settings of pendulum_stitch besides the method: network, discount, windows, learning rate."""
 METHODS = {
     "Stepwell": ["pendulum_stitch", "--updates", str(UPDATES)],
     "AMAGO, published formulas": ["published_v3", "--updates", str(UPDATES), *SAME],
     "behaviour cloning": ["bc", "--updates", str(UPDATES)],
 }
-FIRST_SEED = 900_000  # of evaluation episodes; none of the data was reset with it
+FIRST_SEED = 900_000  # reset seed of the first evaluation episode; not used by the data
 QUERY = """
 select policy, avg("return") from trajectories where purpose = 'eval' group by policy
 """
@@ -96,7 +96,8 @@ def measure(seeds: list[int], episodes: int, keep: Path | None) -> dict[str, Any
 
 
 def draw(result: dict[str, Any], path: Path = PICTURE) -> None:
-    """One line per method (the mean over training seeds) in the band between its seeds."""
+    """Draw a line per method, the mean over training seeds, with a band from their lowest to
+    their highest."""
     rows = [
         {"method": method, "seed": seed, "update": update, "mean return": score}
         for method, seeds in result["curves"].items()
@@ -128,8 +129,8 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, default=20)
-    parser.add_argument("--data", type=Path, help="keep the service's folder here")
-    parser.add_argument("--draw-only", action="store_true", help="from the result that is there")
+    parser.add_argument("--data", type=Path, help="folder for the service's data, which is kept")
+    parser.add_argument("--draw-only", action="store_true", help="draw the stored result")
     args = parser.parse_args()
     if not args.draw_only:
         write("learning_curve", measure(args.seeds, args.episodes, args.data))

@@ -1,12 +1,17 @@
-"""How close batches of windows come to a plain copy of as many bytes.
+"""Speed of the trainer's data loader, relative to a plain memory copy of as many bytes.
 
     python -m benchmarks.loader [--trajectories 1000] [--shards 8]
 
-1000 trajectories of 1000 steps, 17 float observations and 6 float actions, in 8 shards that went
-through the trainer's own cache. Per round, alternating: the limit (pick places at random, then copy
-a batch's bytes from one random place of memory per field into buffers used in turn); one batch made
-by the loader in this thread; one batch from the loader's prefetch thread. Medians over rounds of
-the ratios within a round; files are in memory (warm).
+The data are 1000 trajectories of 1000 steps, with 17 float observations and 6 float actions, in 8
+shards that are read through the trainer's cache. Each round measures in alternation:
+
+    copy            the limit: draw random positions, then copy a batch's bytes from a random
+                    position in memory, one block per field, into one of four buffers
+    loader          batches made by the loader in this thread
+    loader_thread   batches from the loader's prefetch thread
+
+The ratio to the copy is computed in each round; the result is the median over rounds. The files are
+in the page cache.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ class Folder:
 
 
 def build(folder: Path, trajectories: int, shards: int) -> Manifest:
-    """Shard files as the service writes them, and the manifest of all of it."""
+    """Write shard files like the service's, and return the manifest of all trajectories."""
     schema, rows = arrow_schema(SPEC), []
     for shard in range(shards):
         tables = []
@@ -75,7 +80,7 @@ def build(folder: Path, trajectories: int, shards: int) -> Manifest:
 
 
 def limit(fields: tuple[Field, ...], rows: int, batch: int, window: int) -> Callable[[int], None]:
-    """Copy a batch's bytes from a random place in memory, as one block per field."""
+    """The reference: copy a batch's bytes from a random place in memory, one block per field."""
     n = batch * (window + 1)
     sources = [np.ones((rows, f.size), f.dtype) for f in fields]
     ring = [[np.zeros((n, f.size), f.dtype) for f in fields] for _ in range(4)]
@@ -113,7 +118,7 @@ def measure(cache: Cache, manifest: Manifest, batch: int, window: int) -> dict[s
         for round_ in range(ROUNDS + 2):
             for name, work in contenders.items():
                 taken = seconds(work, round_ * REPEATS)
-                if round_ >= 2:  # the first ones warm up
+                if round_ >= 2:  # the first two rounds are a warm-up
                     times[name].append(taken)
     ratios = {
         name: statistics.median(c / t for c, t in zip(times["copy"], times[name], strict=True))

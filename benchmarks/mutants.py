@@ -1,17 +1,18 @@
-"""How many small defects the tests notice: mutmut over the parts that must not break silently.
+"""Mutation testing with mutmut: the share of small defects that the tests detect.
 
     make mutants                                        every group, every mutant: hours
     make mutants ARGS='--groups auth order'             some groups
     make mutants ARGS='--groups sql --sample 200'       a random sample of each group's mutants
 
 mutmut changes one expression at a time and runs the tests that reach the changed function. A
-mutant is killed when a test fails, or when the tests do not end in many times their usual time.
-Lines that only log, and lines that are only text (messages), are not mutated. Each group is tested
-in a copy of the checkout below build/mutants/; survivors are printed with their diff by
+mutant is killed if a test fails, or if the tests exceed a timeout of several times their usual
+duration. Lines that only log or only contain a string (messages) are not mutated. Each group is
+tested in a copy of the checkout under build/mutants/. To print the diff of a survivor:
 
     cd build/mutants/GROUP && PYTHONPATH=mutants ../../../.venv/bin/mutmut show NAME
 
-Writes benchmarks/results/mutants.json: figures of the groups that ran, beside earlier ones.
+Writes benchmarks/results/mutants.json: the results of the measured groups; those of other groups
+are kept.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ BUILD = ROOT / "build" / "mutants"
 PACKAGES = ("stepwell", "server", "collector", "trainer", "dashboard", "amago_model", "migrations")
 GOAL = 0.85
 KILLED = {1, 3, 24, -24, 36, 152, 255, -11, -9}
-"""Exit codes of a mutant's tests: failed, timed out, died. mutmut's own table says the same."""
+"""Exit codes of a mutant's tests that count as killed: failure, timeout, crash. The same as in
+mutmut."""
 
 
 @dataclass(frozen=True)
 class Group:
     sources: tuple[str, ...]
-    """Files to mutate, as patterns."""
+    """Glob patterns of the files to mutate."""
     tests: tuple[str, ...]
 
 
@@ -58,7 +60,7 @@ INGEST = (
     "test_received_bytes.py",
     "test_threads_core.py",
 )
-"""Of tests/server/core: those of what the service takes in; the others ask what it has."""
+"""The tests of ingest in tests/server/core; the other tests there query stored data."""
 
 GROUPS = {
     "auth": Group(("server/auth.py",), ("tests/server/registry/test_auth.py",)),
@@ -115,7 +117,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(name: str, group: Group, sample: int, seed: int, jobs: int) -> dict[str, Any]:
-    """Mutants of one group, tested; what became of them, and the names of the survivors."""
+    """Test the mutants of one group. Returns the counts and the names of the survivors."""
     began = time.monotonic()
     folder = _checkout(name, group)
     environment = os.environ | {
@@ -151,7 +153,8 @@ def measure(name: str, group: Group, sample: int, seed: int, jobs: int) -> dict[
 
 
 def _checkout(name: str, group: Group) -> Path:
-    """A fresh copy of the files that git knows, as they are now, with mutmut's settings."""
+    """Make a new copy of the working tree, without files that git ignores, and with mutmut's
+    settings."""
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(
@@ -178,7 +181,7 @@ def _checkout(name: str, group: Group) -> Path:
         ),
     }
     text = "[mutmut]\nprocess_isolation=forkserver\ntimeout_constant=5\nuse_setproctitle=false\n"
-    text += "debug=true\n"  # else a failure of the clean run names no test
+    text += "debug=true\n"  # otherwise a failure without mutants does not name the test
     for key, values in lists.items():
         text += f"{key}=\n" + "".join(f"    {value}\n" for value in values)
     (folder / "setup.cfg").write_text(text)
@@ -186,7 +189,7 @@ def _checkout(name: str, group: Group) -> Path:
 
 
 def _results(folder: Path) -> dict[str, int | None]:
-    """Every mutant's exit code, None where it was not tested."""
+    """The exit code of every mutant; None if it was not tested."""
     found: dict[str, int | None] = {}
     for path in (folder / "mutants").rglob("*.py.meta"):
         found |= json.loads(path.read_text())["exit_code_by_key"]
@@ -207,10 +210,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--groups", nargs="+", choices=sorted(GROUPS), default=sorted(GROUPS))
-    parser.add_argument("--sample", type=int, default=0, help="mutants of each group; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="which sample")
+    parser.add_argument("--sample", type=int, default=0, help="mutants per group; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the sample")
     parser.add_argument(
-        "--jobs", type=int, default=4, help="mutants at the same time: tests wait a lot"
+        "--jobs", type=int, default=4, help="mutants in parallel; can exceed the CPU cores"
     )
     return parser
 

@@ -1,10 +1,14 @@
-"""pytest plugin for mutation runs: child processes run the mutant that their parent runs.
+"""pytest plugin for mutation runs: child processes run the same mutant as their parent.
 
-mutmut chooses a mutant by the environment. Children that get an environment of their own (confined
-SQL workers, importers) would run the unmutated code; while coverage is recorded, children would
-record into nothing. So a test that starts a process of ours is taken to reach everything, and one
-that starts or asks a confined child all that such children run; but for the module that is their
-program: there it has another name, and tests of their own process reach it.
+mutmut selects the mutant with an environment variable. Some child processes (confined SQL workers,
+importers) get a new environment and would run the unmutated code, so the plugin adds the variable
+to the environment of every child process.
+
+mutmut first records which tests reach which functions, but only in the process of the tests.
+Therefore a test that starts a Python process is assumed to reach all mutated functions. A test that
+starts or uses a confined process is assumed to reach all functions of the modules that such
+processes run. The exception is the module server.sql.worker: as the program of its process it is
+named `__main__`, so mutmut does not find it there. Other tests call it in their own process.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _plain = subprocess.Popen.__init__
 
 
 def _functions() -> set[str]:
-    """All that is mutated, but for the program of SQL workers."""
+    """Names of all mutated functions, except those of the SQL workers' program."""
     root = Path(__file__).resolve().parents[1]
     texts = [path.read_text() for path in root.rglob("*.py.meta")]
     keys = [key for text in texts for key in json.loads(text)["exit_code_by_key"]]

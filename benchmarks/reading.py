@@ -1,11 +1,11 @@
-"""How fast data is read: SQL over steps, shards over HTTP, single trajectories.
+"""Speed of reading data: SQL over steps, shards over HTTP, single trajectories.
 
     python -m benchmarks.reading [--rounds 7] [--shards 8]
 
-A service in a separate process holds shards of 400 trajectories of 1000 steps (17 + 6 floats).
-Each figure is the least and the median of the rounds, which go through all questions in turn: on a
-shared machine the least is the one that compares. To compare versions, run it in each checkout, at
-the same time. Writes benchmarks/results/reading.json.
+A service in a separate process stores shards of 400 trajectories of 1000 steps (17 + 6 floats).
+Each round measures all requests in turn; the result is the minimum and the median over rounds. On a
+shared machine the minimum is the more comparable figure. To compare two versions, run this program
+in both checkouts at the same time. Writes benchmarks/results/reading.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--print", action="store_true", help="print only, write no result")
+    parser.add_argument("--print", action="store_true", help="print the result, do not write it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -87,20 +87,20 @@ def measure(client: Client, data: Path, shards: int, rounds: int) -> dict[str, A
     files = sorted(data.glob("shards/*/*.parquet"))
     identity = client.trajectories("d", limit=1).items[0].id
     http = httpx2.Client(base_url=client.url, trust_env=False, timeout=120.0)
-    asks: dict[str, Callable[[], object]] = {
+    requests: dict[str, Callable[[], object]] = {
         f"sql: {name}": lambda sql=sql: client.sql(sql, [identity] * sql.count("?"), timeout=60)
         for name, sql in QUERIES.items()
     }
     shard = f"/v1/shards/{files[0].stem}"
     part = {"range": "bytes=1000000-1099999"}
-    asks["shard"] = lambda: http.get(shard).raise_for_status()
-    asks["shard range"] = lambda: http.get(shard, headers=part).raise_for_status()
-    asks["steps"] = lambda: client.steps(identity)
-    times: dict[str, list[float]] = {name: [] for name in asks}
+    requests["shard"] = lambda: http.get(shard).raise_for_status()
+    requests["shard range"] = lambda: http.get(shard, headers=part).raise_for_status()
+    requests["steps"] = lambda: client.steps(identity)
+    times: dict[str, list[float]] = {name: [] for name in requests}
     for _ in range(rounds):
-        for name, ask in asks.items():
+        for name, request in requests.items():
             began = time.perf_counter()
-            ask()
+            request()
             times[name].append((time.perf_counter() - began) * 1e3)
     return {
         "shards": len(files),

@@ -1,13 +1,15 @@
-"""Time and memory of every recipe: updates per second and peak memory, on made-up batches.
+"""Time and memory of every recipe: updates per second and peak memory, on synthetic batches.
 
     python -m benchmarks.recipes [--write-docs] [--recipes offline tmaze …] [--seconds 8]
 
-The trainer's own update on full windows of the recipe's shape, each recipe in a fresh process with
-one thread, for a few seconds and at least 2 updates after the first: on a CPU, the time that this
-thread had it; where there is a GPU, there too. Episodes shorter than the window cost less. What
-reading data, publishing and checkpoints cost is not in it. benchmarks/results/recipes.json is
-written after each recipe and keeps the others; --write-docs also replaces the table in
-docs/training.md.
+Runs the trainer's update on full windows of the recipe's shape. Each recipe has a new process with
+one thread and runs for a few seconds, with at least 2 updates after a warm-up update. On the CPU
+the process's CPU time is measured. If there is a GPU, each recipe is also measured on it. Episodes
+shorter than the window cost less. The cost of reading data, publishing and checkpoints is not
+included.
+
+benchmarks/results/recipes.json is written after each recipe; the results of other recipes are kept.
+--write-docs also replaces the table in docs/training.md.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def _floats(features: int) -> ObsSpace:
 
 
 USUAL = vectors(17, 6)
-"""What a recipe is measured on unless it is made for something else: HalfCheetah's shape."""
+"""Spaces for recipes without an entry in SPACES or ENVIRONMENTS: the shapes of HalfCheetah."""
 SPACES: dict[str, Spaces] = {
     "pendulum_stitch": vectors(3, 1),
     "bc": vectors(3, 1),
@@ -72,14 +74,14 @@ ENVIRONMENTS = {"pixels": FIND_BLOCK_ID, "mazerunner": MAZERUNNER_ID, "crafter":
 
 
 def spaces_for(name: str) -> Spaces:
-    """What a recipe is measured on."""
+    """The spaces with which a recipe is measured."""
     if env_id := ENVIRONMENTS.get(name):
         return Spaces.of_spec(interface_of(make(env_id), env_id).spec.to_json())
     return SPACES.get(name, USUAL)
 
 
 def made_up(spaces: Spaces, windows: int, length: int) -> Batch:
-    """A batch of full windows of noise: no padding, no endings."""
+    """A batch of full windows of random numbers, without padding and ends of episodes."""
     generator = torch.Generator().manual_seed(0)
     b, rows = windows, length + 1
     obs = {
@@ -106,7 +108,7 @@ def made_up(spaces: Spaces, windows: int, length: int) -> Batch:
 def _noise(
     shape: tuple[int, ...], dtype: str, top: int | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Numbers between -1 and 1, or whole ones below `top`."""
+    """Random floats between -1 and 1, or integers below `top`."""
     kind = getattr(torch, dtype)
     if kind.is_floating_point:
         return (2 * torch.rand(shape, generator=generator) - 1).to(kind)
@@ -124,7 +126,7 @@ def measure(config: TrainConfig, spaces: Spaces, seconds: float, device: str) ->
     batch = made_up(spaces, config.data.batch, config.data.window).to(accelerator.device)
     on_gpu = accelerator.device.type == "cuda"
 
-    # On a CPU the time that this process had it, so that others on the machine count little.
+    # On a CPU, the CPU time of this process: other processes then have little influence.
     clock = time.perf_counter if on_gpu else time.process_time
 
     def update(number: int) -> float:
@@ -151,8 +153,8 @@ def measure(config: TrainConfig, spaces: Spaces, seconds: float, device: str) ->
 
 
 def peak_rss_mb() -> int:
-    """The most memory that this process has held. Not getrusage's: Linux counts there what the
-    process that started this one held."""
+    """Peak resident memory of this process. getrusage is not used, because on Linux its value
+    includes the memory of the parent process at the fork."""
     status = Path("/proc/self/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     assert found, "Linux says so"
@@ -169,7 +171,7 @@ def in_a_fresh_process(name: str, seconds: float, device: str) -> Line:
 
 
 def measure_all(names: list[str], seconds: float) -> None:
-    """Write the numbers of each recipe; those of recipes that no longer exist are removed."""
+    """Measure recipes and write the results. Recipes that no longer exist are removed."""
     devices = ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
     for name in names:
         config = recipe(name)
@@ -206,7 +208,7 @@ def duration(seconds: float) -> str:
 
 
 def table(lines: dict[str, Line]) -> str:
-    """The table of docs/training.md: a row for every recipe, also for one not measured yet."""
+    """The table of docs/training.md, with a row for every recipe, measured or not."""
     rows = [
         "| recipe | updates | CPU: updates/s | whole run | memory | GPU: whole run | memory |",
         "|---|---|---|---|---|---|---|",
@@ -226,7 +228,7 @@ def table(lines: dict[str, Line]) -> str:
 
 
 def placed(page: str, text: str) -> str:
-    """The page with `text` between its two marks."""
+    """The page with `text` between its two markers."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     assert tail, f"{PAGE} lacks {BEGIN} … {END}"
@@ -236,9 +238,9 @@ def placed(page: str, text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), metavar="RECIPE")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each recipe and device")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds per recipe and device")
     parser.add_argument("--write-docs", action="store_true", help="also replace the docs' table")
-    parser.add_argument("--only-docs", action="store_true", help="that alone, from the last result")
+    parser.add_argument("--only-docs", action="store_true", help="measure nothing, only do that")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cpu", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,12 +1,14 @@
-"""What hindsight relabeling buys and costs: learning from random play, relabeled or not.
+"""Effect and cost of hindsight relabeling: offline training on random play with and without it.
 
     python -m benchmarks.relabel [--task mazerunner] [--seeds 0 1 2] [--updates 600]
 
-Random play, which hardly ever reaches both goals in time, in one 7 x 7 maze or, with --task
-crafter, seldom its one goal in one small world, is learned from offline by the task's recipe: with
-strategy none, some and all; the same data, budget and seeds. Then each policy plays greedily, in
-episodes that it has not seen. And: CPU time of a batch of 24 windows of 128 from episodes of the
-environment's default settings, by relabeler. The results go to benchmarks/results/relabel.json or
+The data are episodes of a random policy in one 7 x 7 maze, where it seldom reaches both goals in
+time. With --task crafter they are episodes in one small Crafter world, where it seldom achieves
+its single goal. The task's recipe trains offline with the strategies none, some and all, and with
+the same data, updates and seeds. Each policy is then evaluated greedily in unseen episodes.
+
+Also measured, for several relabeler settings: the CPU time of a batch of 24 windows of 128 steps,
+from episodes of the environment's default settings. Writes benchmarks/results/relabel.json or
 relabel_crafter.json.
 """
 
@@ -50,14 +52,14 @@ from trainer.recipes import recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is learned; its name is the recipe's and the relabeler's, too."""
+    """A task to learn. Its name in TASKS is also the name of its recipe and its relabeler."""
 
     env: str
-    """Gymnasium id."""
+    """Gymnasium id of the environment."""
     args: dict[str, Any]
-    """Its arguments."""
+    """Arguments of the environment."""
     episodes: int
-    """Number of episodes of random play, which are the data."""
+    """Number of episodes with random actions: the data."""
     updates: int
     """Default number of updates."""
 
@@ -89,7 +91,7 @@ TASKS = {
     ),
 }
 UNSEEN = 1_000_000
-"""Seed from which the evaluation's episodes are counted; the data's begin at 0."""
+"""Reset seed of the first evaluation episode; the seeds of the data start at 0."""
 
 
 def random_play(
@@ -127,7 +129,7 @@ def random_play(
 def loader_of(
     folder: Path, spec: EnvSpec, found: Sequence[Trajectory], config: DataConfig, seed: int
 ) -> Loader:
-    """A loader over these trajectories: one shard in `folder`, through the trainer's own cache."""
+    """A loader of these trajectories, from one shard in `folder` and the trainer's cache."""
     schema, tables, rows = arrow_schema(spec), [], []
     at = 0
     for index, t in enumerate(found):
@@ -150,7 +152,7 @@ def loader_of(
 
 
 def learn(loader: Loader, config: TrainConfig, spec: EnvSpec) -> Agent:
-    """The agent of a config after its updates."""
+    """Train the agent of a config for its number of updates."""
     torch.manual_seed(config.seed)
     agent = make_agent(config.agent, Spaces.of_spec(spec.to_json()))
     learner = Learner(
@@ -162,7 +164,8 @@ def learn(loader: Loader, config: TrainConfig, spec: EnvSpec) -> Agent:
 
 
 def play(agent: Agent, episodes: int, task: Task) -> dict[str, float]:
-    """Greedy play of unseen episodes, side by side: share of successes and of goals reached."""
+    """Greedy evaluation in unseen episodes, run as one batch: fractions of successful episodes
+    and of goals reached."""
     envs = [
         gymnasium.make(task.env, disable_env_checker=True, **task.args).unwrapped
         for _ in range(episodes)
@@ -184,7 +187,7 @@ def play(agent: Agent, episodes: int, task: Task) -> dict[str, float]:
 def outcome(
     strategy: str, seed: int, updates: int = 0, name: str = "mazerunner"
 ) -> dict[str, float]:
-    """Learn from random play with a strategy, then play 200 unseen episodes."""
+    """Train on random play with a relabeling strategy, then evaluate in 200 unseen episodes."""
     task = TASKS[name]
     spec, found = random_play(task.episodes, seed, task.args, task.env)
     config = recipe(name).replace(seed=seed, updates=updates or task.updates)
@@ -197,7 +200,7 @@ def outcome(
 
 
 def cost(name: str) -> dict[str, float]:
-    """Median CPU milliseconds of a batch, by what is done to it."""
+    """Median CPU milliseconds to load a batch, by relabeler setting."""
     spec, found = random_play(100, 0, {}, TASKS[name].env)
     words: dict[str, tuple[str, ...]] = {
         "no relabeler": (),
@@ -223,7 +226,7 @@ def cost(name: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--updates", type=int, default=0, help="default: as the task says")
+    parser.add_argument("--updates", type=int, default=0, help="default: by task")
     parser.add_argument("--task", choices=list(TASKS), default="mazerunner")
     args = parser.parse_args()
     task = TASKS[args.task]

@@ -1,4 +1,4 @@
-"""Adds command, commit, machine and date to each result. Results are in benchmarks/results/."""
+"""Writes results to benchmarks/results/, with command, commit, machine and date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def provenance() -> dict[str, Any]:
-    """Command, commit (with "+changes" when more than results is not clean), machine and date."""
+    """Command, commit, machine and date. The commit has the suffix "+changes" if the checkout has
+    uncommitted changes outside benchmarks/results."""
     changed = _git("status", "--porcelain", "--", ":/", ":(exclude,top)benchmarks/results")
     return {
         "command": " ".join(["python", "-m", _module(), *map(_shown, sys.argv[1:])]),
@@ -32,7 +33,7 @@ def provenance() -> dict[str, Any]:
 
 
 def write(name: str, result: dict[str, Any]) -> Path:
-    """benchmarks/results/<name>.json: provenance first, then the result."""
+    """Write the provenance and the result to benchmarks/results/<name>.json."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**provenance(), **result}, indent=2) + "\n")
@@ -40,7 +41,7 @@ def write(name: str, result: dict[str, Any]) -> Path:
 
 
 def _shown(argument: str) -> str:
-    """An argument without paths that are specific to this machine."""
+    """An argument; of an absolute path only the last part, without the machine's folders."""
     return Path(argument).name if argument.startswith("/") else argument
 
 
@@ -52,7 +53,7 @@ def _module() -> str:
 def _git(*args: str) -> str:
     try:
         done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:  # a bare checkout on a machine without git
+    except FileNotFoundError:  # git is not installed
         return "unknown" if args[0] == "rev-parse" else ""
     return done.stdout.strip()
 

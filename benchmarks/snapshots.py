@@ -1,12 +1,13 @@
-"""Snapshots of a large dataset: how long one takes, a refresh with 1% new, and the memory of both.
+"""Snapshots of a large dataset: time and memory to create one and to refresh it with 1% new data.
 
     python -m benchmarks.snapshots [--trajectories 1000000] [--rounds 5] [--before DIR]
 
-An index of `--trajectories` rows is filled with SQL, with shards that have no file: snapshots do
-not open them. A real client queries a real service. Before each refresh 1% is inserted: over
-four seconds, as collectors would, and (`at_once`) in one moment. Memory is the growth of the
-resident memory of the service and its SQL workers together, sampled all the time. `--before`
-measures another checkout too, with 160,000 trajectories. Writes benchmarks/results/snapshots.json.
+SQL statements fill an index with `--trajectories` rows. Its shards have no files, because snapshots
+do not open them. A client sends requests to a service in a separate process. Before each refresh 1%
+more rows are inserted, in alternation over four seconds, like data from collectors, and all at once
+(`at_once`). Memory is the growth of the resident memory of the service and its SQL workers
+together, sampled every 50 ms. `--before` also measures another checkout, with 160,000
+trajectories. Writes benchmarks/results/snapshots.json.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from typing import Any
 PER_SHARD = 1000
 BEFORE = 160_000
 ARRIVES = 4.0
-"""Seconds."""
+"""Seconds over which new rows are inserted before a refresh (except with `at_once`)."""
 
 
 def fill(data: Path, count: int) -> None:
-    """A fresh index with one dataset of `count` trajectories."""
+    """Create an index with one dataset of `count` trajectories."""
     from server.index.db import upgrade
     from stepwell.testing import make_spec
 
@@ -52,13 +53,12 @@ def fill(data: Path, count: int) -> None:
 
 
 def add(data: Path, count: int) -> None:
-    """`count` more trajectories, in shards of PER_SHARD."""
+    """Insert `count` more trajectories, in shards of PER_SHARD."""
     with sqlite3.connect(data / "index.sqlite", timeout=60) as c:
         c.execute("PRAGMA cache_size = -400000")
         columns = {row[1] for row in c.execute("PRAGMA table_info(trajectories)")}
-        change = (
-            "change_id" if "change_id" in columns else "mark"
-        )  # in the checkout to compare with
+        # An older checkout, measured with `--before`, may have other column names.
+        change = "change_id" if "change_id" in columns else "mark"
         bump = f"UPDATE counters SET value = value + 1 WHERE name = '{change}' RETURNING value"
         values = {
             "change": c.execute(bump).fetchone()[0],
@@ -67,8 +67,8 @@ def add(data: Path, count: int) -> None:
             "per": PER_SHARD,
             "count": count,
         }
-        there = {row[1] for row in c.execute("PRAGMA table_info(shards)")}
-        newer = "checksums" in there  # not in the checkout to compare with
+        shard_columns = {row[1] for row in c.execute("PRAGMA table_info(shards)")}
+        newer = "checksums" in shard_columns  # may be absent in an older checkout
         c.execute(
             f"""
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n
@@ -105,7 +105,7 @@ def add(data: Path, count: int) -> None:
 
 
 class Memory:
-    """Resident bytes of a process and its children: now, and at most since `reset`."""
+    """Resident bytes of a process and its descendants: current, and the peak since `reset`."""
 
     def __init__(self, pid: int):
         self.pid, self.peak, self._stop = pid, 0, threading.Event()
@@ -133,7 +133,7 @@ class Memory:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.05):  # oftener, it would slow down the service
+        while not self._stop.wait(0.05):  # more frequent sampling would slow down the service
             self.peak = max(self.peak, self.now())
 
 
@@ -153,11 +153,11 @@ def serve(data: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Measure the code of this process with an existing index."""
+    """Measure the code that this process imports, with an existing index."""
     from stepwell import Client
     from trainer.data import snapshot as snapshots
 
-    load = getattr(snapshots, "load_manifest", None) or snapshots.load  # its earlier name
+    load = getattr(snapshots, "load_manifest", None) or snapshots.load  # the older name
 
     process, url = serve(data)
     client = Client(url, timeout=300.0)
@@ -183,7 +183,7 @@ def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
             ask = partial(client.create_snapshot, dataset="d", where=where)
             low = memory.reset()
             for number in range(rounds):
-                # Another query text is another selection, so all rows are read again.
+                # A different query is a new selection, so all rows are read again.
                 fresh = partial(ask, where=f"return >= {number - rounds + 1}") if where else ask
                 snapshot = timed(f"create_{name}_ms", fresh)
                 if number == 0:
@@ -219,11 +219,11 @@ def measure(data: Path, count: int, rounds: int) -> dict[str, Any]:
         process.wait(30)
         kept.cleanup()
     times = {name: values for name, values in result.items() if name.endswith("_ms")}
-    told = {
+    summary = {
         "median": {name: round(statistics.median(values), 1) for name, values in times.items()},
         "least": {name: min(values) for name, values in times.items()},
     }
-    return {**result, **told, "load_after": os.getloadavg()[0]}
+    return {**result, **summary, "load_after": os.getloadavg()[0]}
 
 
 def in_child(code: Path, count: int, rounds: int) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

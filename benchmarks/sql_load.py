@@ -1,14 +1,17 @@
-"""SQL under attack beside ingest: what runaway queries cost the others, and what they may take.
+"""Runaway SQL queries: their effect on ingest and on other clients, their memory and deadlines.
 
     python -m benchmarks.sql_load  [--seconds 6] [--rounds 5] [--disk FOLDER] [--before DIR]
 
-Over HTTP, against a separate service, with a separate token for each client:
-    ingest      one poster alone and beside 16 clients with runaway queries, in turns
-    neighbour   small queries of one client while another keeps 16 runaway queries going
-    memory      resident memory of all SQL workers together while 8 clients send memory bombs
-    deadlines   from the request to the end of the answer, less its timeout, under all that load
-`--before` measures another checkout too, in the same run, but not whether it keeps its deadlines.
-Results: benchmarks/results/sql_load.json.
+Over HTTP, against a service in a separate process, with a separate token for each client:
+    ingest      throughput of one client alone, alternating with 16 clients that send runaway
+                queries at the same time
+    neighbour   small queries of one client while another client runs 16 runaway queries
+    memory      resident memory of all SQL workers together while 8 clients send queries that
+                allocate as much memory as they can
+    deadlines   time from the request to the end of the response, minus the query's timeout, under
+                runaway queries and ingest; deadlines_busy: also with 8 busy loops on the machine
+`--before` also measures another checkout, except its deadlines. Writes
+benchmarks/results/sql_load.json.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from stepwell.messages import ARROW
 ITSELF = [sys.executable, "-P", str(Path(__file__).resolve())]
 FLOOD = 16
 ENDLESS = "select count(*) from range(100000000000) a, range(1000000) b"
-# Stays in one vector function for a minute: the interrupt is not looked at.
+# One call of a vectorised function that takes a minute and does not check for an interrupt.
 DEAF = "select levenshtein(repeat('a', 200000), repeat('b', 200000))"
 BOMBS = (
     "select list(i) from range(10000000000) t(i)",
@@ -61,7 +64,7 @@ SMALL = "select count(*), max(length) from trajectories"
 
 
 class Caller:
-    """One connection of one client."""
+    """An HTTP connection of a client."""
 
     def __init__(self, port: int, token: str):
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -76,7 +79,7 @@ class Caller:
         assert [item["status"] for item in items] == ["stored"] * PER_BODY, items
 
     def ask(self, sql: str, timeout: float) -> tuple[str, float, float]:
-        """(code or "ok", seconds until the answer was here, seconds to wait before the next)."""
+        """Returns (error code or "ok", seconds until the response, seconds of Retry-After)."""
         body = json.dumps({"sql": sql, "timeout": timeout})
         began = time.perf_counter()
         headers = {"Content-Type": "application/json", **self._token}
@@ -110,7 +113,7 @@ def poster(port: int, token: str, seconds: float) -> dict[str, Any]:
 def flooder(
     port: int, tokens: list[str], queries: list[str], seconds: float, timeout: float
 ) -> Any:
-    """One thread per token, each with runaway queries, one after another."""
+    """Send runaway queries for `seconds`, from one thread per token, each in sequence."""
     codes: Counter[str] = Counter()
     until = time.perf_counter() + seconds
 
@@ -214,7 +217,7 @@ def serving(disk: Path | None) -> Iterator[Service]:
 
 
 def ingest(service: Service, seconds: float, rounds: int) -> dict[str, Any]:
-    """Alone, then beside 16 clients with runaway queries, in turns."""
+    """Alternate ingest alone with ingest during runaway queries of 16 clients."""
     token = service.tokens(1, ("ingest",))[0]
     clients = service.tokens(FLOOD)
     alone, beside, codes = [], [], Counter[str]()
@@ -222,7 +225,7 @@ def ingest(service: Service, seconds: float, rounds: int) -> dict[str, Any]:
         one = Started("post", service.port, token, seconds).result()
         alone.append(one["trajectories"] / one["seconds"])
         flood = Started("flood", service.port, clients, RUNAWAY, seconds + 3, 5.0)
-        time.sleep(1.5)  # until all 16 ask
+        time.sleep(1.5)  # until all 16 clients have sent a query
         one = Started("post", service.port, token, seconds).result()
         beside.append(one["trajectories"] / one["seconds"])
         codes.update(flood.result())
@@ -230,7 +233,7 @@ def ingest(service: Service, seconds: float, rounds: int) -> dict[str, Any]:
         "runaway_queries": FLOOD,
         "alone_trajectories_per_second": [round(x, 1) for x in alone],
         "beside_trajectories_per_second": [round(x, 1) for x in beside],
-        # Of neighbours in time: the machine may have been in other use.
+        # Ratio of consecutive measurements, because the load of the machine may vary.
         "share_of_alone": round(
             statistics.median(b / a for a, b in zip(alone, beside, strict=True)), 3
         ),
@@ -239,7 +242,7 @@ def ingest(service: Service, seconds: float, rounds: int) -> dict[str, Any]:
 
 
 def neighbour(service: Service, count: int) -> dict[str, Any]:
-    """One token with 16 runaway queries; another client asks small ones with a second's timeout."""
+    """16 runaway queries of one token, and small queries of another with a timeout of 1 s."""
     flooding, modest = service.tokens(2)
     flood = Started("flood", service.port, [flooding] * FLOOD, [ENDLESS, DEAF], 12.0, 5.0)
     time.sleep(1.5)
@@ -255,14 +258,14 @@ def neighbour(service: Service, count: int) -> dict[str, Any]:
 
 
 def memory(service: Service, seconds: float) -> dict[str, Any]:
-    """The most that all workers held at one moment, sampled every few milliseconds."""
+    """Peak resident memory of all SQL workers together, sampled every few milliseconds."""
     before = psutil.Process(service.process.pid).memory_info().rss
     flood = Started("flood", service.port, service.tokens(len(BOMBS)), list(BOMBS), seconds, 5.0)
-    workers, most, looked, parent = service.workers(), 0, time.monotonic(), before
+    workers, most, listed_at, parent = service.workers(), 0, time.monotonic(), before
     until = time.monotonic() + seconds + 1
     while time.monotonic() < until:
-        if time.monotonic() - looked > 0.05:  # children come and go
-            workers, looked = service.workers(), time.monotonic()
+        if time.monotonic() - listed_at > 0.05:  # workers start and exit
+            workers, listed_at = service.workers(), time.monotonic()
         total = 0
         for worker in workers:
             with contextlib.suppress(psutil.Error):
@@ -278,7 +281,8 @@ def memory(service: Service, seconds: float) -> dict[str, Any]:
 
 
 def deadlines(service: Service, count: int, busy: int) -> dict[str, Any]:
-    """Runaway queries of four clients, deaf ones among them, beside ingest and busy loops."""
+    """Runaway queries of four clients, with ingest and `busy` busy loops at the same time. Some
+    of the queries do not check for interrupts."""
     spin = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(spin) for _ in range(busy)]
     try:
@@ -324,11 +328,11 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of posting, each time")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds per ingest measurement")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--disk", type=Path, help="a folder on the disk to measure")
+    parser.add_argument("--disk", type=Path, help="measure the disk of this folder")
     parser.add_argument("--only", nargs="+", default=PARTS)
-    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     parser.add_argument("--program", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

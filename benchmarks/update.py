@@ -1,18 +1,22 @@
-"""How fast an update is, beside the same mathematics written plainly, and beside the machine.
+"""Speed of an update, compared with a plain implementation and with the machine's matmul rate.
 
     python -m benchmarks.update [--size amago1 small ...] [--action discrete] [--device cuda]
                                 [--dtype bfloat16] [--compile] [--repeats 7]
 
-For each size: first the loss and the gradient of both on one batch with the same noise (in float32
-they must agree to 1e-5, or in float64 to 1e-8, or this exits 1). Then updates of Stepwell and of
-the baseline (update_baseline.py) in turns of two seconds, in separate processes; medians.
-`gemm_fraction` is the time that its matmuls (flops.py) take by themselves at the rates measured
-here for their shapes, over the time of the update; `mfu` is their FLOPs over the time and over the
-peak (--peak-tflops, or the rate measured for a large square matmul). Memory is what an update needs
-beyond weights, optimiser and batch. `vs_amago` compares with the updates per second that AMAGO
-3.3.0 made at the same setting on as many cores of a like machine, elsewhere and before.
+For each size, Stepwell's update is compared with the baseline in update_baseline.py. First, loss
+and gradient of both are computed on one batch with the same noise. In float32 they must agree to
+1e-5, or else in float64 to 1e-8; otherwise this program exits 1. Then both make updates, in
+separate processes, in alternation of two seconds each. The result is the median. It contains:
 
-Imports amago_model, torch, numpy and safetensors alone: it runs from a bare checkout.
+    gemm_fraction   the time that the update's matmuls (flops.py) take alone, at the rates measured
+                    here for their shapes, divided by the time of the update
+    mfu             the FLOPs of the matmuls per second of the update, divided by the peak rate
+                    (--peak-tflops, or the rate measured for a large square matmul)
+    peak_megabytes  the memory of an update besides weights, optimiser state and batch
+    vs_amago        updates per second, divided by those of AMAGO 3.3.0 with the same setting. AMAGO
+                    was measured once, on as many cores of a similar machine, not in this run
+
+Imports only amago_model, torch, numpy and safetensors, so it runs from a bare checkout.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from benchmarks.update_sizes import SIZES, make_batch
 LEARNING_RATE, GRAD_CLIP = 3e-4, 1.0
 TOLERANCE = 1e-5
 TURN = 2.0
-"""Seconds that one side works before the other does: a trainer's caches are its own, too."""
+"""Seconds per turn of one side: long enough that the CPU caches hold its data, as in training."""
 DEFAULT = [
     *(f"{size}/continuous" for size in ("amago1", "amago2", "amago3", "small", "medium", "long")),
     "small/discrete",
@@ -54,7 +58,7 @@ DEFAULT = [
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One line of the result."""
+    """What one line of the result measures."""
 
     size: str
     action: str
@@ -75,7 +79,7 @@ class Setting:
 
 
 class Ours:
-    """An update as the trainer makes it, in one process."""
+    """An update as in the trainer, in one process."""
 
     def __init__(self, agent: Agent, setting: Setting) -> None:
         self.agent, self.setting = agent, setting
@@ -112,7 +116,8 @@ SIDES: dict[str, Callable[[Agent, Setting], Any]] = {
 
 
 def differences(setting: Setting, *, double: bool = False) -> dict[str, float]:
-    """Of loss and gradient, relative to the baseline's; the same weights, batch and noise."""
+    """Relative differences of loss and gradient to the baseline's, with the same weights, batch
+    and noise."""
     agent, batch = setting.make()
     losses, gradients = [], []
     for make in SIDES.values():
@@ -143,7 +148,7 @@ def _synchronize(device: str) -> None:
 
 
 def timed(action: Callable[[], object], times: int, device: str) -> tuple[float, float]:
-    """Seconds for one of `times` calls: by the clock, and of the processor."""
+    """Mean wall-clock seconds and mean CPU seconds of one call, over `times` calls."""
     _synchronize(device)
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(times):
@@ -153,10 +158,8 @@ def timed(action: Callable[[], object], times: int, device: str) -> tuple[float,
 
 
 def _work(pipe: Connection, name: str, setting: Setting) -> None:
-    """A process that makes updates of one side when told how many, and says how long they took.
-
-    The first thing that it says is the megabytes that an update needs; it ends when told 0.
-    """
+    """The process of one side. It first sends the megabytes that an update needs. Then it
+    repeatedly receives a number of updates, makes them and sends the times of one; 0 ends it."""
     torch.set_num_threads(setting.threads)
     if name == "ours":
         keep_freed_memory()
@@ -170,7 +173,7 @@ def _work(pipe: Connection, name: str, setting: Setting) -> None:
 
 
 def alternate(setting: Setting, repeats: int) -> dict[str, dict[str, Any]]:
-    """Median seconds of an update, by the clock and of the processor; both sides in turns."""
+    """Median wall-clock and CPU seconds of an update of each side, measured in alternation."""
     context = multiprocessing.get_context("spawn")
     pipes, memory = {}, {}
     for name in SIDES:
@@ -201,7 +204,7 @@ def alternate(setting: Setting, repeats: int) -> dict[str, dict[str, Any]]:
 
 
 def _memory_of(side: Any, batch: Batch, device: str) -> float | None:
-    for p in side.parameters:  # optimisers make their state in the first step
+    for p in side.parameters:  # optimisers allocate their state in the first step
         p.grad = torch.zeros_like(p)
     side.optimizer.step()
     side.optimizer.zero_grad(set_to_none=True)
@@ -229,7 +232,8 @@ def _kilobytes(status: Path, name: str) -> int:
 
 
 def _rate(x: Matmul, setting: Setting, peak: bool = False) -> float:
-    """FLOPs per second of this matmul; on a CPU of at most 1024 of its rows, all in the cache."""
+    """Measured FLOPs per second of this matmul. On a CPU it has at most 1024 rows, so that the
+    operands stay in the cache, unless `peak` is set."""
     dtype = torch.bfloat16 if setting.dtype == "bfloat16" else torch.float32
     rows = x.rows if setting.device.startswith("cuda") or peak else min(x.rows, 1024)
     a = torch.randn(x.batch, rows, x.inner, device=setting.device, dtype=dtype)
@@ -246,7 +250,7 @@ def _rate(x: Matmul, setting: Setting, peak: bool = False) -> float:
 
 
 def machine(setting: Setting, matmuls: list[Matmul], seconds: float) -> dict[str, float]:
-    """What the update's matmuls cost by themselves, and how much of the time that is."""
+    """The cost of the update's matmuls alone, and its fraction of the update's `seconds`."""
     shapes = {dataclasses.replace(x, part="", times=1): x for x in matmuls}
     rates = {shape: _rate(shape, setting) for shape in shapes}
     floor = sum(x.flops / rates[dataclasses.replace(x, part="", times=1)] for x in matmuls)
@@ -261,7 +265,7 @@ def machine(setting: Setting, matmuls: list[Matmul], seconds: float) -> dict[str
 
 
 def peak_rate(setting: Setting) -> float:
-    """FLOPs per second of one large square matmul."""
+    """Measured FLOPs per second of a large square matmul."""
     n = 8192 if setting.device.startswith("cuda") else 1024
     return _rate(Matmul("", 1, n, n, n), setting, peak=True)
 
@@ -270,15 +274,15 @@ def peak_rate(setting: Setting) -> float:
 
 
 def measure(setting: Setting, repeats: int, peak_tflops: float | None) -> dict[str, Any]:
-    """Everything about one setting."""
+    """All results for one setting."""
     torch.set_num_threads(setting.threads)
     size = SIZES[setting.size]
     _, batch = setting.make()
     exists = int(batch.mask.sum())
     off, equal = differences(setting), True
     if setting.dtype == "float32" and max(off["loss"], off["gradient"]) > TOLERANCE:
-        # One advantage at the filter's threshold, rounded to its other side, is enough. The
-        # mathematics are the same if that goes away with the rounding.
+        # Rounding can move an advantage across the filter's threshold; one such advantage exceeds
+        # the tolerance. If float64 agrees, the mathematics are the same.
         whole = differences(dataclasses.replace(setting, compile=False), double=True)
         off |= {f"{name}_in_float64": value for name, value in whole.items()}
         equal = max(whole["loss"], whole["gradient"]) <= TOLERANCE / 1000
@@ -344,9 +348,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--windows", type=int, help="batch size; default: by size and device")
     parser.add_argument("--threads", type=int, help="default: by size, else all")
-    parser.add_argument("--peak-tflops", type=float, help="of the device; default: measured")
+    parser.add_argument("--peak-tflops", type=float, help="device peak rate; default: measured")
     args = parser.parse_args()
-    # Threads that spin while they wait ruin both sides where anything else runs on the machine.
+    # If other programs run, OpenMP threads that spin while they wait slow down both sides.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     chosen = [f"{size}/{args.action}" for size in args.size] if args.size else DEFAULT
     results = []

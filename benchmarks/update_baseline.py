@@ -1,10 +1,15 @@
-"""A plain implementation of the same update, the baseline of `benchmarks.update`.
+"""A plain implementation of Stepwell's update, the baseline of `benchmarks.update`.
 
-Eager float32; critics as one batched matmul, each row of it [state | discount | action] in full;
-a full copy of the critics, brought up to date after every step, for the values that DPG
-raises; every critic answers every target; AdamW as torch offers it by default; the moving average
-parameter by parameter. Encoders, actor and loss functions are
-Stepwell's: same mathematics, same code.
+It runs eagerly in float32 and differs from Stepwell's update in these parts:
+
+- The critics' first layer is not split: one batched matmul over full rows [state | discount |
+  action].
+- DPG maximises the values of a full copy of the critics, which is updated after every step.
+- All target critics are evaluated for every TD target.
+- AdamW has torch's default implementation.
+- Target networks are updated parameter by parameter.
+
+Encoders, actor and loss functions are Stepwell's own code. The mathematics are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from amago_model.losses.td_targets import bootstrapped_returns, over_subset, sub
 
 
 class PlainCritics(nn.Module):
-    """The weights of a `CriticEnsemble` with scalar values, and none of its economies."""
+    """The weights of a `CriticEnsemble` with scalar values, without its optimisations."""
 
     def __init__(self, like: CriticEnsemble) -> None:
         super().__init__()
@@ -64,7 +69,7 @@ class PlainCritics(nn.Module):
 
 
 class Baseline:
-    """An update of its own copies of an agent's weights and statistics."""
+    """A copy of an agent, with its weights and statistics, that makes plain updates."""
 
     def __init__(self, agent: Agent, *, learning_rate: float, grad_clip: float) -> None:
         assert agent.critics is not None and agent.critics.online.bins is None and not agent.sampled
@@ -79,7 +84,7 @@ class Baseline:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate)
 
     def named_gradients(self) -> dict[str, Tensor]:
-        """By the names that our agent's parameters have."""
+        """Gradients by the parameter names of Stepwell's agent."""
         parts = {"policy": self.agent.policy, "critics.online": self.critics}
         return {
             f"{part}.{name}": p.grad

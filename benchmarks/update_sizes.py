@@ -1,14 +1,15 @@
-"""What `benchmarks.update` measures: agents, spaces and batches of made-up numbers, by name.
+"""Agents, spaces and synthetic batches that `benchmarks.update` measures, by name.
 
-small, medium, long   the agent's default heads (7 discounts, 4 critics) on Transformers: 256 wide,
-                      3 layers, windows of 128; 512 wide, 6, 512; 256 wide, 3, 2048
-amago1                a memory-free agent, 64 wide, on 32 windows of 32: one discount, 2 critics,
-                      DPG and binary-filtered BC
-amago2                the same, exponentially filtered cloning only
-amago3                the same with 7 discounts, 4 critics, 3 action samples and a Beta policy
+small     default heads (7 discounts, 4 critics), Transformer 256 wide, 3 layers, windows of 128
+medium    the same, Transformer 512 wide, 6 layers, windows of 512
+long      the same, Transformer 256 wide, 3 layers, windows of 2048
+amago1    an agent without memory, 64 wide, on 32 windows of 32: one discount, 2 critics, DPG and
+          BC with the binary filter
+amago2    like amago1, but without DPG and with the exponential filter
+amago3    like amago2, with 7 discounts, 4 critics, 3 action samples and a Beta policy
 
-The last three are settings at which AMAGO 3.3.0's own update was timed. Their windows may hang over
-the end of 200-step episodes, so that some of each batch is padding.
+AMAGO 3.3.0 itself was timed with the settings of the last three. Their windows may extend beyond
+the end of 200-step episodes, so part of each batch is padding.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from amago_model import (
 
 @dataclass(frozen=True)
 class Size:
-    """One thing to measure."""
+    """An agent and the shapes of its spaces and batches."""
 
     config: AgentConfig
     window: int
@@ -47,11 +48,12 @@ class Size:
     observation: int
     action: int
     episode: int | None = None
-    """Length of the episodes that windows may hang over; None for full windows."""
+    """Length of episodes beyond whose end windows may extend; None for windows without padding."""
     threads: int | None = None
-    """Processor threads; None for all."""
+    """Number of CPU threads; None for all."""
     amago: float | None = None
-    """Updates per second of AMAGO 3.3.0 at this setting, on as many threads of a like machine."""
+    """Updates per second of AMAGO 3.3.0 with this setting, on as many threads of a similar
+    machine."""
 
     def spaces(self, kind: str) -> Spaces:
         """kind: discrete or continuous actions."""
@@ -124,7 +126,7 @@ SIZES = {
 
 
 def make_batch(size: Size, spaces: Spaces, windows: int, *, seed: int = 0) -> Batch:
-    """Random numbers in the right shapes."""
+    """A batch of random numbers, with padding if the size has an episode length."""
     generator = torch.Generator().manual_seed(seed)
     t = size.window
     length = torch.full((windows,), t)

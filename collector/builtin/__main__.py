@@ -18,18 +18,18 @@ from stepwell._exit_message import fail
 from stepwell.errors import StepwellError
 
 _DESCRIPTION = """\
-Make an offline dataset: a scripted behaviour plays a real gymnasium environment,
-and what happened is written as one HDF5 file in the layout of D4RL.
+Make an offline dataset: a scripted behaviour policy acts in a gymnasium environment,
+and its episodes are written as one HDF5 file in the D4RL layout.
 The same arguments always give the same file.
 """
 
 _EPILOG = """\
 examples:
-  the demo's data: 100,000 steps of Pendulum-v1 in which no episode is good (3 s)
+  the demo's data: 100,000 steps of Pendulum-v1, all episodes with a low return (3 s)
       python -m collector.builtin pendulum-stitch pendulum.hdf5
-  a small one, from other initial states
+  a smaller dataset with another seed
       python -m collector.builtin pendulum-stitch small.hdf5 --steps 2000 --seed 7
-  memory over 100 steps
+  a T-Maze whose cue must be remembered for 100 steps
       python -m collector.builtin tmaze-passive tmaze.hdf5 --corridor-length 100
 """
 
@@ -53,19 +53,19 @@ def _parser() -> argparse.ArgumentParser:
         kind.add_argument("out", type=Path, metavar="OUT.hdf5", help="the file to write or replace")
         at_least = "minimum number of steps; the last episode is completed (default: %(default)s)"
         kind.add_argument("--steps", type=int, default=behaviour.steps, help=at_least)
-        chance = "of initial states and behaviour; files of different seeds share no episode"
+        chance = "random seed of environment and policy; different seeds share no episode"
         kind.add_argument("--seed", type=int, default=0, help=f"{chance} (default: %(default)s)")
         kind.add_argument("--json", action="store_true", help="print the summary as JSON")
         if name == "tmaze-passive":
-            length = "steps between the cue and the turn (default: %(default)s)"
+            length = "number of steps between the cue and the junction (default: %(default)s)"
             kind.add_argument("--corridor-length", type=int, default=20, help=length)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 when the file is written, else 1 or 2 (docs/maintenance.md)."""
+    """Run the command and return its exit status (docs/maintenance.md)."""
     args = _parser().parse_args(argv)
-    if not args.out.parent.is_dir():  # checked before the work
+    if not args.out.parent.is_dir():  # checked before the episodes are generated
         missing = f"no folder {args.out.parent} to write into; create it"
         return fail(args.kind, missing, status=2)
     env_args = {}
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         env_args["corridor_length"] = args.corridor_length
     started = time.monotonic()
     try:
-        # On stderr, so that `--json > summary.json` holds JSON and nothing else.
+        # The progress bar goes to stderr, so that `--json > summary.json` contains only JSON.
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task(args.kind, total=args.steps)
             summary = generate(

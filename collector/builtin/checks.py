@@ -1,4 +1,4 @@
-"""Checks of all built-in environments: invalid arguments and invalid steps."""
+"""Checks that all built-in environments share: invalid arguments and invalid steps."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from stepwell.errors import InvalidData
 
 
 def require(fine: bool, what: str, expected: str, got: object) -> None:
-    """Raise `InvalidData` about an argument unless it is fine."""
+    """Raise `InvalidData` about the argument `what` if `fine` is false."""
     if not fine:
         raise InvalidData(what, expected=expected, got=str(got))
 

@@ -1,13 +1,13 @@
-"""FindBlock: an image, a sentence and a number; the image and the sentence are needed together.
+"""FindBlock: a task whose solution needs both an image and a sentence.
 
-    image     [6, 6 x colours, 3] bytes: a block of each colour, one in each square
-    mission   [6] word numbers, 0 behind the sentence's end: "find the block that is red", "green"
-    left      [1] share of the episode's steps that is left
+    image     [6, 6 x colours, 3] uint8: squares side by side, with one coloured block in each
+    mission   [6] word ids, padded with 0: "find the block that is red", "green"
+    left      [1] fraction of the episode's steps that remain
     action    the square to touch
-    reward    1 if the block there has the mission's colour, else 0
+    reward    1 if the block in that square has the mission's colour, else 0
 
-The mission is the episode's, the image the step's. Without the image, or without the sentence, one
-touch in `colours` is right. No memory is needed.
+The mission is fixed within an episode; every step has a new image. A policy that ignores the image
+or the sentence succeeds with probability 1 / colours per step. No memory is needed.
 """
 
 from typing import Any
@@ -25,16 +25,16 @@ SENTENCES = ("{}", "the {} one", "touch the {} block", "find the block that is {
 LONGEST = 6
 VOCABULARY = 32
 WORDS = ("", *sorted({w for s in SENTENCES for w in s.split() if w != "{}"}), *COLOURS)
-"""Word by its number; the numbers from len(WORDS) up to VOCABULARY stand for no word."""
+"""Word by its id. The ids from len(WORDS) to VOCABULARY - 1 are unused."""
 
 Observation = dict[str, NDArray[Any]]
 
 
 class FindBlock(gymnasium.Env[Observation, np.int64]):
-    """Touch the block of the mission's colour, `steps` times; each step shows another image.
+    """Touch the block of the mission's colour in each of `steps` steps.
 
-    The episode is `steps` steps and ends with `terminated`; `info["log/success"]` is 1 if every
-    touch was right, else 0.
+    An episode has `steps` steps and ends with `terminated`. In its last step `info["log/success"]`
+    is 1 if all touches were right, else 0.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -77,7 +77,7 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
         return self._observe(), float(right), over, False, info
 
     def _observe(self) -> Observation:
-        """Draws the next image: which colour is in which square, and where in it."""
+        """Draw the next image: the order of the colours, and each block's place in its square."""
         self._colour_of = self.np_random.permutation(self.colours)
         image = np.zeros((SQUARE, SQUARE * self.colours, 3), np.uint8)
         for square, colour in enumerate(self._colour_of):

@@ -1,12 +1,12 @@
-"""Offline data: a scripted behaviour plays a real environment; the file has D4RL's layout.
+"""Generate offline data with a scripted behaviour policy, as a file in the D4RL layout.
 
     row i          observations[i] actions[i] rewards[i] next_observations[i]
-    terminals[i]   the task ended here: row i + 1 begins another episode
-    timeouts[i]    the episode was cut here: likewise, but the task had not ended
+    terminals[i]   the episode terminated at this row; row i + 1 begins another episode
+    timeouts[i]    the episode was truncated at this row; row i + 1 begins another episode
     metadata/...   how the file was made
 
-All episodes end to end in flat columns, gzip 4, no HDF5 attributes (Fu et al., 2020). Reading such
-files is the service's business. A hundred thousand steps take seconds.
+The columns concatenate all episodes, with gzip level 4 and without HDF5 attributes (Fu et al.,
+2020). The service imports such files. Generating 100,000 steps takes seconds.
 """
 
 import io
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from stepwell._files import whole_file
 from stepwell.errors import InvalidData, StepwellError
 
-# Room between two seeds, so that their episodes never start from the same reset seed.
+# Distance between the reset seeds of two dataset seeds, so that the datasets share no reset seed.
 _SEED_STRIDE = 1_000_000
 
 Progress = Callable[[int, int], None]
@@ -42,12 +42,12 @@ class MissingPackage(StepwellError, ImportError):
 
 
 class Behaviour(ABC):
-    """An environment and the scripted agent that plays it. `rng` is new in each episode and the
-    only source of randomness."""
+    """An environment and its scripted behaviour policy. The policy's only source of randomness is
+    the `rng` that `begin` receives, a new one for each episode."""
 
     env_id: ClassVar[str]
     algorithm: ClassVar[str]
-    """How the file's metadata name it."""
+    """Name of the policy in the file's metadata."""
     steps: ClassVar[int] = 100_000
     """Default number of steps in a file."""
     about: ClassVar[str]
@@ -55,7 +55,7 @@ class Behaviour(ABC):
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        """Without wrappers."""
+        """The environment without wrappers."""
 
     @abstractmethod
     def begin(self, rng: np.random.Generator) -> None:
@@ -68,22 +68,22 @@ class Behaviour(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a generator wrote, in numbers."""
+    """Statistics of a generated file."""
 
     steps: int
-    """Rows in the file; may exceed the requested number, because episodes are complete."""
+    """Rows in the file. May exceed the requested number, because the last episode is completed."""
     episodes: int
-    """Whole episodes in the file."""
+    """Number of episodes in the file."""
     mean_return: float
     """Mean over episodes of the undiscounted sum of rewards."""
     p90_return: float
-    """The return that one episode in ten exceeds."""
+    """90th percentile of the episodes' returns."""
     best_return: float
-    """The best episode's return."""
+    """Highest return of an episode."""
 
 
 def first_episode_seed(seed: int) -> int:
-    """Episode i of a file made with `seed` was reset with `first_episode_seed(seed) + i`."""
+    """Reset seed of a file's first episode: episode i is reset with this seed + i."""
     return seed * _SEED_STRIDE
 
 
@@ -95,16 +95,20 @@ def generate(
     progress: Progress | None = None,
     **env_args: Any,
 ) -> Summary:
-    """Play whole episodes until at least `steps` steps are recorded, and write them to `path`.
+    """Run whole episodes until at least `steps` steps are recorded, and write them to `path`.
 
-    The file is pure in (kind, steps, seed, env_args), and a longer one begins with the shorter:
-    episode i depends on (seed, i) alone. Its metadata let anyone replay the episodes.
-    Raises InvalidData when `steps` or `seed` is out of range, MissingPackage.
+    The file is a pure function of (kind, steps, seed, env_args). Episode i depends only on
+    (kind, env_args, seed, i), so a longer file begins with the rows of a shorter one. The metadata
+    contain all that is needed to replay the episodes.
+
+    Raises:
+        InvalidData: `steps` or `seed` is out of range.
+        MissingPackage: a package that the environment needs is not installed.
     """
     try:
         with warnings.catch_warnings():
-            # Box2D's SWIG types warn as they are created. Where warnings are errors (`-W error`,
-            # our tests) that is no exception but a segmentation fault: they must not warn at all.
+            # Box2D's SWIG types emit a DeprecationWarning when they are created. If warnings are
+            # errors (`-W error`, the tests) it causes a segmentation fault, so it is suppressed.
             warnings.simplefilter("ignore", DeprecationWarning)
             env: gymnasium.Env[Any, Any] = gymnasium.make(kind.env_id, **env_args)
             behaviour = kind(env.unwrapped)
@@ -144,7 +148,10 @@ def _play(
     seed: int,
     progress: Progress | None,
 ) -> tuple[Columns, list[float]]:
-    """(columns of N >= `steps` rows, return of each episode); Discrete actions are int32 [N]."""
+    """Returns (columns of N >= `steps` rows, the return of each episode).
+
+    Discrete actions are int32 [N].
+    """
     if steps < 1:
         raise InvalidData("steps", expected="at least 1", got=str(steps))
     if not 0 <= seed < 2**31:
@@ -158,7 +165,7 @@ def _play(
         obs, _ = env.reset(seed=first_episode_seed(seed) + episode)
         earned, over = 0.0, False
         while not over:
-            # Rounded before the step, so that the recorded action is the executed one.
+            # Converted before the step, so that the recorded action equals the executed one.
             action = np.asarray(behaviour.act(obs), action_dtype)
             next_obs, reward, terminated, truncated, _ = env.step(action)
             cut = truncated and not terminated
@@ -176,8 +183,8 @@ def _play(
 def write_d4rl(path: str | Path, columns: Columns, metadata: Metadata) -> None:
     """Write `columns` (name -> array, all with the same N rows) and `metadata` to `path`.
 
-    Names may hold slashes (`infos/qpos`). Strings in `metadata` become bytes, as in D4RL. The file
-    appears whole or not at all, and replaces an older one; the same input gives the same bytes.
+    Names may contain slashes (`infos/qpos`). Strings in `metadata` become bytes, as in D4RL. The
+    file is written atomically and replaces an existing one. The same input gives the same bytes.
     """
     file = io.BytesIO()
     with h5py.File(file, "w") as h5:

@@ -1,16 +1,16 @@
-"""MazeRunner: find your way through a maze to a sequence of goals, in the order that is given.
+"""MazeRunner: reach a sequence of goals in a maze, in a given order.
 
-    # # # # # # # # #      A new maze in every episode; the start S, in a corridor at the bottom;
-    # 2         #   #      goals anywhere else, to be reached in order: only the active one pays.
-    #   # # #   #   #
+    # # # # # # # # #      Every episode has a new maze. The start S is in a corridor at the
+    # 2         #   #      bottom; the goals 1, 2, … are in any other free cells. Only reaching
+    #   # # #   #   #      the active goal is rewarded.
     #           # 1 #      observation   row, column, free cells W N E S, time      all in 0 … 1
-    #                      goals         [K, 2] row, column; -1 where reached (and in empty slots)
-    #     # S #     #      achieved      [2] row, column now: for hindsight relabeling alone
+    #                      goals         [K, 2] row, column; -1 if reached (and in empty slots)
+    #     # S #     #      achieved      [2] current row, column: only for hindsight relabeling
     # # # # # # # # #
 
-Rewards are so sparse that random play hardly ever finishes; what it does achieve can be relabeled
-(docs/relabeling.md). After MazeRunner of AMAGO (Grigsby et al., ICLR 2024), but square, with the
-goals as an observation of their own, and never truncated.
+The rewards are sparse: a random policy hardly ever reaches all goals, but hindsight relabeling can
+use the cells that it visits (docs/relabeling.md). After MazeRunner of AMAGO (Grigsby et al., ICLR
+2024), but square, with the goals as a separate observation, and never truncated.
 """
 
 from typing import Any
@@ -32,22 +32,22 @@ Observation = dict[str, NDArray[Any]]
 
 
 class MazeRunner(gymnasium.Env[Observation, np.int64]):
-    """A `size` x `size` maze with `min_goals` … `max_goals` goals and a clock.
+    """A `size` x `size` maze with `min_goals` … `max_goals` goals and a time limit.
 
     Observation: a Dict of `observation` float32 (7,), `goals` int16 (max_goals, 2) and `achieved`
-    int16 (2,), the last of role `relabel`: see the picture. The episode's goals stand at the right
-    of `goals`; a goal that was reached becomes -1, -1.
+    int16 (2,), as in the module's docstring. `achieved` has the role `relabel`. The episode's goals
+    occupy the last rows of `goals`; a goal that was reached becomes -1, -1.
 
-    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a move into a wall leaves the agent where it
-    is. With `shuffle_actions` their numbers are permuted anew in every episode.
+    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay. A move into a wall does not change the
+    position. With `shuffle_actions` every episode has another random order of the actions.
 
-    Reward 1 for arriving at (or staying on) the active goal; then the next one becomes active. The
-    episode ends with `terminated` at the last goal, and also after `time_limit` steps: the clock is
-    observed, so nothing lies beyond. `info["log/success"]` and `info["log/goals"]`, the share of
-    goals reached, are given at the end.
+    The reward is 1 for a step that ends on the active goal; then the next goal becomes active. The
+    episode ends with `terminated` at the last goal, and also after `time_limit` steps: the time is
+    observed, so the time limit is part of the task. In the last step `info["log/success"]` is 1 if
+    all goals were reached, else 0, and `info["log/goals"]` is the fraction of goals reached.
 
-    `maze_seed` keeps one maze for all episodes; start, goals and permutation still vary.
-    `hide_plan` shows the active goal alone, in the last slot (the relabelers' hide_plan).
+    `maze_seed` uses the same maze in all episodes; goals and order of actions still vary.
+    `hide_plan` shows only the active goal, in the last row (as hide_plan of the relabelers).
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "roles": {"achieved": "relabel"}}
@@ -81,7 +81,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
         )
         self.action_space = spaces.Discrete(5)
         self.walls: NDArray[np.bool_] = np.ones((size, size), np.bool_)
-        """[size, size]: True where a wall is."""
+        """[size, size]: True for a wall."""
         self.goals: list[Cell] = []
         """This episode's goals, in order."""
         self.position: Cell = (size - 2, size // 2)
@@ -92,7 +92,7 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
 
     @property
     def active(self) -> Cell | None:
-        """The goal to reach now; None when all are."""
+        """The goal to reach next; None when all goals are reached."""
         return self.goals[self._reached] if self._reached < len(self.goals) else None
 
     def reset(
@@ -158,9 +158,9 @@ class MazeRunner(gymnasium.Env[Observation, np.int64]):
 def random_maze(size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Walls [size, size] of a random maze whose free cells are all connected; `size` is odd.
 
-    Walls grow from random cells with even coordinates, two cells at a time, to neighbours that are
-    still free. The four rows above the bottom wall are then emptied, but for two short walls in the
-    lower three, which leave a corridor between them.
+    Walls grow from random cells with even coordinates, by two cells at a time, to neighbours that
+    are still free. Then the four rows above the bottom wall are cleared, and two short walls in the
+    lower three of them form the corridor of the start.
     """
     walls = np.zeros((size, size), np.bool_)
     walls[[0, -1], :] = walls[:, [0, -1]] = True
@@ -186,5 +186,5 @@ def random_maze(size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
 
 
 def _free_cells(ray: NDArray[np.bool_]) -> int:
-    """How far one can see: cells before the first wall."""
+    """Number of free cells before the first wall."""
     return int(ray.argmax())

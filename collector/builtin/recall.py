@@ -1,11 +1,12 @@
-"""Recall: the smallest task that needs memory and nothing else.
+"""Recall: a minimal task that needs only memory.
 
     t         0             1 .. delay    delay + 1
     obs       cue, 1, 0     0, 0, 0       0, 0, 1          (cue one-hot, "is cue", "is query")
     action    ignored       ignored       the answer
     reward    0             0             1 if the answer is the cue's index, else 0
 
-A memoryless agent earns 1/symbols on average. Not for exploration: every answer is one step away.
+An agent without memory has a mean return of 1/symbols. Exploration is easy: only the last action
+counts.
 """
 
 from typing import Any
@@ -19,11 +20,11 @@ from collector.builtin.checks import require, require_step
 
 
 class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Name, after `delay` blank steps, the symbol (of `symbols`) that was shown at the first step.
+    """Show one of `symbols` symbols, then, after `delay` blank steps, ask for its index.
 
-    Observation: float32 (symbols + 2,): one-hot cue, then the flags "this is the cue" and "this is
-    the query". Actions: Discrete(symbols). The episode is delay + 2 steps and ends at the query
-    with `terminated`; `info["log/success"]` is 1 or 0 there.
+    Observation: float32 (symbols + 2,): one-hot cue, then the flags "is cue" and "is query".
+    Actions: Discrete(symbols). An episode has delay + 2 steps and ends with `terminated` after the
+    answer; `info["log/success"]` is then 1 or 0.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}

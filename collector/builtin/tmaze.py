@@ -1,12 +1,12 @@
-"""The passive T-Maze: see a cue once, walk a long corridor, then turn to the side of the cue.
+"""The passive T-Maze: a cue at the first step tells where to turn at the end of a long corridor.
 
                           (H, +1)
     (0,0) (1,0)  ...  (H, 0)          t        0            1 .. H-1   H              H+1
                           (H, -1)     obs      [0, cue]     [0, 0]     [1, y]         [1, y]
 
-Only memory of t = 0 tells which way to turn: without it 0.5 is the ceiling, with it 1.0, at any H.
-Dynamics after AMAGO (Grigsby et al., ICLR 2024), the task after Bakker (NeurIPS 2001) and Ni et al.
-(NeurIPS 2023).
+Only the observation at t = 0 contains the cue. The highest success rate is 0.5 without memory and
+1.0 with memory, for any corridor length H. Dynamics after AMAGO (Grigsby et al., ICLR 2024), the
+task after Bakker (NeurIPS 2001) and Ni et al. (NeurIPS 2023).
 """
 
 from typing import Any
@@ -25,16 +25,16 @@ _MOVES = {RIGHT: (1, 0), UP: (0, 1), LEFT: (-1, 0), DOWN: (0, -1)}
 class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     """A corridor of `corridor_length` moves to the right, then one move up or down.
 
-    Observation: float32 (2,): [1 if at the junction or in an arm else 0, y], except that the very
-    first one is [0, cue] with the cue +1 (up) or -1 (down). Actions: 0 right, 1 up, 2 left, 3 down;
-    a move into a wall leaves the agent where it is.
+    Observation: float32 (2,): [1 if at the junction or in an arm else 0, y]. The first observation
+    is [0, cue] instead; the cue is +1 (up) or -1 (down). Actions: 0 right, 1 up, 2 left, 3 down. A
+    move into a wall does not change the position.
 
-    Reward: `penalty` for each step but the last whose action is not "right"; at the last step
-    `goal_reward` if the agent stands in the cued arm, else 0. `penalty=None` means
-    -1/corridor_length; 0 makes the reward sparse, and exploration hard.
+    Reward: at the last step `goal_reward` if the agent is in the arm of the cue, else 0; at any
+    other step `penalty` unless the action is "right". `penalty=None` means -1/corridor_length.
+    `penalty=0` makes the reward sparse and exploration hard.
 
-    The episode is always corridor_length + 1 steps and ends with `terminated` (never `truncated`):
-    there are no spare steps, so one wrong step in the corridor makes the goal unreachable.
+    An episode always has corridor_length + 1 steps and ends with `terminated` (never `truncated`).
+    Reaching the goal takes all of them, so one wrong step in the corridor makes it unreachable.
     `info["log/success"]` is 1 or 0 at the last step.
     """
 
@@ -90,5 +90,5 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
             return np.array([0, self._goal_y], np.float32)
         if self._x == self.corridor_length:
             return np.array([1, self._y], np.float32)
-        # Back at the start the cue is not shown again: that is what "passive" means.
+        # The cue is not shown again when the agent returns to the start: "passive".
         return np.zeros(2, np.float32)

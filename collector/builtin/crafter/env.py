@@ -1,14 +1,15 @@
-"""Crafter with instructions: an open world, and a sequence of things to do in it, in order.
+"""Crafter with instructions: an open world, and a sequence of goals to achieve in order.
 
-    sees        map [63] the 7 x 9 tiles around, inventory and other numbers, or a picture
-    goals       [K, 3] tokens of what to do; the k goals at the right, done ones -3, no goal -1
-    achieved    [3, 3] tokens of where one is, of what one just did, and of what one placed where:
-                for hindsight relabeling
-    acts        the game's 17 actions: move, do, sleep, place, make
+    view        the 7 x 9 tiles around the player (map [63]) and numbers (inventory and others),
+                or an image
+    goals       [K, 3] tokens of the goals, in the last rows; -3 for a completed goal, -1 for none
+    achieved    [3, 3] tokens of the goals that the last step achieved: reaching a place, doing
+                something, placing something at a place; only for hindsight relabeling
+    actions     the game's 17: move, do, sleep, place, make
 
-Every episode has a new world, and 1 to 5 goals such as "collect wood", "travel 10 25", "make stone
-pickaxe". Only the active goal pays. After Crafter (Hafner, 2021) with the instructions of AMAGO
-(Grigsby et al., ICLR 2024).
+Every episode has a new world and 1 to 5 goals, such as "collect wood", "travel 10 25" and "make
+stone pickaxe". Only achieving the active goal is rewarded. After Crafter (Hafner, 2021) with the
+instructions of AMAGO (Grigsby et al., ICLR 2024).
 """
 
 from collections.abc import Sequence
@@ -27,41 +28,43 @@ from collector.builtin.crafter.goals import COMPLETED, NOTHING, WIDTH, Goal
 View = Literal["textures", "crop", "render"]
 Observation = dict[str, NDArray[Any]]
 CROPPED = 48
-"""Rows of the picture that show the map."""
+"""Rows of the rendered image that show the map."""
 LATEST = 2**31 - 1
 
 
 class Crafter(gymnasium.Env[Observation, np.int64]):
-    """Do what the instruction says, goal by goal, and stay alive.
+    """Achieve the goals of the instruction in order, and survive.
 
-    Observation: a Dict of `goals` int16 (max_goals, 3) and `achieved` int16 (3, 3), the latter of
-    role `relabel`: see the picture, and goals.py for tokens. And, by `view`:
+    Observation: a Dict of `goals` int16 (max_goals, 3) and `achieved` int16 (3, 3), as in the
+    module's docstring; goals.py defines the tokens. `achieved` has the role `relabel`. `view`
+    selects the other observations:
 
-    - `textures`: `map`, 63 categories, the tiles around by rows; `numbers` float32 (21,), namely 16
-      items as shares of 9, place in x and y, facing in x and y, and daylight.
-    - `crop`: `image` uint8 (48, 64, 3) of these tiles; `inventory` float32 (16,).
-    - `render`: `image` uint8 (64, 64, 3), tiles and inventory: what a human player sees.
+    - `textures`: `map`, 63 categories, the visible tiles by rows; `numbers` float32 (21,): the
+      counts of 16 items divided by 9, position (x, y), facing direction (x, y), daylight.
+    - `crop`: `image` uint8 (48, 64, 3) of the visible tiles; `inventory` float32 (16,).
+    - `render`: `image` uint8 (64, 64, 3) of tiles and inventory, as for a human player.
 
-    Reward 1 for doing what the active goal says, or for being where it says; then the next one
-    becomes active, from the next step on. The episode ends with `terminated` at the player's death
-    and `steps_after` steps after the last goal; with `truncated` after `time_limit` steps.
-    `info["log/success"]`, `info["log/goals"]`, the share of goals done, and `info["log/died"]` are
-    given at the end.
+    The reward is 1 for a step that achieves the active goal; in the next step the next goal is
+    active. The episode ends with `terminated` at the player's death and `steps_after` steps after
+    the last goal. It ends after `time_limit` steps at the latest: with `terminated` if all goals
+    were achieved, else with `truncated`. In the last step `info["log/success"]` is 1 if all goals
+    were achieved, `info["log/goals"]` is the fraction of goals achieved, and `info["log/died"]` is
+    1 if the player died; otherwise these are 0.
 
     Args:
-        view: what is seen beside the goals.
-        min_goals, max_goals: how many goals an episode has.
-        among: draw goals from these alone, all alike, instead of by the chances in goals.py;
-            `achieved` then tells of these alone. ["collect wood", "travel 10 25"]
-        instruction: the goals of every episode, in this order, instead of drawn ones.
-        located: share of the goals to place something that say where: "stone 10 25".
-        tech_tree: share of the episodes whose goals are successive steps of what can be made.
-        tolerance: how near, in x and in y, a place is met: 0, 1 or 2.
-        time_limit: steps of an episode.
+        view: the observations besides goals and achieved goals.
+        min_goals, max_goals: range of the number of goals in an episode.
+        among: draw goals uniformly from these, ["collect wood", "travel 10 25"], instead of with
+            the probabilities in goals.py; `achieved` then contains no other goals.
+        instruction: fixed goals of every episode, in this order.
+        located: fraction of the "place" goals that also specify where: "stone 10 25".
+        tech_tree: fraction of the episodes whose goals are consecutive entries of TECH_TREE.
+        tolerance: maximum distance, in x and in y, at which a place counts as reached: 0, 1 or 2.
+        time_limit: maximum number of steps of an episode.
         steps_after: steps that an episode continues after its last goal (also a relabeler field).
         area: width and height of the world.
-        world_seed: keep one world for all episodes; goals and creatures' moves still vary.
-        hide_plan: show the active goal alone, in the last slot (the relabelers' hide_plan).
+        world_seed: use the same world in all episodes; goals and creatures' moves still vary.
+        hide_plan: show only the active goal, in the last row (as hide_plan of the relabelers).
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "roles": {"achieved": "relabel"}}
@@ -182,8 +185,8 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         return self._observe(achieved), reward, terminated, truncated, info
 
     def _draw(self) -> list[Goal]:
-        """Draw the episode's goals. Travel goals exclude the player's place and places where the
-        player cannot stand."""
+        """Draw the episode's goals. Travel goals exclude the player's current place and places
+        that the player cannot stand on or near."""
         if self.instruction:
             return list(self.instruction)
         rng = self.np_random
@@ -200,8 +203,9 @@ class Crafter(gymnasium.Env[Observation, np.int64]):
         return asked.draw(count, rng, asked.CHANCES, places, self.located)
 
     def _achieved(self, events: set[str]) -> list[Goal]:
-        """The goals that this step achieved, of those that can be asked: by being somewhere, by
-        doing one thing (waking up, which may coincide, cannot be asked), and by where that was."""
+        """The goals that this step achieved: reaching a place, the event of the step, and placing
+        something at a place. At most three, because a step has one event besides waking up, which
+        is not a possible goal."""
         found: list[Goal] = []
         if place := asked.place_near(self._world.position, self.tolerance):
             found.append(asked.located("travel", place))

@@ -1,12 +1,12 @@
 """The possible goals of an instruction in Crafter, as words and as tokens.
 
-    "collect wood"          [0, 12, -1]     something to do; the last place stays empty
+    "collect wood"          [0, 12, -1]     do something; -1 pads a goal of two words
     "make stone pickaxe"    [3, 11, 17]
-    "travel 10 25"          [5, 23, 26]     be at most `tolerance` from there, in x and in y
-    "stone 10 25"           [17, 23, 26]    place it there, as exactly
+    "travel 10 25"          [5, 23, 26]     be within `tolerance` of (10, 25), in x and in y
+    "stone 10 25"           [17, 23, 26]    place a stone within `tolerance` of (10, 25)
 
-Goals are [3] whole numbers, each the place of a word in `WORDS`; -1 is no word. Coordinates are
-given in steps of five, each a word.
+A goal is 3 integers, each the index of a word in `WORDS`; -1 is padding. Coordinates are multiples
+of five, and each coordinate is a word.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ THINGS = {
     ),
     "place": ("furnace", "plant", "stone", "table"),
 }
-"""Action → its objects: the game's achievements, except waking up."""
+"""Verb → its objects: the game's achievements, except waking up."""
 CHANCES = {"collect": 0.3, "defeat": 0.1, "eat": 0.1, "make": 0.15, "place": 0.15, "travel": 0.2}
-"""How often each kind of goal is drawn."""
+"""Probability of each kind of goal."""
 TECH_TREE = (
     "collect wood",
     "place table",
@@ -42,13 +42,13 @@ TECH_TREE = (
     "make iron sword",
     "collect diamond",
 )
-"""An order in which everything that is made can be made."""
+"""An order in which these goals can be achieved: each entry's prerequisites come before it."""
 SPACING, FARTHEST = 5, 60
 WIDTH, NOTHING, COMPLETED = 3, -1, -3
 
 _things = {word for things in THINGS.values() for thing in things for word in thing.split()}
 WORDS = (*CHANCES, *sorted(_things), *map(str, range(0, FARTHEST + 1, SPACING)))
-"""Word by its token. The default vocabulary of the trainer's token embedder has room for them."""
+"""Word by its token. Fits in the default vocabulary of the trainer's token embedder."""
 
 Goal = tuple[int, int, int]
 Place = tuple[int, int]
@@ -72,14 +72,19 @@ def tokens(text: str) -> Goal:
 
 
 def located(what: str, place: Place) -> Goal:
-    """To travel to (x, y), both multiples of `SPACING`, or to place something there."""
+    """The goal to travel to `place` (`what` is "travel") or to place the item `what` there.
+
+    `place` is (x, y), both multiples of `SPACING`.
+    """
     first = WORDS.index("0")
     return WORDS.index(what), first + place[0] // SPACING, first + place[1] // SPACING
 
 
 def place_near(position: Sequence[int], tolerance: int) -> Place | None:
-    """The place that has been reached at (x, y), if any. There is at most one: a tolerance is less
-    than half the spacing."""
+    """The place within `tolerance` of `position` (x, y), if any.
+
+    There is at most one, because the tolerance is less than half of `SPACING`.
+    """
     x, y = (SPACING * ((p + SPACING // 2) // SPACING) for p in position)
     far = max(abs(x - position[0]), abs(y - position[1]))
     return (x, y) if far <= tolerance and max(x, y) <= FARTHEST else None
@@ -92,8 +97,10 @@ def draw(
     places: Sequence[Place],
     share_located: float = 0.0,
 ) -> list[Goal]:
-    """`count` different goals: first a kind, by its chance, then one of that kind. Of those to
-    place something, `share_located` say where."""
+    """Draw `count` different goals: first a kind with its probability, then a goal of that kind.
+
+    `share_located` is the fraction of the "place" goals that also specify where.
+    """
     kinds = [kind for kind in chances if kind != "travel" or places]
     weights = np.array([chances[kind] for kind in kinds])
     found: list[Goal] = []

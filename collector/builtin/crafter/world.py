@@ -1,9 +1,9 @@
-"""The game: the package `crafter`, modified to be deterministic for a given seed.
+"""The game of the package `crafter`, modified to be deterministic for a given seed.
 
-The original package is not deterministic: it stores creatures in sets, which are ordered by memory
-address, and rendering the night draws numbers from the generator that moves the creatures. Here
-creatures are in insertion order, and rendering has a separate generator. A seed therefore
-determines the world and all events, independent of rendering.
+The original is not deterministic: it stores creatures in sets, which are ordered by memory address,
+and rendering at night uses the random generator that moves the creatures. Here creatures are in
+insertion order, and rendering has a separate generator. The seed and the actions therefore
+determine the world and all events, with or without rendering.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 ACTIONS = tuple(constants.actions)
 ITEMS = tuple(constants.items)
 VIEW = (7, 9)
-"""Rows and columns of the map that the player sees, itself in the middle."""
+"""Rows and columns of the visible part of the map, with the player in the centre."""
 MOST = 9
 """Maximum count of any item."""
 TILES = (
@@ -29,7 +29,7 @@ TILES = (
     *("cow", "zombie", "skeleton", "plant", "plant-ripe"),
     *(f"arrow-{way}" for way in ("left", "right", "up", "down")),
 )
-"""Content of a map cell by its number; of several, the topmost is used."""
+"""Content of a map cell by its number; a creature or object hides the material below it."""
 _NUMBERS = {name: number for number, name in enumerate(TILES)}
 _laid_out: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[tuple[type, Any]]]] = {}
 """Materials and creatures of the last world with a fixed world seed, by its size and seed."""
@@ -46,7 +46,7 @@ class InOrder(dict[Any, None]):
 
 
 class World(crafter.Env):  # type: ignore[misc]  # the package has no types
-    """`crafter.Env` with one seed per world and without a time limit; x goes right, y down."""
+    """`crafter.Env` with a seed for each game and no time limit; x points right, y down."""
 
     def __init__(self, area: int) -> None:
         super().__init__(area=(area, area), length=0, seed=0)
@@ -72,7 +72,7 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
             self._world.random.seed(seed)  # shared by all creatures
 
     def _lay_out(self, world_seed: int) -> None:
-        """Lay out the world of a seed. It is generated once, in almost a second, then reused."""
+        """Build the world of a seed. Generating it takes almost a second, so it is cached."""
         key = (*self._area, world_seed)
         if key not in _laid_out:
             worldgen.generate_world(self._world, self._player)
@@ -87,7 +87,7 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
             self._world.add(kind(self._world, place, *hunts))
 
     def act(self, action: int) -> tuple[set[str], bool]:
-        """One step. Returns its achievements, and whether the player is dead."""
+        """Make one step. Returns its achievements and whether the player is dead."""
         before = dict(self._player.achievements)
         self.step(action)
         after = self._player.achievements
@@ -101,33 +101,34 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
 
     @property
     def target(self) -> tuple[int, int]:
-        """(x, y) that the player faces, where items are collected or placed."""
+        """(x, y) of the cell that the player faces, where items are collected or placed."""
         x, y = np.add(self._player.pos, self._player.facing)
         return int(x), int(y)
 
     def walkable(self) -> NDArray[np.bool_]:
-        """[area, area] by x and y: whether the player can stand there, ignoring creatures."""
+        """[area, area], indexed by x and y: whether the player can stand there, if no creature
+        is there."""
         numbers = [self._world._mat_ids[name] for name in constants.walkable]
         return np.isin(self._world._mat_map, numbers)
 
     def inventory(self) -> NDArray[np.float32]:
-        """[16] count of each item as a fraction of its maximum: health, food, …"""
+        """[16] count of each item (health, food, …) divided by its maximum."""
         return np.array([self._player.inventory[name] / MOST for name in ITEMS], np.float32)
 
     def numbers(self) -> NDArray[np.float32]:
-        """[21]: inventory; x and y as shares of the world; facing in x and y; daylight."""
+        """[21]: inventory; x and y divided by the world's size; facing in x and y; daylight."""
         place = np.divide(self._player.pos, self._area)
         rest = [*place, *self._player.facing, self._world.daylight]
         return np.concatenate([self.inventory(), np.array(rest, np.float32)])
 
     def tiles(self) -> NDArray[np.int64]:
-        """[7, 9] content numbers of the cells that the player sees, by row and column."""
+        """[7, 9] content numbers of the visible cells, by row and column."""
         rows, columns = VIEW
         seen = np.full(VIEW, _NUMBERS["outside"], np.int64)
         left, top = (p - n // 2 for p, n in zip(self.position, (columns, rows), strict=True))
         x = slice(max(left, 0), min(left + columns, self._area[0]))
         y = slice(max(top, 0), min(top + rows, self._area[1]))
-        # Materials have the game's numbers; the map is indexed by x and y.
+        # Material numbers are the game's own. The game's map is indexed by x and y.
         there = self._world._mat_map[x, y].astype(np.int64)
         for i, j in np.argwhere(self._world._obj_map[x, y]):
             creature = self._world._objects[self._world._obj_map[x, y][i, j]]
@@ -144,4 +145,4 @@ class World(crafter.Env):  # type: ignore[misc]  # the package has no types
             self._world.random = kept
 
     def _obs(self) -> None:
-        """Return nothing: otherwise `step` would render an image every time."""
+        """Override, so that `step` does not render an image."""
