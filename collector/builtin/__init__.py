@@ -13,6 +13,8 @@ RECALL_ID = "stepwell/Recall-v0"
 MAZERUNNER_ID = "stepwell/MazeRunner-v0"
 FIND_BLOCK_ID = "stepwell/FindBlock-v0"
 CRAFTER_ID = "stepwell/Crafter-v0"
+GRIDWORLD_ID = "stepwell/Gridworld-v0"
+BANDIT_ID = "stepwell/Bandit-v0"
 
 # Entry points are strings, so that registering does not import unused environments.
 _ENTRY_POINTS = {
@@ -21,8 +23,10 @@ _ENTRY_POINTS = {
     MAZERUNNER_ID: "collector.builtin.mazerunner:MazeRunner",
     FIND_BLOCK_ID: "collector.builtin.find_block:FindBlock",
     CRAFTER_ID: "collector.builtin.crafter.env:Crafter",
+    GRIDWORLD_ID: "collector.builtin.gridworld:Gridworld",
+    BANDIT_ID: "collector.builtin.bandit:Bandit",
 }
 
-# No time limit is registered: each environment ends its own episodes (`terminated`).
+# No time limit is registered: each environment ends its own episodes.
 for _env_id, _entry_point in _ENTRY_POINTS.items():
     gymnasium.register(id=_env_id, entry_point=_entry_point)

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from collector.builtin.generate import Behaviour, generate
-from collector.builtin.generate_lunarlander import LunarLanderNoisy
-from collector.builtin.generate_pendulum import PendulumStitch
+from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
+from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch
+from collector.builtin.generate_random import BanditContinuous, BanditDiscrete, GridworldRandom
 from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell._exit_message import fail
 from stepwell.errors import StepwellError
@@ -33,10 +34,15 @@ examples:
       python -m collector.builtin tmaze-passive tmaze.hdf5 --corridor-length 100
 """
 
-_KINDS: dict[str, type[Behaviour]] = {
+KINDS: dict[str, type[Behaviour]] = {
     "pendulum-stitch": PendulumStitch,
+    "pendulum-mixed": PendulumMixed,
     "lunarlander-noisy": LunarLanderNoisy,
+    "lunarlander-discrete-noisy": LunarLanderDiscreteNoisy,
     "tmaze-passive": TMazePassiveCoin,
+    "gridworld-random": GridworldRandom,
+    "bandit-discrete": BanditDiscrete,
+    "bandit-continuous": BanditContinuous,
 }
 
 
@@ -48,11 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, behaviour in _KINDS.items():
+    for name, behaviour in KINDS.items():
         kind = kinds.add_parser(name, help=behaviour.about, description=behaviour.about)
         kind.add_argument("out", type=Path, metavar="OUT.hdf5", help="the file to write or replace")
-        at_least = "minimum number of steps; the last episode is completed (default: %(default)s)"
-        kind.add_argument("--steps", type=int, default=behaviour.steps, help=at_least)
+        at_least = "minimum number of steps; the last episode is completed"
+        size = kind.add_mutually_exclusive_group()
+        size.add_argument("--steps", type=int, help=f"{at_least} (default: {behaviour.steps})")
+        size.add_argument("--episodes", type=int, help="number of episodes, instead of steps")
         chance = "random seed of environment and policy; different seeds share no episode"
         kind.add_argument("--seed", type=int, default=0, help=f"{chance} (default: %(default)s)")
         kind.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -75,13 +83,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         # The progress bar goes to stderr, so that `--json > summary.json` contains only JSON.
         with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task(args.kind, total=args.steps)
+            task = bar.add_task(args.kind, total=None)
             summary = generate(
-                _KINDS[args.kind],
+                KINDS[args.kind],
                 args.out,
                 args.steps,
                 args.seed,
-                lambda done, _: bar.update(task, completed=done),
+                lambda done, total: bar.update(task, completed=done, total=total),
+                episodes=args.episodes,
                 **env_args,
             )
     except (StepwellError, OSError) as error:

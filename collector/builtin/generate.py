@@ -32,7 +32,7 @@ from stepwell.errors import InvalidData, StepwellError
 _SEED_STRIDE = 1_000_000
 
 Progress = Callable[[int, int], None]
-"""Called once per episode with (steps done, steps requested)."""
+"""Called once per episode with (steps done, steps requested), or the same of episodes."""
 Columns = Mapping[str, NDArray[np.generic]]
 Metadata = Mapping[str, str | int | float | NDArray[np.generic]]
 
@@ -46,10 +46,14 @@ class Behaviour(ABC):
     the `rng` that `begin` receives, a new one for each episode."""
 
     env_id: ClassVar[str]
+    env_args: ClassVar[Mapping[str, Any]] = {}
+    """Default arguments of the environment."""
     algorithm: ClassVar[str]
     """Name of the policy in the file's metadata."""
     steps: ClassVar[int] = 100_000
     """Default number of steps in a file."""
+    package: ClassVar[str] = "gymnasium"
+    """What `pip install` needs for the environment."""
     about: ClassVar[str]
     """One line for --help."""
 
@@ -93,18 +97,23 @@ def generate(
     steps: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    *,
+    episodes: int | None = None,
     **env_args: Any,
 ) -> Summary:
     """Run whole episodes until at least `steps` steps are recorded, and write them to `path`.
 
-    The file is a pure function of (kind, steps, seed, env_args). Episode i depends only on
-    (kind, env_args, seed, i), so a longer file begins with the rows of a shorter one. The metadata
-    contain all that is needed to replay the episodes.
+    With `episodes`, exactly that many episodes are recorded instead. The file is a pure function of
+    the arguments. Episode i depends only on (kind, env_args, seed, i), so a longer file begins with
+    the rows of a shorter one. The metadata contain all that is needed to replay the episodes.
 
     Raises:
-        InvalidData: `steps` or `seed` is out of range.
+        InvalidData: `steps`, `episodes` or `seed` is out of range, or both of the first are given.
         MissingPackage: a package that the environment needs is not installed.
     """
+    if steps is not None and episodes is not None:
+        raise InvalidData("steps", expected="none if episodes is given", got=str(steps))
+    env_args = {**kind.env_args, **env_args}
     try:
         with warnings.catch_warnings():
             # Box2D's SWIG types emit a DeprecationWarning when they are created. If warnings are
@@ -114,12 +123,13 @@ def generate(
             behaviour = kind(env.unwrapped)
     except (ImportError, DependencyNotInstalled) as error:
         raise MissingPackage(
-            f"{kind.env_id} needs a package that is not installed: {error}; for LunarLander:\n"
-            '    pip install "gymnasium[box2d]"'
+            f"{kind.env_id} needs a package that is not installed: {error}\n"
+            f'    pip install "{kind.package}"'
         ) from error
     try:
-        wanted = kind.steps if steps is None else steps
-        columns, returns = _play(env, behaviour, wanted, seed, progress)
+        if steps is None and episodes is None:
+            steps = kind.steps
+        columns, returns = _play(env, behaviour, steps, episodes, seed, progress)
     finally:
         env.close()
     metadata: dict[str, str | int] = {
@@ -144,22 +154,24 @@ def generate(
 def _play(
     env: gymnasium.Env[Any, Any],
     behaviour: Behaviour,
-    steps: int,
+    steps: int | None,
+    episodes: int | None,
     seed: int,
     progress: Progress | None,
 ) -> tuple[Columns, list[float]]:
-    """Returns (columns of N >= `steps` rows, the return of each episode).
+    """Returns (columns of N rows, the return of each of the episodes), N >= `steps`.
 
     Discrete actions are int32 [N].
     """
-    if steps < 1:
-        raise InvalidData("steps", expected="at least 1", got=str(steps))
+    for name, wanted in (("steps", steps), ("episodes", episodes)):
+        if wanted is not None and wanted < 1:
+            raise InvalidData(name, expected="at least 1", got=str(wanted))
     if not 0 <= seed < 2**31:
         raise InvalidData("seed", expected="0 .. 2**31 - 1", got=str(seed))
     action_dtype = np.int32 if isinstance(env.action_space, spaces.Discrete) else np.float32
     rows: list[tuple[Any, ...]] = []
     returns: list[float] = []
-    while len(rows) < steps:
+    while len(rows) < (steps or 0) or len(returns) < (episodes or 0):
         episode = len(returns)
         behaviour.begin(np.random.default_rng((seed, episode)))
         obs, _ = env.reset(seed=first_episode_seed(seed) + episode)
@@ -173,9 +185,14 @@ def _play(
             obs, earned, over = next_obs, earned + float(reward), terminated or truncated
         returns.append(earned)
         if progress is not None:
-            progress(min(len(rows), steps), steps)
+            if steps is not None:
+                progress(min(len(rows), steps), steps)
+            else:
+                progress(len(returns), episodes or 0)
+    pixels = env.observation_space.dtype == np.uint8
+    obs_dtype = np.uint8 if pixels else np.float32
     names = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-    dtypes = (np.float32, action_dtype, np.float32, np.float32, np.bool_, np.bool_)
+    dtypes = (obs_dtype, action_dtype, np.float32, obs_dtype, np.bool_, np.bool_)
     columns = zip(names, dtypes, zip(*rows, strict=True), strict=True)
     return {name: np.array(column, dtype) for name, dtype, column in columns}, returns
 

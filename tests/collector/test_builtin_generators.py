@@ -11,17 +11,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collector.builtin.__main__ import main
+from collector.builtin.__main__ import KINDS, main
 from collector.builtin.generate import MissingPackage, first_episode_seed, generate, write_d4rl
-from collector.builtin.generate_lunarlander import LunarLanderNoisy
-from collector.builtin.generate_pendulum import PendulumStitch, expert_torque
+from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
+from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch, expert_torque
+from collector.builtin.generate_random import BanditContinuous, BanditDiscrete, GridworldRandom
 from collector.builtin.generate_tmaze import TMazePassiveCoin
+from stepwell.errors import InvalidData
 
 Columns = dict[str, NDArray[Any]]
 GENERATORS = {
     "pendulum": (PendulumStitch, 3, ("f4", (1,))),
     "lunarlander": (LunarLanderNoisy, 8, ("f4", (2,))),
     "tmaze": (TMazePassiveCoin, 2, ("i4", ())),
+    "pendulum-mixed": (PendulumMixed, 3, ("f4", (1,))),
+    "lunarlander-discrete": (LunarLanderDiscreteNoisy, 8, ("i4", ())),
+    "gridworld": (GridworldRandom, 2, ("i4", ())),
+    "bandit-discrete": (BanditDiscrete, 4, ("i4", ())),
+    "bandit-continuous": (BanditContinuous, 4, ("f4", (2,))),
 }
 
 
@@ -176,6 +183,44 @@ def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
     assert np.mean(expert) > -220
 
 
+@pytest.mark.parametrize(
+    ("name", "steps", "mean", "p90"),
+    [
+        ("pendulum-mixed", 40_000, (-900, -760), (-130, -110)),
+        ("lunarlander-discrete", 20_000, (-65, -10), (0, 80)),
+        ("gridworld", 20_000, (0.13, 0.20), (1, 1)),
+        ("bandit-discrete", 3000, (0.29, 0.37), (1, 1)),
+        ("bandit-continuous", 3000, (0.1, 0.3), (0.8, 1.2)),
+    ],
+)
+def test_returns_are_as_documented(
+    tmp_path: Path, name: str, steps: int, mean: tuple[float, float], p90: tuple[float, float]
+) -> None:
+    """The mean and the 90th percentile of the returns, as the generators' docstrings say."""
+    summary = generate(GENERATORS[name][0], tmp_path / "out.hdf5", steps=steps)
+    assert mean[0] <= summary.mean_return <= mean[1]
+    assert p90[0] <= summary.p90_return <= p90[1]
+
+
+def test_episodes_can_be_asked_for_instead_of_steps(tmp_path: Path) -> None:
+    """Five episodes are the first five of a longer file; both numbers at once are an error."""
+    five, many = tmp_path / "five.hdf5", tmp_path / "many.hdf5"
+    calls: list[tuple[int, int]] = []
+    summary = generate(
+        GridworldRandom, five, episodes=5, progress=lambda *counts: calls.append(counts)
+    )
+    assert summary.episodes == len(episodes(read(five))) == 5
+    assert calls == [(n, 5) for n in range(1, 6)]
+    generate(GridworldRandom, many, steps=500)
+    np.testing.assert_array_equal(
+        read(many)["observations"][: summary.steps], read(five)["observations"]
+    )
+    with pytest.raises(InvalidData, match="^episodes; expected at least 1"):
+        generate(GridworldRandom, five, episodes=0)
+    with pytest.raises(InvalidData, match="^steps; expected none"):
+        generate(GridworldRandom, five, 10, episodes=1)
+
+
 def test_progress_rises_to_the_total(tmp_path: Path) -> None:
     """One call an episode, never past what was asked for, the last one complete."""
     calls: list[tuple[int, int]] = []
@@ -222,6 +267,14 @@ def test_nested_names_become_groups(tmp_path: Path) -> None:
         assert h5["infos/qpos"].shape == (4, 2)
         assert h5["metadata/algorithm"][()] == b"SAC"
         np.testing.assert_array_equal(h5["metadata/policy/weight"][()], np.eye(2))
+
+
+def test_the_docs_list_every_generator() -> None:
+    """The table in docs/own_data.md has one row per generator."""
+    text = Path(__file__).parents[2].joinpath("docs/own_data.md").read_text()
+    section = text.split("## Generated datasets")[1].split("\n## ")[0]
+    names = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(names) == sorted(KINDS)
 
 
 def test_command_line_writes_the_same_file_and_reports_it(
