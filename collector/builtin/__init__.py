@@ -15,6 +15,9 @@ FIND_BLOCK_ID = "stepwell/FindBlock-v0"
 CRAFTER_ID = "stepwell/Crafter-v0"
 GRIDWORLD_ID = "stepwell/Gridworld-v0"
 BANDIT_ID = "stepwell/Bandit-v0"
+CARTPOLE_POSITION_ID = "stepwell/CartPolePosition-v0"
+FIND_BLOCK_IMAGE_ID = "stepwell/FindBlockImage-v0"
+MODIFIED_ID = "stepwell/Modified-v0"
 
 # Entry points are strings, so that registering does not import unused environments.
 _ENTRY_POINTS = {
@@ -25,8 +28,15 @@ _ENTRY_POINTS = {
     CRAFTER_ID: "collector.builtin.crafter.env:Crafter",
     GRIDWORLD_ID: "collector.builtin.gridworld:Gridworld",
     BANDIT_ID: "collector.builtin.bandit:Bandit",
+    FIND_BLOCK_IMAGE_ID: "collector.builtin.find_block:FindBlockImage",
+    MODIFIED_ID: "collector.builtin.modified:Modified",
 }
 
-# No time limit is registered: each environment ends its own episodes.
+# No time limit is registered: each of these environments ends its own episodes.
 for _env_id, _entry_point in _ENTRY_POINTS.items():
     gymnasium.register(id=_env_id, entry_point=_entry_point)
+gymnasium.register(
+    id=CARTPOLE_POSITION_ID,
+    entry_point="collector.builtin.cartpole:CartPolePosition",
+    max_episode_steps=500,
+)

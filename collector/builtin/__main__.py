@@ -11,9 +11,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from collector.builtin.generate import Behaviour, generate
+from collector.builtin.generate_cartpole import CartPolePositionNoisy
+from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
 from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch
-from collector.builtin.generate_random import BanditContinuous, BanditDiscrete, GridworldRandom
+from collector.builtin.generate_random import (
+    BanditContinuous,
+    BanditDiscrete,
+    GridworldRandom,
+    RecallRandom,
+)
 from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell._exit_message import fail
 from stepwell.errors import StepwellError
@@ -43,6 +50,9 @@ KINDS: dict[str, type[Behaviour]] = {
     "gridworld-random": GridworldRandom,
     "bandit-discrete": BanditDiscrete,
     "bandit-continuous": BanditContinuous,
+    "recall-random": RecallRandom,
+    "cartpole-position": CartPolePositionNoisy,
+    "find-block-noisy": FindBlockNoisy,
 }
 
 
@@ -64,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
         chance = "random seed of environment and policy; different seeds share no episode"
         kind.add_argument("--seed", type=int, default=0, help=f"{chance} (default: %(default)s)")
         kind.add_argument("--json", action="store_true", help="print the summary as JSON")
+        scale = "multiply every reward with this (default: %(default)s)"
+        kind.add_argument("--reward-scale", type=float, default=1.0, metavar="X", help=scale)
+        constant = "add an action dimension that is always 0 and has no effect"
+        kind.add_argument("--constant-action", action="store_true", help=constant)
         if name == "tmaze-passive":
             length = "number of steps between the cue and the junction (default: %(default)s)"
             kind.add_argument("--corridor-length", type=int, default=20, help=length)
@@ -91,6 +105,8 @@ def main(argv: list[str] | None = None) -> int:
                 args.seed,
                 lambda done, total: bar.update(task, completed=done, total=total),
                 episodes=args.episodes,
+                reward_scale=args.reward_scale,
+                constant_action=args.constant_action,
                 **env_args,
             )
     except (StepwellError, OSError) as error:

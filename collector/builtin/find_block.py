@@ -56,6 +56,16 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
         self._mission = np.zeros(LONGEST, np.int64)
         self._colour_of = np.arange(colours)
 
+    @property
+    def wanted_colour(self) -> tuple[int, int, int]:
+        """Red, green and blue of the mission's colour."""
+        return list(COLOURS.values())[self._wanted]
+
+    @property
+    def answer(self) -> int:
+        """The square that the current observation asks for."""
+        return int(np.flatnonzero(self._colour_of == self._wanted)[0])
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
@@ -86,3 +96,36 @@ class FindBlock(gymnasium.Env[Observation, np.int64]):
             image[row : row + BLOCK, column : column + BLOCK] = list(COLOURS.values())[colour]
         left = np.array([1.0 - self._t / self.steps], np.float32)
         return {"image": image, "mission": self._mission.copy(), "left": left}
+
+
+class FindBlockImage(gymnasium.Env[NDArray[np.uint8], np.int64]):
+    """FindBlock whose observation is one image, for formats with a single array per step.
+
+    Observation: uint8 [6, 6 x (colours + 1), 3]. The first square is filled with the mission's
+    colour; the blocks follow. The rest is as in FindBlock, which is `inner`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(self, colours: int = 2, steps: int = 5, render_mode: None = None) -> None:
+        self.inner = FindBlock(colours, steps)
+        self.render_mode = render_mode
+        shape = (SQUARE, SQUARE * (colours + 1), 3)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = self.inner.action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        obs, info = self.inner.reset(seed=seed, options=options)
+        return self._with_mission(obs), info
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        obs, *rest = self.inner.step(action)
+        return self._with_mission(obs), *rest  # type: ignore[return-value]
+
+    def _with_mission(self, obs: Observation) -> NDArray[np.uint8]:
+        mission = np.zeros((SQUARE, SQUARE, 3), np.uint8)
+        mission[:] = self.inner.wanted_colour
+        return np.concatenate([mission, obs["image"]], axis=1)

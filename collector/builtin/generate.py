@@ -25,6 +25,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
+from collector.builtin import MODIFIED_ID
 from stepwell._files import whole_file
 from stepwell.errors import InvalidData, StepwellError
 
@@ -99,6 +100,8 @@ def generate(
     progress: Progress | None = None,
     *,
     episodes: int | None = None,
+    reward_scale: float = 1.0,
+    constant_action: bool = False,
     **env_args: Any,
 ) -> Summary:
     """Run whole episodes until at least `steps` steps are recorded, and write them to `path`.
@@ -107,20 +110,28 @@ def generate(
     the arguments. Episode i depends only on (kind, env_args, seed, i), so a longer file begins with
     the rows of a shorter one. The metadata contain all that is needed to replay the episodes.
 
+    `reward_scale` and `constant_action` change the data as `Modified` does; the metadata then name
+    that environment.
+
     Raises:
-        InvalidData: `steps`, `episodes` or `seed` is out of range, or both of the first are given.
+        InvalidData: an argument is out of range, or both `steps` and `episodes` are given, or
+            `constant_action` for discrete actions.
         MissingPackage: a package that the environment needs is not installed.
     """
     if steps is not None and episodes is not None:
         raise InvalidData("steps", expected="none if episodes is given", got=str(steps))
-    env_args = {**kind.env_args, **env_args}
+    env_id, env_args = kind.env_id, {**kind.env_args, **env_args}
+    if modified := reward_scale != 1.0 or constant_action:
+        changes = {"reward_scale": reward_scale, "constant_action": constant_action}
+        env_id, env_args = MODIFIED_ID, {"env": kind.env_id, **changes, **env_args}
     try:
         with warnings.catch_warnings():
             # Box2D's SWIG types emit a DeprecationWarning when they are created. If warnings are
             # errors (`-W error`, the tests) it causes a segmentation fault, so it is suppressed.
             warnings.simplefilter("ignore", DeprecationWarning)
-            env: gymnasium.Env[Any, Any] = gymnasium.make(kind.env_id, **env_args)
-            behaviour = kind(env.unwrapped)
+            env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **env_args)
+            base: Any = env.unwrapped
+            behaviour = kind(base.inner.unwrapped if modified else base)
     except (ImportError, DependencyNotInstalled) as error:
         raise MissingPackage(
             f"{kind.env_id} needs a package that is not installed: {error}\n"
@@ -129,12 +140,12 @@ def generate(
     try:
         if steps is None and episodes is None:
             steps = kind.steps
-        columns, returns = _play(env, behaviour, steps, episodes, seed, progress)
+        columns, returns = _play(env, behaviour, steps, episodes, seed, constant_action, progress)
     finally:
         env.close()
     metadata: dict[str, str | int] = {
         "algorithm": kind.algorithm,
-        "environment": kind.env_id,
+        "environment": env_id,
         "gymnasium": gymnasium.__version__,
         "seed": seed,
         "first_episode_seed": first_episode_seed(seed),
@@ -157,6 +168,7 @@ def _play(
     steps: int | None,
     episodes: int | None,
     seed: int,
+    constant_action: bool,
     progress: Progress | None,
 ) -> tuple[Columns, list[float]]:
     """Returns (columns of N rows, the return of each of the episodes), N >= `steps`.
@@ -179,6 +191,8 @@ def _play(
         while not over:
             # Converted before the step, so that the recorded action equals the executed one.
             action = np.asarray(behaviour.act(obs), action_dtype)
+            if constant_action:
+                action = np.append(action, action_dtype(0))
             next_obs, reward, terminated, truncated, _ = env.step(action)
             cut = truncated and not terminated
             rows.append((obs, action, float(reward), next_obs, terminated, cut))

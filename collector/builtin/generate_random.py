@@ -1,7 +1,7 @@
-"""gridworld-random and the bandits: random actions in tasks that need nothing but rewards.
+"""gridworld-random, recall-random and the bandits: random actions, in tasks where rewards tell all.
 
-Cloning these behaviours gives a random policy. Few of the grid's episodes reach the goal; the
-bandits' episodes have one step.
+Cloning these behaviours gives a random policy. Few of the grid's episodes reach the goal, Recall
+needs memory, and the bandits' episodes have one step.
 """
 
 from typing import Any
@@ -10,14 +10,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from collector.builtin import BANDIT_ID, GRIDWORLD_ID
+from collector.builtin import BANDIT_ID, GRIDWORLD_ID, RECALL_ID
 from collector.builtin.bandit import ARMS, DIMENSIONS
 from collector.builtin.generate import Behaviour
 
 _ARM_PROBABILITIES = (0.6, 0.2, 0.1, 0.08, 0.02)
 
 
-class _UniformArms(Behaviour):
+class _UniformActions(Behaviour):
     """Uniformly random discrete actions."""
 
     def __init__(self, env: Any) -> None:
@@ -32,13 +32,23 @@ class _UniformArms(Behaviour):
         return int(self._rng.integers(self._actions))
 
 
-class GridworldRandom(_UniformArms):
+class GridworldRandom(_UniformActions):
     """observations float32 (N, 2), actions int32 (N,) in 0..3. With the default arguments 17% of
     the episodes reach the goal, and an episode has about 27 steps."""
 
     env_id = GRIDWORLD_ID
     algorithm = "random"
     about = "a 7 x 7 grid with one rewarded cell; random actions"
+
+
+class RecallRandom(_UniformActions):
+    """observations float32 (N, 6), actions int32 (N,) in 0..3. A quarter of the episodes, of 10
+    steps, have the return 1, the others 0."""
+
+    env_id = RECALL_ID
+    algorithm = "random"
+    steps = 20_000
+    about = "Recall, a minimal task for memory; random actions"
 
 
 class BanditDiscrete(Behaviour):

@@ -13,22 +13,32 @@ from numpy.typing import NDArray
 
 from collector.builtin.__main__ import KINDS, main
 from collector.builtin.generate import MissingPackage, first_episode_seed, generate, write_d4rl
+from collector.builtin.generate_cartpole import CartPolePositionNoisy
+from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
 from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch, expert_torque
-from collector.builtin.generate_random import BanditContinuous, BanditDiscrete, GridworldRandom
+from collector.builtin.generate_random import (
+    BanditContinuous,
+    BanditDiscrete,
+    GridworldRandom,
+    RecallRandom,
+)
 from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell.errors import InvalidData
 
 Columns = dict[str, NDArray[Any]]
 GENERATORS = {
-    "pendulum": (PendulumStitch, 3, ("f4", (1,))),
-    "lunarlander": (LunarLanderNoisy, 8, ("f4", (2,))),
-    "tmaze": (TMazePassiveCoin, 2, ("i4", ())),
-    "pendulum-mixed": (PendulumMixed, 3, ("f4", (1,))),
-    "lunarlander-discrete": (LunarLanderDiscreteNoisy, 8, ("i4", ())),
-    "gridworld": (GridworldRandom, 2, ("i4", ())),
-    "bandit-discrete": (BanditDiscrete, 4, ("i4", ())),
-    "bandit-continuous": (BanditContinuous, 4, ("f4", (2,))),
+    "pendulum": (PendulumStitch, ("f4", (3,)), ("f4", (1,))),
+    "lunarlander": (LunarLanderNoisy, ("f4", (8,)), ("f4", (2,))),
+    "tmaze": (TMazePassiveCoin, ("f4", (2,)), ("i4", ())),
+    "pendulum-mixed": (PendulumMixed, ("f4", (3,)), ("f4", (1,))),
+    "lunarlander-discrete": (LunarLanderDiscreteNoisy, ("f4", (8,)), ("i4", ())),
+    "gridworld": (GridworldRandom, ("f4", (2,)), ("i4", ())),
+    "bandit-discrete": (BanditDiscrete, ("f4", (4,)), ("i4", ())),
+    "bandit-continuous": (BanditContinuous, ("f4", (4,)), ("f4", (2,))),
+    "recall": (RecallRandom, ("f4", (6,)), ("i4", ())),
+    "cartpole": (CartPolePositionNoisy, ("f4", (2,)), ("i4", ())),
+    "find-block": (FindBlockNoisy, ("u1", (6, 18, 3)), ("i4", ())),
 }
 
 
@@ -61,7 +71,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_layout_is_d4rls(files: dict[str, Path], name: str) -> None:
     """Flat columns of D4RL's names, types and shapes; gzip 4; no HDF5 attribute anywhere."""
-    _, width, (action_dtype, action_shape) = GENERATORS[name]
+    _, observation, action = GENERATORS[name]
     with h5py.File(files[name]) as h5:
         layout = {
             key: (h5[key].dtype.str[1:], h5[key].shape[1:])
@@ -74,9 +84,9 @@ def test_layout_is_d4rls(files: dict[str, Path], name: str) -> None:
         h5.visititems(lambda _, item: attributes.extend(item.attrs))
         assert attributes == []
     assert layout == {
-        "observations": ("f4", (width,)),
-        "next_observations": ("f4", (width,)),
-        "actions": (action_dtype, action_shape),
+        "observations": observation,
+        "next_observations": observation,
+        "actions": action,
         "rewards": ("f4", ()),
         "terminals": ("b1", ()),
         "timeouts": ("b1", ()),
@@ -191,6 +201,9 @@ def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
         ("gridworld", 20_000, (0.13, 0.20), (1, 1)),
         ("bandit-discrete", 3000, (0.29, 0.37), (1, 1)),
         ("bandit-continuous", 3000, (0.1, 0.3), (0.8, 1.2)),
+        ("recall", 10_000, (0.2, 0.3), (1, 1)),
+        ("cartpole", 20_000, (130, 210), (500, 500)),
+        ("find-block", 3000, (3.3, 3.7), (5, 5)),
     ],
 )
 def test_returns_are_as_documented(
@@ -219,6 +232,29 @@ def test_episodes_can_be_asked_for_instead_of_steps(tmp_path: Path) -> None:
         generate(GridworldRandom, five, episodes=0)
     with pytest.raises(InvalidData, match="^steps; expected none"):
         generate(GridworldRandom, five, 10, episodes=1)
+
+
+def test_modified_data_differs_only_by_the_modification(tmp_path: Path) -> None:
+    """Rewards times 1000, actions with a column of zeros; the environment replays the file."""
+    plain, changed = tmp_path / "plain.hdf5", tmp_path / "changed.hdf5"
+    generate(PendulumMixed, plain, episodes=2)
+    generate(PendulumMixed, changed, episodes=2, reward_scale=1000, constant_action=True)
+    before, after = read(plain), read(changed)
+    np.testing.assert_allclose(after["rewards"], 1000 * before["rewards"], rtol=1e-6)
+    np.testing.assert_array_equal(after["actions"], np.pad(before["actions"], ((0, 0), (0, 1))))
+    for name in ("observations", "next_observations", "terminals", "timeouts"):
+        np.testing.assert_array_equal(after[name], before[name])
+    about = metadata(changed)
+    env = gymnasium.make(
+        about["environment"].decode(), **json.loads(about["environment_kwargs"].decode())
+    )
+    obs, _ = env.reset(seed=0)
+    rewards = [env.step(action)[1] for action in after["actions"][:200]]
+    np.testing.assert_array_equal(np.float32(rewards), after["rewards"][:200])
+    with pytest.raises(InvalidData, match="^constant_action; expected an environment with a flat"):
+        generate(GridworldRandom, plain, 10, constant_action=True)
+    with pytest.raises(InvalidData, match="^reward_scale; expected above 0"):
+        generate(GridworldRandom, plain, 10, reward_scale=-1)
 
 
 def test_progress_rises_to_the_total(tmp_path: Path) -> None:
@@ -274,6 +310,7 @@ def test_the_docs_list_every_generator() -> None:
     text = Path(__file__).parents[2].joinpath("docs/own_data.md").read_text()
     section = text.split("## Generated datasets")[1].split("\n## ")[0]
     names = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    names = [name for name in names if not name.startswith("--")]
     assert sorted(names) == sorted(KINDS)
 
 

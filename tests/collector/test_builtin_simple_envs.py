@@ -1,4 +1,4 @@
-"""Gridworld and Bandit: gymnasium accepts them, the best policy is known, misuse is refused."""
+"""The small environments: gymnasium accepts them, the best policy is known, misuse is refused."""
 
 from typing import Any
 
@@ -8,8 +8,16 @@ import pytest
 from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
-from collector.builtin import BANDIT_ID, GRIDWORLD_ID
+from collector.builtin import (
+    BANDIT_ID,
+    CARTPOLE_POSITION_ID,
+    FIND_BLOCK_IMAGE_ID,
+    GRIDWORLD_ID,
+    MODIFIED_ID,
+)
 from collector.builtin.bandit import best_action, best_arm
+from collector.builtin.find_block import SQUARE
+from collector.builtin.generate_cartpole import expert_push
 from collector.builtin.gridworld import DOWN, LEFT, RIGHT, UP
 from stepwell.errors import InvalidData
 
@@ -19,9 +27,15 @@ ENVS = [
     (BANDIT_ID, {}),
     (BANDIT_ID, {"continuous": True}),
 ]
+OTHERS = [
+    (CARTPOLE_POSITION_ID, {}),
+    (FIND_BLOCK_IMAGE_ID, {"colours": 4}),
+    (MODIFIED_ID, {"env": GRIDWORLD_ID, "size": 3, "reward_scale": 10.0}),
+    (MODIFIED_ID, {"env": BANDIT_ID, "continuous": True, "constant_action": True}),
+]
 
 
-@pytest.mark.parametrize(("env_id", "kwargs"), ENVS)
+@pytest.mark.parametrize(("env_id", "kwargs"), ENVS + OTHERS)
 def test_gymnasiums_checker_has_no_objection(env_id: str, kwargs: dict[str, Any]) -> None:
     """check_env passes without a warning (a warning is an error in the tests)."""
     check_env(gymnasium.make(env_id, **kwargs).unwrapped)
@@ -95,3 +109,62 @@ def test_every_arm_is_the_best_for_some_context() -> None:
     """Each of the five arms is the best in at least 10% of the contexts."""
     contexts = np.random.default_rng(0).uniform(-1, 1, (2000, 4)).astype(np.float32)
     assert np.bincount([best_arm(x) for x in contexts], minlength=5).min() > 200
+
+
+def _cartpole_steps(policy: Any, seed: int) -> int:
+    """Number of steps that `policy(observation, previous observation)` keeps the pole up."""
+    env = gymnasium.make(CARTPOLE_POSITION_ID)
+    obs, _ = env.reset(seed=seed)
+    before, steps, over = obs, 0, False
+    while not over:
+        action = policy(obs, before)
+        before = obs
+        obs, reward, terminated, truncated, _ = env.step(action)
+        assert reward == 1.0
+        steps, over = steps + 1, terminated or truncated
+    return steps
+
+
+def test_cartpole_position_needs_one_remembered_observation() -> None:
+    """Velocities from the last two observations: 500 steps. Without them the pole falls early."""
+
+    def remember(obs: Any, before: Any) -> int:
+        velocity, angular_velocity = (obs - before) / 0.02
+        return expert_push((obs[0], velocity, obs[1], angular_velocity))
+
+    assert [_cartpole_steps(remember, seed) for seed in range(5)] == [500] * 5
+    assert max(_cartpole_steps(lambda obs, _: int(obs[1] > 0), seed) for seed in range(5)) < 100
+
+
+@pytest.mark.parametrize("colours", [2, 4])
+def test_find_block_image_contains_the_mission(colours: int) -> None:
+    """Touching the square with the colour of the first square earns 1 at every step."""
+    env = gymnasium.make(FIND_BLOCK_IMAGE_ID, colours=colours, steps=3)
+    missions = set()
+    for seed in range(20):
+        obs, _ = env.reset(seed=seed)
+        terminated, total = False, 0.0
+        while not terminated:
+            mission = obs[0, 0]
+            assert (obs[:, :SQUARE] == mission).all()
+            missions.add(tuple(mission.tolist()))
+            _, columns = np.nonzero((obs[:, SQUARE:] == mission).all(-1))
+            (square,) = set(columns // SQUARE)
+            obs, reward, terminated, _, info = env.step(np.int64(square))
+            total += float(reward)
+        assert (total, info["log/success"]) == (3.0, 1.0)
+    assert len(missions) == colours
+
+
+def test_modified_ignores_the_last_action_and_scales_the_reward() -> None:
+    """Two last components give the same step; the reward is that of the inner environment x 10."""
+    env = gymnasium.make(MODIFIED_ID, env="Pendulum-v1", reward_scale=10.0, constant_action=True)
+    inner = gymnasium.make("Pendulum-v1")
+    assert env.action_space.shape == (2,)
+    for last in (-1.0, 0.5):
+        env.reset(seed=3)
+        inner.reset(seed=3)
+        obs, reward, *_ = env.step(np.array([1.5, last], np.float32))
+        inner_obs, inner_reward, *_ = inner.step(np.array([1.5], np.float32))
+        np.testing.assert_array_equal(obs, inner_obs)
+        assert reward == 10 * float(inner_reward)
