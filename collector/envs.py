@@ -46,7 +46,7 @@ Arrays = dict[str, Array]
 Leaf = tuple[str, tuple[str, ...], gym_spaces.Space[Any]]
 """(key in the spec, keys down to it in nested Dicts, the space there)."""
 
-_EXTRA = "; for Box2D and MuJoCo: pip install 'stepwell[envs]'"
+_EXTRA = "; for Box2D, MuJoCo and mazes: pip install 'stepwell[envs]'"
 
 
 class EnvError(StepwellError):

@@ -17,6 +17,8 @@ GRIDWORLD_ID = "stepwell/Gridworld-v0"
 BANDIT_ID = "stepwell/Bandit-v0"
 CARTPOLE_POSITION_ID = "stepwell/CartPolePosition-v0"
 FIND_BLOCK_IMAGE_ID = "stepwell/FindBlockImage-v0"
+MAZE2D_MEDIUM_ID = "stepwell/Maze2dMedium-v0"
+MAZE2D_LARGE_ID = "stepwell/Maze2dLarge-v0"
 MODIFIED_ID = "stepwell/Modified-v0"
 
 # Entry points are strings, so that registering does not import unused environments.
@@ -40,3 +42,10 @@ gymnasium.register(
     entry_point="collector.builtin.cartpole:CartPolePosition",
     max_episode_steps=500,
 )
+for _env_id, _maze, _limit in ((MAZE2D_MEDIUM_ID, "Medium", 600), (MAZE2D_LARGE_ID, "Large", 800)):
+    gymnasium.register(
+        id=_env_id,
+        entry_point="collector.builtin.maze2d:Maze2d",
+        max_episode_steps=_limit,
+        kwargs={"maze": _maze},
+    )

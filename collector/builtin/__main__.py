@@ -14,6 +14,7 @@ from collector.builtin.generate import Behaviour, generate
 from collector.builtin.generate_cartpole import CartPolePositionNoisy
 from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
+from collector.builtin.generate_maze2d import Maze2dLarge, Maze2dMedium, Maze2dSparse
 from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch
 from collector.builtin.generate_random import (
     BanditContinuous,
@@ -53,6 +54,9 @@ KINDS: dict[str, type[Behaviour]] = {
     "recall-random": RecallRandom,
     "cartpole-position": CartPolePositionNoisy,
     "find-block-noisy": FindBlockNoisy,
+    "maze2d-medium": Maze2dMedium,
+    "maze2d-large": Maze2dLarge,
+    "maze2d-sparse": Maze2dSparse,
 }
 
 
@@ -81,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "tmaze-passive":
             length = "number of steps between the cue and the junction (default: %(default)s)"
             kind.add_argument("--corridor-length", type=int, default=20, help=length)
+        if name == "maze2d-sparse":
+            share = "share of the visits of the rewarded cell that are kept (default: %(default)s)"
+            kind.add_argument("--successes", type=float, default=0.1, metavar="0..1", help=share)
     return parser
 
 
@@ -93,6 +100,8 @@ def main(argv: list[str] | None = None) -> int:
     env_args = {}
     if args.kind == "tmaze-passive":
         env_args["corridor_length"] = args.corridor_length
+    given = {name: vars(args).get(name) for name in ("successes",)}
+    policy_args = {name: value for name, value in given.items() if value is not None}
     started = time.monotonic()
     try:
         # The progress bar goes to stderr, so that `--json > summary.json` contains only JSON.
@@ -107,6 +116,7 @@ def main(argv: list[str] | None = None) -> int:
                 episodes=args.episodes,
                 reward_scale=args.reward_scale,
                 constant_action=args.constant_action,
+                policy_args=policy_args,
                 **env_args,
             )
     except (StepwellError, OSError) as error:

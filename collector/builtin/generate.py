@@ -70,6 +70,50 @@ class Behaviour(ABC):
     def act(self, observation: NDArray[np.float32]) -> Any:
         """The action for this observation, inside the environment's action space."""
 
+    def play(self, request: "Request") -> tuple[Columns, list[float]]:
+        """Act until the request is fulfilled. Returns (columns of N rows, return per episode)."""
+        return _play_episodes(self, request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """How much to play, where, and with which random numbers."""
+
+    env: gymnasium.Env[Any, Any]
+    """The environment with its wrappers."""
+    steps: int | None
+    """Minimum number of rows, or None."""
+    episodes: int | None
+    """Number of episodes, if `steps` is None."""
+    seed: int
+    constant_action: bool
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        for name, wanted in (("steps", self.steps), ("episodes", self.episodes)):
+            if wanted is not None and wanted < 1:
+                raise InvalidData(name, expected="at least 1", got=str(wanted))
+        if not 0 <= self.seed < 2**31:
+            raise InvalidData("seed", expected="0 .. 2**31 - 1", got=str(self.seed))
+
+    @property
+    def action_dtype(self) -> type[np.int32] | type[np.float32]:
+        """Discrete actions are int32."""
+        return np.int32 if isinstance(self.env.action_space, spaces.Discrete) else np.float32
+
+    def action(self, behaviour: Behaviour, observation: NDArray[np.float32]) -> NDArray[Any]:
+        """The behaviour's action in the recorded dtype, as it is executed."""
+        action = np.asarray(behaviour.act(observation), self.action_dtype)
+        return np.append(action, self.action_dtype(0)) if self.constant_action else action
+
+    def fulfilled(self, rows: int, episodes: int) -> bool:
+        """Whether this is enough; also reports the progress."""
+        done, wanted = (rows, self.steps) if self.steps is not None else (episodes, self.episodes)
+        assert wanted is not None
+        if self.progress is not None and done:
+            self.progress(min(done, wanted), wanted)
+        return done >= wanted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -102,6 +146,7 @@ def generate(
     episodes: int | None = None,
     reward_scale: float = 1.0,
     constant_action: bool = False,
+    policy_args: Mapping[str, Any] | None = None,
     **env_args: Any,
 ) -> Summary:
     """Run whole episodes until at least `steps` steps are recorded, and write them to `path`.
@@ -111,7 +156,7 @@ def generate(
     the rows of a shorter one. The metadata contain all that is needed to replay the episodes.
 
     `reward_scale` and `constant_action` change the data as `Modified` does; the metadata then name
-    that environment.
+    that environment. `policy_args` are passed to `kind` after the environment.
 
     Raises:
         InvalidData: an argument is out of range, or both `steps` and `episodes` are given, or
@@ -131,7 +176,7 @@ def generate(
             warnings.simplefilter("ignore", DeprecationWarning)
             env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **env_args)
             base: Any = env.unwrapped
-            behaviour = kind(base.inner.unwrapped if modified else base)
+            behaviour = kind(base.inner.unwrapped if modified else base, **(policy_args or {}))
     except (ImportError, DependencyNotInstalled) as error:
         raise MissingPackage(
             f"{kind.env_id} needs a package that is not installed: {error}\n"
@@ -140,7 +185,15 @@ def generate(
     try:
         if steps is None and episodes is None:
             steps = kind.steps
-        columns, returns = _play(env, behaviour, steps, episodes, seed, constant_action, progress)
+        request = Request(
+            env=env,
+            steps=steps,
+            episodes=episodes,
+            seed=seed,
+            constant_action=constant_action,
+            progress=progress,
+        )
+        columns, returns = behaviour.play(request)
     finally:
         env.close()
     metadata: dict[str, str | int] = {
@@ -162,51 +215,26 @@ def generate(
     )
 
 
-def _play(
-    env: gymnasium.Env[Any, Any],
-    behaviour: Behaviour,
-    steps: int | None,
-    episodes: int | None,
-    seed: int,
-    constant_action: bool,
-    progress: Progress | None,
-) -> tuple[Columns, list[float]]:
-    """Returns (columns of N rows, the return of each of the episodes), N >= `steps`.
-
-    Discrete actions are int32 [N].
-    """
-    for name, wanted in (("steps", steps), ("episodes", episodes)):
-        if wanted is not None and wanted < 1:
-            raise InvalidData(name, expected="at least 1", got=str(wanted))
-    if not 0 <= seed < 2**31:
-        raise InvalidData("seed", expected="0 .. 2**31 - 1", got=str(seed))
-    action_dtype = np.int32 if isinstance(env.action_space, spaces.Discrete) else np.float32
+def _play_episodes(behaviour: Behaviour, request: Request) -> tuple[Columns, list[float]]:
+    env = request.env
     rows: list[tuple[Any, ...]] = []
     returns: list[float] = []
-    while len(rows) < (steps or 0) or len(returns) < (episodes or 0):
+    while not request.fulfilled(len(rows), len(returns)):
         episode = len(returns)
-        behaviour.begin(np.random.default_rng((seed, episode)))
-        obs, _ = env.reset(seed=first_episode_seed(seed) + episode)
+        behaviour.begin(np.random.default_rng((request.seed, episode)))
+        obs, _ = env.reset(seed=first_episode_seed(request.seed) + episode)
         earned, over = 0.0, False
         while not over:
-            # Converted before the step, so that the recorded action equals the executed one.
-            action = np.asarray(behaviour.act(obs), action_dtype)
-            if constant_action:
-                action = np.append(action, action_dtype(0))
+            action = request.action(behaviour, obs)
             next_obs, reward, terminated, truncated, _ = env.step(action)
             cut = truncated and not terminated
             rows.append((obs, action, float(reward), next_obs, terminated, cut))
             obs, earned, over = next_obs, earned + float(reward), terminated or truncated
         returns.append(earned)
-        if progress is not None:
-            if steps is not None:
-                progress(min(len(rows), steps), steps)
-            else:
-                progress(len(returns), episodes or 0)
     pixels = env.observation_space.dtype == np.uint8
     obs_dtype = np.uint8 if pixels else np.float32
     names = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-    dtypes = (obs_dtype, action_dtype, np.float32, obs_dtype, np.bool_, np.bool_)
+    dtypes = (obs_dtype, request.action_dtype, np.float32, obs_dtype, np.bool_, np.bool_)
     columns = zip(names, dtypes, zip(*rows, strict=True), strict=True)
     return {name: np.array(column, dtype) for name, dtype, column in columns}, returns
 
