@@ -134,7 +134,7 @@ class Agent(nn.Module):
             metrics[f"loss/{name}"] = term.detach()
         if detailed:
             popart = None if self.critics is None else self.critics.popart
-            metrics |= update_metrics(inputs, popart, self.config.losses.reward_multiplier)
+            metrics |= update_metrics(inputs, popart, self.config.losses)
         return loss, metrics | {"loss/total": loss.detach()}
 
     def loss_inputs(self, batch: Batch, counts: dict[str, float] | None = None) -> LossInputs:

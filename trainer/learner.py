@@ -12,7 +12,8 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,15 +24,24 @@ from torch import Tensor, nn
 from amago_model.agent import Agent
 from amago_model.config import CustomConfig
 from amago_model.data.batch import Batch
+from amago_model.dormant_units import dormant_units
 from amago_model.running_statistics import freeze_statistics
 from amago_model.runtime.compiling import compiled, wants_compiling
 from amago_model.runtime.host_memory import keep_freed_memory
 from amago_model.runtime.micro_batches import update_statistics
-from amago_model.runtime.optimizer import clip_gradients, forget_gradients, step_adamw
+from amago_model.runtime.optimizer import (
+    clip_gradients,
+    forget_gradients,
+    gradient_norm,
+    step_adamw,
+)
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import TrainerError
 
 Metrics = dict[str, Tensor]
+GRADIENT_NORM = "optimizer/gradient_norm"
+DORMANT_TRANSITIONS = 512
+"""Approximate number of transitions over which a dormant unit is always zero."""
 
 
 class WorldError(TrainerError):
@@ -128,6 +138,7 @@ class Learner:
         self.optimizer: torch.optim.AdamW = getattr(prepared, "optimizer", prepared)
         self.scaler = accelerator.scaler
         self.parameters = agent.trainable_parameters()
+        self._parts = _parameters_by_part(agent)
         self.skipped = 0
         self.defers_check = accelerator.device.type == "cuda"
         """On a GPU an update is checked after the next one is queued: the CPU runs ahead."""
@@ -167,7 +178,7 @@ class Learner:
                     self._backward(loss)
                 seen.append(shown)
         metrics = _merge_parts(seen)
-        norm = self._clip()
+        norm, norms = self._clip(detailed)
         finite = torch.isfinite(norm)
         skip = (~finite).to(torch.float32) if self.defers_check else None
         if skip is not None or bool(finite):
@@ -179,7 +190,49 @@ class Learner:
             if not early:
                 self.agent.update_targets(skip)
         forget_gradients(self.parameters)
-        return Update(metrics | {"optimizer/gradient_norm": norm}, finite)
+        if detailed:
+            with self._evaluating():
+                few = max(1, DORMANT_TRANSITIONS // batch.mask.shape[1])
+                metrics |= dormant_units(self.agent, batch.windows(0, few))
+        return Update(metrics | norms | {GRADIENT_NORM: norm}, finite)
+
+    def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """The losses of held-back windows by name, as means over all batches.
+
+        Changes no weight, no statistics and no state of the random number generators. The noise is
+        the same in each call.
+        """
+        total: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for batch in batches:
+            for name, count in self.agent.loss_counts(batch).items():
+                counts[name] = counts.get(name, 0.0) + float(count)
+        with self._evaluating():
+            for index, batch in enumerate(batches):
+                _seed_noise(0, index, 0, 0)
+                # Not the compiled one: evaluation mode would compile it again.
+                forward = type(self.agent).forward
+                _, shown = forward(self.agent, batch, detailed=False, counts=counts)
+                for name, value in shown.items():
+                    total[name] = total.get(name, 0.0) + float(value)
+        return total
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients; statistics and random numbers stay as they are."""
+        device = self.accelerator.device
+        devices = [device] if device.type == "cuda" else []
+        self.agent.eval()
+        try:
+            with (
+                torch.no_grad(),
+                freeze_statistics(self.agent),
+                torch.random.fork_rng(devices),
+                self.accelerator.autocast(),
+            ):
+                yield
+        finally:
+            self.agent.train()
 
     def check_finite(self, update: int, result: Update) -> tuple[bool, TrainingDiverged | None]:
         """Whether an update was skipped, and the error that ends training if it was one too many.
@@ -188,7 +241,8 @@ class Learner:
         """
         if not result.skipped:
             return False, None
-        del result.metrics["optimizer/gradient_norm"]  # no number that can be shown
+        for name in [name for name in result.metrics if name.startswith(GRADIENT_NORM)]:
+            del result.metrics[name]  # no number that can be shown
         self.skipped += 1
         for name, value in self.agent.named_buffers():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -214,12 +268,16 @@ class Learner:
             loss = self.scaler.scale(loss)
         loss.backward()
 
-    def _clip(self) -> Tensor:
+    def _clip(self, detailed: bool) -> tuple[Tensor, Metrics]:
+        """Clip the gradient. Returns its norm before, and if `detailed` that of each part."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
             self.scaler.update()
-        limit = self.config.grad_clip or float("inf")
-        return clip_gradients(self.parameters, limit)
+        norms: Metrics = {}
+        if detailed:
+            parts = self._parts.items()
+            norms = {f"{GRADIENT_NORM}_{name}": gradient_norm(part) for name, part in parts}
+        return clip_gradients(self.parameters, self.config.grad_clip or math.inf), norms
 
     def _with_noise(self, batch: Batch) -> Batch:
         """This process's part of a batch, with its part of the noise of the whole batch."""
@@ -235,6 +293,17 @@ class Learner:
         if self.world > 1:
             dist.all_reduce(total)
         return dict(zip(names, (total / self.world).tolist(), strict=True))
+
+
+def _parameters_by_part(agent: Agent) -> dict[str, list[nn.Parameter]]:
+    """The trainable parameters of the actor, the critics and the encoders; empty parts left out."""
+    parts: dict[str, list[nn.Parameter]] = {"actor": [], "critic": [], "encoder": []}
+    for name, parameter in agent.named_parameters():
+        if parameter.requires_grad:
+            beginnings = {"policy.actor.": "actor", "critics.online.": "critic"}
+            part = next((p for start, p in beginnings.items() if name.startswith(start)), "encoder")
+            parts[part].append(parameter)
+    return {name: part for name, part in parts.items() if part}
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:

@@ -31,6 +31,7 @@ from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.distributed import World
 from trainer.errors import SettingError
+from trainer.health import Health
 from trainer.learner import Learner, TrainingDiverged, Update, make_accelerator, merge_ranks
 from trainer.nan_diagnostics import explain_skip
 from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
@@ -64,7 +65,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             raise SettingError(f"output: {home} cannot be used: {error}") from error
         echo = echo if world.is_main else (lambda _: None)
         reporter = RunReporter(config, client if world.is_main else None, info, home, world, echo)
-        echo = reporter.log  # on the screen, and in the run's log
+        show, echo = echo, reporter.log  # on the screen; also in the run's log
         known_here = world.broadcast((home / "run.json").exists())
         resumed = checkpoints.find(config.resume, home, world, echo)
         if resumed is None and config.resume == "auto":
@@ -116,11 +117,12 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             compiling=config.compile,
             window=config.data.window,
         )
-        update = 0
+        update, health = 0, Health(config)
         if resumed is not None:
             checkpoints.restore(resumed, agent, learner.optimizer)
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
+            health = Health(config, resumed.state.get("alarms", ()))
             echo(f"resumed after {update} updates, from {resumed.path}")
         del resumed  # frees its tensors
         loader = data.loader(update, accelerator.device)
@@ -156,6 +158,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 state = {
                     "snapshot_views": data.history,
                     "skipped": learner.skipped,
+                    "alarms": [alarm.to_json() for alarm in health.standing.values()],
                     "samples": update * config.data.batch,
                     "config": config.to_dict(),
                     "spaces": agent.spaces.to_dict(),
@@ -195,6 +198,10 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     **loader.view(loaded.step).sampler.metrics(loaded.step),
                 }
                 reporter.log_metrics(update, values)
+                if world.is_main:
+                    returns = loader.view(loaded.step).returns
+                    begun, ended = health.check(update, values, returns)
+                    reporter.report_alarms(update, health.standing.values(), begun, ended)
                 clock.restart(update)
 
             # Periodically, rank 0: check for new data, in the background.
@@ -239,7 +246,10 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         reporter.status = "finished" if update >= config.updates else "stopped"
         if reporter.status == "finished" and published != update:
             reporter.publish(agent, update, data)
-        return reporter.status
+    if world.is_main:
+        for line in reporter.closing_lines():
+            show(line)
+    return reporter.status
 
 
 class _Clock:

@@ -104,7 +104,7 @@ def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = 
                 git_commit=git_commit(),
                 command=shlex.join(["stepwell", "train", *words])[:4096],
             )
-            status = train(resolved.config, client, info, echo)
+            train(resolved.config, client, info, echo)
     except KeyboardInterrupt:
         echo("stopped at once; the last checkpoint stands")
         return 130
@@ -116,7 +116,6 @@ def run(resolved: Resolved[TrainConfig], words: Sequence[str], *, quiet: bool = 
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
-    echo(f"run {resolved.config.run} {status}")
     return 0
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from trainer.config import TrainConfig
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.distributed import World
 from trainer.errors import TrainerError
+from trainer.health import Alarm
 from trainer.publish import copy_path, publish
 from trainer.run_log import RunLog
 
@@ -77,7 +79,9 @@ class RunReporter:
         self.kernels: dict[str, str] = {}
         """The agent's compute kernels, such as {"attention": "sdpa"}."""
         self._newest: dict[str, float] = {}
-        self._shown_at = self._logged_at = 0.0
+        self._shown_at = self._logged_at = self._rate = 0.0
+        self._alarms: list[Alarm] = []
+        self._env = ""
         self._warned: set[str] = set()
         self._early: list[tuple[str, float]] = []
         self._run_log: RunLog | None = None
@@ -133,7 +137,7 @@ class RunReporter:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         failpoint("run.after_note")
         self._open_log()
-        self._data = data
+        self._data, self._env = data, data.manifest.spec.env or "ENV"
         self.heartbeat = Heartbeat(
             self.client,
             f"train-{self.config.run}",
@@ -189,16 +193,43 @@ class RunReporter:
         self._queue_metrics(update, values)
         self._warn_of_empty_losses(update, values)
         last, now = update == self.config.updates, time.monotonic()
+        rate = values["progress/updates_per_second"]
+        self._rate = 0.7 * (self._rate or rate) + 0.3 * rate  # smooth, so the estimate is calm
         text = (
             f"update {update}/{self.config.updates}  loss {values.get('loss/total', 0.0):.4g}"
-            f"  {values['progress/updates_per_second']:.1f} updates/s"
+            f"  {rate:.1f} updates/s"
         )
+        if not last and self._rate > 0:
+            text += f"  {duration((self.config.updates - update) / self._rate)} left"
         if now - self._shown_at > PROGRESS_ON_SCREEN or last:
             self._shown_at = now
             self._echo(text)
         if now - self._logged_at > PROGRESS_IN_LOG or last:
             self._logged_at = now
             self._log(text)
+
+    def report_alarms(
+        self, update: int, standing: Iterable[Alarm], begun: Iterable[Alarm], ended: Iterable[Alarm]
+    ) -> None:
+        """Log the alarms that began or ended at an update, and keep the standing ones."""
+        self._alarms = list(standing)
+        for alarm in begun:
+            self.log(f"warning: {alarm.key} at update {update}: {alarm.message}")
+        for alarm in ended:
+            self.log(f"{alarm.key}: the alarm of update {alarm.update} is over at update {update}")
+
+    def closing_lines(self) -> list[str]:
+        """The last lines on the screen: status, standing alarms, and how to evaluate the policy."""
+        lines = [f"run {self.config.run} {self.status}"]
+        if self._alarms:
+            count = len(self._alarms)
+            each = "alarm" if count == 1 else "alarms"
+            lines.append(f"warning: {count} {each}: {self._alarms[0].summary}")
+        if self.status == "finished":
+            command = ["stepwell", "evaluate", "--policy", self.config.run, "--env", self._env]
+            command += [word for name in self.config.plugin for word in ("--plugin", name)]
+            lines.append(f"evaluate: {shlex.join(command)}")
+        return lines
 
     def _queue_metrics(self, update: int, values: Mapping[str, float]) -> None:
         """Queue metrics, and append lines {"key", "step", "value", "time"} to metrics.jsonl."""
@@ -290,6 +321,14 @@ class RunReporter:
             },
             "last_error": self.error or self.trouble,
         }
+
+
+def duration(seconds: float) -> str:
+    """A time span in its largest unit, such as "3 min"."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _open_outbox(home: Path, client: Client, run: str) -> Outbox:

@@ -159,3 +159,12 @@ class LossConfig(Settings):
     def gammas(self) -> tuple[float, ...]:
         """All discounts; the last one is that of the acting policy."""
         return (*(g for g in self.auxiliary_gammas if g != self.gamma), self.gamma)
+
+    @property
+    def scaled_bounds(self) -> tuple[float | None, float | None]:
+        """target_low and target_high in units of the multiplied reward."""
+        low, high = (
+            None if bound is None else bound * self.reward_multiplier
+            for bound in (self.target_low, self.target_high)
+        )
+        return low, high

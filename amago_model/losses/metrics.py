@@ -9,11 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amago_model.config import LossConfig
 from amago_model.data.transitions import Transitions
-from amago_model.heads.distributions import Distribution
+from amago_model.heads.distributions import Categorical, Distribution, MultiBinary, OneHots
 from amago_model.heads.popart import PopArt
 from amago_model.losses.loss_inputs import LossInputs
 from amago_model.running_statistics import masked_mean
+
+ACCEPTED = 0.1
+"""BC weight above which the filter counts as accepting an action; a binary filter's are 0 and 1."""
+SATURATED = 0.99
+"""Absolute value above which an action in [-1, 1] counts as saturated."""
 
 
 def mean_and_std(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,35 +29,50 @@ def mean_and_std(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def update_metrics(inputs: LossInputs, popart: PopArt | None, scale: float) -> dict[str, Tensor]:
-    """Metrics by name. `scale` is the reward multiplier; popart is None without a critic."""
+def update_metrics(
+    inputs: LossInputs, popart: PopArt | None, losses: LossConfig
+) -> dict[str, Tensor]:
+    """Metrics by name; popart is None without a critic."""
     tr, found = inputs.transitions, dict[str, Tensor]()
     if popart is not None:
         assert inputs.q_values is not None and inputs.td_target is not None
         assert inputs.advantage is not None
         q = popart.to_return(inputs.q_values)
-        found |= _critic_metrics(tr, q, inputs.td_target, inputs.advantage, popart, scale)
+        found |= _critic_metrics(tr, q, inputs.td_target, inputs.advantage, popart, losses)
     if inputs.log_prob is not None:
         found |= _actor_metrics(tr, inputs.policy, inputs.log_prob, inputs.filter_weight)
+    if not isinstance(inputs.policy, Categorical | OneHots | MultiBinary):
+        chosen = inputs.policy.greedy()[:, -1]
+        found["policy/saturation"] = masked_mean(_saturated(chosen), tr.bc_mask)
+        found["policy/saturation_of_data"] = masked_mean(_saturated(tr.action), tr.bc_mask)
     return found
 
 
 def _critic_metrics(
-    tr: Transitions, q: Tensor, target: Tensor, advantage: Tensor, norm: PopArt, scale: float
+    tr: Transitions,
+    q: Tensor,
+    target: Tensor,
+    advantage: Tensor,
+    norm: PopArt,
+    losses: LossConfig,
 ) -> dict[str, Tensor]:
     """Metrics of the critics, as returns in the environment's units.
 
-    Values of the data's actions q [C, N, G] and targets [N, G] are `scale` times these; advantage
-    is [N, G].
+    Values of the data's actions q [C, N, G] and targets [N, G] are the reward multiplier times
+    these; advantage is [N, G].
     """
+    scale = losses.reward_multiplier
     mean, deviation = mean_and_std(q[..., -1] / scale)
     y = target[:, -1] / scale
-    return {
+    found = {
         "value/q_mean": masked_mean(mean, tr.critic_mask),
+        "value/q_min": -_masked_max(-mean, tr.critic_mask),
+        "value/q_max": _masked_max(mean, tr.critic_mask),
         "value/q_std_over_critics": masked_mean(deviation, tr.critic_mask),
         "value/target_mean": masked_mean(y, tr.critic_mask),
         "value/target_min": -_masked_max(-y, tr.critic_mask),
         "value/target_max": _masked_max(y, tr.critic_mask),
+        "value/td_error": masked_mean((mean - y).abs(), tr.critic_mask),
         "value/advantage_mean": masked_mean(advantage[:, -1], tr.bc_mask),
         "popart/mean": norm.mean[-1] / scale,
         "popart/sigma": norm.sigma[-1] / scale,
@@ -59,6 +80,13 @@ def _critic_metrics(
         "popart/b": norm.b[-1].clone(),
         "count/critic": tr.critic_mask.sum(),
     }
+    if (bounds := losses.scaled_bounds) != (None, None):
+        at_bound = torch.zeros_like(tr.critic_mask)
+        for bound in bounds:
+            if bound is not None:
+                at_bound = at_bound | (target[:, -1] == bound)
+        found["value/target_at_bound"] = masked_mean(at_bound.to(y.dtype), tr.critic_mask)
+    return found
 
 
 def _actor_metrics(
@@ -74,7 +102,14 @@ def _actor_metrics(
     }
     if weight is not None:
         metrics["policy/filter_mean"] = masked_mean(weight[:, -1], tr.bc_mask)
+        accepted = (weight[:, -1] > ACCEPTED).to(weight.dtype)
+        metrics["policy/filter_acceptance"] = masked_mean(accepted, tr.bc_mask)
     return metrics
+
+
+def _saturated(action: Tensor) -> Tensor:
+    """1 where an action in [-1, 1] is at its bounds, else 0."""
+    return (action.abs() > SATURATED).to(torch.float32)
 
 
 def _masked_max(x: Tensor, mask: Tensor) -> Tensor:

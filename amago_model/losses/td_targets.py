@@ -75,11 +75,7 @@ def bootstrapped_returns(
         returns = n_step_returns(*terms, config.n_step)
     else:
         returns = lambda_returns(*terms, config.td_lambda)
-    low, high = (
-        None if bound is None else bound * config.reward_multiplier
-        for bound in (config.target_low, config.target_high)
-    )
-    return clipped_target(returns, low, high)
+    return clipped_target(returns, *config.scaled_bounds)
 
 
 def n_step_returns(

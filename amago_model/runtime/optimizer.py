@@ -18,11 +18,19 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
 
     Like nn.utils.clip_grad_norm_, for parameters on one device. Without gradients the norm is 0.
     """
+    norm = gradient_norm(parameters)
+    if gradients := [p.grad for p in parameters if p.grad is not None]:
+        torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The norm of the gradient over all parameters, on one device; 0 without gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros((), device=parameters[0].device)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

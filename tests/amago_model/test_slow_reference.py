@@ -30,7 +30,9 @@ def shown_numbers(agent: Agent, slow: SlowUpdate) -> dict[str, float]:
         numbers["policy/log_prob"] = mean(list(log_probs.values()))
         numbers["count/bc"] = len(log_probs)
         if slow.weights:
-            numbers["policy/filter_mean"] = mean(list(of_acting(slow.weights).values()))
+            weights = list(of_acting(slow.weights).values())
+            numbers["policy/filter_mean"] = mean(weights)
+            numbers["policy/filter_acceptance"] = mean([float(w > 0.1) for w in weights])
     if agent.critics is None:
         return numbers
     targets = {place: y / scale for place, y in of_acting(slow.targets).items()}
@@ -42,6 +44,9 @@ def shown_numbers(agent: Agent, slow: SlowUpdate) -> dict[str, float]:
         "value/target_max": max(targets.values(), default=0.0),
         "value/advantage_mean": mean(list(of_acting(slow.advantages).values())),
         "value/q_mean": mean([mean(q) for q in values.values()]),
+        "value/q_min": min([mean(q) for q in values.values()], default=0.0),
+        "value/q_max": max([mean(q) for q in values.values()], default=0.0),
+        "value/td_error": mean([abs(mean(values[p]) - targets[p]) for p in targets]),
         "value/q_std_over_critics": mean(spread),
         "count/critic": len(targets),
     }

@@ -156,6 +156,13 @@ def test_targets_stay_within_their_bounds(make_spaces, make_config, make_batch) 
     _, metrics = agent(make_batch(agent.spaces))
     assert float(metrics["value/target_min"]) == pytest.approx(-0.1)
     assert float(metrics["value/target_max"]) == pytest.approx(0.2)
+    inside = make_config(losses={"target_high": 1e6, "reward_multiplier": 10.0})
+    far = Agent(inside, agent.spaces)(make_batch(agent.spaces))[1]
+    assert 0 < float(metrics["value/target_at_bound"]) <= 1 and far["value/target_at_bound"] == 0
+    assert (
+        "value/target_at_bound"
+        not in Agent(make_config(), agent.spaces)(make_batch(agent.spaces))[1]
+    )
     y = torch.tensor([-3.0, 0.0, 3.0])
     assert clipped_target(y, None, 1.0).tolist() == [-3.0, 0.0, 1.0]
     assert clipped_target(y, None, None) is y

@@ -103,6 +103,30 @@ def test_the_gradient_norm_that_is_shown_is_the_one_before_clipping(fake, tmp_pa
     assert shown[0] == shown[1] > 1e-3
 
 
+def test_what_is_logged_changes_nothing_and_parts_make_up_the_gradient(fake, tmp_path):
+    """Detailed or not, with dropout even: the same weights, and the same random numbers after."""
+    service = fake(None, LENGTHS)
+    batch = loader_of(service, tmp_path, DataConfig(batch=4, window=8)).load(0).batch
+    config = recipe("pendulum_stitch")
+    critic = config.agent.critic.replace(dropout=0.2)
+    config = config.replace(agent=config.agent.replace(critic=critic))
+    after, metrics = [], {}
+    for detailed in (False, True):
+        learner = learner_of(config, service.spec)
+        for update in range(2):
+            metrics = learner.update(update, batch, detailed=detailed).metrics
+        assert learner.agent.training
+        after.append((learner.agent.state_dict(), torch.get_rng_state()))
+    (plain, state), (logged, its_state) = after
+    assert all(torch.equal(plain[name], value) for name, value in logged.items())
+    assert torch.equal(state, its_state)
+    parts = [float(metrics[f"optimizer/gradient_norm_{k}"]) for k in ("actor", "critic", "encoder")]
+    assert min(parts) > 0
+    total = float(metrics["optimizer/gradient_norm"])
+    assert sum(part**2 for part in parts) ** 0.5 == pytest.approx(total, rel=1e-5)
+    assert 0 <= float(metrics["dormant/actor"]) <= 1 and "dormant/critic" in metrics
+
+
 def test_an_agent_of_your_own_says_what_its_losses_are_means_of(fake, tmp_path, monkeypatch):
     """Else a further loss of it would be weighed by part."""
     service = fake(None, LENGTHS)

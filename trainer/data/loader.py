@@ -26,6 +26,7 @@ from trainer.data.fields import Field
 from trainer.data.gpu_copies import GpuCopies
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling, ends_of, gather_episodes
+from trainer.data.returns import DataReturns
 from trainer.data.sampler import Ints, Windows, WindowSampler
 from trainer.data.snapshot import Manifest
 
@@ -43,6 +44,8 @@ class SnapshotView:
     unknown_action: Tensor
     """Replaces actions that were not recorded."""
     relabeling: Relabeling | None
+    returns: DataReturns | None = None
+    """The returns that the snapshot shows, for the health of learning; None if nobody asks."""
 
 
 def open_view(

@@ -32,6 +32,7 @@ from trainer.data.cache import Cache
 from trainer.data.fields import Field, fields_of
 from trainer.data.loader import Loader, SnapshotView, open_view
 from trainer.data.relabel import make_relabelers
+from trainer.data.returns import data_returns
 from trainer.data.sampler import WindowSampler
 from trainer.data.snapshot import (
     DataError,
@@ -236,7 +237,13 @@ class SnapshotViews:
         sampler = WindowSampler(
             manifest.without(left_out), config.data, config.seed, self.world.size, config.sources
         )
-        return open_view(self.cache, self._fields(manifest), sampler, start), manifest.digest
+        view = open_view(self.cache, self._fields(manifest), sampler, start)
+        # Relabeling changes rewards, so those of the data say nothing then.
+        if self.world.is_main and config.agent.critic is not None and view.relabeling is None:
+            rewards = next(column for column in view.columns if column.field.name == "reward")
+            returns = data_returns(sampler.manifest, rewards, config.agent.losses.gamma)
+            view = replace(view, returns=returns)
+        return view, manifest.digest
 
     # --- shared ---------------------------------------------------------------------------------
 

@@ -1,0 +1,301 @@
+"""Every check rings where learning is broken, once, and keeps silent where it is not."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+import pytest
+
+from stepwell import Box, Discrete, EnvSpec, Trajectory
+from trainer.data.returns import DataReturns
+from trainer.health import CHECKS, WINDOW, Health
+from trainer.loop import RunInfo, train
+from trainer.options import resolve
+from trainer.run_reporter import duration
+
+RETURNS = DataReturns(low=0.0, high=1.0, std=0.3, at_extremes=0.2)
+HEALTHY = {
+    "value/q_min": 0.1,
+    "value/q_max": 0.9,
+    "value/td_error": 0.05,
+    "value/target_at_bound": 0.1,
+    "popart/sigma": 0.3,
+    "loss/critic": 0.1,
+    "validation/loss/critic": 0.15,
+    "policy/filter_acceptance": 0.4,
+    "policy/saturation": 0.3,
+    "policy/saturation_of_data": 0.2,
+    "dormant/actor": 0.3,
+    "dormant/critic": 0.1,
+    "optimizer/gradient_norm": 2.0,
+    "progress/skipped": 0.0,
+}
+BROKEN = {
+    "q_above_data": ({"value/q_max": 17.0}, ["reached 17;", "exceeds 1:", "target_high=1 "]),
+    "q_below_data": ({"value/q_min": -4.0}, ["fallen to -4;", "below 0:", "target_low=0 "]),
+    "targets_at_bound": ({"value/target_at_bound": 0.99}, ["99%", "20%"]),
+    "td_error": ({"value/td_error": 0.9}, ["by 0.9 ", "by 0.3:", "tau"]),
+    "rewards_too_small": ({"popart/sigma": 6.0}, ["by 0.3,", "scale of 6.", "multiplier=2 "]),
+    "rewards_too_large": ({"popart/sigma": 0.02}, ["multiplier=0.007 "]),
+    "critic_overfits": ({"validation/loss/critic": 0.7}, ["is 0.7,", "data 0.1:"]),
+    "filter_rejects": ({"policy/filter_acceptance": 0.004}, ["0.4%"]),
+    "actions_saturated": (
+        {"policy/saturation": 0.99, "policy/saturation_of_data": 0.01},
+        ["99%", "1%", "bc_weight"],
+    ),
+    "dormant_actor": ({"dormant/actor": 0.9}, ["90% of the actor's"]),
+    "dormant_critic": ({"dormant/critic": 0.9}, ["90% of the critic's"]),
+    "skipped_updates": ({"progress/skipped": 3.0}, ["3 updates"]),
+}
+
+
+def config_of(*words: str):
+    return resolve(["offline", "--updates=1000", "--optimizer.warmup=0", *words]).config
+
+
+def ring(health: Health, values, first: int, logs: int = WINDOW, returns=RETURNS):
+    """(update, key) of the alarms that begin and end while the same values are logged."""
+    begun, ended = [], []
+    for update in range(first, first + logs):
+        new, over = health.check(update, values, returns)
+        begun += [(update, alarm.key) for alarm in new]
+        ended += [(update, alarm.key) for alarm in over]
+    return begun, ended
+
+
+def test_healthy_numbers_raise_nothing():
+    assert ring(Health(config_of()), HEALTHY, 101, 20) == ([], [])
+
+
+@pytest.mark.parametrize("key", BROKEN)
+def test_each_check_rings_once_says_numbers_and_ends(key):
+    health, (wrong, said) = Health(config_of()), BROKEN[key]
+    assert ring(health, HEALTHY, 101) == ([], [])
+    # The median of five changes with the third.
+    assert ring(health, HEALTHY | wrong, 106, 20) == ([(108, key)], [])
+    alarm = health.standing[key]
+    assert alarm.update == 108 and all(part in alarm.message for part in said), alarm.message
+    assert ". Try" in alarm.message and "Try" not in alarm.summary
+    assert alarm.to_json() == {
+        "key": key, "message": alarm.message, "update": 108, "value": alarm.value
+    }  # fmt: skip
+    assert ring(health, HEALTHY, 126, 20) == ([], [(128, key)]) and not health.standing
+
+
+def test_every_check_is_tried_here():
+    assert {check.key for check in CHECKS} == BROKEN.keys() | {"gradient_norm", "targets_follow"}
+
+
+def test_a_gradient_is_compared_with_that_after_the_warm_up():
+    health = Health(config_of())
+    assert ring(health, HEALTHY, 101) == ([], [])
+    begun, _ = ring(health, HEALTHY | {"optimizer/gradient_norm": 500.0}, 106)
+    assert begun == [(108, "gradient_norm")]
+    assert "is 500, 250 times" in health.standing["gradient_norm"].message
+
+
+def test_targets_that_chase_themselves_are_named_by_the_setting():
+    health = Health(config_of("--agent.losses.tau=1"))
+    assert [key for _, key in ring(health, HEALTHY, 101)[0]] == ["targets_follow"]
+    assert "tau=1)" in health.standing["targets_follow"].message
+
+
+def test_warm_up_and_outliers_raise_nothing():
+    health, wrong = Health(config_of()), HEALTHY | {"value/q_max": 17.0}
+    assert ring(health, wrong, 1, 100) == ([], [])  # a tenth of the updates
+    assert ring(health, HEALTHY, 101) == ([], [])
+    for start in range(106, 130, 5):  # two of five logs
+        assert ring(health, wrong, start, 2) == ring(health, HEALTHY, start + 2, 3) == ([], [])
+    patient = Health(config_of("--optimizer.warmup=300"))
+    assert ring(patient, wrong, 101, 200) == ([], [])
+    assert ring(patient, wrong, 301) == ([(305, "q_above_data")], [])
+
+
+def test_an_alarm_neither_flickers_nor_goes_stale():
+    """Between its two limits it stays as it is; getting worse, it shows the newer numbers."""
+    health = Health(config_of())
+    ring(health, HEALTHY | {"value/q_max": 1.6}, 101)
+    assert ring(health, HEALTHY | {"value/q_max": 1.4}, 106, 10) == ([], [])
+    ring(health, HEALTHY | {"value/q_max": 17.0}, 116)
+    alarm = health.standing["q_above_data"]
+    assert alarm.update == 105 and alarm.value == 16.0 and "reached 17;" in alarm.message
+    quiet = Health(config_of())
+    ring(quiet, HEALTHY | {"value/q_max": 1.4}, 101)
+    assert not quiet.standing
+
+
+def test_a_resumed_run_goes_on_with_its_alarms():
+    health = Health(config_of())
+    ring(health, HEALTHY | {"value/q_max": 17.0}, 101)
+    again = Health(config_of(), [alarm.to_json() for alarm in health.standing.values()])
+    assert again.standing == health.standing
+    assert ring(again, HEALTHY | {"value/q_max": 17.0}, 106) == ([], [])
+    assert ring(again, HEALTHY, 111) == ([], [(113, "q_above_data")])
+
+
+def test_unknown_returns_and_missing_metrics_leave_checks_out():
+    wrong = {name: 1e6 for name in HEALTHY if name.startswith("value/")}
+    assert ring(Health(config_of()), HEALTHY | wrong, 101, returns=None) == ([], [])
+    assert ring(Health(config_of()), {"loss/bc": 1e6}, 101) == ([], [])
+
+
+def test_advice_does_not_repeat_what_is_set():
+    health = Health(config_of("--agent.losses.target-high=2"))
+    ring(health, HEALTHY | {"value/q_max": 17.0}, 101)
+    assert "Try a lower agent.losses.gamma" in health.standing["q_above_data"].message
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(7.4, "7 s"), (119, "119 s"), (150, "2 min"), (9000, "2 h"), (4e5, "5 days")],
+)
+def test_durations_have_one_unit(seconds, text):
+    assert duration(seconds) == text
+
+
+# --- real runs ------------------------------------------------------------------------------------
+
+
+def name(number: int) -> str:
+    """The same ids in each session: they decide the order of the samples."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, str(number)))
+
+
+def sparse(spec: EnvSpec, count: int) -> list[Trajectory]:
+    """Random walks on nine cells; one in six ends at the goal with the only reward."""
+    rng, found = np.random.default_rng(0), []
+    for number in range(count):
+        cells, actions = [0], []
+        for _ in range(12):
+            actions.append(int(rng.integers(2)))
+            cells.append(min(max(cells[-1] + 2 * actions[-1] - 1, 0), 8))
+            if cells[-1] == 5:
+                break
+        rewards = np.zeros(len(actions), np.float32)
+        rewards[-1] = done = cells[-1] == 5
+        obs = np.array(cells, np.float32)[:, None] / 8
+        ends = {"terminated": bool(done), "truncated": not done, "id": name(number)}
+        found.append(
+            Trajectory.from_arrays(
+                obs=obs, actions=np.array(actions), rewards=rewards, spec=spec, **ends
+            )
+        )
+    return found
+
+
+def shaped(spec: EnvSpec, count: int) -> list[Trajectory]:
+    """Random actions in [-1, 1]; the reward is the action's closeness to the observation."""
+    rng, found = np.random.default_rng(0), []
+    for number in range(count):
+        obs = rng.uniform(-0.7, 0.7, (9, 1)).astype(np.float32)
+        actions = rng.uniform(-1, 1, (8, 1)).astype(np.float32)
+        rewards = -np.abs(obs[:-1] - actions)[:, 0]
+        found.append(
+            Trajectory.from_arrays(
+                obs=obs,
+                actions=actions,
+                rewards=rewards,
+                terminated=True,
+                spec=spec,
+                id=name(number),
+            )
+        )
+    return found
+
+
+def trained(fake, folder, spec: EnvSpec, trajectories, *words: str) -> tuple[list[str], set[str]]:
+    """The lines on the screen of a run of 250 small updates, and the keys of its alarms."""
+    service, said = fake(spec), []
+    service.add_shard(trajectories)
+    config = resolve(
+        [
+            *("offline", "--dataset=fake", "--run=tried", "--updates=250", "--device=cpu"),
+            *("--data.batch=16", "--data.window=12", "--schedule.log-every=10"),
+            *(
+                "--schedule.drain-timeout=5",
+                "--agent.actor.d-hidden=32",
+                "--agent.critic.d-hidden=32",
+            ),
+            *("--agent.losses.reward-multiplier=10", "--optimizer.warmup=20"),
+            *(f"--output={folder}", f"--data.cache={folder / 'cache'}", *words),
+        ]
+    ).config
+    assert train(config, service, RunInfo(), said.append) == "finished"
+    begun = [line.split()[1] for line in said if " at update " in line and "warning" in line]
+    assert len(set(begun)) == len(begun)
+    assert all(f"warning: {key} at update" in service.logs["tried"] for key in begun)
+    return said, set(begun)
+
+
+GRID = EnvSpec.of(Box((1,)), Discrete(2), env="Grid-v0")
+LINE = EnvSpec.of(Box((1,)), Box((1,), low=-1.0, high=1.0), env="Line-v0")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "shaped"])
+def test_healthy_runs_are_silent_and_end_with_the_command_that_evaluates(fake, tmp_path, kind):
+    spec, make = (GRID, sparse) if kind == "sparse" else (LINE, shaped)
+    bounds = ["--agent.losses.target-low=0", "--agent.losses.target-high=1"]
+    words = ["--agent.losses.gamma=0.9", *(bounds if kind == "sparse" else ())]
+    said, begun = trained(fake, tmp_path, spec, make(spec, 100), *words)
+    assert begun == set()
+    assert said[-2:] == [
+        "run tried finished",
+        f"evaluate: stepwell evaluate --policy tried --env {spec.env}",
+    ]
+    assert any("updates/s" in line and line.endswith(" left") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "expected"),
+    [
+        pytest.param(
+            "sparse",
+            ["--agent.losses.gamma=0.999", "--agent.losses.reward-multiplier=0.1"],
+            {"q_below_data", "rewards_too_small"},
+            id="unbounded Q, wrong reward scale",
+        ),
+        pytest.param("shaped", ["--agent.losses.tau=1"], {"targets_follow"}, id="tau 1"),
+        pytest.param(
+            "shaped",
+            ["--agent.losses.reward-multiplier=1e6", "--agent.losses.gamma=0.5"],
+            {"rewards_too_large"},
+            id="rewards beyond PopArt's range",
+        ),
+        pytest.param(
+            "shaped",
+            ["--agent.losses.target-low=-0.01", "--agent.losses.target-high=0.01"],
+            {"targets_at_bound"},
+            id="bounds of another scale",
+        ),
+        pytest.param(
+            "shaped",
+            ["--agent.losses.filter.threshold=20"],
+            {"filter_rejects"},
+            id="a filter that accepts nothing",
+        ),
+    ],
+)
+def test_broken_runs_say_so_in_their_last_lines(fake, tmp_path, kind, words, expected):
+    spec, make = (GRID, sparse) if kind == "sparse" else (LINE, shaped)
+    said, begun = trained(fake, tmp_path, spec, make(spec, 100), *words)
+    assert begun >= expected, begun
+    status, warning, evaluate = said[-3:]
+    assert status == "run tried finished" and evaluate.startswith("evaluate: ")
+    assert warning.startswith("warning: ") and " alarm" in warning
+
+
+def test_actions_that_leave_the_data_ring(fake, tmp_path):
+    """Only DPG, on rewards that grow with the action: the policy goes to the bounds."""
+    found = []
+    for t in shaped(LINE, 100):
+        actions = t.actions["action"]
+        found.append(
+            Trajectory.from_arrays(
+                obs=t.obs["observation"], actions=0.3 * actions, rewards=100 * actions[:, 0],
+                terminated=True, spec=LINE, id=t.id,
+            )
+        )  # fmt: skip
+    words = ["--agent.losses.bc-weight=0", "--agent.losses.dpg-weight=10"]
+    _, begun = trained(fake, tmp_path, LINE, found, *words, "--agent.losses.gamma=0.1")
+    assert "actions_saturated" in begun
