@@ -32,11 +32,11 @@ from amago_model.heads.distributions import Distribution, data_log_prob, with_sa
 from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
 from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
-from amago_model.losses.critic_losses import critic_term
+from amago_model.losses.critic_losses import critic_term, value_term
 from amago_model.losses.filters import AdvantageFilter
 from amago_model.losses.loss_inputs import LossInputs
 from amago_model.losses.metrics import update_metrics
-from amago_model.losses.td_targets import td_targets
+from amago_model.losses.td_targets import evaluate_state_value, td_targets
 from amago_model.registry import custom_module
 
 
@@ -57,6 +57,12 @@ class Agent(nn.Module):
         L_dpg  = - (w min over C of v + b)                     gradient to the actor and s by a_pi
         L_bc   = - f(A) log actor(a[t] | s[t])                 gradient to the actor and s
         loss   = critic_weight L_critic + dpg_weight L_dpg + bc_weight L_bc
+
+    With value_expectile (IQL), a state value V(s) replaces the policy's value:
+
+        q'     = V(s[t+1]),   A = w (min over M of C target_critics(s[t], a[t]) - V(s[t]))
+        L_value = |expectile - 1[A < 0]| A^2                   gradient to V and s
+        loss  += critic_weight L_value
 
     The encoders have no target network. After the optimiser step, `update_targets` does
     target += tau * (online - target).
@@ -153,6 +159,7 @@ class Agent(nn.Module):
                 popart.update(inputs.td_target, tr.critic_mask)
             evaluation = self.evaluate(tr, dpg_policy)
             inputs.critic_output, inputs.q_values = evaluation.output, evaluation.q
+            inputs.state_value = evaluation.state_value
             inputs.policy_values = popart.to_normalized(evaluation.dpg_q)
             inputs.advantage = self.filter.advantage(evaluation, popart)
         if c.bc_weight > 0:
@@ -173,6 +180,8 @@ class Agent(nn.Module):
         terms: dict[str, Tensor] = {}
         if self.critics is not None:
             terms["critic"] = critic_term(inputs, self.critics)
+            if c.value_expectile is not None:
+                terms["value"] = value_term(inputs, self.critics, c.value_expectile)
             if c.dpg_weight > 0:
                 assert inputs.policy_values is not None
                 terms["dpg"] = dpg_loss(inputs.policy_values, tr.dpg_mask, n.get("dpg"))
@@ -185,7 +194,8 @@ class Agent(nn.Module):
     def weights(self) -> dict[str, float]:
         """The weight of each loss term, by name, including terms that are not computed."""
         c, custom = self.config.losses, self.config.custom
-        built_in = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
+        critic = {"critic": c.critic_weight, "value": c.critic_weight}
+        built_in = critic | {"dpg": c.dpg_weight, "bc": c.bc_weight}
         return built_in | dict(zip(custom.losses, custom.loss_weights or repeat(1.0), strict=False))
 
     # ----------------------------------------------------------------------------------- the parts
@@ -210,10 +220,11 @@ class Agent(nn.Module):
     @torch.no_grad()
     def td_target(self, batch: Batch, tr: Transitions) -> Tensor:
         """TD targets [N, G], in units of the multiplied reward."""
-        c = self.config
-        actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
-        policy = actor(tr.state_tp1, tr.legal_tp1, **tr.actor_inputs_tp1)
-        policy = with_sampled_actions(policy, self.sampled)
+        c, policy = self.config, None
+        if c.losses.value_expectile is None:
+            actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
+            policy = actor(tr.state_tp1, tr.legal_tp1, **tr.actor_inputs_tp1)
+            policy = with_sampled_actions(policy, self.sampled)
         assert self.critics is not None
         return td_targets(batch, tr, policy, self.critics, self.gammas, c)
 
@@ -226,8 +237,12 @@ class Agent(nn.Module):
         if policy is None:
             policy = self.policy.actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
         policy = with_sampled_actions(policy, self.sampled)
-        dpg = self.config.losses.dpg_weight > 0
-        return evaluate_critics(self.critics, tr, policy, soften=self._soften, dpg=dpg)
+        c, soften = self.config.losses, self._soften
+        found = evaluate_critics(self.critics, tr, policy, soften=soften, dpg=c.dpg_weight > 0)
+        if c.value_expectile is None:
+            return found
+        value = evaluate_state_value(self.critics, tr, self.config, soften=soften)
+        return found._replace(v=value.v.detach().unsqueeze(0), state_value=value)
 
     # -------------------------------------------------------------------------- around the update
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago_model.config import AgentConfig, Spaces
+from amago_model.config import ActionSpace, AgentConfig, Spaces
 from amago_model.data.batch import Batch
 from amago_model.data.packing import Packing
 from amago_model.encoders.privileged import PrivilegedEncoder
@@ -21,7 +21,8 @@ from amago_model.registry import custom_module
 
 
 class Critics(nn.Module):
-    """The online critic ensemble, its target and lagged copies, privileged encoder and PopArt."""
+    """The online critic ensemble, its target and lagged copies, state value, privileged encoder
+    and PopArt."""
 
     def __init__(self, config: AgentConfig, spaces: Spaces, d_state: int) -> None:
         super().__init__()
@@ -39,9 +40,23 @@ class Critics(nn.Module):
         self.observation_keys = critic_observation_keys(self.online, spaces)
         self.target = frozen_copy(self.online)
         self.lagged = frozen_copy(self.online) if losses.lagged_critics else None
+        self.state_value: CriticEnsemble | None = None
+        if losses.value_expectile is not None:
+            # A critic of the state alone: one action, without a choice.
+            self.state_value = CriticEnsemble(
+                config.critic.replace(n_critics=1, n_critics_target=1),
+                ActionSpace(kind="discrete", n=1),
+                losses.gammas,
+                d_state=d_state + self.privileged_encoder.width,
+            )
         self.popart = PopArt(
             len(losses.gammas), config.critic.popart, bins=self.online.bins is not None
         )
+
+    def value(self, state: Tensor) -> Tensor:
+        """V(s) of value_expectile, an output like those of scalar critics: [N, D + P] -> [N, G]."""
+        assert self.state_value is not None
+        return self.state_value.action_values(state)[0, ..., 0]
 
     def encode(self, state: Tensor, batch: Batch, packing: Packing | None) -> Tensor:
         """Append privileged features: state [B, L, D], or packed [1, M, D] -> [..., D + P]."""

@@ -39,7 +39,7 @@ class CustomConfig(Settings):
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
-        taken = {"critic", "dpg", "bc", "total"}
+        taken = {"critic", "value", "dpg", "bc", "total"}
         if not (len(set(self.losses) - taken) == len(self.losses) and all(self.losses)):
             raise ValueError(
                 f"losses: expected each name once and none of {', '.join(sorted(taken))}; to "
@@ -121,6 +121,16 @@ class AgentConfig(Settings):
             raise ValueError(
                 "losses.critic_weight: 0 leaves the critic untrained; raise it, or set critic to "
                 "none for pure behaviour cloning"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scalar_critics_for_the_value(self) -> Self:
+        if self.losses.value_expectile is not None and getattr(self.critic, "kind", "") != "scalar":
+            kind = "none" if self.critic is None else f"kind {self.critic.kind!r}"
+            raise ValueError(
+                f"losses.value_expectile: needs critics of kind 'scalar', but critic is {kind}; "
+                "set critic.kind='scalar' or leave out value_expectile"
             )
         return self
 

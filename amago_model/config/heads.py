@@ -171,7 +171,7 @@ class _CriticConfig(Settings):
     n_critics: int = Field(4, ge=1, le=1024)
     """Number of critics in the ensemble."""
     n_critics_target: int = Field(2, ge=1)
-    """Size of the random subset of target critics for each TD target."""
+    """Size of the random subset of target critics for each target."""
     subset_replacement: bool = False
     """As published: draw the subset with replacement, so some targets use fewer critics."""
     soften_data_actions: bool = False

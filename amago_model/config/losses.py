@@ -42,12 +42,14 @@ class BinaryFilterConfig(_FilterConfig):
 
 
 class ExpFilterConfig(_FilterConfig):
-    """Weight exp(beta x advantage), at most 20."""
+    """Weight exp(beta x advantage), at most `largest`."""
 
     kind: Literal["exp"] = "exp"
-    """exp: weight exp(beta x advantage), at most 20."""
+    """exp: weight exp(beta x advantage), at most `largest`."""
     beta: Positive = 1.0
     """Factor of the advantage, which is in units of the target's standard deviation."""
+    largest: Positive = 20.0
+    """Maximum weight, so that no single transition dominates a batch."""
 
 
 class LeakyReLUFilterConfig(_FilterConfig):
@@ -105,11 +107,17 @@ class LossConfig(Settings):
     """Lower bound of TD targets, a return in the environment's units; none: no bound."""
     target_high: float | None = None
     """Upper bound of TD targets, a return in the environment's units; none: no bound."""
+    value_expectile: float | None = Field(None, gt=0, lt=1)
+    """Expectile of a state value V(s), learned from the data's actions only (IQL; Kostrikov et al.
+    2022): TD targets bootstrap from V, and advantages are Q - V. none: both use the policy's
+    actions instead."""
+    target_reduction: Literal["auto", "min", "mean"] = "auto"
+    """Value of a critic subset in TD targets, and in the targets and advantages of
+    value_expectile; auto: the minimum if dpg_weight is above 0, else the mean."""
     critic_weight: Weight = 10.0
-    """Weight of the critic loss."""
+    """Weight of the critic loss, and of the value loss with value_expectile."""
     dpg_weight: Weight = 1.0
-    """Weight of the DPG loss. If it is above 0, TD targets use the minimum over the critic subset,
-    else the mean."""
+    """Weight of the DPG loss."""
     bc_weight: Weight = 0.1
     """Weight of the (filtered) behaviour cloning loss."""
     filter: FilterConfig = Field(default_factory=BinaryFilterConfig)
@@ -154,6 +162,13 @@ class LossConfig(Settings):
                 "raise one of them"
             )
         return self
+
+    @property
+    def target_minimum(self) -> bool:
+        """Whether target critics are reduced by their minimum; False: by their mean."""
+        if self.target_reduction == "auto":
+            return self.dpg_weight > 0
+        return self.target_reduction == "min"
 
     @property
     def gammas(self) -> tuple[float, ...]:

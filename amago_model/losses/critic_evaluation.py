@@ -18,6 +18,15 @@ from amago_model.heads.critic_layers import StateProjection
 from amago_model.heads.distributions import Categorical, Distribution
 
 
+class StateValue(NamedTuple):
+    """V(s) of value_expectile, and its target: outputs like those of scalar critics."""
+
+    v: Tensor
+    """[N, G]: V(s). Gradient to its network and the states."""
+    target: Tensor
+    """[N, G]: value of the data's action, reduced over a random subset of the target critics."""
+
+
 class CriticEvaluation(NamedTuple):
     """Outputs of the critics in the state before each transition. See popart.py for their units."""
 
@@ -27,10 +36,21 @@ class CriticEvaluation(NamedTuple):
     q: Tensor
     """[C, N, G]: `output` as scalar values."""
     v: Tensor
-    """[C, N, G]: mean value of the policy's actions, the baseline of advantages."""
+    """[C, N, G]: mean value of the policy's actions; with value_expectile V(s), [1, N, G]."""
     dpg_q: Tensor
     """[C, N, G]: mean value of the policy's actions, maximised by DPG. Critics and states are
     detached: the gradient flows only through the actions, to the policy."""
+
+    state_value: StateValue | None = None
+    """V(s) and its target; None without value_expectile."""
+
+    @property
+    def advantage(self) -> Tensor:
+        """[N, G]: q - v, the mean over critics, without gradient; with value_expectile, V's target
+        minus V."""
+        if self.state_value is not None:
+            return self.state_value.target - self.state_value.v.detach()
+        return (self.q - self.v).detach().mean(0)
 
 
 def evaluate_critics(
@@ -59,15 +79,10 @@ def evaluate_critics(
         if lagged_critic is not None:
             constant = lagged_critic.action_values(tr.critic_state_t.detach(), **tr.critic_inputs_t)
         v = (constant * policy.probs).sum(-1)
-        if soften:
-            output = (every * tr.encoded_action.unsqueeze(1)).sum(-1, keepdim=True)
-        else:
-            index = tr.action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
-            output = every.gather(-1, index)
+        output = _of_data_action(every, tr, soften=soften)
         return CriticEvaluation(output, critic.scalar(output), v, v)
     state = critic.project_state(tr.critic_state_t, **tr.critic_inputs_t)
-    action = tr.encoded_action[None, :, None, :].expand(1, -1, tr.policy_noise.shape[2], -1)
-    output = critic.outputs(state, action).squeeze(1)
+    output = _data_action_outputs(critic, state, tr)
     q = critic.scalar(output)
     with torch.set_grad_enabled(with_dpg):
         if lagged_critic is None:
@@ -79,6 +94,29 @@ def evaluate_critics(
             return CriticEvaluation(output, q, dpg_q, dpg_q)
         v = policy_values(critic, state.detach(), policy, tr.policy_noise, frozen=True)
         return CriticEvaluation(output, q, v, dpg_q)
+
+
+def data_action_outputs(critic: CriticEnsemble, tr: Transitions, *, soften: bool) -> Tensor:
+    """Raw outputs for the data's actions, [C, N, G, 1 or bins]; `soften` as in
+    `evaluate_critics`."""
+    if critic.table:
+        every = critic.action_values(tr.critic_state_t, **tr.critic_inputs_t)
+        return _of_data_action(every, tr, soften=soften)
+    state = critic.project_state(tr.critic_state_t, **tr.critic_inputs_t)
+    return _data_action_outputs(critic, state, tr)
+
+
+def _of_data_action(every: Tensor, tr: Transitions, *, soften: bool) -> Tensor:
+    """Select from the values of all actions, [C, N, G, A] -> [C, N, G, 1]."""
+    if soften:
+        return (every * tr.encoded_action.unsqueeze(1)).sum(-1, keepdim=True)
+    index = tr.action.reshape(1, -1, 1, 1).expand(*every.shape[:3], 1)
+    return every.gather(-1, index)
+
+
+def _data_action_outputs(critic: CriticEnsemble, state: StateProjection, tr: Transitions) -> Tensor:
+    action = tr.encoded_action[None, :, None, :].expand(1, -1, tr.policy_noise.shape[2], -1)
+    return critic.outputs(state, action).squeeze(1)
 
 
 def policy_values(

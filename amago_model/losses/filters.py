@@ -15,18 +15,15 @@ from amago_model.losses.critic_evaluation import CriticEvaluation
 from amago_model.registry import custom_module
 from amago_model.running_statistics import BatchMoments
 
-MAX_EXP_WEIGHT = 20.0
-"""Maximum weight of the exponential filter, so that no single transition dominates a batch."""
-
 
 def binary_filter(advantage: Tensor, threshold: float) -> Tensor:
     """1 where the advantage exceeds the threshold, else 0."""
     return (advantage > threshold).to(advantage.dtype)
 
 
-def exp_filter(advantage: Tensor, beta: float) -> Tensor:
-    """exp(beta x advantage), at most 20 (CRR-exp, AWAC)."""
-    return torch.exp(beta * advantage).clamp(max=MAX_EXP_WEIGHT)
+def exp_filter(advantage: Tensor, beta: float, largest: float) -> Tensor:
+    """exp(beta x advantage), at most `largest` (AWAC, CRR-exp, IQL)."""
+    return torch.exp(beta * advantage).clamp(max=largest)
 
 
 def leaky_relu_filter(advantage: Tensor, c: LeakyReLUFilterConfig) -> Tensor:
@@ -45,7 +42,7 @@ def advantage_weight(advantage: Tensor, config: FilterConfig) -> Tensor:
         case "binary":
             return binary_filter(advantage, config.threshold)
         case "exp":
-            return exp_filter(advantage, config.beta)
+            return exp_filter(advantage, config.beta, config.largest)
         case "leaky_relu":
             return leaky_relu_filter(advantage, config)
         case "behavior_cloning":
@@ -72,7 +69,7 @@ class AdvantageFilter(nn.Module):
 
     def advantage(self, evaluation: CriticEvaluation, popart: PopArt) -> Tensor:
         """The filter's input [N, G], without gradient; the setting `advantage` gives its unit."""
-        advantage, c = (evaluation.q - evaluation.v).detach().mean(0), self.config
+        advantage, c = evaluation.advantage, self.config
         raw = c.kind != "behavior_cloning" and c.advantage == "raw"
         return advantage if raw else popart.normalized_difference(advantage)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from amago_model.data.transitions import Transitions
 from amago_model.heads.distributions import Distribution
+from amago_model.losses.critic_evaluation import StateValue
 from amago_model.running_statistics import masked_mean
 
 
@@ -43,6 +44,8 @@ class LossInputs:
     """[C, N, G]: normalised values of the policy's actions, by detached critics (with
     lagged_critics: those from before the last step). If dpg_weight is above 0, gradient to the
     actor and the states; with dpg_detach_state to the actor only."""
+    state_value: StateValue | None = None
+    """V(s) and its target, [N, G] each; None without value_expectile."""
     advantage: Tensor | None = None
     """[N, G]: advantages of the data's actions, the input of the filter."""
     filter_weight: Tensor | None = None

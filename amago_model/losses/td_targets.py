@@ -22,29 +22,36 @@ from amago_model.data.batch import Batch
 from amago_model.data.transitions import Transitions
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Categorical, Distribution
-from amago_model.losses.critic_evaluation import policy_values
+from amago_model.losses.critic_evaluation import StateValue, data_action_outputs, policy_values
 
 
 @torch.no_grad()
 def td_targets(
     batch: Batch,
     tr: Transitions,
-    next_policy: Distribution,
+    next_policy: Distribution | None,
     critics: Critics,
     gammas: Tensor,
     config: AgentConfig,
 ) -> Tensor:
     """TD targets [N, G], in units of the multiplied reward.
 
-    They bootstrap from the minimum (without DPG: the mean) over a random subset of the target
-    critics, for actions of `next_policy` [N, G, ...].
+    They bootstrap from the minimum or mean over a random subset of the target critics, for actions
+    of `next_policy` [N, G, ...]; if that is None, from V(s).
     """
-    c, target_critic = config.critic, critics.target
-    assert c is not None
-    subset = subset_indices(
-        c.n_critics, c.n_critics_target, tr.ensemble_noise, replacement=c.subset_replacement
-    )
-    state_tp1 = tr.critic_state_tp1
+    if next_policy is None:
+        value = critics.value(tr.critic_state_tp1)
+    else:
+        value = next_policy_values(tr, next_policy, critics, config)
+    value = critics.popart.to_return(value)
+    return tr.flatten(bootstrapped_returns(batch, tr.unflatten(value), gammas, config.losses))
+
+
+def next_policy_values(
+    tr: Transitions, next_policy: Distribution, critics: Critics, config: AgentConfig
+) -> Tensor:
+    """Outputs of the target critics in the next states, reduced over a random subset [N, G]."""
+    target_critic, state_tp1 = critics.target, tr.critic_state_tp1
     if isinstance(next_policy, Categorical) and target_critic.table:
         q = target_critic.action_values(state_tp1, **tr.critic_inputs_tp1)
         q = (q * next_policy.probs).sum(-1)
@@ -57,10 +64,23 @@ def td_targets(
             target_critic.project_state(state_tp1, **tr.critic_inputs_tp1),
             next_policy,
             tr.target_noise,
-            subset=subset if sparse else None,
+            subset=subset_of(tr.ensemble_noise, config) if sparse else None,
         )
-    value = critics.popart.to_return(over_subset(q, subset, minimum=config.losses.dpg_weight > 0))
-    return tr.flatten(bootstrapped_returns(batch, tr.unflatten(value), gammas, config.losses))
+    return reduced_targets(q, tr.ensemble_noise, config)
+
+
+def evaluate_state_value(
+    critics: Critics, tr: Transitions, config: AgentConfig, *, soften: bool
+) -> StateValue:
+    """Evaluate V(s) of value_expectile, and its target: Q of the data's actions.
+
+    V is an expectile of Q over the data's actions in s. Above 1/2 it approaches the value of the
+    best of them, without evaluating any other action (IQL; Kostrikov et al. 2022).
+    """
+    with torch.no_grad():
+        q = critics.target.scalar(data_action_outputs(critics.target, tr, soften=soften))
+        target = reduced_targets(q, tr.ensemble_noise, config)
+    return StateValue(critics.value(tr.critic_state_t), target)
 
 
 def bootstrapped_returns(
@@ -131,6 +151,19 @@ def lambda_returns(
 def clipped_target(target: Tensor, low: float | None, high: float | None) -> Tensor:
     """Targets clipped to [low, high], in units of the multiplied reward; None is no bound."""
     return target if low is None and high is None else target.clamp(min=low, max=high)
+
+
+def reduced_targets(q: Tensor, noise: Tensor, config: AgentConfig) -> Tensor:
+    """Minimum or mean [N, G] of target critics q [C, N, G] over the subset that `noise` [C, N, G]
+    draws."""
+    return over_subset(q, subset_of(noise, config), minimum=config.losses.target_minimum)
+
+
+def subset_of(noise: Tensor, config: AgentConfig) -> Tensor | None:
+    """Indices [size, N, G] of the subset of critics that `noise` [C, N, G] draws; None: all."""
+    c = config.critic
+    assert c is not None
+    return subset_indices(c.n_critics, c.n_critics_target, noise, replacement=c.subset_replacement)
 
 
 def subset_indices(

@@ -269,6 +269,42 @@ CASES: dict[str, Case] = {
 }
 
 
+EXPECTILE: Case = {"value_expectile": 0.8, "dpg_weight": 0.0, "use_target_actor": False}
+EXP: Case = {"filter": {"kind": "exp", "beta": 3.0, "largest": 1.5}}
+CASES |= {
+    "IQL, discrete": {"losses": EXPECTILE | EXP | {"target_reduction": "min"}},
+    "IQL, continuous": {
+        "kind": "continuous",
+        "privileged": True,
+        "masks": True,
+        "losses": EXPECTILE | EXP | {"target_reduction": "min"},
+    },
+    "IQL, mean of critics, n-step": {"losses": EXPECTILE | EXP | {"n_step": 2}},
+    "IQL, no popart, low expectile": {
+        "critic": {"popart": None, "n_critics_target": 3},
+        "losses": EXPECTILE | EXP | {"value_expectile": 0.2},
+    },
+    "IQL, raw advantage, normalised": {
+        "critic": {"soften_data_actions": True},
+        "losses": EXPECTILE | {"filter": {"kind": "exp", "advantage": "raw", "batch_norm": True}},
+    },
+    "IQL, choices": {"kind": "multi_discrete", "legal": True, "losses": EXPECTILE | CLEAR},
+    "IQL, sampled": {"algorithm": "multitask", "losses": EXPECTILE | CLEAR},
+    "IQL and DPG": {
+        "kind": "continuous",
+        "losses": {"value_expectile": 0.7, "target_reduction": "mean", "lagged_critics": True},
+    },
+    "CRR": {
+        "kind": "continuous",
+        "losses": EXP | {"dpg_weight": 0.0, "n_actions_in_actor_loss": 4},
+    },
+    "AWAC": {
+        "kind": "continuous",
+        "losses": EXP | {"dpg_weight": 0.0, "target_reduction": "min", "use_target_actor": False},
+    },
+}
+
+
 def make(case: Case) -> tuple[Agent, Callable[[list[int], int], Batch]]:
     case = dict(case)
     masks = case.pop("masks", False)

@@ -246,7 +246,9 @@ class _Loops:
 
     def next_value(self, i: int, k: int, g: int, state: Tensor, seen: Tensor) -> float:
         """Where transition k of window i arrives, in units of multiplied reward."""
-        a, critics = self.agent, self.agent.config.critic
+        a = self.agent
+        if self.c.value_expectile is not None:
+            return self.popart[g].to_return(plain(self.state_value(seen[k + 1], g)))
         actor = a.target_actor if self.c.use_target_actor else a.policy.actor
         policy = self.policy(actor, state[k + 1], i, k + 1, g)
         values = [
@@ -261,8 +263,14 @@ class _Loops:
                     constant=True,
                 )
             )
-            for c in range(critics.n_critics)
+            for c in range(a.config.critic.n_critics)
         ]
+        value = self.reduced(values, i, k, g)
+        return self.popart[g].to_return(value) if self.scalar else value
+
+    def reduced(self, values: list[float], i: int, k: int, g: int) -> float:
+        """The lowest or the mean of those target critics that the noise draws."""
+        critics = self.agent.config.critic
         m = critics.n_critics_target
         if critics.subset_replacement:
             ranges = [normal_cdf(plain(self.ensemble_noise[i, k, j, g])) for j in range(m)]
@@ -272,8 +280,19 @@ class _Loops:
                 range(len(values)), key=lambda c: -plain(self.ensemble_noise[i, k, c, g])
             )
             values = [values[c] for c in order[:m]]
-        value = min(values) if self.c.dpg_weight > 0 else sum(values) / len(values)
-        return self.popart[g].to_return(value) if self.scalar else value
+        how = self.c.target_reduction
+        if how == "auto":
+            how = "min" if self.c.dpg_weight > 0 else "mean"
+        return min(values) if how == "min" else sum(values) / len(values)
+
+    def state_value(self, seen: Tensor, g: int) -> Tensor:
+        """V(s) of one state: a critic of the only action that its network knows."""
+        x, net = seen, self.agent.critics.state_value
+        last = len(net.weights) - 1
+        for layer, (w, b) in enumerate(zip(net.weights, net.biases, strict=True)):
+            x = x @ w[0] + b[0, 0]
+            x = F.leaky_relu(x, 0.01) if layer < last else x
+        return x[g]
 
     def target(self, i: int, k: int, g: int, q: list[float]) -> float:
         batch, c, n = self.batch, self.c, int(self.batch.mask[i].sum())
@@ -300,7 +319,7 @@ class _Loops:
         every = [(i, k, g) for i, k, g in every if self.batch.mask[i, k]]
         states = {i: self.states(i) for i in range(self.b) if self.batch.mask[i].any()}
         result = SlowUpdate(NOTHING, {}, self.popart, inputs)
-        terms: dict[str, list[Tensor]] = {"critic": [], "dpg": [], "bc": []}
+        terms: dict[str, list[Tensor]] = {"critic": [], "value": [], "dpg": [], "bc": []}
         advantages: dict[Place, float] = {}
         own = agent.policy.actor
 
@@ -359,6 +378,19 @@ class _Loops:
                     gain = [a - b for a, b in zip(q_sa, v, strict=True)]
                 else:
                     gain = [self.normalized(a, g) - b for a, b in zip(q_sa, norm_v, strict=True)]
+                if c.value_expectile is not None:
+                    slow = agent.critics.target
+                    data_q = [
+                        plain(self.critic(slow, j, seen[k], g, action, constant=True))
+                        for j in n_critics
+                    ]
+                    goal, value = self.reduced(data_q, i, k, g), self.state_value(seen[k], g)
+                    error = self.normalized(NOTHING + goal, g) - self.normalized(value, g)
+                    tilt = c.value_expectile if plain(error) > 0 else 1 - c.value_expectile
+                    if self.critic_mask(i, k):
+                        terms["value"].append(tilt * error**2)
+                    raw = c.filter.kind != "behavior_cloning" and c.filter.advantage == "raw"
+                    gain = [goal - value if raw else error]
                 if self.bc_mask(i, k):
                     advantages[i, k, g] = plain(sum(gain)) / len(gain)
                 units = self.popart[g].to_return if self.scalar else (lambda x: x)
@@ -378,6 +410,7 @@ class _Loops:
             terms["bc"].append(-result.weights.get((i, k, g), 1.0) * log_prob)
 
         weights = {"critic": c.critic_weight, "dpg": c.dpg_weight, "bc": c.bc_weight}
+        weights["value"] = c.critic_weight if c.value_expectile is not None else 0.0
         for name, parts in terms.items():
             there = weights[name] > 0 and (agent.critics is not None or name == "bc")
             if there:

@@ -269,7 +269,7 @@ def slow_filter(agent: Agent, advantage: float) -> float:
     if f.kind == "binary":
         return plain(advantage > f.threshold)
     if f.kind == "exp":
-        return min(math.exp(f.beta * advantage), 20.0)
+        return min(math.exp(f.beta * advantage), f.largest)
     rise = (advantage - f.threshold) / f.beta
     line = f.at_zero + f.slope * f.threshold / f.beta + (rise if rise > 0 else f.slope * rise)
     step = plain(f.add_step and advantage > f.threshold)

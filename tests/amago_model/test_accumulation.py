@@ -49,9 +49,10 @@ CASES = {
     ),
     "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", **NARROW}, {}),
     "choices": ("multi_discrete", {}, {"kind": "hlgauss", **NARROW}, {"td_lambda": 0.8}),
+    "IQL": ("continuous", {}, {}, cases.EXPECTILE | cases.EXP),
     "cloning alone": ("continuous", {}, False, cases.CLONING["losses"]),
 }
-MASKED = ("continuous, normalised filter", "multitask", "cloning alone")
+MASKED = ("continuous, normalised filter", "multitask", "IQL", "cloning alone")
 LENGTHS = (6, 1, 0, 3, 2, 5, 1)
 
 

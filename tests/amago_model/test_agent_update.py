@@ -169,7 +169,7 @@ def test_filters_weigh_by_advantage() -> None:
     advantage = torch.tensor([-1.0, 0.0, 0.5, 100.0])
     assert binary_filter(advantage, 0.0).tolist() == [0, 0, 1, 1]
     torch.testing.assert_close(
-        exp_filter(advantage, 2.0), torch.tensor([-2.0, 0.0, 1.0, 3.0]).exp().clamp(max=20)
+        exp_filter(advantage, 2.0, 20.0), torch.tensor([-2.0, 0.0, 1.0, 3.0]).exp().clamp(max=20)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -173,6 +175,48 @@ def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: s
     obs = torch.randn(200, width)
     chosen = _act(agent, obs, make().prev_action).reshape(200, width)
     assert float(((chosen > 0) == (obs > 0)).float().mean()) > 0.9
+
+
+BASELINES: dict[str, dict[str, Any]] = {
+    "iql": {
+        "value_expectile": 0.9,
+        "target_reduction": "min",
+        "dpg_weight": 0.0,
+        "filter": {"kind": "exp", "beta": 3.0, "batch_norm": True},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_stitches_the_best_of_two_steps(name: str, kind: str) -> None:
+    """The first step pays 0.2, or leads where the best action pays 1 and random ones 0 on average.
+    The second step pays only there. The data is random, so only a value of the best actions
+    prefers the second way, and only its advantages find them."""
+    action = {
+        "discrete": ActionSpace(kind="discrete", n=5),
+        "continuous": ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,)),
+    }[kind]
+    losses = {"gamma": 0.9, "bc_weight": 1.0, **BASELINES[name]}
+    agent = make_agent(configured(NO_MEMORY, losses=losses), _spaces(action, 2))
+
+    def make() -> Batch:
+        if kind == "discrete":
+            taken = torch.randint(0, 5, (64, 2))
+            there, pay = taken[:, 0] == 3, torch.where(taken[:, 1] == 1, 1.0, -0.25)
+        else:
+            taken = torch.rand(64, 2, 1) * 2 - 1
+            there, pay = taken[:, 0, 0] > 0, taken[:, 1, 0]
+        obs = torch.zeros(64, 3, 2)
+        obs[:, 1, 0] = 1.0
+        obs[:, 1, 1] = there * 2.0 - 1.0
+        reward = torch.stack((torch.where(there, 0.0, 0.2), there * pay), dim=1)
+        return _windows(obs, taken, reward)
+
+    _train(agent, make, 400)
+    first, second = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 1.0]])
+    a, b = (_act(agent, obs, make().prev_action).reshape(()) for obs in (first, second))
+    assert (int(a), int(b)) == (3, 1) if kind == "discrete" else min(float(a), float(b)) > 0.3
 
 
 MEMORIES = {

@@ -23,7 +23,7 @@ from amago_model import (
 )
 from amago_model.heads.popart import PopArt
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
-from amago_model.losses.critic_losses import classification_loss, critic_loss
+from amago_model.losses.critic_losses import classification_loss, critic_loss, expectile_loss
 from amago_model.losses.filters import (
     advantage_weight,
     binary_filter,
@@ -153,6 +153,17 @@ def test_the_classification_loss_is_the_cross_entropy_of_what_the_mask_leaves() 
     assert number(of_many) == pytest.approx((a + b) / 16)
 
 
+def test_an_expectile_weighs_values_that_are_too_low_more_than_those_that_are_too_high() -> None:
+    value = t([1.0, 4.0], [7.0, 0.0], [2.0, -1.0], grad=True)
+    target = t([3.0, 3.0], [0.0, NAN], [2.0, 1.0], grad=True)
+    loss = expectile_loss(value, target, 0.9, MASK, None)
+    assert number(loss) == pytest.approx((0.9 * 4 + 0.1 * 1 + 0.0 + 0.9 * 4) / 4)
+    loss.backward()
+    assert target.grad is None
+    exactly(value.grad[[0, 2]], [-0.9, 0.05], [0.0, -0.9])
+    assert number(expectile_loss(value, target, 0.5, MASK, t(9.0)[0])) == pytest.approx(4.5 / 18)
+
+
 # ------------------------------------------------------------------------------------------ filters
 
 
@@ -167,13 +178,14 @@ def test_the_binary_filter_leaves_out_what_is_no_better_than_the_threshold() -> 
 def test_the_exponential_filter_is_bounded_above() -> None:
     advantage = t(-50.0, -0.5, 0.0, 0.5, 50.0)
     exactly(
-        exp_filter(advantage, 2.0),
+        exp_filter(advantage, 2.0, 20.0),
         math.exp(-100),
         math.exp(-1),
         1.0,
         math.exp(1),
         20.0,
     )
+    exactly(exp_filter(t(0.0, 0.1, 5.0), 10.0, 2.0), 1.0, 2.0, 2.0)
 
 
 LEAKY = {"threshold": 0.5, "beta": 2.0, "slope": 0.1, "at_zero": 0.2}
