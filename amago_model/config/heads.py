@@ -29,15 +29,20 @@ S = TypeVar("S", bound=Settings)
 class _ContinuousConfig(Settings):
     """Settings shared by all distributions of continuous actions."""
 
-    log_prob_clip: float = Field(0.99, gt=0, lt=1)
-    """Actions of the data are clipped to plus or minus this value before log_prob."""
     bound_gradient: bool = True
     """Keep a gradient towards the valid range where the bound on a standard deviation or
     concentration saturates. False, as published: no gradient there, so a few bad updates can freeze
     a policy."""
 
 
-class TanhGaussianConfig(_ContinuousConfig):
+class _BoundedConfig(_ContinuousConfig):
+    """Settings of distributions whose density may be infinite at the bounds."""
+
+    log_prob_clip: float = Field(0.99, gt=0, lt=1)
+    """Actions of the data are clipped to plus or minus this value before log_prob."""
+
+
+class TanhGaussianConfig(_BoundedConfig):
     """A tanh-squashed Gaussian."""
 
     kind: Literal["tanh_gaussian"] = "tanh_gaussian"
@@ -52,7 +57,24 @@ class TanhGaussianConfig(_ContinuousConfig):
         return _require_below(self, "std_low", "std_high")
 
 
-class BetaConfig(_ContinuousConfig):
+class GaussianConfig(_ContinuousConfig):
+    """A Gaussian whose mean is bounded by a tanh; samples are clipped to the bounds."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    """gaussian: a Gaussian in action space, its mean bounded by a tanh and its samples clipped to
+    the bounds (as in IQL, Kostrikov et al. 2021). It imitates actions at the bounds as exactly as
+    others, where tanh_gaussian cannot."""
+    std_low: Positive = 0.1
+    """Smallest standard deviation, in normalised actions."""
+    std_high: Positive = 1.0
+    """Largest standard deviation, in normalised actions."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        return _require_below(self, "std_low", "std_high")
+
+
+class BetaConfig(_BoundedConfig):
     """Independent Beta distributions."""
 
     kind: Literal["beta"] = "beta"
@@ -67,7 +89,7 @@ class BetaConfig(_ContinuousConfig):
         return _require_below(self, "low", "high")
 
 
-class GMMConfig(_ContinuousConfig):
+class GMMConfig(_BoundedConfig):
     """A tanh-squashed mixture of Gaussians."""
 
     kind: Literal["gmm"] = "gmm"
@@ -86,7 +108,7 @@ class GMMConfig(_ContinuousConfig):
 
 
 ContinuousConfig = Annotated[
-    TanhGaussianConfig | BetaConfig | GMMConfig, Field(discriminator="kind")
+    TanhGaussianConfig | GaussianConfig | BetaConfig | GMMConfig, Field(discriminator="kind")
 ]
 """Distribution of continuous actions, by `kind`."""
 

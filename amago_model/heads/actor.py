@@ -10,6 +10,7 @@ from amago_model.heads.distributions import (
     Beta,
     Categorical,
     Distribution,
+    Gaussian,
     GaussianMixture,
     MultiBinary,
     OneHots,
@@ -106,5 +107,7 @@ def make_distribution(
             return Beta.from_parameters(x, family)
         case "gmm":
             return GaussianMixture.from_parameters(x, family)
+        case "gaussian":
+            return Gaussian.from_parameters(x, family)
         case "tanh_gaussian":
             return TanhGaussian.from_parameters(x, family)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.config import BetaConfig, GMMConfig, TanhGaussianConfig
+from amago_model.config import BetaConfig, GaussianConfig, GMMConfig, TanhGaussianConfig
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _TRIES = 4
@@ -69,6 +69,51 @@ class TanhGaussian:
         """[...]: a Monte-Carlo estimate (there is no closed form) from noise [K, ..., A]."""
         assert noise is not None
         return -self._log_prob_of(self.loc + self.scale * noise).mean(0)
+
+
+@dataclass(slots=True)
+class Gaussian:
+    """A Gaussian with independent dimensions and a mean in (-1, 1); samples are clipped to [-1, 1].
+
+    The log-density is that of the Gaussian without clipping, which is bounded and smooth for
+    actions at the bounds (the policy of IQL; Kostrikov et al. 2021).
+    """
+
+    mean: Tensor
+    """[..., A] in (-1, 1)."""
+    std: Tensor
+    """[..., A]"""
+
+    @classmethod
+    def from_parameters(cls, x: Tensor, c: GaussianConfig) -> Gaussian:
+        """x [..., 2A]: means before a tanh, then standard deviations, squashed to
+        (std_low, std_high) on a log scale."""
+        loc, raw = x.chunk(2, dim=-1)
+        std = bounded_exp(raw, c.std_low, c.std_high, gradient=c.bound_gradient)
+        return cls(loc.tanh(), std)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Differentiable samples from standard normal noise [*K, ..., A]; a clipped sample has no
+        gradient."""
+        return torch.addcmul(self.mean, self.std, noise).clamp(-1.0, 1.0)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """[..., A] in [-1, 1]."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.rsample(noise).detach()
+
+    def greedy(self) -> Tensor:
+        """[..., A]: the mean."""
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """action [..., A] in [-1, 1] -> [...], the joint log-density."""
+        z = (action - self.mean) / self.std
+        return (-0.5 * z.square() - self.std.log() - _HALF_LOG_TWO_PI).sum(-1)
+
+    def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002 - has a closed form
+        """[...]: that of the Gaussian without clipping."""
+        return (self.std.log() + _HALF_LOG_TWO_PI + 0.5).sum(-1)
 
 
 @dataclass(slots=True)

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amago_model.config import ActorConfig
-from amago_model.heads.continuous import Beta, GaussianMixture, TanhGaussian, normal_like
+from amago_model.heads.continuous import Beta, Gaussian, GaussianMixture, TanhGaussian, normal_like
 
 __all__ = [
     "Beta",
     "Categorical",
     "Distribution",
+    "Gaussian",
     "GaussianMixture",
     "MultiBinary",
     "OneHots",
@@ -185,7 +186,9 @@ class OneHots:
         return out
 
 
-Distribution = Categorical | TanhGaussian | Beta | GaussianMixture | MultiBinary | OneHots
+Distribution = (
+    Categorical | TanhGaussian | Gaussian | Beta | GaussianMixture | MultiBinary | OneHots
+)
 
 
 def with_sampled_actions(policy: Distribution, sampled: bool) -> Distribution:

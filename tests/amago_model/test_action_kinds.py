@@ -208,6 +208,7 @@ ALL = [
     ("multi_binary", {}, 0.5),
     ("multi_discrete", {}, 0.5),
     ("continuous", {"continuous": {"kind": "beta"}}, 0.5),
+    ("continuous", {"continuous": {"kind": "gaussian"}}, 0.5),
     ("continuous", {"continuous": {"kind": "gmm", "modes": 3}}, 0.0),
 ]
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from amago_model import MLPActorConfig, TanhGaussianConfig
-from amago_model.heads.distributions import Categorical, TanhGaussian
+from amago_model import GaussianConfig, MLPActorConfig, TanhGaussianConfig
+from amago_model.heads.distributions import Categorical, Gaussian, TanhGaussian
 
 
 def test_probabilities_are_clipped_then_renormalised() -> None:
@@ -98,3 +98,32 @@ def test_rsample_passes_gradients_to_mean_and_deviation() -> None:
     d = TanhGaussian.from_parameters(x, TanhGaussianConfig(std_low=0.1, std_high=1.0))
     d.rsample(torch.tensor([1.0])).sum().backward()
     assert x.grad is not None and bool((x.grad.abs() > 0).all())
+
+
+def test_a_gaussian_imitates_actions_at_the_bounds_like_any_other() -> None:
+    """log_prob is torch's Normal around a tanh, also at 1, with a gradient towards the action."""
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    action = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64).expand(5, 3)
+    d = Gaussian.from_parameters(x, GaussianConfig(std_low=0.01, std_high=2.0))
+    loc, raw = x.detach().chunk(2, dim=-1)
+    low, high = math.log(0.01), math.log(2.0)
+    std = (low + 0.5 * (high - low) * (raw.tanh() + 1)).exp()
+    normal = torch.distributions.Normal(loc.tanh(), std)
+    torch.testing.assert_close(d.log_prob(action), normal.log_prob(action).sum(-1))
+    torch.testing.assert_close(d.entropy(), normal.entropy().sum(-1))
+    torch.testing.assert_close(d.greedy(), loc.tanh())
+    d.log_prob(action).sum().backward()
+    assert x.grad is not None
+    assert (x.grad[:, 0] > 0).all() and (x.grad[:, 1] < 0).all()
+
+
+def test_samples_of_a_gaussian_are_clipped_and_have_a_gradient_inside() -> None:
+    mean, std = torch.full((40_000, 1), 0.5), torch.full((40_000, 1), 0.7)
+    sample = Gaussian(mean, std).sample(torch.Generator().manual_seed(2))
+    assert float((sample < 0.5).float().mean()) == pytest.approx(0.5, abs=0.01)
+    assert float((sample == 1.0).float().mean()) == pytest.approx(0.238, abs=0.01)
+    one = torch.tensor([0.5], requires_grad=True)
+    d = Gaussian(one, torch.tensor([0.7]))
+    (inside,) = torch.autograd.grad(d.rsample(torch.tensor([0.1])), one)
+    (outside,) = torch.autograd.grad(d.rsample(torch.tensor([3.0])), one)
+    assert float(inside) == 1.0 and float(outside) == 0.0

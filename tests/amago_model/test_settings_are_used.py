@@ -122,6 +122,9 @@ SCENARIOS = {
     "continuous, beta": heads(
         "continuous", tried=("actor.",), actor={"continuous": {"kind": "beta"}}
     ),
+    "continuous, Gaussian": heads(
+        "continuous", tried=("actor.",), actor={"continuous": {"kind": "gaussian"}}
+    ),
     "continuous, mixture": heads(
         "continuous",
         tried=("actor.",),

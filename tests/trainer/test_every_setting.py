@@ -68,6 +68,7 @@ BASES: list[dict[str, Any]] = [
         f"{MEMORY}.kind": "mamba",
         f"{MEMORY}.d_model": 8,
         "agent.actor.kind": "residual",
+        "agent.actor.continuous.kind": "gaussian",
         "agent.timestep_encoder.kind": "image",
         "agent.timestep_encoder.images.kind": "impala",
         "agent.timestep_encoder.images.augment": True,
