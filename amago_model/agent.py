@@ -28,7 +28,12 @@ from amago_model.data.transitions import (
 )
 from amago_model.errors import ConfigError
 from amago_model.heads.actor import Actor
-from amago_model.heads.distributions import Distribution, data_log_prob, with_sampled_actions
+from amago_model.heads.distributions import (
+    Deterministic,
+    Distribution,
+    data_log_prob,
+    with_sampled_actions,
+)
 from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
 from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
@@ -38,6 +43,7 @@ from amago_model.losses.loss_inputs import LossInputs
 from amago_model.losses.metrics import update_metrics
 from amago_model.losses.td_targets import evaluate_state_value, td_targets
 from amago_model.registry import custom_module
+from amago_model.running_statistics import BatchMoments
 
 
 class Agent(nn.Module):
@@ -96,6 +102,8 @@ class Agent(nn.Module):
             if losses.use_target_actor:
                 self.target_actor = frozen_copy(self.policy.actor)
         self.filter = AdvantageFilter(config)
+        self.value_size = BatchMoments()
+        """Mean absolute value of the policy's actions in the batch, for mean_abs_q."""
         self._custom_losses = {name: custom_module(custom, "loss", name) for name in custom.losses}
         every_action = spaces.action.kind == "discrete" and not self.sampled
         noise_width = 0 if every_action else int(self.policy.actor.noise_width)
@@ -160,7 +168,7 @@ class Agent(nn.Module):
             evaluation = self.evaluate(tr, dpg_policy)
             inputs.critic_output, inputs.q_values = evaluation.output, evaluation.q
             inputs.state_value = evaluation.state_value
-            inputs.policy_values = popart.to_normalized(evaluation.dpg_q)
+            inputs.policy_values = self.policy_values(evaluation, tr)
             inputs.advantage = self.filter.advantage(evaluation, popart)
         if c.bc_weight > 0:
             soften = self.sampled and self._soften
@@ -225,6 +233,9 @@ class Agent(nn.Module):
             actor = self.target_actor if c.losses.use_target_actor else self.policy.actor
             policy = actor(tr.state_tp1, tr.legal_tp1, **tr.actor_inputs_tp1)
             policy = with_sampled_actions(policy, self.sampled)
+            family = c.actor.continuous
+            if isinstance(policy, Deterministic) and family.kind == "deterministic":
+                policy = policy.smoothed(family)
         assert self.critics is not None
         return td_targets(batch, tr, policy, self.critics, self.gammas, c)
 
@@ -243,6 +254,17 @@ class Agent(nn.Module):
             return found
         value = evaluate_state_value(self.critics, tr, self.config, soften=soften)
         return found._replace(v=value.v.detach().unsqueeze(0), state_value=value)
+
+    def policy_values(self, evaluation: CriticEvaluation, tr: Transitions) -> Tensor:
+        """The values that DPG maximises, [C, N, G], in the unit of `dpg_normalization`."""
+        assert self.critics is not None
+        popart = self.critics.popart
+        if self.config.losses.dpg_normalization == "popart":
+            return popart.to_normalized(evaluation.dpg_q)
+        values = popart.to_return(evaluation.dpg_q)
+        size, _ = self.value_size(values.detach().amin(0).abs(), tr.dpg_mask)
+        normalized: Tensor = values / size.clamp(min=1e-6)
+        return normalized
 
     # -------------------------------------------------------------------------- around the update
 

@@ -116,8 +116,8 @@ def _encoders(c: AgentConfig, spaces: Spaces, windows: int, length: int, rows: i
 
 def _actor(c: AgentConfig, spaces: Spaces, n: int) -> list[Matmul]:
     a, loss = c.actor, c.losses
-    if a.kind != "mlp" or a.continuous.kind == "gmm":
-        raise ValueError("only the plain actor without mixtures is counted")
+    if a.kind != "mlp" or a.continuous.kind in ("gmm", "deterministic"):
+        raise ValueError("only MLP actors with two parameters per action are counted")
     d = state_width(c)
     parameters = 2 if spaces.action.kind == "continuous" else 1
     out = len(loss.gammas) * spaces.action.width * parameters

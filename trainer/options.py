@@ -47,8 +47,8 @@ agent.losses.tau
 
 CRITIC_SETTINGS = """
 gamma auxiliary_gammas reward_multiplier n_step td_lambda target_low target_high value_expectile
-target_reduction critic_weight n_actions_in_critic_loss targets_before_step lagged_critics
-use_target_actor tau
+target_reduction bc_target_penalty critic_weight n_actions_in_critic_loss targets_before_step
+lagged_critics use_target_actor tau
 """.split()
 """The settings of agent.losses that only critics read."""
 

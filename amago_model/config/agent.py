@@ -135,6 +135,16 @@ class AgentConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _error_for_the_penalty(self) -> Self:
+        kind = self.actor.continuous.kind
+        if self.losses.bc_target_penalty > 0 and kind != "deterministic":
+            raise ValueError(
+                f"losses.bc_target_penalty: needs actor.continuous.kind 'deterministic', got "
+                f"{kind!r}; set it to 0 or choose that kind"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gradient_for_dpg(self) -> Self:
         if self.actor.continuous.kind == "gmm" and self.losses.dpg_weight > 0:
             raise ValueError(

@@ -107,8 +107,22 @@ class GMMConfig(_BoundedConfig):
         return _require_below(self, "std_low", "std_high")
 
 
+class DeterministicConfig(Settings):
+    """A single action per state (DDPG, TD3)."""
+
+    kind: Literal["deterministic"] = "deterministic"
+    """deterministic: a single action, for continuous actions only; its log-probability is the
+    negative squared error."""
+    target_noise: float = Field(0.2, ge=0)
+    """Standard deviation of noise on next actions in TD targets (target policy smoothing; TD3),
+    where actions are in -1..1."""
+    target_noise_clip: Positive = 0.5
+    """Largest size of this noise."""
+
+
 ContinuousConfig = Annotated[
-    TanhGaussianConfig | GaussianConfig | BetaConfig | GMMConfig, Field(discriminator="kind")
+    TanhGaussianConfig | GaussianConfig | BetaConfig | GMMConfig | DeterministicConfig,
+    Field(discriminator="kind"),
 ]
 """Distribution of continuous actions, by `kind`."""
 
@@ -205,6 +219,9 @@ class _CriticConfig(Settings):
     """Width of the hidden layers."""
     activation: Activation = "leaky_relu"
     """Activation after each hidden layer."""
+    layer_norm: bool = False
+    """Layer norm after each activation, which bounds values far from the data (ReBRAC; Tarasov et
+    al. 2023). It has no weights: the next layer scales its output."""
     dropout: Dropout = 0.0
     """Dropout probability after each hidden layer."""
     popart: PopArtConfig | None = Field(default_factory=PopArtConfig)

@@ -118,6 +118,13 @@ class LossConfig(Settings):
     """Weight of the critic loss, and of the value loss with value_expectile."""
     dpg_weight: Weight = 1.0
     """Weight of the DPG loss."""
+    dpg_normalization: Literal["popart", "mean_abs_q"] = "popart"
+    """Unit of the values that DPG maximises; popart: standard deviations of the return; mean_abs_q:
+    their mean absolute value in the batch, per discount (TD3+BC; Fujimoto & Gu 2021)."""
+    bc_target_penalty: Weight = 0.0
+    """Penalty on next values: this factor times the squared error between the policy's next action
+    and that of the data, where it is known, in units of the multiplied reward (ReBRAC; Tarasov et
+    al. 2023). Needs actor.continuous.kind deterministic."""
     bc_weight: Weight = 0.1
     """Weight of the (filtered) behaviour cloning loss."""
     filter: FilterConfig = Field(default_factory=BinaryFilterConfig)

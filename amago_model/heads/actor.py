@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from amago_model.config import ActionSpace, ActorConfig, ResidualActorConfig
+from amago_model.errors import ConfigError
 from amago_model.heads.distributions import (
     Beta,
     Categorical,
+    Deterministic,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -27,6 +29,11 @@ class Actor(nn.Module):
         self, config: ActorConfig, action: ActionSpace, *, d_state: int, n_gammas: int
     ) -> None:
         super().__init__()
+        if config.continuous.kind == "deterministic" and action.kind != "continuous":
+            raise ConfigError(
+                "actor.continuous.kind: 'deterministic' needs continuous actions, but these are "
+                f"{action.kind}; use recipe iql, awac or crr (or bc), or choose another kind"
+            )
         self.config, self.action = config, action
         self.n_gammas = n_gammas
         self.noise_width = noise_width(config, action)
@@ -77,6 +84,8 @@ def n_parameters(config: ActorConfig, action: ActionSpace) -> int:
         return action.width
     if config.continuous.kind == "gmm":
         return config.continuous.modes * (1 + 2 * action.width)
+    if config.continuous.kind == "deterministic":
+        return action.width
     return 2 * action.width
 
 
@@ -107,6 +116,8 @@ def make_distribution(
             return Beta.from_parameters(x, family)
         case "gmm":
             return GaussianMixture.from_parameters(x, family)
+        case "deterministic":
+            return Deterministic(x.tanh())
         case "gaussian":
             return Gaussian.from_parameters(x, family)
         case "tanh_gaussian":

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amago_model.config import BetaConfig, GaussianConfig, GMMConfig, TanhGaussianConfig
+from amago_model.config import (
+    BetaConfig,
+    DeterministicConfig,
+    GaussianConfig,
+    GMMConfig,
+    TanhGaussianConfig,
+)
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _TRIES = 4
@@ -166,6 +172,42 @@ class Beta:
 
     def _log_norm(self) -> Tensor:
         return self.alpha.lgamma() + self.beta.lgamma() - (self.alpha + self.beta).lgamma()
+
+
+@dataclass(slots=True)
+class Deterministic:
+    """A single action per state. It has no density: log_prob is a negative squared error."""
+
+    loc: Tensor
+    """[..., A] in (-1, 1)."""
+    noise: float = 0.0
+    """Standard deviation of clipped noise on samples."""
+    clip: float = 0.0
+    """Largest size of this noise."""
+
+    def smoothed(self, c: DeterministicConfig) -> Deterministic:
+        """With noise on its samples (target policy smoothing; TD3: Fujimoto et al. 2018)."""
+        return Deterministic(self.loc, c.target_noise, c.target_noise_clip)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Differentiable actions from standard normal noise [*K, ..., A], in [-1, 1]."""
+        return (self.loc + (self.noise * noise).clamp(-self.clip, self.clip)).clamp(-1.0, 1.0)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:  # noqa: ARG002
+        """[..., A]: the action."""
+        return self.loc.detach()
+
+    def greedy(self) -> Tensor:
+        """[..., A]: the action."""
+        return self.loc
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """action [..., A] in [-1, 1] -> [...], minus the squared error, mean over dimensions."""
+        return -(action - self.loc).square().mean(-1)
+
+    def entropy(self, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[...]: zeros."""
+        return torch.zeros_like(self.loc[..., 0])
 
 
 @dataclass(slots=True)

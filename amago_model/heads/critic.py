@@ -111,6 +111,8 @@ class CriticEnsemble(nn.Module):
             x = self.activation(x, constant=not layers[0][0].requires_grad)
         else:
             x = self.activation(x)
+        if self.config.layer_norm:
+            x = F.layer_norm(x, x.shape[-1:])
         return F.dropout(x, self.config.dropout, self.training)
 
     def project_state(self, state: Tensor) -> StateProjection:
@@ -216,6 +218,7 @@ class CriticEnsemble(nn.Module):
         )
         dropout = self.training and self.config.dropout > 0
         # A subclass may change the layers.
-        if type(self) is not CriticEnsemble or not constant or dropout or not on_plain_cpu(inputs):
+        plain = not dropout and not self.config.layer_norm and on_plain_cpu(inputs)
+        if type(self) is not CriticEnsemble or not constant or not plain:
             return None
         return leaky_slope(self.activation)

@@ -16,11 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amago_model.config import ActorConfig
-from amago_model.heads.continuous import Beta, Gaussian, GaussianMixture, TanhGaussian, normal_like
+from amago_model.heads.continuous import (
+    Beta,
+    Deterministic,
+    Gaussian,
+    GaussianMixture,
+    TanhGaussian,
+    normal_like,
+)
 
 __all__ = [
     "Beta",
     "Categorical",
+    "Deterministic",
     "Distribution",
     "Gaussian",
     "GaussianMixture",
@@ -187,7 +195,14 @@ class OneHots:
 
 
 Distribution = (
-    Categorical | TanhGaussian | Gaussian | Beta | GaussianMixture | MultiBinary | OneHots
+    Categorical
+    | TanhGaussian
+    | Gaussian
+    | Beta
+    | GaussianMixture
+    | Deterministic
+    | MultiBinary
+    | OneHots
 )
 
 

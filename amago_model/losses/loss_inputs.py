@@ -41,7 +41,7 @@ class LossInputs:
     td_target: Tensor | None = None
     """[N, G]: TD targets, in units of the multiplied reward."""
     policy_values: Tensor | None = None
-    """[C, N, G]: normalised values of the policy's actions, by detached critics (with
+    """[C, N, G]: values of the policy's actions in the unit of DPG, by detached critics (with
     lagged_critics: those from before the last step). If dpg_weight is above 0, gradient to the
     actor and the states; with dpg_detach_state to the actor only."""
     state_value: StateValue | None = None

@@ -16,12 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago_model.config import AgentConfig, LossConfig
+from amago_model.config import ActionSpace, AgentConfig, LossConfig
 from amago_model.critics import Critics
-from amago_model.data.batch import Batch
+from amago_model.data.batch import Batch, encode_action
 from amago_model.data.transitions import Transitions
 from amago_model.heads.critic import CriticEnsemble
-from amago_model.heads.distributions import Categorical, Distribution
+from amago_model.heads.distributions import Categorical, Deterministic, Distribution
 from amago_model.losses.critic_evaluation import StateValue, data_action_outputs, policy_values
 
 
@@ -44,6 +44,9 @@ def td_targets(
     else:
         value = next_policy_values(tr, next_policy, critics, config)
     value = critics.popart.to_return(value)
+    if isinstance(next_policy, Deterministic) and config.losses.bc_target_penalty > 0:
+        error = next_action_error(batch, tr, next_policy, critics.online.action)
+        value = value - config.losses.bc_target_penalty * error
     return tr.flatten(bootstrapped_returns(batch, tr.unflatten(value), gammas, config.losses))
 
 
@@ -67,6 +70,18 @@ def next_policy_values(
             subset=subset_of(tr.ensemble_noise, config) if sparse else None,
         )
     return reduced_targets(q, tr.ensemble_noise, config)
+
+
+def next_action_error(
+    batch: Batch, tr: Transitions, next_policy: Deterministic, space: ActionSpace
+) -> Tensor:
+    """Squared error [N, G] between the policy's next actions and the data's, mean over dimensions
+    and samples; 0 where the data's is unknown, as after the last transition of a window."""
+    action, known = encode_action(space, batch.action), batch.mask & batch.action_known
+    after = tr.flatten(torch.cat((action[:, 1:], action[:, :1]), dim=1))
+    known = tr.flatten(torch.cat((known[:, 1:], torch.zeros_like(known[:, :1])), dim=1))
+    error = (next_policy.rsample(tr.target_noise) - after.unsqueeze(1)).square().mean(-1).mean(0)
+    return torch.where(known.unsqueeze(1), error, 0.0)
 
 
 def evaluate_state_value(

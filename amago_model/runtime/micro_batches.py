@@ -33,14 +33,17 @@ def update_statistics(agent: Agent, batch: Batch) -> None:
     if critics is not None:
         _reject_statistics("CustomConfig.critic", critics.online)
     transitions = agent.encode(batch)
-    c = agent.config.losses.filter
-    batch_norm = c.kind != "behavior_cloning" and c.batch_norm
-    if critics is None or not (critics.popart.enabled or batch_norm):
+    c = agent.config.losses
+    batch_norm = c.filter.kind != "behavior_cloning" and c.filter.batch_norm
+    mean_abs_q = c.dpg_weight > 0 and c.dpg_normalization == "mean_abs_q"
+    if critics is None or not (critics.popart.enabled or batch_norm or mean_abs_q):
         return
     critics.popart.update(agent.td_target(batch, transitions), transitions.critic_mask)
-    if batch_norm:
-        advantage = agent.filter.advantage(agent.evaluate(transitions), critics.popart)
-        agent.filter(advantage, transitions.bc_mask)
+    if not (batch_norm or mean_abs_q):
+        return
+    evaluation = agent.evaluate(transitions)
+    agent.policy_values(evaluation, transitions)
+    agent.filter(agent.filter.advantage(evaluation, critics.popart), transitions.bc_mask)
 
 
 def _reject_statistics(setting: str, head: nn.Module) -> None:

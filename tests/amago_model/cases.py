@@ -298,6 +298,36 @@ CASES |= {
         "kind": "continuous",
         "losses": EXP | {"dpg_weight": 0.0, "n_actions_in_actor_loss": 4},
     },
+    "TD3+BC": {
+        "kind": "continuous",
+        "actor": {"continuous": {"kind": "deterministic", "target_noise_clip": 0.3}},
+        "losses": {"dpg_normalization": "mean_abs_q", "filter": {"kind": "behavior_cloning"}},
+    },
+    "TD3+BC, no popart, masks": {
+        "kind": "continuous",
+        "masks": True,
+        "actor": {"continuous": {"kind": "deterministic"}},
+        "critic": {"popart": None},
+        "losses": {"dpg_normalization": "mean_abs_q", "n_actions_in_critic_loss": 2},
+    },
+    "mean absolute Q, discrete": {"losses": {"dpg_normalization": "mean_abs_q"}},
+    "mean absolute Q, classified": {
+        "critic": {"kind": "twohot", **NARROW},
+        "losses": {"dpg_normalization": "mean_abs_q"},
+    },
+    "ReBRAC": {
+        "kind": "continuous",
+        "actor": {"continuous": {"kind": "deterministic", "target_noise": 0.5}},
+        "critic": {"layer_norm": True, "n_layers": 2},
+        "losses": {
+            "dpg_normalization": "mean_abs_q",
+            "bc_target_penalty": 0.6,
+            "n_actions_in_critic_loss": 2,
+            "filter": {"kind": "behavior_cloning"},
+        },
+    },
+    "layer norm, discrete": {"critic": {"layer_norm": True, "n_layers": 2}},
+    "layer norm, IQL": {"critic": {"layer_norm": True}, "losses": EXPECTILE},
     "AWAC": {
         "kind": "continuous",
         "losses": EXP | {"dpg_weight": 0.0, "target_reduction": "min", "use_target_actor": False},

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from amago_model import Agent, Batch, PopArtConfig
 from amago_model.data.batch import encode_action
@@ -214,11 +213,20 @@ class _Loops:
         for layer, (w, b) in enumerate(zip(critic.weights, critic.biases, strict=True)):
             w, b = (w.detach(), b.detach()) if constant else (w, b)
             x = x @ w[c] + b[c, 0]
-            x = F.leaky_relu(x, 0.01) if layer < last else x
+            x = self.hidden(x) if layer < last else x
         if not critic.table:
             return x if not self.scalar else x[0]
         n = self.space.n
         return (x[g * n : (g + 1) * n] * action).sum()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The activation of a critic, and its layer norm."""
+        x = torch.stack([a if plain(a) > 0 else 0.01 * a for a in x])
+        if not self.agent.config.critic.layer_norm:
+            return x
+        mean = sum(x, NOTHING) / len(x)
+        variance = sum(((a - mean) ** 2 for a in x), NOTHING) / len(x)
+        return torch.stack([(a - mean) / (variance + 1e-5) ** 0.5 for a in x])
 
     def number(self, out: Tensor) -> Tensor:
         """A critic's answer as one number."""
@@ -251,6 +259,7 @@ class _Loops:
             return self.popart[g].to_return(plain(self.state_value(seen[k + 1], g)))
         actor = a.target_actor if self.c.use_target_actor else a.policy.actor
         policy = self.policy(actor, state[k + 1], i, k + 1, g)
+        policy.smoothed = True
         values = [
             plain(
                 self.value_of(
@@ -266,7 +275,19 @@ class _Loops:
             for c in range(a.config.critic.n_critics)
         ]
         value = self.reduced(values, i, k, g)
-        return self.popart[g].to_return(value) if self.scalar else value
+        value = self.popart[g].to_return(value) if self.scalar else value
+        return value - self.c.bc_target_penalty * self.next_error(policy, i, k, g)
+
+    def next_error(self, policy: SlowPolicy, i: int, k: int, g: int) -> float:
+        """How far the policy's next actions are from the data's, if that is known."""
+        if self.c.bc_target_penalty == 0 or k + 1 >= self.t or not self.known(i, k + 1):
+            return 0.0
+        errors = [
+            (plain(a) - plain(b)) ** 2
+            for e in self.next_noise[i, k]
+            for a, b in zip(policy.sample(e[g]), self.action(i, k + 1), strict=True)
+        ]
+        return sum(errors) / len(errors)
 
     def reduced(self, values: list[float], i: int, k: int, g: int) -> float:
         """The lowest or the mean of those target critics that the noise draws."""
@@ -291,7 +312,7 @@ class _Loops:
         last = len(net.weights) - 1
         for layer, (w, b) in enumerate(zip(net.weights, net.biases, strict=True)):
             x = x @ w[0] + b[0, 0]
-            x = F.leaky_relu(x, 0.01) if layer < last else x
+            x = self.hidden(x) if layer < last else x
         return x[g]
 
     def target(self, i: int, k: int, g: int, q: list[float]) -> float:
@@ -321,6 +342,7 @@ class _Loops:
         result = SlowUpdate(NOTHING, {}, self.popart, inputs)
         terms: dict[str, list[Tensor]] = {"critic": [], "value": [], "dpg": [], "bc": []}
         advantages: dict[Place, float] = {}
+        climbed: dict[Place, Tensor] = {}
         own = agent.policy.actor
 
         if agent.critics is not None:
@@ -364,8 +386,10 @@ class _Loops:
                         )
                         for j in n_critics
                     ]  # fmt: skip
+                if c.dpg_normalization == "mean_abs_q":
+                    dpg_v = [self.popart[g].to_return(x) if self.scalar else x for x in v]
                 if self.dpg_mask(i, k):
-                    terms["dpg"].append(-min(dpg_v, key=plain))
+                    climbed[i, k, g] = min(dpg_v, key=plain)
                 if not self.known(i, k):
                     continue
                 action = self.shown(i, k)
@@ -398,6 +422,10 @@ class _Loops:
                 if self.critic_mask(i, k):
                     terms["critic"].append(self._critic_error(out, result.targets[i, k, g], g))
 
+        for (_, _, g), value in climbed.items():
+            size = [abs(plain(x)) for (_, _, h), x in climbed.items() if h == g]
+            unit = sum(size) / len(size) if c.dpg_normalization == "mean_abs_q" else 1.0
+            terms["dpg"].append(-value / unit)
         result.advantages = dict(advantages)
         result.weights = self._weights(advantages)
         for i, k, g in every:

@@ -134,6 +134,7 @@ class SlowPolicy:
 
     def __init__(self, agent: Agent, x: Tensor, legal: list[bool] | None) -> None:
         self.c, self.space, self.x = agent.config.actor, agent.spaces.action, x
+        self.smoothed = False
         self.probs: list[Tensor] = []
         if self.space.kind in ("discrete", "multi_discrete"):
             at = 0
@@ -165,6 +166,14 @@ class SlowPolicy:
         g = self.c.continuous
         return GaussianMixture.from_parameters(self.x, g)
 
+    def _smoothed(self, noise: Tensor) -> Tensor:
+        """The single action with clipped noise, a number at a time."""
+        c, moved = self.c.continuous, []
+        for x, e in zip(self.x, noise, strict=True):
+            shift = min(max(c.target_noise * plain(e), -c.target_noise_clip), c.target_noise_clip)
+            moved.append(min(max(math.tanh(plain(x)) + shift, -1.0), 1.0))
+        return torch.tensor(moved, dtype=torch.float64)
+
     def sample(self, noise: Tensor) -> Tensor:
         """An encoded action [A] from noise [W]."""
         if self.space.kind == "continuous":
@@ -172,6 +181,8 @@ class SlowPolicy:
                 return self._beta().rsample(noise)
             if self.c.continuous.kind == "gmm":
                 return self._mixture().rsample(noise)
+            if self.c.continuous.kind == "deterministic":
+                return self._smoothed(noise) if self.smoothed else self.x.tanh()
             loc, std = self._gaussian()
             return (loc + std * noise).tanh()
         if self.space.kind == "multi_binary":
@@ -194,6 +205,10 @@ class SlowPolicy:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Of an encoded action [A]; for choices, each number of it weighs one log-probability."""
+        if self.space.kind == "continuous" and self.c.continuous.kind == "deterministic":
+            return -sum(
+                ((a - x.tanh()) ** 2 for a, x in zip(action, self.x, strict=True)), NOTHING
+            ) / len(self.x)
         if self.space.kind == "continuous":
             clip = self.c.continuous.log_prob_clip
             a = action.clamp(-clip, clip)

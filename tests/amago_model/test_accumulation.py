@@ -11,7 +11,6 @@ import torch
 
 from amago_model import (
     Agent,
-    AgentConfig,
     Batch,
     ConfigError,
     CustomConfig,
@@ -50,9 +49,15 @@ CASES = {
     "multitask": ("discrete", {"algorithm": "multitask"}, {"kind": "twohot", **NARROW}, {}),
     "choices": ("multi_discrete", {}, {"kind": "hlgauss", **NARROW}, {"td_lambda": 0.8}),
     "IQL": ("continuous", {}, {}, cases.EXPECTILE | cases.EXP),
+    "ReBRAC": (
+        "continuous",
+        {"actor": {"d_hidden": 8, "continuous": {"kind": "deterministic"}}},
+        {"layer_norm": True},
+        {"bc_target_penalty": 0.5, "dpg_normalization": "mean_abs_q"},
+    ),
     "cloning alone": ("continuous", {}, False, cases.CLONING["losses"]),
 }
-MASKED = ("continuous, normalised filter", "multitask", "IQL", "cloning alone")
+MASKED = ("continuous, normalised filter", "multitask", "IQL", "ReBRAC", "cloning alone")
 LENGTHS = (6, 1, 0, 3, 2, 5, 1)
 
 
@@ -86,26 +91,23 @@ def _learn(agent: Agent, batch: Batch, m: int) -> dict[str, torch.Tensor]:
     return result | dict(agent.named_buffers())
 
 
-def _config(config: AgentConfig, algorithm: dict[str, str]) -> AgentConfig:
-    return config.replace(**algorithm)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("m", [2, 3, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_parts_equal_the_whole_with_every_statistic_moving(
     make_spaces, make_config, make_batch, name: str, m: int
 ) -> None:
     """Float64: loss, gradient of every parameter and every buffer to 1e-8."""
-    kind, algorithm, critic, losses = CASES[name]
+    kind, more, critic, losses = CASES[name]
     spaces = make_spaces(kind)
     truth = ObsSpace(shape=(2,), dtype="float32", role="critic")
     spaces = Spaces(observations={**spaces.observations, "truth": truth}, action=spaces.action)
     config = make_config(
         TRANSFORMER,
+        actor=more.get("actor"),
         critic=critic is not False and {"popart": {"beta": 0.1}} | critic,
         losses=losses,
-    )
-    agent = make_agent(_config(config, algorithm), spaces).double()
+    ).replace(algorithm=more.get("algorithm", "agent"))
+    agent = make_agent(config, spaces).double()
     batch = make_batch(spaces, lengths=LENGTHS)
     batch.prev_reward = batch.prev_reward.double()
     if name in MASKED:

@@ -13,6 +13,7 @@ from amago_model import (
     AgentConfig,
     Batch,
     BehaviorCloningConfig,
+    ConfigError,
     GRUConfig,
     IdentityConfig,
     LossConfig,
@@ -177,6 +178,7 @@ def test_every_head_finds_the_better_action(kind: str, critic: str, algorithm: s
     assert float(((chosen > 0) == (obs > 0)).float().mean()) > 0.9
 
 
+CLONING = {"filter": {"kind": "behavior_cloning"}}
 BASELINES: dict[str, dict[str, Any]] = {
     "iql": {
         "value_expectile": 0.9,
@@ -184,21 +186,41 @@ BASELINES: dict[str, dict[str, Any]] = {
         "dpg_weight": 0.0,
         "filter": {"kind": "exp", "beta": 3.0, "batch_norm": True},
     },
+    "awac": {
+        "target_reduction": "min",
+        "dpg_weight": 0.0,
+        "filter": {"kind": "exp", "batch_norm": True},
+    },
+    "td3bc": {"dpg_weight": 2.5, "dpg_normalization": "mean_abs_q", **CLONING},
+    "rebrac": {
+        "dpg_weight": 1.0,
+        "bc_weight": 0.05,
+        "bc_target_penalty": 0.05,
+        "dpg_normalization": "mean_abs_q",
+        **CLONING,
+    },
 }
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_stitches_the_best_of_two_steps(name: str, kind: str) -> None:
-    """The first step pays 0.2, or leads where the best action pays 1 and random ones 0 on average.
+    """The first step pays 0.1, or leads where the best action pays 1 and random ones 0 on average.
     The second step pays only there. The data is random, so only a value of the best actions
     prefers the second way, and only its advantages find them."""
     action = {
         "discrete": ActionSpace(kind="discrete", n=5),
         "continuous": ActionSpace(kind="continuous", shape=(1,), low=(-1.0,), high=(1.0,)),
     }[kind]
-    losses = {"gamma": 0.9, "bc_weight": 1.0, **BASELINES[name]}
-    agent = make_agent(configured(NO_MEMORY, losses=losses), _spaces(action, 2))
+    config = configured(NO_MEMORY, losses={"gamma": 0.9, "bc_weight": 1.0})
+    if name in ("td3bc", "rebrac"):
+        config = configured(config, actor={"continuous": {"kind": "deterministic"}})
+        if kind == "discrete":
+            with pytest.raises(ConfigError, match="use recipe iql, awac or crr"):
+                make_agent(config, _spaces(action, 2))
+            return
+    config = configured(config, losses=BASELINES[name], critic={"layer_norm": name == "rebrac"})
+    agent = make_agent(config, _spaces(action, 2))
 
     def make() -> Batch:
         if kind == "discrete":
@@ -210,10 +232,10 @@ def test_a_baseline_stitches_the_best_of_two_steps(name: str, kind: str) -> None
         obs = torch.zeros(64, 3, 2)
         obs[:, 1, 0] = 1.0
         obs[:, 1, 1] = there * 2.0 - 1.0
-        reward = torch.stack((torch.where(there, 0.0, 0.2), there * pay), dim=1)
+        reward = torch.stack((torch.where(there, 0.0, 0.1), there * pay), dim=1)
         return _windows(obs, taken, reward)
 
-    _train(agent, make, 400)
+    _train(agent, make, 300)
     first, second = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 1.0]])
     a, b = (_act(agent, obs, make().prev_action).reshape(()) for obs in (first, second))
     assert (int(a), int(b)) == (3, 1) if kind == "discrete" else min(float(a), float(b)) > 0.3

@@ -131,6 +131,11 @@ SCENARIOS = {
         actor={"continuous": {"kind": "gmm", "modes": 2}},
         losses={"dpg_weight": 0.0},
     ),
+    "continuous, deterministic": heads(
+        "continuous",
+        tried=("actor.continuous.", "losses.bc_target_penalty", "losses.dpg_normalization"),
+        actor={"continuous": {"kind": "deterministic"}},
+    ),
     "actor of default size": heads(
         tried=("actor.kind",), actor={"d_hidden": MLPActorConfig().d_hidden, "n_layers": 2}
     ),

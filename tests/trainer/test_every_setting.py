@@ -83,6 +83,7 @@ BASES: list[dict[str, Any]] = [
         "agent.losses.filter.kind": "behavior_cloning",
         "agent.critic": False,
     },
+    {"agent.actor.continuous.kind": "deterministic"},
     TRANSFORMER | {f"{MEMORY}.position.kind": "learnable", f"{MEMORY}.position.max_time": 9},
 ]
 SPACES = Spaces(

@@ -11,6 +11,7 @@ import pytest
 
 from amago_model import (
     AugmentConfig,
+    ConfigError,
     GRUConfig,
     LossConfig,
     PlainImageConfig,
@@ -48,7 +49,12 @@ def test_every_recipe_builds_an_agent(name):
     extra |= {key: Box((3, 2), "int16", -1, 10) for key in (*rows.vector_keys, *rows.tokens.keys)}
     for action in (Box((1,), low=-1.0, high=1.0), Discrete(4)):
         spec = EnvSpec.of({"observation": Box((3,))} | extra, action)
-        agent = make_agent(config.agent, Spaces.of_spec(spec.to_json()))
+        spaces = Spaces.of_spec(spec.to_json())
+        if action == Discrete(4) and config.agent.actor.continuous.kind == "deterministic":
+            with pytest.raises(ConfigError, match="use recipe iql, awac or crr"):
+                make_agent(config.agent, spaces)
+            continue
+        agent = make_agent(config.agent, spaces)
         assert agent.trainable_parameters()
         # Nor is there anything to advise.
         assert not [line for line in agent.policy.timestep_encoder.describe() if "name it" in line]
@@ -339,5 +345,6 @@ def test_critic_settings_named_for_an_agent_without_critics_are_reported(tmp_pat
 
 def test_every_loss_setting_is_the_critics_or_the_actors() -> None:
     """A new setting of the losses is put on one of the two sides."""
-    actor = {"bc_weight", "dpg_weight", "dpg_detach_state", "filter", "n_actions_in_actor_loss"}
+    actor = {"bc_weight", "dpg_weight", "dpg_normalization", "dpg_detach_state", "filter"}
+    actor |= {"n_actions_in_actor_loss"}
     assert set(LossConfig.model_fields) == actor | set(CRITIC_SETTINGS)
