@@ -84,6 +84,9 @@ class DataConfig(RunSettings):
     """Updates between checks for new trajectories; 0: train on one fixed snapshot."""
     include_eval: bool = False
     """Also train on evaluation episodes, which are excluded by default."""
+    validation: float = Field(0.0, ge=0, le=0.5)
+    """Share of trajectories that are held back from training, chosen by a hash of their ids; their
+    losses are the metrics validation/…. Nothing is held back from fewer than 20 trajectories."""
     cache: Path = Field(default_factory=lambda: default_cache())
     """Folder for this node's copy of the shards, as columns; shared by all runs and processes."""
     cache_gb: float = Field(50.0, gt=0)
@@ -142,6 +145,9 @@ class ScheduleConfig(RunSettings):
 
     log_every: int = Field(50, ge=0)
     """Interval of metrics."""
+    validate_every: int = Field(0, ge=0)
+    """Interval of the losses of held-back trajectories (data.validation), a multiple of log_every.
+    0: the smallest multiple of at least 25 updates, which costs a few percent of the time."""
     publish_every: int = Field(1000, ge=0)
     """Interval of published policies; the last policy is always published."""
     checkpoint_every: int = Field(1000, ge=0)
@@ -150,6 +156,15 @@ class ScheduleConfig(RunSettings):
     """Number of checkpoints to keep; older ones are deleted."""
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds to wait at the end for the service to accept the last metrics and policy."""
+
+    @model_validator(mode="after")
+    def _validation_is_logged(self) -> Self:
+        if self.validate_every and (not self.log_every or self.validate_every % self.log_every):
+            raise ValueError(
+                f"validate_every: expected a multiple of schedule.log_every={self.log_every}, got "
+                f"{self.validate_every}"
+            )
+        return self
 
 
 class TrainConfig(RunSettings):
@@ -224,6 +239,11 @@ class TrainConfig(RunSettings):
             raise ValueError(
                 f"data.batch: {self.data.batch} windows are not divisible by {self.processes} "
                 "processes; choose a multiple"
+            )
+        if self.schedule.validate_every and not self.data.validation:
+            raise ValueError(
+                "schedule.validate_every: has no effect with data.validation=0; set "
+                "data.validation to a share such as 0.05"
             )
         if self.data.critic_mask and self.agent.critic is None:
             raise ValueError(

@@ -22,6 +22,7 @@ WINDOW = 5
 """Number of logged values of a metric whose median the checks see."""
 MAX_WARMUP = 1000
 """The warm-up is a tenth of the updates, at most this many, and at least optimizer.warmup."""
+MAX_NUMBER = 1e300
 SIGMA_RANGE = (0.1, 10.0)
 """Healthy ratio of PopArt's scale to the standard deviation of the data's returns."""
 
@@ -121,12 +122,17 @@ class Health:
                 ended.append(self.standing.pop(check.key))
             elif before is not None and number > before.value:  # worse: newer numbers
                 message = check.message(reading)
-                self.standing[check.key] = replace(before, message=message, value=float(number))
+                self.standing[check.key] = replace(before, message=message, value=_finite(number))
             elif before is None and number > check.begin:
-                alarm = Alarm(check.key, check.message(reading), update, float(number))
+                alarm = Alarm(check.key, check.message(reading), update, _finite(number))
                 self.standing[check.key] = alarm
                 begun.append(alarm)
         return begun, ended
+
+
+def _finite(number: float) -> float:
+    """Infinite values of diverged critics as numbers that JSON has."""
+    return max(-MAX_NUMBER, min(MAX_NUMBER, float(number)))
 
 
 # --------------------------------------------------------------------------------------- the checks

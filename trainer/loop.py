@@ -29,6 +29,7 @@ from trainer.config import TrainConfig
 from trainer.data.loader import Loaded
 from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
+from trainer.data.validation import FEWEST, validation_interval
 from trainer.distributed import World
 from trainer.errors import SettingError
 from trainer.health import Health
@@ -93,6 +94,9 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             f"{len(manifest)} trajectories, {manifest.steps} steps, {len(manifest.shards)} shards"
             f" of snapshot {manifest.snapshot}"
         )
+        if config.data.validation:
+            few = f" (of fewer than {FEWEST} nothing is)" * (len(manifest) < FEWEST)
+            echo(f"{data.held_back} more trajectories are held back for validation{few}")
 
         # --- part 3: the agent ------------------------------------------------------------------
         spaces = Spaces.of_spec(manifest.spec.to_json())
@@ -195,12 +199,17 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "data/wait_fraction": clock.wait_fraction(),
                     "data/trajectories": len(loaded.manifest),
                     "data/steps": loaded.manifest.steps,
-                    **loader.view(loaded.step).sampler.metrics(loaded.step),
+                    **(view := loader.view(loaded.step)).sampler.metrics(loaded.step),
                 }
+                # Rank 0: the losses of held-back trajectories, which change no state.
+                validating = _due(validation_interval(every), update) or update == config.updates
+                if validating and view.validation:
+                    batches = [batch.to(accelerator.device) for batch in view.validation]
+                    losses = learner.validate(batches)
+                    values |= {f"validation/{name}": loss for name, loss in losses.items()}
                 reporter.log_metrics(update, values)
                 if world.is_main:
-                    returns = loader.view(loaded.step).returns
-                    begun, ended = health.check(update, values, returns)
+                    begun, ended = health.check(update, values, view.returns)
                     reporter.report_alarms(update, health.standing.values(), begun, ended)
                 clock.restart(update)
 

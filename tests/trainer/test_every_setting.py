@@ -54,6 +54,8 @@ BASES: list[dict[str, Any]] = [
         "agent.critic.kind": "hlgauss",
         "agent.critic.popart": False,
         "agent.losses.filter.kind": "exp",
+        "data.validation": 0.25,
+        "schedule.validate_every": 100,
     },
     {
         f"{MEMORY}.kind": "gru",

@@ -299,3 +299,24 @@ def test_actions_that_leave_the_data_ring(fake, tmp_path):
     words = ["--agent.losses.bc-weight=0", "--agent.losses.dpg-weight=10"]
     _, begun = trained(fake, tmp_path, LINE, found, *words, "--agent.losses.gamma=0.1")
     assert "actions_saturated" in begun
+
+
+def test_critics_that_learn_noise_by_heart_ring(fake, tmp_path):
+    """Rewards without a reason: only those of the trajectories trained on can be predicted."""
+    rng, found = np.random.default_rng(0), []
+    wide = EnvSpec.of(Box((16,)), Box((1,), low=-1.0, high=1.0))
+    for number in range(24):
+        found.append(
+            Trajectory.from_arrays(
+                obs=rng.normal(size=(4, 16)).astype(np.float32),
+                actions=rng.uniform(-1, 1, (3, 1)).astype(np.float32),
+                rewards=rng.normal(size=3).astype(np.float32),
+                terminated=True,
+                spec=wide,
+                id=name(number),
+            )
+        )
+    words = ["--data.validation=0.4", "--agent.losses.gamma=0", "--agent.critic.d-hidden=64"]
+    words += ["--optimizer.learning-rate=3e-3", "--data.window=3"]
+    _, begun = trained(fake, tmp_path, wide, found, *words)
+    assert "critic_overfits" in begun

@@ -15,7 +15,7 @@ from trainer.data.sampler import (
     Windows,
     WindowSampler,
     _coprime_stride,
-    _mix,
+    mix,
     permute,
     philox,
     philox_key,
@@ -282,7 +282,7 @@ def test_the_mixer_is_splitmix64():
     golden = 0x9E3779B97F4A7C15
     states = np.asarray([(k * golden) % 2**64 for k in range(3)], np.uint64)
     answers = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert _mix(states).tolist() == answers
+    assert mix(states).tolist() == answers
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 255, 256, 257, 5000])

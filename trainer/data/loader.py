@@ -46,6 +46,10 @@ class SnapshotView:
     relabeling: Relabeling | None
     returns: DataReturns | None = None
     """The returns that the snapshot shows, for the health of learning; None if nobody asks."""
+    held_back: int = 0
+    """Number of trajectories held back, which `manifest` does not have."""
+    validation: tuple[Batch, ...] = ()
+    """Batches of held-back trajectories, always the same, on the CPU."""
 
 
 def open_view(

@@ -281,20 +281,20 @@ def permute(place: Ints, n: int, key: NDArray[np.uint64], epoch: Ints) -> Ints:
     """
     half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
-    rounds = [_mix(epoch.astype(np.uint64) + key[r % 2] + np.uint64(r)) for r in range(4)]
+    rounds = [mix(epoch.astype(np.uint64) + key[r % 2] + np.uint64(r)) for r in range(4)]
     value = place.astype(np.uint64)
     outside = np.ones(len(value), np.bool_)
     while bool(outside.any()):
         left, right = value >> shift, value & mask
         for r in rounds:
-            left, right = right, left ^ (_mix(right + r) & mask)
+            left, right = right, left ^ (mix(right + r) & mask)
         walked = (left << shift) | right
         value = np.where(outside, walked, value)
         outside &= value >= np.uint64(n)
     return value.astype(np.int64)
 
 
-def _mix(x: Words) -> Words:
+def mix(x: Words) -> Words:
     """splitmix64's finaliser (Steele et al. 2014): each input bit affects all output bits."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)

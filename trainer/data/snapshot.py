@@ -89,10 +89,14 @@ class Manifest:
         if not bad:
             return self
         keep = ~np.isin(self.shard, [i for i, name in enumerate(self.shards) if name in bad])
+        return self.only(keep, "\n".join(sorted(bad)))
+
+    def only(self, keep: NDArray[np.bool_], why: str) -> Manifest:
+        """The manifest of the trajectories where `keep` [n] is True; `why` enters its digest."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         columns: Any = {k: v[keep] for k, v in found.items() if isinstance(v, np.ndarray)}
         # Another selection has another sample order, so it needs another digest.
-        mixed = hashlib.sha256("\n".join([self.digest, *sorted(bad)]).encode()).hexdigest()
+        mixed = hashlib.sha256(f"{self.digest}\n{why}".encode()).hexdigest()
         return replace(self, digest=mixed, **columns)
 
 

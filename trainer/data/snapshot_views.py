@@ -42,6 +42,7 @@ from trainer.data.snapshot import (
     delete_manifests,
     load_manifest,
 )
+from trainer.data.validation import BATCHES, hold_back, validation_sampler
 from trainer.distributed import World
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class SnapshotViews:
         """For the checkpoint: each snapshot, its first step, and its excluded shards."""
         self.manifest: Manifest
         """The manifest of the newest snapshot that is in use or will be used next."""
+        self.held_back = 0
+        """Number of trajectories held back from the newest snapshot."""
         self._views: list[SnapshotView] = []
         """The views that the loader starts with."""
         self._digest = ""
@@ -233,11 +236,18 @@ class SnapshotViews:
         manifest, self._fetched = self._fetched, None
         if manifest is None or manifest.snapshot != snapshot:
             manifest = load_manifest(self.client, snapshot, self.folder)
-        config = self.config
-        sampler = WindowSampler(
-            manifest.without(left_out), config.data, config.seed, self.world.size, config.sources
-        )
-        view = open_view(self.cache, self._fields(manifest), sampler, start)
+        config, fields = self.config, self._fields(manifest)
+        trained, held = manifest.without(left_out), None
+        if config.data.validation:
+            trained, held = hold_back(trained, config.data.validation)
+        sampler = WindowSampler(trained, config.data, config.seed, self.world.size, config.sources)
+        view = open_view(self.cache, fields, sampler, start)
+        if held is not None:
+            view = replace(view, held_back=len(held))
+            if self.world.is_main:
+                other = open_view(self.cache, fields, validation_sampler(held, config.data))
+                fixed = Loader([other], config.data)
+                view = replace(view, validation=tuple(fixed.load(i).batch for i in range(BATCHES)))
         # Relabeling changes rewards, so those of the data say nothing then.
         if self.world.is_main and config.agent.critic is not None and view.relabeling is None:
             rewards = next(column for column in view.columns if column.field.name == "reward")
@@ -271,7 +281,7 @@ class SnapshotViews:
         return tuple(sorted(shards)), [text for text, _ in answers if text]
 
     def _adopt(self, view: SnapshotView, digest: str, left_out: tuple[str, ...]) -> None:
-        self.manifest, self._digest = view.manifest, digest
+        self.manifest, self._digest, self.held_back = view.manifest, digest, view.held_back
         self.history.append(
             {"snapshot": view.manifest.snapshot, "start": view.start, "left_out": list(left_out)}
         )
