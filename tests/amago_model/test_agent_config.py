@@ -132,7 +132,7 @@ def test_spaces_the_agent_cannot_take_are_refused(make, words: str) -> None:
         (
             {"actor": {"kind": "mlp", "continuous": {"kind": "beta", "std_low": 0.1}}},
             "std_low",
-            "'tanh_gaussian', 'gmm'",
+            "'tanh_gaussian', 'gaussian', 'gmm'",
         ),
         ({"critic": {"kind": "scalar", "n_bins": 9}}, "n_bins", "'twohot', 'hlgauss'"),
         ({"critic": {"kind": "twohot", "sigma": 0.5}}, "sigma", "'hlgauss'"),
