@@ -6,11 +6,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from collector.builtin.generate import Behaviour, generate
+from collector.builtin.generate_ars import ARS_KINDS, ArsBehaviour
 from collector.builtin.generate_cartpole import CartPolePositionNoisy
 from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
@@ -24,7 +26,7 @@ from collector.builtin.generate_random import (
 )
 from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell._exit_message import fail
-from stepwell.errors import StepwellError
+from stepwell.errors import InvalidData, StepwellError
 
 _DESCRIPTION = """\
 Make an offline dataset: a scripted behaviour policy acts in a gymnasium environment,
@@ -38,6 +40,9 @@ examples:
       python -m collector.builtin pendulum-stitch pendulum.hdf5
   a smaller dataset with another seed
       python -m collector.builtin pendulum-stitch small.hdf5 --steps 2000 --seed 7
+  the four datasets of Hopper, with one training of 2 CPU minutes
+      python -m collector.builtin hopper-medium medium.hdf5 --snapshots policies
+      python -m collector.builtin hopper-replay replay.hdf5 --snapshots policies  (and so on)
   a T-Maze whose cue must be remembered for 100 steps
       python -m collector.builtin tmaze-passive tmaze.hdf5 --corridor-length 100
 """
@@ -57,10 +62,11 @@ KINDS: dict[str, type[Behaviour]] = {
     "maze2d-medium": Maze2dMedium,
     "maze2d-large": Maze2dLarge,
     "maze2d-sparse": Maze2dSparse,
+    **ARS_KINDS,
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m collector.builtin",
         description=_DESCRIPTION,
@@ -77,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         size.add_argument("--episodes", type=int, help="number of episodes, instead of steps")
         chance = "random seed of environment and policy; different seeds share no episode"
         kind.add_argument("--seed", type=int, default=0, help=f"{chance} (default: %(default)s)")
+        changes = "arguments of the environment; values are JSON if possible"
+        kind.add_argument("--env-args", nargs="+", default=[], metavar="KEY=VALUE", help=changes)
         kind.add_argument("--json", action="store_true", help="print the summary as JSON")
         scale = "multiply every reward with this (default: %(default)s)"
         kind.add_argument("--reward-scale", type=float, default=1.0, metavar="X", help=scale)
@@ -88,22 +96,35 @@ def _parser() -> argparse.ArgumentParser:
         if name == "maze2d-sparse":
             share = "share of the visits of the rewarded cell that are kept (default: %(default)s)"
             kind.add_argument("--successes", type=float, default=0.1, metavar="0..1", help=share)
+        if issubclass(behaviour, ArsBehaviour):
+            folder = "read the trained policies from this folder, or write them to it"
+            kind.add_argument("--snapshots", type=Path, metavar="FOLDER", help=folder)
     return parser
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise InvalidData("--env-args", expected="KEY=VALUE", got=repr(text))
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status (docs/maintenance.md)."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if not args.out.parent.is_dir():  # checked before the episodes are generated
         missing = f"no folder {args.out.parent} to write into; create it"
         return fail(args.kind, missing, status=2)
-    env_args = {}
-    if args.kind == "tmaze-passive":
-        env_args["corridor_length"] = args.corridor_length
-    given = {name: vars(args).get(name) for name in ("successes",)}
+    given = {name: vars(args).get(name) for name in ("successes", "snapshots")}
     policy_args = {name: value for name, value in given.items() if value is not None}
     started = time.monotonic()
     try:
+        env_args = dict(map(_pair, args.env_args))
+        if args.kind == "tmaze-passive":
+            env_args["corridor_length"] = args.corridor_length
         # The progress bar goes to stderr, so that `--json > summary.json` contains only JSON.
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task(args.kind, total=None)

@@ -122,8 +122,10 @@ class FindBlockImage(gymnasium.Env[NDArray[np.uint8], np.int64]):
         return self._with_mission(obs), info
 
     def step(self, action: np.int64) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        obs, *rest = self.inner.step(action)
-        return self._with_mission(obs), *rest  # type: ignore[return-value]
+        obs, reward, terminated, truncated, info = self.inner.step(action)
+        image = self._with_mission(obs)
+        # Black after the end: there are so few images that it could look like the next start.
+        return image * np.uint8(not terminated), reward, terminated, truncated, info
 
     def _with_mission(self, obs: Observation) -> NDArray[np.uint8]:
         mission = np.zeros((SQUARE, SQUARE, 3), np.uint8)

@@ -174,7 +174,11 @@ def generate(
             # Box2D's SWIG types emit a DeprecationWarning when they are created. If warnings are
             # errors (`-W error`, the tests) it causes a segmentation fault, so it is suppressed.
             warnings.simplefilter("ignore", DeprecationWarning)
-            env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **env_args)
+            try:
+                env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **env_args)
+            except TypeError as error:
+                accepted = f"arguments that {env_id} accepts"
+                raise InvalidData("env_args", expected=accepted, got=str(error)) from error
             base: Any = env.unwrapped
             behaviour = kind(base.inner.unwrapped if modified else base, **(policy_args or {}))
     except (ImportError, DependencyNotInstalled) as error:

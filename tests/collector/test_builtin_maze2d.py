@@ -1,6 +1,7 @@
 """Maze2d and its generators: a fixed goal, and data with D4RL's quirks."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from collector.builtin import MAZE2D_LARGE_ID, MAZE2D_MEDIUM_ID
 from collector.builtin.__main__ import main
-from collector.builtin.generate import first_episode_seed, generate
+from collector.builtin.generate import MissingPackage, first_episode_seed, generate
 from collector.builtin.generate_maze2d import Maze2dLarge, Maze2dMedium, Maze2dSparse
 from collector.builtin.maze2d import next_cells, steer
 from stepwell.errors import InvalidData
@@ -128,6 +129,16 @@ def test_sparse_keeps_few_of_the_successes(tmp_path: Path) -> None:
     assert counts[2] == 0
     with pytest.raises(InvalidData, match="^successes; expected 0 … 1"):
         generate(Maze2dSparse, path, steps=10, policy_args={"successes": 2.0})
+
+
+def test_without_gymnasium_robotics_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence with the command, and no half file."""
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
+    with pytest.raises(MissingPackage, match='pip install "gymnasium-robotics"'):
+        generate(Maze2dMedium, tmp_path / "out.hdf5", steps=10)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_command_line_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

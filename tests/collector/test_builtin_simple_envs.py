@@ -153,6 +153,7 @@ def test_find_block_image_contains_the_mission(colours: int) -> None:
             obs, reward, terminated, _, info = env.step(np.int64(square))
             total += float(reward)
         assert (total, info["log/success"]) == (3.0, 1.0)
+        assert not obs.any()  # no image of a next episode is black
     assert len(missions) == colours
 
 

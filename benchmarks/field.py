@@ -1,0 +1,231 @@
+"""The datasets on which offline recipes are compared, and how each is made.
+
+    python -m benchmarks.field                       the table
+    python -m benchmarks.field --make FOLDER [NAME …] makes what is missing in the folder
+
+Half of the datasets of each kind may be used to fit a rule ("fit"). The other half is only reported
+("held-out"). A file is a pure function of its command; delete it when the generator has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from collector.builtin import (
+    BANDIT_ID,
+    CARTPOLE_POSITION_ID,
+    FIND_BLOCK_IMAGE_ID,
+    GRIDWORLD_ID,
+    MAZE2D_LARGE_ID,
+    MAZE2D_MEDIUM_ID,
+    MODIFIED_ID,
+    RECALL_ID,
+    TMAZE_PASSIVE_ID,
+)
+from collector.builtin.__main__ import main as generator
+from collector.builtin.generate_ars import ARS_KINDS
+
+Group = Literal["fit", "held-out"]
+FIT: Group = "fit"
+HELD_OUT: Group = "held-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One row of the table."""
+
+    name: str
+    kind: str
+    """What it tests; half of the datasets of a kind are of each group."""
+    group: Group
+    command: str
+    """Arguments of `python -m collector.builtin` without the file."""
+    environment: str
+    """The environment in which a policy is evaluated."""
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+    memory: bool = False
+    """Whether the observations alone do not determine the best action."""
+
+
+def _modified(env: str, reward_scale: float = 1.0, constant_action: bool = False) -> dict[str, Any]:
+    return {"env": env, "reward_scale": reward_scale, "constant_action": constant_action}
+
+
+PENDULUM, HALFCHEETAH, HOPPER, WALKER2D = (
+    "Pendulum-v1",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Walker2d-v5",
+)
+LANDER, LANDER_DISCRETE = "LunarLanderContinuous-v3", "LunarLander-v3"
+
+FIELD = (
+    Dataset("pendulum-stitch", "control", FIT, "pendulum-stitch", PENDULUM),
+    Dataset("pendulum-mixed", "control", HELD_OUT, "pendulum-mixed", PENDULUM),
+    Dataset("lunarlander", "control", HELD_OUT, "lunarlander-noisy", LANDER),
+    Dataset("lunarlander-discrete", "control", FIT, "lunarlander-discrete-noisy", LANDER_DISCRETE),
+    Dataset("halfcheetah-medium", "locomotion", FIT, "halfcheetah-medium", HALFCHEETAH),
+    Dataset("halfcheetah-replay", "locomotion", HELD_OUT, "halfcheetah-replay", HALFCHEETAH),
+    Dataset("halfcheetah-expert", "locomotion", HELD_OUT, "halfcheetah-expert", HALFCHEETAH),
+    Dataset("halfcheetah-mixed", "locomotion", FIT, "halfcheetah-medium-expert", HALFCHEETAH),
+    Dataset("hopper-medium", "locomotion", HELD_OUT, "hopper-medium", HOPPER),
+    Dataset("hopper-replay", "locomotion", FIT, "hopper-replay", HOPPER),
+    Dataset("hopper-expert", "locomotion", FIT, "hopper-expert", HOPPER),
+    Dataset("hopper-mixed", "locomotion", HELD_OUT, "hopper-medium-expert", HOPPER),
+    Dataset("walker2d-medium", "locomotion", FIT, "walker2d-medium", WALKER2D),
+    Dataset("walker2d-replay", "locomotion", HELD_OUT, "walker2d-replay", WALKER2D),
+    Dataset("walker2d-expert", "locomotion", FIT, "walker2d-expert", WALKER2D),
+    Dataset("walker2d-mixed", "locomotion", HELD_OUT, "walker2d-medium-expert", WALKER2D),
+    Dataset("hopper-early", "locomotion", FIT, "hopper-early", HOPPER),
+    Dataset("walker2d-early", "locomotion", HELD_OUT, "walker2d-early", WALKER2D),
+    Dataset("maze2d-medium", "maze", FIT, "maze2d-medium", MAZE2D_MEDIUM_ID),
+    Dataset("maze2d-large", "maze", HELD_OUT, "maze2d-large", MAZE2D_LARGE_ID),
+    Dataset("maze2d-30", "sparse", FIT, "maze2d-sparse --successes 0.3", MAZE2D_MEDIUM_ID),
+    Dataset("maze2d-10", "sparse", HELD_OUT, "maze2d-sparse --successes 0.1", MAZE2D_MEDIUM_ID),
+    Dataset("gridworld", "sparse", FIT, "gridworld-random --episodes 500", GRIDWORLD_ID),
+    Dataset(
+        "gridworld-10",
+        "sparse",
+        HELD_OUT,
+        "gridworld-random --episodes 1000 --env-args size=10 limit=40",
+        GRIDWORLD_ID,
+        {"size": 10, "limit": 40},
+    ),
+    Dataset(
+        "tmaze-20",
+        "memory",
+        FIT,
+        "tmaze-passive --corridor-length 20",
+        TMAZE_PASSIVE_ID,
+        {"corridor_length": 20},
+        memory=True,
+    ),
+    Dataset(
+        "tmaze-100",
+        "memory",
+        HELD_OUT,
+        "tmaze-passive --corridor-length 100 --steps 101000",
+        TMAZE_PASSIVE_ID,
+        {"corridor_length": 100},
+        memory=True,
+    ),
+    Dataset("recall", "memory", FIT, "recall-random", RECALL_ID, memory=True),
+    Dataset(
+        "cartpole-position",
+        "memory",
+        HELD_OUT,
+        "cartpole-position",
+        CARTPOLE_POSITION_ID,
+        memory=True,
+    ),
+    Dataset("find-block", "image", FIT, "find-block-noisy", FIND_BLOCK_IMAGE_ID),
+    Dataset(
+        "find-block-4",
+        "image",
+        HELD_OUT,
+        "find-block-noisy --env-args colours=4",
+        FIND_BLOCK_IMAGE_ID,
+        {"colours": 4},
+    ),
+    Dataset("bandit-discrete", "one step", FIT, "bandit-discrete", BANDIT_ID),
+    Dataset(
+        "bandit-continuous",
+        "one step",
+        HELD_OUT,
+        "bandit-continuous",
+        BANDIT_ID,
+        {"continuous": True},
+    ),
+    Dataset("five-cheetah", "five episodes", FIT, "halfcheetah-expert --episodes 5", HALFCHEETAH),
+    Dataset("five-lander", "five episodes", HELD_OUT, "lunarlander-noisy --episodes 5", LANDER),
+    Dataset(
+        "pendulum-constant-action",
+        "constant action",
+        FIT,
+        "pendulum-mixed --constant-action",
+        MODIFIED_ID,
+        _modified(PENDULUM, constant_action=True),
+    ),
+    Dataset(
+        "lunarlander-constant-action",
+        "constant action",
+        HELD_OUT,
+        "lunarlander-noisy --constant-action",
+        MODIFIED_ID,
+        _modified(LANDER, constant_action=True),
+    ),
+    Dataset(
+        "pendulum-quiet",
+        "reward scale",
+        FIT,
+        "pendulum-stitch --reward-scale 1e-3",
+        MODIFIED_ID,
+        _modified(PENDULUM, reward_scale=1e-3),
+    ),
+    Dataset(
+        "lunarlander-quiet",
+        "reward scale",
+        HELD_OUT,
+        "lunarlander-noisy --reward-scale 1e-3",
+        MODIFIED_ID,
+        _modified(LANDER, reward_scale=1e-3),
+    ),
+    Dataset(
+        "lunarlander-loud",
+        "reward scale",
+        FIT,
+        "lunarlander-discrete-noisy --reward-scale 1e4",
+        MODIFIED_ID,
+        _modified(LANDER_DISCRETE, reward_scale=1e4),
+    ),
+    Dataset(
+        "pendulum-loud",
+        "reward scale",
+        HELD_OUT,
+        "pendulum-mixed --reward-scale 1e4",
+        MODIFIED_ID,
+        _modified(PENDULUM, reward_scale=1e4),
+    ),
+)
+BY_NAME = {dataset.name: dataset for dataset in FIELD}
+
+
+def arguments(dataset: Dataset, folder: Path) -> list[str]:
+    """The arguments of the generator that write `dataset` to its file in `folder`."""
+    kind, *options = dataset.command.split()
+    # The trained policies are kept beside the files, so that an environment is trained once.
+    snapshots = ["--snapshots", str(folder / "snapshots")] if kind in ARS_KINDS else []
+    return [kind, str(folder / f"{dataset.name}.hdf5"), *snapshots, *options]
+
+
+def make(dataset: Dataset, folder: Path) -> Path:
+    """The dataset's file in `folder`, made if it is missing, or `RuntimeError` if that fails."""
+    path = folder / f"{dataset.name}.hdf5"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        if status := generator(arguments(dataset, folder)):
+            raise RuntimeError(f"{dataset.name}: the generator failed with exit status {status}")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--make", type=Path, metavar="FOLDER", help="make what is missing here")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="datasets (default: all)")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(BY_NAME):
+        parser.error(f"no dataset {sorted(unknown)}; see python -m benchmarks.field")
+    for dataset in [BY_NAME[name] for name in args.names] or FIELD:
+        print(f"{dataset.name:28} {dataset.kind:16} {dataset.group:9} {dataset.command}")
+        if args.make is not None:
+            make(dataset, args.make)
+
+
+if __name__ == "__main__":
+    main()
