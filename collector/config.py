@@ -163,6 +163,8 @@ class EvaluateConfig(EnvironmentConfig):
     dataset keeps its capacity."""
     run: str = ""
     """Name of this eval run; an existing run is resumed. Default: a new name."""
+    tags: tuple[str, ...] = ()
+    """Tags of this eval run and of its episodes."""
     outbox: Path | None = None
     """Folder in which episodes wait for the service; default: as for stepwell collect."""
     drain_timeout: float = 60.0

@@ -33,7 +33,6 @@ from collector.envs import (
 from collector.episode_recorder import EpisodeSummary
 from collector.policy_actor import Actor, LoadedPolicy, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
-from collector.reference_scores import normalised_score
 from collector.registered_run import (
     Run,
     configured_env,
@@ -49,6 +48,7 @@ from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.errors import StepwellError
 from stepwell.messages import Capacity
+from stepwell.reference_scores import normalised_score
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 WIDTH = 8
@@ -252,7 +252,11 @@ def run_evaluation(
                 lambda: {"policy": policy_id, "counters": {"episodes": float(played)}}
             )
         metadata = TrajectoryMetadata(
-            env=config.env, purpose="eval", run=run.name if run else "", collector="evaluate"
+            env=config.env,
+            purpose="eval",
+            run=run.name if run else "",
+            collector="evaluate",
+            tags=config.tags,
         )
         seeds = range(config.seeds, config.seeds + config.episodes)
         actor = _actor(player, interface, len(envs), policy_id, config.sample, config.device)

@@ -176,6 +176,7 @@ def open_run(
             git_commit=git_commit(),
             host=socket.gethostname(),
             command=" ".join(sys.argv)[:4096],
+            tags=list(config.tags) if kind == "eval" else [],
             exist_ok=True,
         )
         worker = unique_name(kind, slug(socket.gethostname(), 24), str(os.getpid()))

@@ -23,6 +23,16 @@ import pandas as pd
 import streamlit as st
 
 from stepwell import Client
+from stepwell.comparison import (
+    NAMES_SQL,
+    TABLE_SQL,
+    CurvePoint,
+    Row,
+    curves,
+    read_comparison,
+    read_data_row,
+    recipe_rows,
+)
 from stepwell.errors import ServiceError, ServiceUnreachable, StepwellError
 from stepwell.messages import (
     Evaluation,
@@ -34,6 +44,7 @@ from stepwell.messages import (
     RunPage,
     Series,
 )
+from stepwell.published_scores import published_scores
 from stepwell.spaces import Box, Discrete, EnvSpec
 from stepwell.trajectory import Trajectory
 
@@ -146,6 +157,42 @@ def trend(name: str, key: str, last_step: int) -> list[float]:
 def evaluations() -> list[Evaluation]:
     """All evaluations, newest first; the page ranks them."""
     return client().items(Evaluation, "/v1/evaluations", limit=1000)
+
+
+@read(3)
+def comparisons() -> list[str]:
+    """Names of all comparisons, newest first."""
+    found = client().sql(NAMES_SQL, limit=1000, timeout=SQL_SECONDS)
+    return [name for (name,) in found.rows]
+
+
+@dataclass(slots=True)
+class ComparisonTable:
+    """What the evaluation page shows of a comparison."""
+
+    rows: list[Row]
+    """Recipes by descending mean, then random actions and the dataset's mean."""
+    curves: list[CurvePoint]
+    reference: str | None
+    """What normalises the scores."""
+    published: dict[str, float]
+    """CORL's normalised scores, if the dataset is one of D4RL's by name."""
+    sql: str
+    """The query of the recipes' means."""
+
+
+@read(3)
+def comparison(name: str) -> ComparisonTable:
+    found = read_comparison(client(), name)
+    rows = sorted(
+        recipe_rows(found),
+        key=lambda row: (row.recipe == "random", np.inf if row.mean is None else -row.mean),
+    )
+    if found.dataset:
+        rows.append(read_data_row(client(), found))
+    sql = TABLE_SQL.replace("NAME", name.replace("'", "''"), 1)
+    published = published_scores(found.dataset)
+    return ComparisonTable(rows, curves(found), found.reference, published, sql)
 
 
 @read(2)

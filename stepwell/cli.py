@@ -40,6 +40,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "evaluate": Command(
             "collector.main:evaluate", "score a published policy on fixed seeds", "collector"
         ),
+        "compare": Command(
+            "stepwell.compare:main", "train recipes with several seeds, evaluate, one table", "all"
+        ),
         "dash": Command("dashboard.main:main", "the dashboard, in a browser", "dashboard"),
         "launcher": Command(
             "stepwell.launcher:main", "start on this machine what the dashboard asks for"

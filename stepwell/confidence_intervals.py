@@ -5,6 +5,7 @@ Small, seeded and the same everywhere, so that two tables of the same numbers ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,36 @@ def bootstrap_mean(
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail])
     return Interval(float(array.mean()), float(low), float(high), int(array.size), confidence)
+
+
+def bootstrap_grouped_mean(
+    groups: Sequence[ArrayLike],
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Mean over groups of each group's mean, with a percentile interval of a two-stage bootstrap.
+
+    A group holds the returns of one training seed. Each resample draws as many groups as there are,
+    with replacement, and from each drawn group as many returns as it has, with replacement
+    (Davison & Hinkley 1997, section 3.8). With one group, only its returns vary. `n` counts all
+    returns. Deterministic for a seed. Raises ValueError for no group or an empty one.
+    """
+    arrays = [np.asarray(group, dtype=np.float64).reshape(-1) for group in groups]
+    if not arrays or any(array.size == 0 for array in arrays):
+        raise ValueError("a mean of groups needs at least one group, and values in each")
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(arrays), (resamples, len(arrays)))
+    means = np.empty(drawn.shape, np.float64)
+    for index, array in enumerate(arrays):
+        here = drawn == index
+        means[here] = _resampled_means(array, int(here.sum()), seed + 1 + index)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(means.mean(axis=1), [tail, 1.0 - tail])
+    value = float(np.mean([array.mean() for array in arrays]))
+    n = sum(array.size for array in arrays)
+    return Interval(value, float(low), float(high), n, confidence)
 
 
 def iqm(values: ArrayLike) -> float:

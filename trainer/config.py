@@ -176,6 +176,8 @@ class TrainConfig(RunSettings):
     """The recipe that this config is based on."""
     run: str = ""
     """Unique name of the run. Empty: the name is made from the recipe and the time."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run at the service."""
     dataset: str = ""
     """Dataset to train on, filtered by `where`; or use `sources` or `snapshot`."""
     where: str = ""

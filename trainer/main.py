@@ -5,6 +5,7 @@ With --processes N, this process only starts N training processes.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -29,6 +30,7 @@ from trainer.options import resolve, without_effect
 
 log = logging.getLogger("trainer")
 LAUNCHED = ("RANK", "WORLD_SIZE")
+PRINT_CONFIG = "--print-config"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     try:
+        if PRINT_CONFIG in words:
+            resolved = resolve([word for word in words if word != PRINT_CONFIG])
+            print(json.dumps({"config": resolved.config.to_dict(), "origins": resolved.origins}))
+            return 0
         resolved = resolve(words)
         if not resolved.config.run:
             name = f"{resolved.config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"

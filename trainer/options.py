@@ -25,6 +25,7 @@ RECIPE comes first, one of:
 {recipes}
 or one of the ablations of docs/method.md, each a recipe without one part of the method.
 --config FILE.toml may be given several times; later ones win, and flags win over files.
+--print-config prints the resulting settings and the origin of each as JSON, without training.
 
   stepwell train pendulum_stitch --dataset pendulum --run first --updates 500
   accelerate launch -m trainer.main offline --dataset hopper --run big"""

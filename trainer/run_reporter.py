@@ -116,6 +116,7 @@ class RunReporter:
             "host": self.world.host,
             "snapshots": data.snapshots,
             "command": self.info.command,
+            "tags": list(self.config.tags),
         }
         claim = _claim(self.home)
         row["config"]["claim"] = claim
@@ -280,7 +281,7 @@ class RunReporter:
         if data.left_out:
             notes = f"left out, unreadable: {', '.join(sorted(data.left_out))}"
             changes["notes"] = notes[:MAX_NOTES]
-            changes["tags"] = ["unreadable-shards"]
+            changes["tags"] = [*self.config.tags, "unreadable-shards"]
         self.heartbeat.change_run(**changes)
 
     def set_state(self, state: str) -> None:

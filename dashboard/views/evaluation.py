@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api, charts, components, formatting
+from dashboard.views import comparison
 
 SQL = (
     "SELECT policy, run, env, episodes, mean, iqm, ci_low, ci_high, confidence, normalised,"
@@ -24,6 +25,7 @@ DRAWN = 40
     "mean, the tick the interquartile mean.",
 )
 def show() -> None:
+    comparison.section()
     found = api.evaluations()
     if not found:
         components.empty(

@@ -93,8 +93,9 @@ def _resume(c: Connection, found: RowMapping, body: CreateRun, now: float) -> No
             got=body.kind,
         )
     given = body.model_dump(exclude_unset=True, exclude={"name", "kind", "parent", "exist_ok"})
-    # A resumed run reads further snapshots; the earlier ones stay listed.
+    # A resumed run reads further snapshots; the earlier ones, and tags given since, stay listed.
     given["snapshots"] = list(dict.fromkeys([*found["snapshots"], *body.snapshots]))
+    given["tags"] = list(dict.fromkeys([*found["tags"], *body.tags]))
     c.execute(
         sa.update(runs)
         .where(runs.c.pk == found["pk"])

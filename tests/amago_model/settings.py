@@ -46,6 +46,7 @@ TRY: dict[str, list[Any]] = {
     "custom.agent": ["mine"],
     "custom.settings": [("actor.width=3", "timestep_encoder.word=a b")],
     "run": ["mine"],
+    "tags": [("tried", "by hand")],
     "dataset": ["pendulum"],
     "where": ["length > 3"],
     "snapshot": ["s_1"],

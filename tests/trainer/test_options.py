@@ -60,6 +60,19 @@ def test_every_recipe_builds_an_agent(name):
         assert not [line for line in agent.policy.timestep_encoder.describe() if "name it" in line]
 
 
+def test_print_config_shows_the_settings_and_trains_nothing(tmp_path, capsys):
+    words = ["bc", "--dataset", "d", "--updates", "7", "--output", str(tmp_path / "runs")]
+    assert main([*words, "--print-config"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    resolved = resolve(words)
+    assert TrainConfig.from_dict(shown["config"]) == resolved.config
+    assert shown["origins"]["updates"] == "command line"
+    assert shown["origins"]["agent.losses.dpg_weight"] == "recipe bc"
+    assert not (tmp_path / "runs").exists()
+    assert main(["bcc", "--print-config"]) == 2
+    assert "the nearest known one is 'bc'" in capsys.readouterr().err
+
+
 def test_later_wins_and_every_value_says_where_it_came_from(tmp_path):
     """Recipe, two files, a flag: each overrides the one before."""
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"

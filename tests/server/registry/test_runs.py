@@ -40,14 +40,15 @@ def test_a_name_is_taken_once(app: TestClient) -> None:
 
 def test_resuming_takes_the_run_up_again(app: TestClient) -> None:
     """A restarted trainer continues its row: running, no error, the old facts kept."""
-    make(app, "a", config={"x": 1}, snapshots=["sn_1"], seed=3)
-    app.patch("/v1/runs/a", json={"status": "failed", "error": "boom"})
-    body = {"name": "a", "kind": "train", "exist_ok": True, "snapshots": ["sn_2"]}
+    make(app, "a", config={"x": 1}, snapshots=["sn_1"], seed=3, tags=["t"])
+    app.patch("/v1/runs/a", json={"status": "failed", "error": "boom", "tags": ["t", "by hand"]})
+    body = {"name": "a", "kind": "train", "exist_ok": True, "snapshots": ["sn_2"], "tags": ["t"]}
     answer = app.post("/v1/runs", json=body)
     assert answer.status_code == 200
     got = answer.json()
     assert (got["status"], got["error"], got.get("finished_at")) == ("running", "", None)
     assert (got["config"], got["seed"], got["snapshots"]) == ({"x": 1}, 3, ["sn_1", "sn_2"])
+    assert got["tags"] == ["t", "by hand"]
 
 
 def test_a_run_is_not_resumed_as_another_kind(app: TestClient) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collector.reference_scores import REFERENCE_SCORES, normalised_score, reference_family
+from stepwell.reference_scores import REFERENCE_SCORES, normalised_score, reference_family
 
 
 @pytest.mark.parametrize(

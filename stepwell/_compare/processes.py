@@ -1,0 +1,94 @@
+"""Child processes of a comparison: one job each, with a log and a lock that outlives the parent.
+
+A child holds its lock file open, so a job that survived its killed parent is recognised by the next
+one, which waits for it instead of starting it twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepwell._locks import held_by, take_lock
+from stepwell.errors import StepwellError
+
+STEPWELL = (sys.executable, "-m", "stepwell.cli")
+STOP_GRACE = 60.0
+"""Seconds that a child may take to stop: a trainer writes a checkpoint and sends its metrics."""
+
+
+@dataclass
+class Job:
+    """A running command."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    began: float
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def reason(self) -> str:
+        """Why it has failed, in one line: the end of its log, or the signal that ended it."""
+        status = self.process.returncode
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        last = lines[-1].strip() if lines else f"exit status {status}"
+        return last.removeprefix("stepwell train: ").removeprefix("stepwell evaluate: ")
+
+
+class Processes:
+    """Starts `stepwell` commands in sessions of their own, so that Ctrl-C reaches only the parent,
+    which stops them in order."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str]):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.variables = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def is_running(self, name: str) -> bool:
+        """Whether an earlier parent's process is still at this job."""
+        return held_by(self.folder / f"{name}.lock") is not None
+
+    def start(self, name: str, words: Sequence[str]) -> Job:
+        """Start `stepwell WORDS`; its output is appended to the job's log."""
+        path = self.folder / f"{name}.lock"
+        lock = take_lock(path, lambda _: StepwellError(f"another process is at the job {name}"))
+        with lock, self.log(name).open("ab") as log:
+            log.write(f"$ {shlex.join(['stepwell', *words])}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                [*STEPWELL, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.variables,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,
+            )
+        return Job(process, self.log(name), time.monotonic())
+
+
+def stop(jobs: Sequence[Job], grace: float = STOP_GRACE) -> None:
+    """Ask all of them to stop, and kill those that have not after `grace` seconds."""
+    for job in jobs:
+        job.process.terminate()
+    deadline = time.monotonic() + grace
+    for job in jobs:
+        try:
+            job.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(job.process.pid, signal.SIGKILL)
+            job.process.wait()

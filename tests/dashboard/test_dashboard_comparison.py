@@ -1,0 +1,97 @@
+"""A comparison of recipes on the evaluation page: chosen by its tag, with the same numbers."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from stepwell import Box, Client, EnvSpec
+from stepwell.comparison import RATE
+from stepwell.confidence_intervals import bootstrap_grouped_mean
+from stepwell.messages import MetricPoint
+
+Page = Callable[..., AppTest]
+RETURNS = {("good", 0): [5.0, 7.0], ("good", 1): [8.0, 9.0], ("bad", 0): [1.0, 3.0]}
+
+
+@pytest.fixture
+def compared(client: Client, name: str) -> str:
+    """Recipes `good` with two seeds and two versions each, `bad` with one that has failed."""
+    spec = EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0), env="Toy-v0")
+    client.create_dataset(name, spec)
+    for reward in (1.0, 2.0, 6.0):
+        client.add(
+            name,
+            obs=np.zeros((3, 2), np.float32),
+            actions=np.zeros((2, 1), np.float32),
+            rewards=np.full(2, reward / 2, np.float32),
+            terminated=True,
+            env="Toy-v0",
+        )
+    client.flush(name)
+    tags = [f"comparison:{name}", "mine"]
+    for (recipe, seed), returns in [*RETURNS.items(), (("bad", 1), None)]:
+        run = f"{name}-{recipe}-{seed}"
+        config = {"recipe": recipe, "dataset": name}
+        client.create_run(run, "train", config=config, seed=seed, tags=tags)
+        if returns is None:
+            client.patch_run(run, status="failed", error="NaN in the data")
+            continue
+        client.log_metrics(run, [MetricPoint(key=RATE, step=200, value=100.0, time=0.0)])
+        client.patch_run(run, status="finished")
+        for version in (100, 200):
+            evaluate(client, f"{run}-eval-{version}", f"{run}/{version}", returns, tags)
+    evaluate(client, f"{name}-random", "random", [0.0, 0.5], tags)
+    # Of the same policy, and not of the comparison.
+    evaluate(client, f"{name}-else", f"{name}-good-0/200", [99.0, 99.0], [])
+    return name
+
+
+def evaluate(client: Client, run: str, policy: str, returns: list[float], tags: list[str]) -> None:
+    client.create_run(run, "eval", config={"env": "Toy-v0"}, tags=tags)
+    client.patch_run(run, status="finished")
+    mean = float(np.mean(returns))
+    client.create_evaluation(
+        run=run, policy=policy, env="Toy-v0", seeds=[0, 1], returns=returns, mean=mean, iqm=mean,
+        ci_low=mean - 1, ci_high=mean + 1,
+    )  # fmt: skip
+
+
+def test_a_chosen_comparison_is_a_table_with_its_query(
+    service, client: Client, compared: str, page: Page
+) -> None:
+    drawn = page("evaluation", service.url, comparison=compared)
+    assert not drawn.exception and not drawn.error
+    table = drawn.dataframe[0].value.set_index("recipe")
+    assert list(table.index) == ["good", "bad", "random", "data"]
+    assert table["mean"].tolist() == [7.25, 2.0, 0.25, 3.0]
+    assert table.loc["good", "seeds"] == 2 and table.loc["good", "updates"] == 200
+    expected = bootstrap_grouped_mean([RETURNS["good", 0], RETURNS["good", 1]])
+    assert table.loc["good", "interval"] == f"{expected.low:.2f} … {expected.high:.2f}"
+    assert table.loc["good", "seconds"] == 2.0
+    assert table.loc["bad", "not included"] == "seed 1: failed: NaN in the data"
+    assert "normalised" not in table
+    charts = [element.key for element in drawn.get("vega_lite_chart")]
+    assert len(charts) >= 3  # intervals, curves, and those of the page itself
+    query = drawn.code[0].value
+    rows = {row[0]: row for row in client.sql(query, timeout=60)}
+    assert {recipe: (row[1], row[2]) for recipe, row in rows.items()} == {
+        "good": (2, 7.25),
+        "bad": (1, 2.0),
+    }
+
+
+def test_no_comparison_is_drawn_until_one_is_chosen(service, compared: str, page: Page) -> None:
+    drawn = page("evaluation", service.url)
+    menu = drawn.selectbox(key="comparison")
+    assert menu.value is None and compared in menu.options
+    assert "recipe" not in drawn.dataframe[0].value
+    menu.set_value(compared).run()
+    assert not drawn.exception and "recipe" in drawn.dataframe[0].value
+
+
+def test_a_comparison_that_is_gone_is_no_error(service, compared: str, page: Page) -> None:
+    drawn = page("evaluation", service.url, comparison="gone")
+    assert not drawn.exception and not drawn.error
+    assert drawn.selectbox(key="comparison").value is None
