@@ -389,6 +389,19 @@ RunKind = Literal["train", "collect", "eval"]
 RunStatus = Literal["running", "finished", "failed", "stopped"]
 
 
+class Alarm(Request):
+    """A health check of a training run that has failed and still does."""
+
+    key: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    """Name of the check; docs/training.md lists them."""
+    message: Text
+    """What is wrong, with numbers and advice."""
+    update: Number
+    """The update at which it began."""
+    value: Finite
+    """The number of the check; larger is worse."""
+
+
 class CreateRun(Request):
     name: RunName
     kind: RunKind
@@ -412,6 +425,8 @@ class PatchRun(Request):
     snapshots: list[str] | None = None
     tags: list[Tag] | None = None
     notes: Text | None = None
+    alarms: Annotated[list[Alarm], Field(max_length=100)] | None = None
+    """All standing alarms; replaces the earlier list."""
     error: Annotated[str, StringConstraints(max_length=20_000)] | None = None
     log: Annotated[str, StringConstraints(max_length=200_000)] | None = None
     """Lines to append to the run's log."""
@@ -429,6 +444,8 @@ class Run(Response):
     snapshots: list[str] = []
     tags: list[str] = []
     notes: str = ""
+    alarms: list[Alarm] = []
+    """Failed health checks of a trainer."""
     command: str = ""
     error: str = ""
     created_at: float

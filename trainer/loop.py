@@ -135,6 +135,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         # --- part 4: the run, log, metrics and policies at the service (rank 0) -----------------
         world.on_main(lambda: reporter.open(data, resumed=known_here))
         closing.push(reporter.close)  # receives the exception, if there is one
+        reporter.report_alarms(update, health.standing.values(), (), ())
         client.retry_for = 0.0  # from here on an unreachable service does not block training
 
         # --- the loop ---------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class RunReporter:
         self._newest: dict[str, float] = {}
         self._shown_at = self._logged_at = self._rate = 0.0
         self._alarms: list[Alarm] = []
+        self._reported: list[dict[str, Any]] | None = None
         self._env = ""
         self._warned: set[str] = set()
         self._early: list[tuple[str, float]] = []
@@ -212,8 +213,15 @@ class RunReporter:
     def report_alarms(
         self, update: int, standing: Iterable[Alarm], begun: Iterable[Alarm], ended: Iterable[Alarm]
     ) -> None:
-        """Log the alarms that began or ended at an update, and keep the standing ones."""
+        """Log the alarms that began or ended at an update; write the standing ones into the run's
+        row."""
+        if self.client is None:
+            return
         self._alarms = list(standing)
+        now = [alarm.to_json() for alarm in self._alarms]
+        if now != self._reported:
+            self._reported = now
+            self.heartbeat.change_run(alarms=now)
         for alarm in begun:
             self.log(f"warning: {alarm.key} at update {update}: {alarm.message}")
         for alarm in ended:

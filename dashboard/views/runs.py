@@ -61,6 +61,7 @@ def show() -> None:
     if not chosen:
         st.caption("Choose at least one run.")
         return
+    components.live(lambda: _alarms(chosen), lambda: _any_alive(chosen))
     # In the order of selection, so that adding a run does not change the colours of others.
     colours = charts.colours(chosen)
     # Only expanded parts are read and drawn.
@@ -120,6 +121,7 @@ def _table(runs: list[Any]) -> None:
                 "run": r.name,
                 "kind": r.kind,
                 "status": components.run_mark(r),
+                "alarms": ", ".join(a.key for a in r.alarms),
                 "heartbeat": formatting.ago(r.heartbeat_at),
                 "started": formatting.ago(r.created_at),
                 "policies": r.policies,
@@ -137,6 +139,16 @@ def _table(runs: list[Any]) -> None:
         "FROM runs r ORDER BY created_at DESC"
     )
     components.table(frame, "runs", sql=sql, height=min(320, 38 + 35 * len(frame)))
+
+
+def _alarms(chosen: list[str]) -> None:
+    """What the health checks of the selected runs have found."""
+    for run in map(api.run, chosen):
+        if run.alarms:
+            one = "1 alarm" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms"
+            st.warning(f"Run `{run.name}` has {one}:", icon=":material/warning:")
+            text = "\n".join(f"{a.key}, since update {a.update:,}: {a.message}" for a in run.alarms)
+            st.code(text, language=None, wrap_lines=True)
 
 
 # --- curves ---------------------------------------------------------------------------------------

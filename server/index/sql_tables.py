@@ -39,7 +39,8 @@ TABLES: dict[str, list[tuple[str, str]]] = {
         *(("name", "VARCHAR"), ("kind", "VARCHAR"), ("status", "VARCHAR"), ("parent", "VARCHAR")),
         *(("seed", "BIGINT"), ("git_commit", "VARCHAR"), ("host", "VARCHAR")),
         *(("snapshots", "VARCHAR[]"), ("tags", "VARCHAR[]"), ("notes", "VARCHAR")),
-        *(("command", "VARCHAR"), ("error", "VARCHAR"), ("config", "VARCHAR")),
+        *(("alarms", "VARCHAR"), ("command", "VARCHAR"), ("error", "VARCHAR")),
+        ("config", "VARCHAR"),
         *(("created_at", "DOUBLE"), ("heartbeat_at", "DOUBLE"), ("finished_at", "DOUBLE")),
     ],
     "metrics": [
@@ -114,8 +115,8 @@ SMALL: dict[str, str] = {
             last_ingest_at, spec, spec_digest
         FROM datasets AS d ORDER BY name""",
     "runs": """
-        SELECT name, kind, status, parent, seed, git_commit, host, snapshots, tags, notes, command,
-            error, config, created_at, heartbeat_at, finished_at
+        SELECT name, kind, status, parent, seed, git_commit, host, snapshots, tags, notes, alarms,
+            command, error, config, created_at, heartbeat_at, finished_at
         FROM runs ORDER BY pk""",
     "policies": """
         SELECT r.name, p.version, r.name || '/' || p.version, p.step, p.sha256, p.bytes, p.metadata,

@@ -41,7 +41,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0009"
+REVISION = "0010"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -290,6 +290,7 @@ runs = Table(
     Column("snapshots", JSON, nullable=False, server_default="[]"),  # list of ids
     Column("tags", JSON, nullable=False, server_default="[]"),
     Column("notes", Text, nullable=False, server_default=""),
+    Column("alarms", JSON, nullable=False, server_default="[]"),  # messages.Alarm
     Column("command", Text, nullable=False, server_default=""),
     Column("error", Text, nullable=False, server_default=""),
     Column("log", Text, nullable=False, server_default=""),  # its tail

@@ -71,11 +71,12 @@ def list_runs(client: Client, args: argparse.Namespace) -> common.Answer:
 def show_run(client: Client, args: argparse.Namespace) -> common.Answer:
     run = client.run(args.name)
     fields = run.model_dump()
-    config, latest = fields.pop("config"), fields.pop("latest")
+    config, latest, _ = fields.pop("config"), fields.pop("latest"), fields.pop("alarms")
     for moment in ("created_at", "heartbeat_at", "finished_at"):
         fields[moment] = common.ago(fields[moment])
+    alarms = [(f"alarm {a.key}", f"{a.message} (since update {a.update})") for a in run.alarms]
     newest = [(f"latest {key}", value) for key, value in sorted(latest.items())]
-    return run, lambda: common.print_fields([*fields.items(), *_config(config), *newest])
+    return run, lambda: common.print_fields([*fields.items(), *alarms, *_config(config), *newest])
 
 
 def _config(config: dict[str, Any]) -> list[tuple[str, str]]:

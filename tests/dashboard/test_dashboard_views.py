@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable
 
 import numpy as np
@@ -411,6 +412,24 @@ def test_runs_show_curves_of_those_chosen(service, filled: str, page: Page) -> N
         assert what in seen
     drawn.multiselect(key="run").set_value([f"{filled}-a", f"{filled}-b"]).run()
     check(drawn)
+
+
+def test_alarms_of_the_chosen_runs_are_shown(service, page: Page) -> None:
+    name, said = f"alarmed-{uuid.uuid4().hex[:8]}", "Q has reached 17; <b>no</b> return exceeds 1"
+    with service.client() as client:
+        for run in (name, f"{name}-fine"):
+            client.create_run(run, "train")
+        alarm = {"key": "q_above_data", "message": said, "update": 1400, "value": 16.0}
+        client.patch_run(name, alarms=[alarm])
+    drawn = page("runs", service.url, run=name)
+    check(drawn)
+    assert [w.value for w in drawn.warning] == [f"Run `{name}` has 1 alarm:"]
+    assert f"q_above_data, since update 1,400: {said}" in [code.value for code in drawn.code]
+    table = drawn.dataframe[0].value.set_index("run")
+    assert table.loc[name, "alarms"] == "q_above_data" and table.loc[f"{name}-fine", "alarms"] == ""
+    drawn.multiselect(key="run").set_value([f"{name}-fine"]).run()
+    check(drawn)
+    assert not drawn.warning
 
 
 def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Page) -> None:

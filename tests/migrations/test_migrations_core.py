@@ -47,6 +47,10 @@ def first(path: Path) -> Path:
             "INSERT INTO datasets (pk, name, spec, spec_digest, created_at)"
             " VALUES (3, 'a', '{}', '', 0)"
         )
+        index.execute(
+            "INSERT INTO runs (pk, name, kind, status, notes, created_at, heartbeat_at)"
+            " VALUES (7, 'r', 'train', 'finished', 'kept', 0, 0)"
+        )
         index.commit()
     return path
 
@@ -109,6 +113,8 @@ def test_an_index_of_the_first_release_becomes_what_tables_say(first: Path, tmp_
     db = Database(first)
     with db.read() as c:
         assert c.exec_driver_sql("SELECT name FROM datasets").scalars().all() == ["a"]
+        run = c.exec_driver_sql("SELECT pk, name, notes, alarms FROM runs").one()
+        assert tuple(run) == (7, "r", "kept", "[]")
     db.close()
 
 
@@ -119,7 +125,7 @@ def test_a_migration_keeps_rows_and_guards(first: Path, later: Path) -> None:
     assert upgrade(first) == "9998" == revision(first)
     after = schema(first)
     changed = {name for name in after if after[name] != before[name]}
-    assert after.keys() == before.keys() and changed == {"table datasets"}
+    assert after.keys() == before.keys() and changed == {"table datasets", "table runs"}
     with closing(sqlite3.connect(first)) as index:
         assert index.execute("SELECT name, owner FROM datasets").fetchall() == [("a", "")]
 

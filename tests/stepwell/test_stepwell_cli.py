@@ -327,6 +327,12 @@ def test_runs(run, ask, client):
     assert name in run("runs", "list")[1]
     assert '"lr": 0.5' in run("runs", "show", name)[1]
     assert ask("runs", "show", name)["latest"] == {"a": 1.0, "b": 1.0}
+    assert "alarm" not in run("runs", "show", name)[1]
+    alarm = {"key": "td_error", "message": "by 0.9 on average", "update": 3, "value": 2.0}
+    client.patch_run(name, alarms=[alarm])
+    shown = run("runs", "show", name)[1].split("alarm td_error")[1].splitlines()[0]
+    assert shown.strip() == "by 0.9 on average (since update 3)"
+    assert ask("runs", "show", name)["alarms"] == [alarm]
     out = run("runs", "metrics", name, "--keys", "a,b")[1]
     assert [line.split() for line in out.splitlines()] == [
         ["step", "a", "b"],

@@ -223,8 +223,11 @@ def trained(fake, folder, spec: EnvSpec, trajectories, *words: str) -> tuple[lis
     ).config
     assert train(config, service, RunInfo(), said.append) == "finished"
     begun = [line.split()[1] for line in said if " at update " in line and "warning" in line]
-    assert len(set(begun)) == len(begun)
     assert all(f"warning: {key} at update" in service.logs["tried"] for key in begun)
+    over = {line.split(":")[0] for line in said if "the alarm of update" in line}
+    row = service.runs["tried"]["alarms"]
+    assert {alarm["key"] for alarm in row} == set(begun) - over
+    assert all(set(alarm) == {"key", "message", "update", "value"} for alarm in row)
     return said, set(begun)
 
 

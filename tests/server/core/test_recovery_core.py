@@ -247,6 +247,8 @@ def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
     assert live.http.patch(f"/v1/trajectories/{sent[5].id}", json=labels).status_code == 200
     live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
     live.http.patch("/v1/runs/r", json={"log": "said", "status": "finished"})
+    alarm = {"key": "td_error", "message": "wrong", "update": 3, "value": 2.0}
+    live.http.patch("/v1/runs/r", json={"alarms": [alarm]})
     points = [{"key": "loss", "step": i, "value": i / 2, "time": 1.0} for i in range(3000)]
     assert live.http.post("/v1/runs/r/metrics", json={"points": points}).status_code == 200
     binary = {"content-type": "application/octet-stream"}

@@ -124,10 +124,12 @@ def test_an_index_from_before_the_first_release_is_taken_over_by_a_rebuild(
     data = str(tmp_path / "data")
     with sqlite3.connect(tmp_path / "data" / "index.sqlite") as index:
         index.execute("UPDATE alembic_version SET version_num = '0008'")
+        index.execute("ALTER TABLE runs DROP COLUMN alarms")  # which it did not have
     index.close()
     assert main(["--data", data, "--port", "0"]) == 1
     assert "stepwell fsck --rebuild" in capsys.readouterr().err
     assert fsck.main(["--data", data, "--rebuild"]) == 0
     live = start()
     assert [item["id"] for item in live.listing()] == [item["id"] for item in before]
-    assert live.http.get("/v1/runs/r").json()["kind"] == "train"
+    run = live.http.get("/v1/runs/r").json()
+    assert (run["kind"], run["alarms"]) == ("train", [])

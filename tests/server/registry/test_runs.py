@@ -83,6 +83,22 @@ def test_finishing_sets_the_end_and_running_again_takes_it_back(app: TestClient)
     assert again.get("finished_at") is None
 
 
+def test_alarms_replace_those_before_and_outlive_a_resume(app: TestClient) -> None:
+    make(app, "a")
+    assert app.get("/v1/runs/a").json()["alarms"] == []
+    alarm = {"key": "q_above_data", "message": "Q has reached 17", "update": 400, "value": 16.0}
+    got = app.patch("/v1/runs/a", json={"alarms": [alarm, alarm | {"key": "td_error"}]}).json()
+    assert [a["key"] for a in got["alarms"]] == ["q_above_data", "td_error"]
+    assert app.patch("/v1/runs/a", json={"alarms": [alarm]}).json()["alarms"] == [alarm]
+    resumed = app.post("/v1/runs", json={"name": "a", "kind": "train", "exist_ok": True})
+    assert resumed.json()["alarms"] == [alarm]
+    listed = app.get("/v1/runs", params={"brief": True}).json()["items"]
+    assert listed[0]["alarms"] == [alarm]
+    for wrong in ({"key": ""}, {"value": None}, {"update": -1}, {"severity": 3}):
+        assert app.patch("/v1/runs/a", json={"alarms": [alarm | wrong]}).status_code == 422
+    assert app.patch("/v1/runs/a", json={"alarms": []}).json()["alarms"] == []
+
+
 def test_the_log_grows_by_lines_and_keeps_its_tail(
     app: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from server.index import mirror as module
 from server.index.db import next_change_id
 from server.index.tables import trajectories
 from server.routes import run_metrics, runs
-from stepwell.messages import Capacity, CreateRun, MetricPoint, PatchRun, PostMetrics
+from stepwell.messages import Alarm, Capacity, CreateRun, MetricPoint, PatchRun, PostMetrics
 from stepwell.testing import make_spec, make_trajectory
 
 SPEC = make_spec()
@@ -111,7 +111,11 @@ def test_metrics_and_runs_follow(make_world: Callable[..., Any]) -> None:
     run_metrics.post_metrics(service, "r1", point(1, 9.0))  # an older step again
     runs.patch_run(service, "r1", PatchRun(status="finished"))
     assert world.rows("select max(value) from metrics") == [[9.0]]
-    assert world.rows("select status from runs") == [["finished"]]
+    assert world.rows("select status, alarms from runs") == [["finished", "[]"]]
+    alarm = Alarm(key="td_error", message="wrong", update=3, value=2.0)
+    runs.patch_run(service, "r1", PatchRun(alarms=[alarm]))
+    asked = "select alarms->0->>'key', json_array_length(alarms) from runs"
+    assert world.rows(asked) == [["td_error", 1]]
     runs.delete_run(service, "r1")
     assert world.rows("select count(*) from metrics") == [[0]]
     runs.create_run(
