@@ -288,6 +288,28 @@ def test_broken_runs_say_so_in_their_last_lines(fake, tmp_path, kind, words, exp
     assert warning.startswith("warning: ") and " alarm" in warning
 
 
+def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
+    """Its last lines and its row have them, although it logs too little to raise them again."""
+    service = fake(LINE)
+    service.add_shard(shaped(LINE, 30))
+    kept = []
+    for updates, starts in ((60, True), (62, False)):
+        said: list[str] = []
+        config = resolve(
+            [
+                *("offline", "--dataset=fake", "--run=again", f"--updates={updates}"),
+                *("--device=cpu", "--data.batch=8", "--data.window=4", "--schedule.log-every=5"),
+                *("--optimizer.warmup=20", "--schedule.drain-timeout=5", "--agent.losses.tau=1"),
+                *(f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"),
+            ]
+        ).config
+        train(config, service, RunInfo(), said.append)
+        assert any("targets_follow at update" in line for line in said) == starts
+        kept.append((said[-2], service.runs["again"].pop("alarms")))
+    assert kept[0] == kept[1] and kept[0][0].startswith("warning: ")
+    assert "targets_follow" in {alarm["key"] for alarm in kept[0][1]}
+
+
 def test_actions_that_leave_the_data_ring(fake, tmp_path):
     """Only DPG, on rewards that grow with the action: the policy goes to the bounds."""
     found = []
