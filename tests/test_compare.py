@@ -20,6 +20,7 @@ from stepwell.testing import wait_until
 
 SPEC = EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), env="Pendulum-v1")
 NAME = "tiny"
+TWO_POLICIES = ("--set", "bc.schedule.publish_every=3")
 RUNS = [f"{NAME}-{recipe}-{seed}" for recipe in ("bc", "bc10") for seed in (0, 1)]
 
 
@@ -76,7 +77,7 @@ def comparison(service, service_client: Client, tmp_path_factory) -> Comparison:
 @pytest.fixture(scope="module")
 def finished(comparison: Comparison, service_client: Client) -> tuple[Comparison, str]:
     """Killed while it trains, then interrupted, then run to its end. What the last one printed."""
-    words = ("--recipes", "bc,bc10", "--seeds", "0-1")
+    words = ("--recipes", "bc,bc10", "--seeds", "0-1", *TWO_POLICIES)
     process = comparison.start(*words)
     wait_until(lambda: "update" in comparison.log(RUNS[0]), 120, what="training", pause=0.05)
     process.kill()  # its children live on
@@ -135,10 +136,7 @@ def test_table_json_sql_and_picture_agree(finished, service_client: Client):
         row = rows[recipe]
         assert row["interval"]["low"] == pytest.approx(expected.low)
         assert row["mean"] == pytest.approx(np.mean(returns))
-        assert means[recipe] == [2, pytest.approx(row["mean"])] or means[recipe] == (
-            2,
-            pytest.approx(row["mean"]),
-        )
+        assert tuple(means[recipe]) == (2, pytest.approx(row["mean"]))
         assert f"{row['mean']:.5g}" in output
     data = "select \"return\" from trajectories where dataset = 'tiny-data' and purpose = 'train'"
     returns = sorted(row[0] for row in service_client.sql(data, timeout=60))
@@ -150,17 +148,28 @@ def test_table_json_sql_and_picture_agree(finished, service_client: Client):
 
 
 def test_a_run_that_fails_is_reported_and_the_others_stay(finished, service_client: Client):
-    """A further recipe, none of whose data exists; what has finished is not done again."""
+    """A further recipe, none of whose data exists, and now every policy: of what has been scored,
+    nothing is scored again."""
     comparison, _ = finished
-    before = len(service_client.evaluations())
+    before = {e.policy for e in service_client.evaluations()}
     words = ("--recipes", "bc,recall", "--set", "recall.where=length < 0", "--seeds", "0")
-    status, output = comparison.finish(*words)
+    status, output = comparison.finish(*words, *TWO_POLICIES, "--every-policy")
     assert status == 1, output
     assert "failed: recall, seed 0: 422 empty_selection" in output
-    rows = {row["recipe"]: row for row in json.loads(comparison.report.read_text())["rows"]}
+    report = json.loads(comparison.report.read_text())
+    rows = {row["recipe"]: row for row in report["rows"]}
     assert rows["bc"]["seeds"] == 2 and rows["bc10"]["seeds"] == 2
     assert rows["recall"]["mean"] is None and "empty_selection" in rows["recall"]["problems"][0]
-    assert len(service_client.evaluations()) == before
+    after = [e.policy for e in service_client.evaluations()]
+    assert sorted(after) == sorted(before | {f"{NAME}-bc-0/3"})
+    points = {(point["recipe"], point["updates"]): point for point in report["curves"]}
+    assert {key: point["seeds"] for key, point in points.items()} == {
+        ("bc", 3): 1,
+        ("bc", 5): 2,
+        ("bc10", 5): 2,
+    }
+    assert points["bc", 5]["interval"]["value"] == rows["bc"]["mean"]
+    ET.parse(comparison.folder / "comparisons" / NAME / "comparison-curves.svg")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +177,7 @@ def test_a_run_that_fails_is_reported_and_the_others_stay(finished, service_clie
     [
         (["--recipes", "bcc"], {}, "the nearest known one is 'bc'"),
         (["--recipes", "bc"], {"name": "other", "env": "CartPole-v1"}, "does not fit dataset"),
-        (["--recipes", "bc", "--updates", "9"], {}, "updates = 5, now it is 9"),
+        (["--recipes", "bc10", "--updates", "9"], {}, "updates = 5, now it is 9"),
         (["--recipes", "bc"], {"env": "CartPole-v1"}, "evaluates in Pendulum-v1"),
         (["--url", "http://127.0.0.1:9"], {}, "no service at"),
     ],

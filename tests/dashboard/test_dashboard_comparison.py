@@ -7,7 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from stepwell import Box, Client, EnvSpec
-from stepwell.comparison import RATE
+from stepwell.comparison import RATE, read_comparison
 from stepwell.confidence_intervals import bootstrap_grouped_mean
 from stepwell.messages import MetricPoint
 
@@ -51,11 +51,13 @@ def compared(client: Client, name: str) -> str:
 def evaluate(client: Client, run: str, policy: str, returns: list[float], tags: list[str]) -> None:
     client.create_run(run, "eval", config={"env": "Toy-v0"}, tags=tags)
     client.patch_run(run, status="finished")
-    mean = float(np.mean(returns))
-    client.create_evaluation(
-        run=run, policy=policy, env="Toy-v0", seeds=[0, 1], returns=returns, mean=mean, iqm=mean,
-        ci_low=mean - 1, ci_high=mean + 1,
-    )  # fmt: skip
+    # The newest counts; an earlier one had other seeds.
+    for seeds, values in (([7, 8], [-50.0, -50.0]), ([0, 1], returns)):
+        mean = float(np.mean(values))
+        client.create_evaluation(
+            run=run, policy=policy, env="Toy-v0", seeds=seeds, returns=values, mean=mean, iqm=mean,
+            ci_low=mean - 1, ci_high=mean + 1,
+        )  # fmt: skip
 
 
 def test_a_chosen_comparison_is_a_table_with_its_query(
@@ -80,6 +82,16 @@ def test_a_chosen_comparison_is_a_table_with_its_query(
         "good": (2, 7.25),
         "bad": (1, 2.0),
     }
+
+
+def test_only_evaluations_with_the_seeds_asked_for_are_read(client: Client, compared: str) -> None:
+    policies = {f"{compared}-{recipe}-{seed}/{v}" for recipe, seed in RETURNS for v in (100, 200)}
+    for seeds, first in (([0, 1], 0.0), ([7, 8], -50.0)):
+        found = read_comparison(client, compared, seeds)
+        assert set(found.evaluations) == policies | {"random"}
+        assert found.evaluations["random"].returns[0] == first
+    assert not read_comparison(client, compared, [0, 1, 2]).evaluations
+    assert not read_comparison(client, compared, env="Other-v0").evaluations
 
 
 def test_no_comparison_is_drawn_until_one_is_chosen(service, compared: str, page: Page) -> None:
