@@ -42,7 +42,7 @@ SAME = """
 METHODS = {
     "Stepwell": ["pendulum_stitch", "--updates", str(UPDATES)],
     "AMAGO, published formulas": ["published_v3", "--updates", str(UPDATES), *SAME],
-    "behaviour cloning": ["bc", "--updates", str(UPDATES)],
+    "behaviour cloning": ["bc", "--derive", "off", "--updates", str(UPDATES)],
 }
 FIRST_SEED = 900_000  # reset seed of the first evaluation episode; not used by the data
 QUERY = """

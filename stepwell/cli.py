@@ -34,6 +34,9 @@ GROUPS: dict[str, dict[str, Command]] = {
     "Programs": {
         "serve": Command("server.main:main", "the dataset service", "server"),
         "train": Command("trainer.main:main", "train a policy on a dataset", "trainer"),
+        "recommend": Command(
+            "trainer.recommend:main", "settings that suit a dataset, with reasons", "trainer"
+        ),
         "collect": Command(
             "collector.main:main", "play in an environment, store every episode", "collector"
         ),

@@ -167,8 +167,11 @@ def _run(args: argparse.Namespace, commands: Commands, port: int, dash_port: int
             words = ["--dataset", dataset, "--seed", str(args.seed), "--run", name]
             if recipe != "bc10":  # which has a condition of its own
                 words += ["--where", "partition = 'protected'"]
-            if args.updates:
-                words += ["--updates", str(args.updates)]
+            # Cloning has the network and windows of our agent's recipe.
+            fixed = recipe in ("bc", "bc10") and args.recipe != "offline"
+            if args.updates or fixed:
+                words += ["--updates", str(args.updates or 1000)]
+            words += ["--derive", "off"] if fixed else []
             run("stepwell", "train", recipe, *words, "--output", str(args.data / "trainer"))
         # Fixed seeds, greedy; the scores are trajectories in the dataset, too.
         seeds = ("--seeds", str(FIRST_EVALUATION_SEED), "--episodes", str(args.episodes))

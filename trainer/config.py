@@ -65,6 +65,12 @@ class DataConfig(RunSettings):
     epochs: bool = False
     """Sample without replacement: each trajectory (with draw=windows: each window) once per
     epoch."""
+    best_share: float = Field(0.0, ge=0, lt=1)
+    """Share of each batch from the trajectories with the highest returns; the rest is from all
+    trajectories. 0: no preference. In mixed data this finds good behaviour sooner, and keeps the
+    rest for the critics (after Yue et al. 2022)."""
+    best_fraction: float = Field(0.1, gt=0, le=1)
+    """Fraction of the trajectories that best_share prefers."""
     relabel: tuple[str, ...] = ()
     """Relabelers, applied in this order to each sampled trajectory, as NAME or
     NAME:FIELD=VALUE,FIELD=VALUE. Built-in relabelers: hindsight, instructions, mazerunner, crafter;
@@ -102,6 +108,12 @@ class DataConfig(RunSettings):
             raise ValueError(
                 f"mask_row: {self.mask_row!r} has no effect without a mask; set data.actor_mask or "
                 "data.critic_mask, or leave mask_row at 'arrival'"
+            )
+        if self.best_fraction != 0.1 and not self.best_share:
+            raise ValueError("best_fraction: has no effect without data.best_share; set both")
+        if self.epochs and self.best_share:
+            raise ValueError(
+                "epochs: a mixture has no epochs; unset data.best_share or data.epochs"
             )
         if self.epochs and self.draw == "steps":
             raise ValueError(
@@ -186,6 +198,13 @@ class TrainConfig(RunSettings):
     """A mixture of sources instead of one dataset (only in config files and recipes)."""
     snapshot: str = ""
     """Id of an existing snapshot to train on, instead of a dataset."""
+    derive: Literal["off", "shape", "all"] = "off"
+    """Derive what no file or flag sets from the dataset before training. shape: sampling, memory,
+    network, length. all: also discount, reward scale, bounds and preference of good trajectories.
+    stepwell recommend DATASET prints them with reasons."""
+    memory: Literal["auto", "none", "gru"] = "auto"
+    """Whether the agent needs memory, for `derive`: auto: if the dataset has the tag
+    partially-observable. Data alone cannot tell."""
     seed: int = 0
     """Seed of the weights, the sample order and the noise."""
     updates: int = Field(1000, ge=0)
@@ -224,6 +243,16 @@ class TrainConfig(RunSettings):
         given = [name for name in ("dataset", "sources", "snapshot") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{given[0]}: {given[0]} and {given[1]} are both set; set only one")
+        if self.memory != "auto" and self.derive == "off":
+            raise ValueError(
+                f"memory: {self.memory!r} has no effect without derive; set "
+                "agent.trajectory_encoder.kind, or train with the recipe offline"
+            )
+        if self.data.best_share and not self.dataset:
+            raise ValueError(
+                "data.best_share: it prefers trajectories of `dataset`; with sources or a snapshot "
+                "leave it out, and give a source of its own to the best trajectories"
+            )
         if self.where and not self.dataset and given:
             raise ValueError("where: only applies to `dataset`; put the condition in the select")
         for name in ("refresh_every", "include_eval", "wait_for_data"):

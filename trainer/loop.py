@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -30,11 +31,14 @@ from trainer.data.loader import Loaded
 from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.data.validation import FEWEST, validation_interval
+from trainer.dataset_profile import read_profile
+from trainer.derived_settings import Derived, apply_settings, derive_settings
 from trainer.distributed import World
 from trainer.errors import SettingError
 from trainer.health import Health
 from trainer.learner import Learner, TrainingDiverged, Update, make_accelerator, merge_ranks
 from trainer.nan_diagnostics import explain_skip
+from trainer.recipes import own_settings
 from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
 
 log = logging.getLogger(__name__)
@@ -80,6 +84,15 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
         # --- part 2: the data -------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
+        # The numbers of a resumed run are those of before, whatever the dataset is now.
+        derived = resumed.state.get("derived", []) if resumed is not None else []
+        if resumed is None and config.derive != "off":
+            derived = world.on_main(lambda: _derive(config, client, echo))
+        settings = [Derived(**d) for d in derived]
+        config, settings = apply_settings(
+            config, info.origins, own_settings(config.recipe), settings
+        )
+        reporter.add_derived(config, settings)
         holder = f"train/{config.run}"
         data = SnapshotViews(config, client, world, home, holder, echo)
         closing.callback(data.close)
@@ -166,6 +179,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "alarms": [alarm.to_json() for alarm in health.standing.values()],
                     "samples": update * config.data.batch,
                     "config": config.to_dict(),
+                    "derived": derived,
                     "spaces": agent.spaces.to_dict(),
                     "world": world.size,
                     "threads": config.threads,
@@ -260,6 +274,16 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         for line in reporter.closing_lines():
             show(line)
     return reporter.status
+
+
+def _derive(
+    config: TrainConfig, client: Client, echo: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The settings derived from the dataset, as JSON."""
+    if not config.dataset:
+        echo("note: settings are only derived from one dataset; the recipe's own values are used")
+        return []
+    return [asdict(d) for d in derive_settings(read_profile(client, config), config)]
 
 
 class _Clock:

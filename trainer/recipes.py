@@ -72,3 +72,15 @@ def recipe(name: str) -> TrainConfig:
     found = known[name]
     base = recipe(found.base) if found.base else TrainConfig()
     return override(base, found.changes | {"recipe": name})
+
+
+def own_settings(name: str) -> frozenset[str]:
+    """The settings that a recipe chooses itself, so that none is derived in their place: its own
+    and those of its bases, up to the one that begins to derive."""
+    known, own, found = RECIPES | ABLATIONS, frozenset[str](), frozenset[str]()
+    while name in known:
+        own |= known[name].changes.keys()
+        if not found or "derive" in known[name].changes:
+            found = own
+        name = known[name].base
+    return found

@@ -12,8 +12,8 @@ import math
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from stepwell.heartbeat import Heartbeat
 from stepwell.outbox import Outbox
 from trainer.config import TrainConfig
 from trainer.data.snapshot_views import SnapshotViews
+from trainer.derived_settings import Derived
 from trainer.distributed import World
 from trainer.errors import TrainerError
 from trainer.health import Alarm
@@ -87,6 +88,14 @@ class RunReporter:
         self._early: list[tuple[str, float]] = []
         self._run_log: RunLog | None = None
         self._log(f"started on {world.host} (processes: {world.size}): {info.command}")
+
+    def add_derived(self, config: TrainConfig, settings: Sequence[Derived]) -> None:
+        """Report settings that were derived from the dataset, now part of `config`."""
+        self.config = config
+        reasons = {d.key: f"derived: {d.reason}" for d in settings}
+        self.info = replace(self.info, origins=self.info.origins | reasons)
+        for d in settings:
+            self.log(f"  {d.key} = {d.value!r}    ({d.reason})")
 
     def log(self, text: str) -> None:
         """Print a line on the screen and append it to the run's log."""

@@ -271,7 +271,7 @@ def test_every_setting_of_a_run_is_read_by_the_trainer(
         f"{source}share = 0.0\nshare_end = 0.5\n"
     )
     grown = ["--dataset=fake", "--data.refresh-every=1"]
-    assert main(["offline", *TINY, *folders, *grown]) == 0
+    assert main(["offline", "--derive=off", *TINY, *folders, *grown]) == 0
     assert main(["offline", *TINY, *folders, "--run=mixed", "--config", str(mixture)]) == 0
     wanted = {(cls.__name__, name) for cls in OURS for name in cls.model_fields}
     wanted |= {("SourceConfig", name) for name in settings.SourceConfig.model_fields}
@@ -281,6 +281,10 @@ def test_every_setting_of_a_run_is_read_by_the_trainer(
 SEEN_ELSEWHERE = {
     # What the trainer asks for is last_share: share_end, or share.
     ("SourceConfig", "share_end"),
+    # In settings derived from a dataset: test_derived_settings.py.
+    ("TrainConfig", "memory"),
+    # With best_share: test_derived_settings.py.
+    ("DataConfig", "best_fraction"),
     # Where gradients are not finite: test_learner.py.
     ("OptimizerConfig", "max_bad_updates"),
 }

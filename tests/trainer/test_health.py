@@ -51,7 +51,7 @@ BROKEN = {
 
 
 def config_of(*words: str):
-    return resolve(["offline", "--updates=1000", "--optimizer.warmup=0", *words]).config
+    return resolve(["pendulum_stitch", "--updates=1000", "--optimizer.warmup=0", *words]).config
 
 
 def ring(health: Health, values, first: int, logs: int = WINDOW, returns=RETURNS):
@@ -210,7 +210,7 @@ def trained(fake, folder, spec: EnvSpec, trajectories, *words: str) -> tuple[lis
     service.add_shard(trajectories)
     config = resolve(
         [
-            *("offline", "--dataset=fake", "--run=tried", "--updates=250", "--device=cpu"),
+            *("pendulum_stitch", "--dataset=fake", "--run=tried", "--updates=250", "--device=cpu"),
             *("--data.batch=16", "--data.window=12", "--schedule.log-every=10"),
             *(
                 "--schedule.drain-timeout=5",

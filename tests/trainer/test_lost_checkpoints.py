@@ -26,7 +26,7 @@ def service(fake):
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
     """Policies every 4 updates, and no checkpoint but those that come with them."""
-    plain = recipe("bc")
+    plain = recipe("bc").replace(derive="off")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     return plain.replace(
         dataset="fake",

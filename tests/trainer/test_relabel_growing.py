@@ -123,7 +123,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
 
     # So that the step of the switch is known here.
     monkeypatch.setattr("trainer.data.snapshot_views.in_background", at_once)
-    plain = recipe("bc")
+    plain = recipe("bc").replace(derive="off")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     config = plain.replace(
         dataset="fake",

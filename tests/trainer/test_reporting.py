@@ -65,7 +65,13 @@ def test_a_run_shows_how_its_mixture_moves(fake, tmp_path, sources):
         text += f'[[sources]]\nselect = "fake"\n{share}'
     config.write_text(text)
     service = fake(None, [[5, 6], [7, 8]])
-    words = ["offline", f"--config={config}", "--updates=6", "--data.batch=8", "--data.window=4"]
+    words = [
+        "pendulum_stitch",
+        f"--config={config}",
+        "--updates=6",
+        "--data.batch=8",
+        "--data.window=4",
+    ]
     words += ["--schedule.log-every=1", "--schedule.drain-timeout=5", "--device=cpu", "--run=mixed"]
     words += [f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"]
     resolved = resolve(words)
@@ -89,7 +95,7 @@ def test_a_learner_without_anything_to_learn_from_is_told_once(fake, tmp_path, c
     service.add_shard(
         [Trajectory.from_arrays(**play, terminated=True, infos=nobody, spec=spec) for play in plays]
     )
-    words = ["bc", "--dataset=fake", "--updates=4", "--data.batch=2", "--run=idle"]
+    words = ["bc", "--derive=off", "--dataset=fake", "--updates=4", "--data.batch=2", "--run=idle"]
     words += ["--schedule.log-every=1", "--schedule.drain-timeout=5", "--device=cpu"]
     words += ["--data.actor-mask=by_hand", f"--output={tmp_path}", f"--data.cache={tmp_path / 'c'}"]
     resolved = resolve(words)

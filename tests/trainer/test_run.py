@@ -144,7 +144,7 @@ def test_a_run_leaves_what_it_promised(service, whole):
         assert (row.status, row.kind, row.seed) == ("finished", "train", 0)
         assert row.config["agent"]["critic"]["d_hidden"] == 16
         assert row.config["origins"]["data.batch"] == "command line"
-        assert row.config["origins"]["agent.losses.gamma"] == "recipe offline"
+        assert row.config["origins"]["agent.losses.gamma"].startswith("derived: ")
         assert row.snapshots and row.snapshots[0].startswith("sn_")
         series = client.metrics("whole", ["loss/total", "data/sample_checksum"], points=1000)
         assert series["loss/total"].steps == list(range(1, UPDATES + 1))

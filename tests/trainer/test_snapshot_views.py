@@ -395,7 +395,7 @@ def test_a_shard_that_one_node_cannot_read_is_left_out_on_all(service, tmp_path)
 
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    plain = recipe("bc")
+    plain = recipe("bc").replace(derive="off")
     rows = TimestepEncoderConfig(n_layers=1, d_hidden=8, d_output=8)
     return plain.replace(
         dataset="fake",

@@ -149,14 +149,7 @@ def create_snapshot(
     while True:
         try:
             snapshot = client.create_snapshot(
-                dataset=config.dataset or None,
-                where=config.where.replace("{dataset}", config.dataset) or None,
-                # A share that is 0 now may grow later: the snapshot includes all components that
-                # may ever be drawn.
-                sources=[
-                    {"select": s.select, "share": s.share or s.last_share} for s in config.sources
-                ]
-                or None,
+                **_selection(config),
                 since=since,
                 include_eval=config.data.include_eval,
                 holder=holder,
@@ -167,6 +160,37 @@ def create_snapshot(
                 raise
             log.warning("waiting for the first trajectory: %s", error.detail)
         time.sleep(min(2.0, config.data.wait_for_data))
+
+
+def sql_condition(config: TrainConfig) -> str:
+    """The SQL condition over `trajectories` of the dataset and `where` of a config."""
+    condition = "dataset = '{}'".format(config.dataset.replace("'", "''"))
+    if not config.data.include_eval:
+        condition += " and purpose = 'train'"
+    where = config.where.replace("{dataset}", config.dataset)
+    return f"{condition} and ({where})" if where else condition
+
+
+def _selection(config: TrainConfig) -> dict[str, Any]:
+    """The arguments of `Client.create_snapshot` that select trajectories."""
+    data = config.data
+    if data.best_share:
+        condition = sql_condition(config)
+        select = f"select id from trajectories where {condition}"
+        best = (
+            f'{select} and "return" >= (select quantile_cont("return", '
+            f"{1.0 - data.best_fraction}) from trajectories where {condition})"
+        )
+        shares = [(select, 1.0 - data.best_share), (best, data.best_share)]
+        return {"sources": [{"select": sql, "share": share} for sql, share in shares]}
+    # A share that is 0 now may grow later: the snapshot includes all components that may ever be
+    # drawn.
+    sources = [{"select": s.select, "share": s.share or s.last_share} for s in config.sources]
+    return {
+        "dataset": config.dataset or None,
+        "where": config.where.replace("{dataset}", config.dataset) or None,
+        "sources": sources or None,
+    }
 
 
 def load_manifest(client: Client, snapshot_id: str, folder: Path, since: str = "") -> Manifest:

@@ -1,0 +1,230 @@
+"""Settings derived from a dataset: the rule, its limits, and what overrides it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amago_model.config import Spaces
+from stepwell import Box, Discrete, EnvSpec
+from stepwell.testing import make_spec, make_trajectory
+from trainer.config import TrainConfig
+from trainer.data.snapshot import sql_condition
+from trainer.dataset_profile import DatasetProfile, read_profile
+from trainer.derived_settings import SCALE, Derived, apply_settings, derive_settings
+from trainer.main import main
+from trainer.options import resolve
+from trainer.recipes import RECIPES, own_settings, recipe
+from trainer.recommend import main as recommend
+
+OFFLINE = recipe("offline").replace(dataset="made")
+TINY = [
+    *("--agent.timestep_encoder.d_hidden", "16", "--agent.timestep_encoder.d_output", "16"),
+    *("--agent.trajectory_encoder.d_model", "16", "--agent.actor.d_hidden", "16"),
+    *("--agent.critic.d_hidden", "16", "--data.batch", "8", "--device", "cpu"),
+]
+CONTINUOUS = EnvSpec.of(Box((3,)), Box((2,), low=-1.0, high=1.0), env="Made-v0")
+
+
+def make_profile(
+    rewards: list[list[float]], terminated: bool = True, spec: EnvSpec = CONTINUOUS, **changes
+) -> DatasetProfile:
+    """The profile of trajectories with these rewards."""
+    length = np.array([len(r) for r in rewards], dtype=np.float64)
+    returns = np.array([sum(r) for r in rewards])
+    reward = np.concatenate([np.array(r, dtype=np.float64) for r in rewards])
+    counts = np.unique(reward, return_counts=True)[1]
+    profile = DatasetProfile(
+        dataset="made",
+        env="Made-v0",
+        spaces=Spaces.of_spec(spec.to_json()),
+        partially_observable=False,
+        trajectories=len(rewards),
+        steps=len(reward),
+        length=(float(np.median(length)), float(np.quantile(length, 0.95)), float(length.max())),
+        terminated=float(terminated),
+        returns=(
+            float(np.quantile(returns, 0.05)),
+            float(returns.mean()),
+            float(np.quantile(returns, 0.95)),
+        ),
+        informative=1.0 - counts.max() / len(reward),
+        reward=reward,
+        sampled_length=length,
+        sampled_terminated=np.full(len(rewards), float(terminated)),
+    )
+    return dataclasses.replace(profile, **changes)
+
+
+def derived(profile: DatasetProfile, **changes) -> dict[str, object]:
+    config = OFFLINE.replace(**changes)
+    return {d.key: d.value for d in derive_settings(profile, config)}
+
+
+DENSE = [[float(i % 7)] * 100 for i in range(60)]
+SPARSE = [[0.0] * 29 + [float(i % 7 == 0)] for i in range(60)]
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e4])
+def test_the_scale_of_rewards_does_not_matter(factor: float) -> None:
+    """Multiplied returns, their bounds and the discount are the same for any unit of reward."""
+    found = derived(make_profile([[factor * x for x in r] for r in DENSE]))
+    plain = derived(make_profile(DENSE))
+    assert found["agent.losses.gamma"] == plain["agent.losses.gamma"] == 0.98
+    for key in ("target_low", "target_high"):
+        multiplied = found[f"agent.losses.{key}"] * found["agent.losses.reward_multiplier"]
+        expected = plain[f"agent.losses.{key}"] * plain["agent.losses.reward_multiplier"]
+        assert multiplied == pytest.approx(expected, rel=0.05, abs=0.05 * SCALE)
+    returns = make_profile(DENSE).discounted(0.98)
+    spread = returns.spread * plain["agent.losses.reward_multiplier"]
+    assert SCALE / 2 <= spread <= SCALE * 2
+
+
+def test_sparse_rewards_get_bounds_long_horizons_and_multi_step_returns() -> None:
+    found = derived(make_profile(SPARSE))
+    assert found["agent.losses.gamma"] == pytest.approx(1 - 1 / 30, abs=1e-3)
+    assert found["agent.losses.n_step"] == 5 and found["data.window"] == 8
+    assert (found["agent.losses.target_low"], found["agent.losses.target_high"]) == (-0.1, 1.1)
+    assert derived(make_profile(DENSE))["agent.losses.n_step"] == 1
+
+
+def test_returns_of_truncated_trajectories_go_on() -> None:
+    """A reward of 1 for 50 steps is worth 1 / (1 - gamma) if the task had not ended, else less."""
+    rewards = [[1.0] * 50, [1.0] * 50]
+    high = make_profile(rewards, terminated=False).discounted(0.9).high
+    assert high == pytest.approx(10.0)
+    assert make_profile(rewards, terminated=True).discounted(0.9).high == pytest.approx(
+        10.0 * (1 - 0.9**50)
+    )
+
+
+def test_episodes_of_one_step_equal_returns_and_few_trajectories_break_nothing() -> None:
+    bandit = derived(make_profile([[float(i % 3)] for i in range(100)]))
+    assert bandit["agent.losses.gamma"] == 0.0 and bandit["data.window"] == 1
+    constant = derived(make_profile([[1.0] * 20] * 100, terminated=False))
+    assert constant["agent.losses.reward_multiplier"] == 1.0
+    assert "agent.losses.target_low" not in constant and "data.best_share" not in constant
+    few = derived(make_profile(DENSE[:5]))
+    assert "data.best_share" not in few and "data.validation" not in few
+    for profile in (make_profile(SPARSE), make_profile(DENSE[:5]), make_profile([[0.5]] * 60)):
+        config, used = apply_settings(
+            OFFLINE, {}, own_settings("offline"), derive_settings(profile, OFFLINE)
+        )
+        assert config == TrainConfig.from_dict(config.to_dict()) and used
+
+
+def test_memory_is_asked_for_never_guessed() -> None:
+    key = "agent.trajectory_encoder.kind"
+    long = make_profile(DENSE)
+    tagged = dataclasses.replace(long, partially_observable=True)
+    assert derived(long)[key] == derived(tagged, memory="none")[key] == "feed_forward"
+    for found in (derived(tagged), derived(long, memory="gru")):
+        assert found[key] == "gru" and found["data.window"] == 100
+        assert found["agent.timestep_encoder.hide_previous"] is False
+    with pytest.raises(Exception, match="memory: 'gru' has no effect without derive"):
+        resolve(["pendulum_stitch", "--memory", "gru"])
+
+
+def test_actions_decide_the_distribution() -> None:
+    key = "agent.actor.continuous.kind"
+    assert derived(make_profile(DENSE))[key] == "gaussian"
+    discrete = EnvSpec.of(Box((3,)), Discrete(4), env="Made-v0")
+    assert key not in derived(make_profile(DENSE, spec=discrete))
+
+
+def test_flags_files_and_the_recipe_itself_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[data]\nwindow = 11\n[agent.trajectory_encoder]\nkind = 'gru'\n")
+    resolved = resolve(
+        ["offline", "--dataset=made", "--config", str(file), "--agent.losses.gamma", "0.5"]
+    )
+    settings = derive_settings(make_profile(DENSE), resolved.config)
+    config, used = apply_settings(
+        resolved.config, resolved.origins, own_settings("offline"), settings
+    )
+    assert (config.data.window, config.agent.losses.gamma) == (11, 0.5)
+    assert config.agent.trajectory_encoder.kind == "gru"  # so d_model does not exist
+    keys = {d.key for d in used}
+    assert not keys & {"data.window", "agent.losses.gamma", "agent.trajectory_encoder.d_model"}
+    assert config.agent.losses.dpg_weight == OFFLINE.agent.losses.dpg_weight
+    wide = Derived("agent.losses.dpg_weight", 9.0, "not possible: the recipe sets it itself")
+    assert apply_settings(OFFLINE, {}, own_settings("offline"), [wide]) == (OFFLINE, [])
+
+
+def test_baselines_get_the_shape_but_keep_their_losses() -> None:
+    """The same sampling and networks as `offline`; discounts and scales are the papers'."""
+    profile = make_profile(DENSE)
+    ours = derived(profile)
+    for name in (n for n in RECIPES if recipe(n).derive == "shape"):
+        settings = derive_settings(profile, recipe(name))
+        config, used = apply_settings(recipe(name), {}, own_settings(name), settings)
+        assert all(ours[d.key] == d.value for d in used)
+        assert config.agent.losses == recipe(name).agent.losses
+        assert config.data.window == ours["data.window"] and not config.data.best_share
+    assert recipe("rebrac").derive == "shape"
+    assert "agent.actor.continuous.kind" in own_settings("rebrac")  # of its base, td3bc
+
+
+@pytest.fixture(scope="module")
+def dataset(service) -> str:
+    spec = make_spec(env="Tiny-v0")
+    with service.client() as client:
+        client.create_dataset("derived-tiny", spec)
+        found = [make_trajectory(spec, length=5 + i % 20, seed=i) for i in range(60)]
+        client.post("derived-tiny", found, wait_sealed=True)
+    return "derived-tiny"
+
+
+def test_the_best_trajectories_are_a_source_of_their_own(service, dataset) -> None:
+    """A profile and a snapshot of a real service, with a condition, without evaluation."""
+    words = ["offline", "--dataset", dataset, "--where", "length > 5"]
+    config = resolve([*words, "--data.best-share", "0.5"]).config
+    with service.client() as client:
+        profile = read_profile(client, config)
+        where = sql_condition(config)
+        rows = client.sql(f'select length, "return" from trajectories where {where}').rows
+        assert (profile.trajectories, profile.steps) == (len(rows), sum(r[0] for r in rows))
+        assert profile.returns[1] == pytest.approx(np.mean([r[1] for r in rows]), rel=1e-6)
+        assert profile.reward.sum() == pytest.approx(sum(r[1] for r in rows), rel=1e-5)
+        with pytest.raises(Exception, match="no trajectory to learn from.*length > 1000"):
+            read_profile(client, config.replace(where="length > 1000"))
+
+
+def test_recommend_prints_reasons_json_and_a_file_for_training(
+    service, dataset, capsys, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    assert recommend([dataset]) == 0
+    assert "half an episode" in capsys.readouterr().out
+    assert recommend([dataset, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["data.window"]["value"] == 4 and found["data.window"]["reason"]
+    assert recommend([dataset, "--toml"]) == 0
+    file = tmp_path / "derived.toml"
+    file.write_text(capsys.readouterr().out)
+    config = resolve(["offline", "--dataset", dataset, "--config", str(file)]).config
+    assert config.agent.losses.gamma == found["agent.losses.gamma"]["value"]
+    assert recommend(["nothing-here"]) == 1
+    assert "nothing-here" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_its_numbers_although_the_data_changed(
+    service, dataset, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    words = ["offline", "--dataset", dataset, "--run", "grown", *TINY]
+    words += ["--output", str(tmp_path), "--data.cache", str(tmp_path / "cache")]
+    assert main([*words, "--updates", "5"]) == 0
+    with service.client() as client:
+        before = client.run("grown").config
+        spec = client.spec(dataset)
+        client.post(dataset, [make_trajectory(spec, length=300, seed=i) for i in range(20)])
+        client.flush(dataset)
+        assert main([*words, "--updates", "7"]) == 0
+        after = client.run("grown").config
+    assert after["agent"]["losses"] == before["agent"]["losses"]
+    assert after["origins"]["agent.losses.gamma"].startswith("derived: half an episode")

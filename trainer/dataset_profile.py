@@ -1,0 +1,147 @@
+"""What a person would look at in a dataset before choosing settings: lengths, rewards, spaces.
+
+All numbers come from SQL queries to the service; rewards are those of a sample of trajectories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amago_model.config import Spaces
+from stepwell import EnvSpec
+from stepwell.client import Client
+from trainer.config import TrainConfig
+from trainer.data.returns import Floats, returns_to_go
+from trainer.data.snapshot import sql_condition
+from trainer.errors import SettingError
+
+SAMPLED_STEPS = 200_000
+"""Approximate number of steps whose rewards are read."""
+MAX_TRAJECTORIES = 1_000_000
+TIMEOUT = 60.0
+PARTIALLY_OBSERVABLE = "partially-observable"
+"""The tag of a dataset whose single observations do not show the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRange:
+    """Discounted returns over all sampled steps, in the environment's units."""
+
+    low: float
+    high: float
+    p5: float
+    p95: float
+
+    @property
+    def spread(self) -> float:
+        """The distance from p5 to p95, at least a fifth of the range (sparse rewards)."""
+        return max(self.p95 - self.p5, 0.2 * (self.high - self.low))
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetProfile:
+    """Statistics of the selected trajectories of a dataset."""
+
+    dataset: str
+    env: str
+    spaces: Spaces
+    partially_observable: bool
+    """The dataset has the tag `partially-observable`."""
+    trajectories: int
+    steps: int
+    length: tuple[float, float, float]
+    """Median, 95th percentile and maximum of the trajectories' lengths."""
+    terminated: float
+    """Share of trajectories that end in a termination."""
+    returns: tuple[float, float, float]
+    """5th percentile, mean and 95th percentile of the trajectories' undiscounted returns."""
+    informative: float
+    """Share of steps whose reward is not the most frequent one: small if rewards are sparse."""
+    reward: Floats
+    """[M] rewards of the sampled trajectories, one trajectory after the other."""
+    sampled_length: Floats
+    """[n] lengths of the sampled trajectories."""
+    sampled_terminated: Floats
+    """[n] whether they end in a termination."""
+
+    @property
+    def observation_width(self) -> int:
+        """Number of features of all observations together."""
+        return sum(space.features for space in self.spaces.observations.values())
+
+    def discounted(self, gamma: float) -> ReturnRange:
+        """Discounted returns to the end of each trajectory. Where a trajectory is truncated, its
+        mean reward is assumed to continue for ever."""
+        length = self.sampled_length.astype(np.int64)
+        mean = np.add.reduceat(self.reward, np.cumsum(length) - length) / length
+        after = np.where(self.sampled_terminated > 0, 0.0, mean / (1.0 - gamma))
+        found = returns_to_go(self.reward, length, gamma, after)
+        p5, p95 = np.quantile(found, (0.05, 0.95))
+        return ReturnRange(float(found.min()), float(found.max()), float(p5), float(p95))
+
+
+def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
+    """Read the profile of the trajectories that a config selects from its dataset.
+
+    Raises:
+        NotFound: no such dataset.
+        SettingError: no trajectory is selected.
+        StepwellError: the condition is wrong, or the service did not answer.
+    """
+    dataset = config.dataset
+    found = client.dataset(dataset)
+    client.flush(dataset)  # `steps` has sealed trajectories only
+    spec = EnvSpec.from_json(found.spec)
+    condition = sql_condition(config)
+    table = client.sql(
+        f'select length, "return", terminated from trajectories where {condition}',
+        limit=MAX_TRAJECTORIES,
+        timeout=TIMEOUT,
+    ).to_numpy()
+    length = table["length"].astype(np.float64)
+    if not len(length):
+        raise SettingError(
+            f"dataset {dataset!r} has no trajectory to learn from"
+            + (f" with where={config.where!r}" if config.where else "")
+        )
+    limit = max(1, int(SAMPLED_STEPS / length.mean()))
+    chosen = f"select id, length, terminated from trajectories where {condition} and state = "
+    chosen += f"'sealed' order by hash(id), id limit {limit}"
+    sample = client.sql(
+        f"select any_value(c.length) as length, any_value(c.terminated) as terminated, "
+        f"list(s.reward order by s.t) as reward from steps s join ({chosen}) c "
+        "on s.trajectory_id = c.id where not s.is_last group by c.id order by c.id",
+        dataset=dataset,
+        limit=MAX_TRAJECTORIES,
+        timeout=TIMEOUT,
+    )
+    if not len(sample):
+        raise SettingError(f"dataset {dataset!r}: no trajectory is sealed; run stepwell flush")
+    columns = sample.to_arrow()
+    reward = columns["reward"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    counts = np.unique(reward, return_counts=True)[1]
+    return DatasetProfile(
+        dataset=dataset,
+        env=spec.env,
+        spaces=Spaces.of_spec(spec.to_json()),
+        partially_observable=PARTIALLY_OBSERVABLE in found.tags,
+        trajectories=len(length),
+        steps=int(length.sum()),
+        length=(
+            float(np.median(length)),
+            float(np.quantile(length, 0.95)),
+            float(length.max()),
+        ),
+        terminated=float(table["terminated"].astype(np.float64).mean()),
+        returns=(
+            float(np.quantile(table["return"], 0.05)),
+            float(np.mean(table["return"])),
+            float(np.quantile(table["return"], 0.95)),
+        ),
+        informative=1.0 - float(counts.max()) / len(reward),
+        reward=reward.astype(np.float64),
+        sampled_length=columns["length"].to_numpy().astype(np.float64),
+        sampled_terminated=columns["terminated"].to_numpy().astype(np.float64),
+    )

@@ -1,0 +1,236 @@
+"""The settings that the recipe `offline` derives from a dataset, each with its reason.
+
+They replace values of the recipe, never one that a file or flag sets. A run keeps the numbers: a
+resumed run does not derive them again. docs/training.md explains the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell._settings import flatten, override
+from trainer.config import TrainConfig
+from trainer.data.returns import NEGLIGIBLE
+from trainer.dataset_profile import PARTIALLY_OBSERVABLE, DatasetProfile
+
+SCALE = 10.0
+"""Spread of the discounted returns, in units of the multiplied reward. Critics start with outputs
+of about 1: returns much smaller than that would drown in them."""
+SPARSE = 0.1
+"""Rewards are sparse if a smaller share of the steps has another reward than the usual one."""
+TRANSITIONS = 256
+"""Transitions per update without memory."""
+MEMORY_TRANSITIONS = 1024
+"""Transitions per update with memory."""
+PASSES = 15
+"""How often an average step is sampled during training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """One derived setting."""
+
+    key: str
+    """Dotted name of the setting."""
+    value: Any
+    reason: str
+
+
+def derive_settings(profile: DatasetProfile, config: TrainConfig) -> list[Derived]:
+    """The settings for a dataset. `config.derive` selects all, or only its shape: sampling, memory,
+    networks and length, which every algorithm needs."""
+    memory = config.memory
+    remembers = memory == "gru" or (memory == "auto" and profile.partially_observable)
+    n_step = _n_step(profile)
+    shape = [
+        *_windows(profile, remembers, n_step.value),
+        *_memory(memory, remembers),
+        *_network(profile, remembers),
+        *_sampling(profile),
+        *_length(profile, MEMORY_TRANSITIONS if remembers else TRANSITIONS),
+    ]
+    if config.derive == "shape":
+        return shape
+    gamma = _gamma(profile)
+    return [gamma, *_rewards(profile, gamma.value), n_step, *_preference(profile), *shape]
+
+
+def is_sparse(profile: DatasetProfile) -> bool:
+    """Whether few steps have another reward than the usual one. A constant reward is not sparse."""
+    return 0.0 < profile.informative < SPARSE
+
+
+def _gamma(p: DatasetProfile) -> Derived:
+    long = p.length[1]  # not the median: a good policy may survive for longer than most
+    key = "agent.losses.gamma"
+    if long <= 1:
+        return Derived(key, 0.0, "episodes of one step: there is no future reward")
+    if is_sparse(p):
+        horizon = min(max(long, 20.0), 200.0)
+        why = f"rewards are sparse ({p.informative:.2%} of the steps), so the horizon is an episode"
+    else:
+        horizon = min(max(long / 2, 10.0), 100.0)
+        why = "half an episode, at most 100 steps, is the horizon"
+    gamma = round(1.0 - 1.0 / horizon, 3)
+    return Derived(key, gamma, f"{why}; long episodes have {long:g} steps")
+
+
+def _rewards(p: DatasetProfile, gamma: float) -> list[Derived]:
+    returns = p.discounted(gamma)
+    extent = f"discounted returns are {returns.low:.4g} to {returns.high:.4g}"
+    if returns.spread <= NEGLIGIBLE * max(1.0, abs(returns.high)):
+        return [Derived("agent.losses.reward_multiplier", 1.0, f"{extent}: all are equal")]
+    multiplier = _one_digit(SCALE / returns.spread)
+    # Truncated episodes hide what comes after, and better policies exceed the data.
+    share = 0.1 if p.terminated > 0.5 or is_sparse(p) else 0.5
+    margin = share * (returns.high - returns.low)
+    low, high = _round(returns.low - margin, returns), _round(returns.high + margin, returns)
+    bounds = f"{extent}; a margin of {share:.0%}"
+    return [
+        Derived(
+            "agent.losses.reward_multiplier",
+            multiplier,
+            f"{extent}, most of them within {returns.spread:.4g}: scaled to about {SCALE:g}",
+        ),
+        Derived("agent.losses.target_low", low, bounds),
+        Derived("agent.losses.target_high", high, bounds),
+    ]
+
+
+def _n_step(p: DatasetProfile) -> Derived:
+    key = "agent.losses.n_step"
+    if is_sparse(p):
+        n_step = max(1, min(5, int(p.length[0])))
+        return Derived(
+            key, n_step, f"sparse rewards ({p.informative:.2%} of the steps) travel faster"
+        )
+    reason = "dense rewards need no multi-step returns, which are biased to the data's actions"
+    return Derived(key, 1, reason)
+
+
+def _windows(p: DatasetProfile, remembers: bool, n_step: int) -> list[Derived]:
+    p95 = int(p.length[1])
+    window, budget = max(1, min(n_step + 3, p95)), TRANSITIONS
+    why = "few transitions per window: without memory, diverse batches learn faster"
+    if remembers:
+        window, budget = max(1, min(p95, 128)), MEMORY_TRANSITIONS
+        why = "with memory, windows as long as most episodes, at most 128 steps"
+    batch = max(8, budget // window // 8 * 8)
+    return [
+        Derived("data.window", window, why),
+        Derived("data.batch", batch, f"about {budget} transitions per update"),
+        Derived("data.padding", "right", "so that the last steps of an episode start windows"),
+    ]
+
+
+def _memory(memory: str, remembers: bool) -> list[Derived]:
+    key = "agent.trajectory_encoder.kind"
+    if remembers:
+        tagged = f"the dataset has the tag {PARTIALLY_OBSERVABLE}"
+        return [Derived(key, "gru", tagged if memory == "auto" else "memory = gru")]
+    if memory == "none":
+        return [Derived(key, "feed_forward", "memory = none")]
+    reason = (
+        "the dataset is not tagged as partially observable; if one observation does not show the "
+        f"state, add --memory gru, or the tag {PARTIALLY_OBSERVABLE} to the dataset"
+    )
+    return [Derived(key, "feed_forward", reason)]
+
+
+def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
+    width = 64 if p.observation_width <= 10 else 128 if p.observation_width <= 100 else 256
+    reason = f"{p.observation_width} observation features"
+    hidden = max(128, width)
+    memory = "agent.trajectory_encoder." + ("d_hidden" if remembers else "d_model")
+    keys = {
+        "agent.timestep_encoder.d_hidden": width,
+        "agent.timestep_encoder.d_output": width,
+        memory: width,
+        "agent.actor.d_hidden": hidden,
+        "agent.critic.d_hidden": hidden,
+    }
+    found = [Derived(key, value, reason) for key, value in keys.items()]
+    hide = "without memory the state is in the observation"
+    if remembers:
+        hide = "with memory, previous actions and rewards tell the state"
+    return [*found, Derived("agent.timestep_encoder.hide_previous", not remembers, hide)]
+
+
+def _sampling(p: DatasetProfile) -> list[Derived]:
+    found = [Derived("data.draw", "steps", "every step counts equally, however long its episode")]
+    if p.trajectories >= 40:
+        reason = f"{p.trajectories} trajectories: some are held back to watch the losses"
+        found.append(Derived("data.validation", 0.05, reason))
+    if p.spaces.action.kind == "continuous":
+        reason = "imitates actions at their bounds as exactly as others"
+        found.append(Derived("agent.actor.continuous.kind", "gaussian", reason))
+    return found
+
+
+def _preference(p: DatasetProfile) -> list[Derived]:
+    low, mean, high = p.returns
+    if p.trajectories < 50 or high - low <= 1e-6 * max(abs(low), abs(high)):
+        return []
+    reason = (
+        f"returns of trajectories differ ({low:.4g} to {high:.4g}, mean {mean:.4g}): half of each "
+        "batch is from the best tenth"
+    )
+    return [Derived("data.best_share", 0.5, reason)]
+
+
+def _length(p: DatasetProfile, transitions: int) -> list[Derived]:
+    wanted = PASSES * p.steps / transitions
+    updates = int(min(max(math.ceil(wanted / 1000) * 1000, 3000), 20_000))
+    reason = f"{p.steps:,} steps, each sampled about {PASSES} times; at least 3,000, at most 20,000"
+    every = updates // 5
+    return [
+        Derived("updates", updates, reason),
+        Derived("schedule.publish_every", every, "five policies per run"),
+        Derived("schedule.checkpoint_every", every, "with each policy"),
+    ]
+
+
+def _one_digit(x: float) -> float:
+    """x rounded to one significant digit."""
+    return float(f"{x:.0e}")
+
+
+def _round(x: float, returns: Any) -> float:
+    """x rounded to a hundredth of the returns' range."""
+    digits = 2 - math.floor(math.log10(returns.high - returns.low))
+    return round(x, digits)
+
+
+# ----------------------------------------------------------------------------- into a run's config
+
+
+def apply_settings(
+    config: TrainConfig,
+    origins: Mapping[str, str],
+    own: Collection[str],
+    derived: Iterable[Derived],
+) -> tuple[TrainConfig, list[Derived]]:
+    """Add derived settings to a config.
+
+    Args:
+        config: the config of recipe, files and flags.
+        origins: where its values come from.
+        own: the settings that the recipe itself sets, without those of its base.
+        derived: settings from `derive_settings`.
+
+    Returns:
+        The new config, and the settings that are in it: no file, flag or `own` decides them, and
+        they exist for the chosen kinds of encoder, actor and critic.
+    """
+    free = [
+        d
+        for d in derived
+        if d.key not in own and origins.get(d.key, "default").startswith(("default", "recipe "))
+    ]
+    kinds = {d.key: d.value for d in free if d.key.endswith(".kind")}
+    known = flatten(override(config, kinds).to_dict())
+    used = [d for d in free if d.key in known]
+    return override(config, {d.key: d.value for d in used}), used

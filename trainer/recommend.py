@@ -1,0 +1,77 @@
+"""`stepwell recommend DATASET`: the settings that `stepwell train offline` derives, and why."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from amago_model.errors import AmagoError
+from stepwell._exit_message import fail
+from stepwell.commands import common
+from stepwell.errors import StepwellError
+from trainer.dataset_profile import read_profile
+from trainer.derived_settings import apply_settings, derive_settings
+from trainer.options import resolve
+from trainer.recipes import own_settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the derived settings of a dataset; returns the exit status."""
+    args = _parse(argv)
+    words = ["offline", "--dataset", args.dataset, "--where", args.where, "--memory", args.memory]
+    try:
+        config = resolve(words).config
+        with common.connect(args) as client:
+            profile = read_profile(client, config)
+        derived = derive_settings(profile, config)
+        own = own_settings(config.recipe)
+        _, settings = apply_settings(config, {}, own, derived)
+    except (StepwellError, AmagoError) as error:
+        return fail("stepwell recommend", error)
+    if args.json:
+        common.print_json({d.key: {"value": d.value, "reason": d.reason} for d in settings})
+    elif args.toml:
+        for d in settings:
+            print(f"# {d.reason}\n{d.key} = {_toml(d.value)}")
+    else:
+        low, mean, high = profile.returns
+        print(
+            f"{profile.dataset} ({profile.env or 'no environment named'}): "
+            f"{profile.trajectories:,} trajectories, {profile.steps:,} steps, "
+            f"returns {low:.4g} to {high:.4g} (mean {mean:.4g}), "
+            f"{profile.terminated:.0%} of the trajectories terminate\n"
+        )
+        common.print_table(
+            ["setting", "value", "reason"], [(d.key, str(d.value), d.reason) for d in settings]
+        )
+        print(f"\ntrain with them: stepwell train offline --dataset {args.dataset} --run NAME")
+    return 0
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = common.parser(
+        "recommend",
+        "Print the settings that `stepwell train offline` derives from a dataset, with the reason "
+        "for each. Nothing is trained. Every setting can be overridden by a flag or file.",
+        "  stepwell recommend hopper\n"
+        "  stepwell recommend tmaze --memory gru\n"
+        "  stepwell recommend hopper --toml > hopper.toml",
+    )
+    add = parser.add_argument
+    add("dataset", metavar="DATASET")
+    add("--where", default="", help="SQL condition over trajectories, e.g. '\"return\" > 50'")
+    add("--memory", default="auto", choices=("auto", "none", "gru"),
+        help="whether the agent needs memory (default: auto, by the dataset's tag)")  # fmt: skip
+    add("--toml", action="store_true", help="print a file for --config")
+    common.add_connection(parser)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
