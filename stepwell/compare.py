@@ -297,17 +297,20 @@ def print_rows(rows: Sequence[Row], reference: str | None) -> None:
         "episodes": lambda row: row.episodes or None,
         "updates": lambda row: row.updates,
         "time": lambda row: None if row.seconds is None else _duration(row.seconds),
+        "alarms": lambda row: len(row.alarms) or None,
         "failed": lambda row: len(row.problems) or None,
     }
     kept = {
         name: cell
         for name, cell in columns.items()
-        if name not in ("normalised", "failed") or any(cell(row) is not None for row in rows)
+        if name not in ("normalised", "alarms", "failed")
+        or any(cell(row) is not None for row in rows)
     }
     common.print_table(list(kept), [[cell(row) for cell in kept.values()] for row in rows])
     for row in rows:
-        for problem in row.problems:
-            print(common.printable(f"failed: {row.recipe}, {problem}"))
+        for what, lines in (("alarms", row.alarms), ("failed", row.problems)):
+            for line in lines:
+                print(common.printable(f"{what}: {row.recipe}, {line}"))
     if reference is not None:
         print(f"normalised: 0 random, 100 expert, by D4RL's reference scores of {reference}")
 

@@ -112,6 +112,8 @@ class Row:
     """Mean training time of a run, without its start-up and pauses."""
     by_seed: dict[int, float] = field(default_factory=dict)
     """Training seed -> mean return."""
+    alarms: list[str] = field(default_factory=list)
+    """Alarms that stood at the end of a run in the numbers: "seed 0: q_above_data, td_error"."""
     problems: list[str] = field(default_factory=list)
     """What keeps a training seed out of the numbers."""
 
@@ -175,7 +177,7 @@ def _recipe_row(
     comparison: Comparison, recipe: str, runs: list[Run], problems: dict[str, str]
 ) -> Row:
     returns: dict[int, list[float]] = {}
-    seconds, updates, troubles = [], 0, []
+    seconds, updates, alarms, troubles = [], 0, [], []
     for run in runs:
         seed = run.seed or 0
         versions = comparison.versions(run.name)
@@ -186,6 +188,8 @@ def _recipe_row(
         version, last = list(versions.items())[-1]
         returns[seed] = last.returns
         updates = max(updates, version)
+        if run.alarms:
+            alarms.append(f"seed {seed}: {', '.join(alarm.key for alarm in run.alarms)}")
         if run.latest.get(RATE, 0.0) > 0.0:
             seconds.append(version / run.latest[RATE])
     if not returns:
@@ -202,6 +206,7 @@ def _recipe_row(
         updates=updates,
         seconds=float(np.mean(seconds)) if seconds else None,
         by_seed={seed: float(np.mean(values)) for seed, values in returns.items()},
+        alarms=alarms,
         problems=troubles,
     )
 

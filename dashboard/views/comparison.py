@@ -78,6 +78,7 @@ def _table(found: Any) -> None:
                 "episodes": row.episodes or None,
                 "updates": row.updates,
                 "seconds": row.seconds,
+                "alarms": "; ".join(row.alarms),
                 "not included": "; ".join(row.problems),
             }
             for row in found.rows
@@ -85,8 +86,8 @@ def _table(found: Any) -> None:
     )
     if found.reference is None:
         frame = frame.drop(columns="normalised")
-    if not any(row.problems for row in found.rows):
-        frame = frame.drop(columns="not included")
+    empty = [name for name in ("alarms", "not included") if not frame[name].any()]
+    frame = frame.drop(columns=empty)
     two = st.column_config.NumberColumn(format="%.2f")
     columns = {
         "mean": two,

@@ -11,7 +11,7 @@ from stepwell._compare.pictures import curves_svg, intervals_svg
 from stepwell._compare.schedule import Chain, Recipe, given_settings, seconds_left
 from stepwell.comparison import Comparison, Row, curves, recipe_rows
 from stepwell.confidence_intervals import bootstrap_grouped_mean, bootstrap_mean, iqm
-from stepwell.messages import Evaluation, Run
+from stepwell.messages import Alarm, Evaluation, Run
 from stepwell.published_scores import CORL, published_scores
 from stepwell.reference_scores import normalised_score, reference_family
 
@@ -110,8 +110,10 @@ def test_what_failed_is_named_and_is_not_in_the_numbers():
         run("awac", 0, "running"),
     ]
     returns = {"c-bc-0/5": [1.0, 3.0], "c-bc-1/5": [99.0, 99.0], "random": [0.0, 1.0]}
+    runs[0].alarms = [Alarm(key="td_error", message="…", update=3, value=1.0)]
     bc, awac, random = recipe_rows(scored("c", runs, returns), {"c-awac-0": "killed by SIGKILL"})
     assert (bc.seeds, bc.mean) == (1, 2.0)
+    assert bc.alarms == ["seed 0: td_error"]
     assert bc.problems == ["seed 1: failed: NaN", "seed 2: not evaluated"]
     assert awac.mean is None and awac.problems == ["seed 0: killed by SIGKILL"]
     assert random.recipe == "random" and random.mean == 0.5 and not random.problems
