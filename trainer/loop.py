@@ -84,16 +84,16 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
         # --- part 2: the data -------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
+        holder = f"train/{config.run}"
         # The numbers of a resumed run are those of before, whatever the dataset is now.
         derived = resumed.state.get("derived", []) if resumed is not None else []
         if resumed is None and config.derive != "off":
-            derived = world.on_main(lambda: _derive(config, client, echo))
+            derived = world.on_main(lambda: _derive(config, client, holder, echo))
         settings = [Derived(**d) for d in derived]
         config, settings = apply_settings(
             config, info.origins, own_settings(config.recipe), settings
         )
         reporter.add_derived(config, settings)
-        holder = f"train/{config.run}"
         data = SnapshotViews(config, client, world, home, holder, echo)
         closing.callback(data.close)
         if resumed is None:
@@ -277,12 +277,14 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
 
 def _derive(
-    config: TrainConfig, client: Client, echo: Callable[[str], None]
+    config: TrainConfig, client: Client, holder: str, echo: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """The settings derived from the dataset, as JSON."""
     if not config.dataset:
         echo("note: settings are only derived from one dataset; the recipe's own values are used")
         return []
+    if config.data.wait_for_data:
+        create_snapshot(client, config, holder)  # waits for the first trajectory
     return [asdict(d) for d in derive_settings(read_profile(client, config), config)]
 
 

@@ -48,7 +48,7 @@ def spoilt(fake):
 
 
 def run(service, folder, *, whiten: bool, log_every: int = 50) -> None:
-    config = recipe("bc")
+    config = recipe("bc").replace(derive="off")
     rows = TimestepEncoderConfig(
         d_hidden=8, d_output=8, input_norm=InputNormConfig() if whiten else None
     )

@@ -297,7 +297,7 @@ def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
         said: list[str] = []
         config = resolve(
             [
-                *("offline", "--dataset=fake", "--run=again", f"--updates={updates}"),
+                *("pendulum_stitch", "--dataset=fake", "--run=again", f"--updates={updates}"),
                 *("--device=cpu", "--data.batch=8", "--data.window=4", "--schedule.log-every=5"),
                 *("--optimizer.warmup=20", "--schedule.drain-timeout=5", "--agent.losses.tau=1"),
                 *(f"--output={tmp_path}", f"--data.cache={tmp_path / 'cache'}"),

@@ -149,7 +149,8 @@ def trained(service, folder, run: str, *words: str) -> list[str]:
     said: list[str] = []
     config = resolve(
         [
-            *("offline", "--dataset=fake", f"--run={run}", "--updates=12", "--device=cpu"),
+            *("offline", "--derive=off", "--dataset=fake", f"--run={run}", "--updates=12"),
+            "--device=cpu",
             *("--data.batch=8", "--data.window=6", "--schedule.log-every=1"),
             *("--schedule.drain-timeout=5", "--agent.actor.d-hidden=16"),
             *("--agent.critic.d-hidden=16", "--schedule.validate-every=4"),
