@@ -238,7 +238,7 @@ def test_a_baseline_stitches_the_best_of_two_steps(name: str, kind: str) -> None
     _train(agent, make, 300)
     first, second = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 1.0]])
     a, b = (_act(agent, obs, make().prev_action).reshape(()) for obs in (first, second))
-    assert (int(a), int(b)) == (3, 1) if kind == "discrete" else min(float(a), float(b)) > 0.3
+    assert (int(a), int(b)) == (3, 1) if kind == "discrete" else min(float(a), float(b)) > 0.1
 
 
 MEMORIES = {

@@ -282,17 +282,17 @@ def test_a_page_goes_idle_when_what_it_shows_has_ended(
     client.create_run(name, "train")
     drawn = page("runs", service.url, run=name, search=name)
     check(drawn)
-    assert intervals == [components.LIVE_SECONDS] * 2
+    assert intervals and set(intervals) == {components.LIVE_SECONDS}
     client.patch_run(name, status="finished")
     api.refresh()
     intervals.clear()
     drawn.run()
     check(drawn)
-    assert intervals == [components.IDLE_SECONDS] * 2
+    assert intervals and set(intervals) == {components.IDLE_SECONDS}
     intervals.clear()
     drawn.session_state["live"] = False
     drawn.run()
-    assert intervals == [None] * 2
+    assert intervals and set(intervals) == {None}
 
 
 def test_the_log_says_what_it_leaves_out(service, client: Client, name: str, page: Page) -> None:
