@@ -158,7 +158,7 @@ def test_durations_have_one_unit(seconds, text):
 
 
 def name(number: int) -> str:
-    """The same ids in each session: they decide the order of the samples."""
+    """The same ids in every run of the tests: they decide the order of the samples."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, str(number)))
 
 
