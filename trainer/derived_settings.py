@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from amago_model.errors import AmagoError
 from stepwell._settings import flatten, override
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
 from trainer.dataset_profile import PARTIALLY_OBSERVABLE, DatasetProfile
+from trainer.errors import SettingError
 
 SCALE = 10.0
 """Spread of the discounted returns, in units of the multiplied reward. Critics start with outputs
@@ -222,15 +224,21 @@ def apply_settings(
         derived: settings from `derive_settings`.
 
     Returns:
-        The new config, and the settings that are in it: no file, flag or `own` decides them, and
-        they exist for the chosen kinds of encoder, actor and critic.
+        The new config, and the settings that are in it: no file, flag or `own` decides them, they
+        contradict none of these, and they exist for the chosen kinds of encoder, actor and critic.
     """
     free = [
         d
         for d in derived
         if d.key not in own and origins.get(d.key, "default").startswith(("default", "recipe "))
     ]
-    kinds = {d.key: d.value for d in free if d.key.endswith(".kind")}
-    known = flatten(override(config, kinds).to_dict())
-    used = [d for d in free if d.key in known]
-    return override(config, {d.key: d.value for d in used}), used
+    used = []
+    for d in sorted(free, key=lambda d: not d.key.endswith(".kind")):  # kinds first, they decide
+        if d.key not in flatten(config.to_dict()):
+            continue
+        try:
+            config = override(config, {d.key: d.value})
+        except (AmagoError, SettingError):  # it contradicts what a file or flag sets
+            continue
+        used.append(d)
+    return config, used

@@ -155,6 +155,25 @@ def test_flags_files_and_the_recipe_itself_win(tmp_path: Path) -> None:
     assert apply_settings(OFFLINE, {}, own_settings("offline"), [wide]) == (OFFLINE, [])
 
 
+@pytest.mark.parametrize(
+    ("words", "left_out"),
+    [
+        (["--data.epochs"], {"data.best_share", "data.draw"}),
+        (["--agent.losses.td_lambda", "0.9"], {"agent.losses.n_step"}),
+        (["--agent.losses.target_low", "500"], {"agent.losses.target_high"}),
+        (["--processes", "3"], {"data.batch"}),
+    ],
+)
+def test_what_contradicts_a_flag_is_left_out(words: list[str], left_out: set[str]) -> None:
+    words = ["offline", "--dataset=made", "--data.batch=24", *words]
+    resolved = resolve(words if "--processes" in words else [w for w in words if "batch" not in w])
+    settings = derive_settings(make_profile(SPARSE), resolved.config)
+    origins = {key: o for key, o in resolved.origins.items() if key != "data.batch"}
+    config, used = apply_settings(resolved.config, origins, own_settings("offline"), settings)
+    assert not {d.key for d in used} & left_out and "data.window" in {d.key for d in used}
+    assert left_out <= {d.key for d in settings}
+
+
 def test_baselines_get_the_shape_but_keep_their_losses() -> None:
     """The same sampling and networks as `offline`; discounts and scales are the papers'."""
     profile = make_profile(DENSE)
