@@ -13,7 +13,7 @@ from amago_model.config import Spaces
 from stepwell import EnvSpec
 from stepwell.client import Client
 from trainer.config import TrainConfig
-from trainer.data.returns import Floats, returns_to_go
+from trainer.data.returns import NEGLIGIBLE, Floats, returns_to_go
 from trainer.data.snapshot import sql_condition
 from trainer.errors import SettingError
 
@@ -21,6 +21,8 @@ SAMPLED_STEPS = 200_000
 """Approximate number of steps whose rewards are read."""
 MAX_TRAJECTORIES = 1_000_000
 TIMEOUT = 60.0
+BLOCK = 10
+"""Steps whose mean reward is one observation in `consistency`."""
 PARTIALLY_OBSERVABLE = "partially-observable"
 """The tag of a dataset whose single observations do not show the state."""
 
@@ -70,6 +72,28 @@ class DatasetProfile:
     def observation_width(self) -> int:
         """Number of features of all observations together."""
         return sum(space.features for space in self.spaces.observations.values())
+
+    @property
+    def consistency(self) -> float:
+        """Share of the variance of rewards that lies between trajectories, 0 to 1: high if each
+        trajectory is good or bad as a whole, low if the quality changes within them.
+
+        Rewards are means of 10 steps, in trajectories of at least 20; 0 without such trajectories.
+        (The intraclass correlation of a one-way analysis of variance.)
+        """
+        length = self.sampled_length.astype(np.int64)
+        starts = np.cumsum(length) - length
+        means = [
+            self.reward[start : start + n * BLOCK].reshape(n, BLOCK).mean(axis=1)
+            for start, n in zip(starts, length // BLOCK, strict=True)
+            if n >= 2
+        ]
+        if not means:
+            return 0.0
+        variance = float(np.concatenate(means).var())
+        within = float(np.concatenate([mean - mean.mean() for mean in means]).var())
+        size = float(np.square(self.reward).mean())
+        return 1.0 - within / variance if variance > NEGLIGIBLE * size else 0.0
 
     def discounted(self, gamma: float) -> ReturnRange:
         """Discounted returns to the end of each trajectory. Where a trajectory is truncated, its

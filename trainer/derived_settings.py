@@ -27,6 +27,9 @@ TRANSITIONS = 256
 """Transitions per update without memory."""
 MEMORY_TRANSITIONS = 1024
 """Transitions per update with memory."""
+CONSISTENT = 0.3
+"""Trajectories are good or bad as a whole if a larger share of the variance of rewards lies between
+them. In replays of one learning agent it is about 0.5, in data of mixed or noisy actions 0.1."""
 PASSES = 15
 """How often an average step is sampled during training."""
 
@@ -57,7 +60,8 @@ def derive_settings(profile: DatasetProfile, config: TrainConfig) -> list[Derive
     if config.derive == "shape":
         return shape
     gamma = _gamma(profile)
-    return [gamma, *_rewards(profile, gamma.value), n_step, *_preference(profile), *shape]
+    imitation = _imitation(profile)
+    return [gamma, *_rewards(profile, gamma.value), n_step, *imitation, *shape]
 
 
 def is_sparse(profile: DatasetProfile) -> bool:
@@ -143,7 +147,7 @@ def _memory(memory: str, remembers: bool) -> list[Derived]:
 
 
 def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
-    width = 64 if p.observation_width <= 10 else 128 if p.observation_width <= 100 else 256
+    width = 64 if p.observation_width <= 30 else 128 if p.observation_width <= 100 else 256
     reason = f"{p.observation_width} observation features"
     hidden = max(128, width)
     memory = "agent.trajectory_encoder." + ("d_hidden" if remembers else "d_model")
@@ -172,15 +176,27 @@ def _sampling(p: DatasetProfile) -> list[Derived]:
     return found
 
 
-def _preference(p: DatasetProfile) -> list[Derived]:
+def _imitation(p: DatasetProfile) -> list[Derived]:
+    """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
+    weight = "agent.losses.dpg_weight"
+    if is_sparse(p) and p.spaces.action.kind == "continuous":
+        reason = (
+            f"sparse rewards ({p.informative:.2%} of the steps): few actions in the data lead to "
+            "them, so values guide the policy more than the data does"
+        )
+        return [Derived(weight, 1.0, reason)]
+    found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
     low, mean, high = p.returns
     if p.trajectories < 50 or high - low <= 1e-6 * max(abs(low), abs(high)):
-        return []
+        return found
+    share, whole = p.consistency, p.consistency > CONSISTENT
     reason = (
-        f"returns of trajectories differ ({low:.4g} to {high:.4g}, mean {mean:.4g}): half of each "
-        "batch is from the best tenth"
+        f"returns of trajectories differ ({low:.4g} to {high:.4g}, mean {mean:.4g}), and "
+        f"{share:.0%} of the variance of rewards lies between trajectories: they are "
+        + ("good or bad as a whole, so most" if whole else "mixed in themselves, so half")
+        + " of each batch is from the best tenth"
     )
-    return [Derived("data.best_share", 0.5, reason)]
+    return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
 
 
 def _length(p: DatasetProfile, transitions: int) -> list[Derived]:

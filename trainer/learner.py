@@ -158,7 +158,7 @@ class Learner:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(update)
-        _seed_noise(self.seed, update, 0, 0)
+        self._seed_noise(self.seed, update, 0, 0)
         parts, counts = [batch], None
         if self.world > 1 or self.config.accumulate > 1:
             counts = self._counts(batch)
@@ -172,7 +172,8 @@ class Learner:
             for index, part in enumerate(parts):
                 last = index == len(parts) - 1
                 if part.noise is not None:
-                    _seed_noise(self.seed, update, self.accelerator.process_index, index + 1)
+                    rank = self.accelerator.process_index
+                    self._seed_noise(self.seed, update, rank, index + 1)
                 with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                     loss, shown = self.model(part, detailed=detailed, counts=counts)
                     self._backward(loss)
@@ -209,7 +210,7 @@ class Learner:
                 counts[name] = counts.get(name, 0.0) + float(count)
         with self._evaluating():
             for index, batch in enumerate(batches):
-                _seed_noise(0, index, 0, 0)
+                self._seed_noise(0, index, 0, 0)
                 # Not the compiled one: evaluation mode would compile it again.
                 forward = type(self.agent).forward
                 _, shown = forward(self.agent, batch, detailed=False, counts=counts)
@@ -285,6 +286,15 @@ class Learner:
         first = self.accelerator.process_index * n
         noise = self.agent.draw_noise(self.world * n, t)[first : first + n]
         return dataclasses.replace(batch, noise=noise)
+
+    def _seed_noise(self, seed: int, update: int, rank: int, part: int) -> None:
+        words = np.random.SeedSequence((seed, update, rank, part)).generate_state(1, np.uint64)
+        if self.accelerator.device.type == "cpu":
+            # torch.manual_seed also queues the seeds of GPUs, with a stack trace: 0.24 instead of
+            # 0.001 ms, where a small update takes 9.
+            torch.default_generator.manual_seed(int(words[0]))
+        else:
+            torch.manual_seed(int(words[0]))  # seeds all devices
 
     def _counts(self, batch: Batch) -> dict[str, float]:
         """The counts that the losses of all parts are divided by; DDP averages the gradients."""
@@ -363,8 +373,3 @@ def _mean_or_extreme(name: str, each: Tensor, n: Tensor) -> Tensor:
     if name.endswith("_max"):
         return torch.where(n.any(), torch.where(n > 0, each, -torch.inf).amax(), 0.0)
     return (each * n).sum() / n.sum().clamp(min=1)
-
-
-def _seed_noise(seed: int, update: int, rank: int, part: int) -> None:
-    mixed = int(np.random.SeedSequence((seed, update, rank, part)).generate_state(1, np.uint64)[0])
-    torch.manual_seed(mixed)  # seeds all devices

@@ -92,6 +92,29 @@ def test_sparse_rewards_get_bounds_long_horizons_and_multi_step_returns() -> Non
     assert derived(make_profile(DENSE))["agent.losses.n_step"] == 1
 
 
+def test_consistent_trajectories_are_imitated_more_than_mixed_ones() -> None:
+    """Trajectories of one quality each: all variance lies between them. With qualities that change
+    every ten steps, the same in each trajectory, all of it lies within them."""
+    between = make_profile([[float(i % 5)] * 40 for i in range(60)])
+    within = make_profile([[0.0] * 10 + [1.0] * 10 + [i / 1e3 + 2.0] * 10 for i in range(60)])
+    assert between.consistency == pytest.approx(1.0)
+    assert within.consistency == pytest.approx(0.0, abs=0.01)
+    assert derived(between)["data.best_share"] == 0.8
+    assert derived(within)["data.best_share"] == 0.5
+    for none in ([[1.0] * 40] * 60, [[float(i)] * 19 for i in range(60)]):
+        assert make_profile(none).consistency == 0.0
+
+
+def test_values_guide_the_policy_where_rewards_are_sparse() -> None:
+    """DPG instead of a preference for trajectories; discrete actions are imitated as elsewhere."""
+    sparse, dense = derived(make_profile(SPARSE)), derived(make_profile(DENSE))
+    assert (sparse["agent.losses.dpg_weight"], dense["agent.losses.dpg_weight"]) == (1.0, 0.05)
+    assert "data.best_share" not in sparse and "data.best_share" in dense
+    discrete = EnvSpec.of(Box((3,)), Discrete(2), env="Made-v0")
+    found = derived(make_profile(SPARSE, spec=discrete))
+    assert (found["agent.losses.dpg_weight"], found["data.best_share"]) == (0.05, 0.5)
+
+
 def test_returns_of_truncated_trajectories_go_on() -> None:
     """A reward of 1 for 50 steps is worth 1 / (1 - gamma) if the task had not ended, else less."""
     rewards = [[1.0] * 50, [1.0] * 50]
@@ -150,8 +173,8 @@ def test_flags_files_and_the_recipe_itself_win(tmp_path: Path) -> None:
     assert config.agent.trajectory_encoder.kind == "gru"  # so d_model does not exist
     keys = {d.key for d in used}
     assert not keys & {"data.window", "agent.losses.gamma", "agent.trajectory_encoder.d_model"}
-    assert config.agent.losses.dpg_weight == OFFLINE.agent.losses.dpg_weight
-    wide = Derived("agent.losses.dpg_weight", 9.0, "not possible: the recipe sets it itself")
+    assert config.schedule.log_every == OFFLINE.schedule.log_every
+    wide = Derived("schedule.log_every", 9, "not possible: the recipe sets it itself")
     assert apply_settings(OFFLINE, {}, own_settings("offline"), [wide]) == (OFFLINE, [])
 
 
@@ -167,7 +190,8 @@ def test_flags_files_and_the_recipe_itself_win(tmp_path: Path) -> None:
 def test_what_contradicts_a_flag_is_left_out(words: list[str], left_out: set[str]) -> None:
     words = ["offline", "--dataset=made", "--data.batch=24", *words]
     resolved = resolve(words if "--processes" in words else [w for w in words if "batch" not in w])
-    settings = derive_settings(make_profile(SPARSE), resolved.config)
+    discrete = EnvSpec.of(Box((3,)), Discrete(2), env="Made-v0")
+    settings = derive_settings(make_profile(SPARSE, spec=discrete), resolved.config)
     origins = {key: o for key, o in resolved.origins.items() if key != "data.batch"}
     config, used = apply_settings(resolved.config, origins, own_settings("offline"), settings)
     assert not {d.key for d in used} & left_out and "data.window" in {d.key for d in used}

@@ -1,0 +1,290 @@
+"""Offline recipes on the datasets of field.py, or on files: table, ranks and pictures.
+
+    python -m benchmarks.offline_field FOLDER [--group fit] [--seeds 0-2] [--jobs 2]
+    python -m benchmarks.offline_field FOLDER --file hopper.hdf5=Hopper-v5 …
+    python -m benchmarks.offline_field FOLDER --report-only
+
+For each dataset: makes the file, imports it into a service whose data is in FOLDER, and runs
+`stepwell compare`. Nothing that FOLDER holds is repeated: the same command continues after it was
+stopped, and further datasets, recipes or seeds may be added. Writes
+benchmarks/results/offline_field.json and docs/images/offline_ranks.svg from everything in FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from benchmarks.field import BY_NAME, FIELD, Dataset, make
+from benchmarks.report import ROOT, provenance, write
+from stepwell import Client
+from stepwell._files import whole_file
+from stepwell._ports import free_port
+from stepwell.spaces import Box
+
+PICTURE = ROOT / "docs" / "images" / "offline_ranks.svg"
+RECIPES = ("offline", "bc", "bc10", "awac", "crr", "iql", "td3bc", "rebrac")
+CONTINUOUS_ONLY = ("td3bc", "rebrac")
+EPISODES = 20
+KEPT = ("seeds", "mean", "iqm", "interval", "episodes", "updates", "seconds", "by_seed", "alarms")
+"""Fields of a row of `stepwell compare` that the result keeps."""
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[Client]:
+    """A service with its data in `folder`."""
+    port = free_port()
+    words = ["serve", "--data", str(folder / "service"), "--port", str(port)]
+    with (folder / "service.log").open("ab") as log:
+        process = subprocess.Popen(_stepwell(*words), stdout=log, stderr=log)
+    try:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            client.wait_ready()
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _stepwell(*words: str) -> list[str]:
+    return [sys.executable, "-m", "stepwell.cli", *words]
+
+
+def compare(
+    client: Client, folder: Path, dataset: Dataset, file: Path, args: argparse.Namespace
+) -> None:
+    """Compare the recipes on one dataset; its table goes to FOLDER/tables/NAME.json."""
+    if dataset.name not in {d.name for d in client.datasets()}:
+        client.upload(dataset.name, file, env=dataset.environment)
+    discrete = any(not isinstance(s, Box) for s in client.spec(dataset.name).actions.values())
+    recipes = [r for r in args.recipes if not (discrete and r in CONTINUOUS_ONLY)]
+    table = folder / "tables" / f"{dataset.name}.json"
+    words = ["compare", dataset.name, "--env", dataset.environment, "--url", client.url]
+    words += ["--name", f"field-{dataset.name}", "--output", str(folder / "comparisons")]
+    words += ["--recipes", ",".join(recipes), "--seeds", args.seeds, "--jobs", str(args.jobs)]
+    words += ["--episodes", str(args.episodes), "--json", str(table)]
+    if dataset.env_args:
+        words += ["--env-args", *(f"{k}={_plain(v)}" for k, v in dataset.env_args.items())]
+    if dataset.memory:
+        for recipe in recipes:
+            words += ["--set", f"{recipe}.memory=gru"]
+    threads = {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(_stepwell(*words), env={**os.environ, **threads})
+    while process.poll() is None:
+        if time.monotonic() > args.deadline:
+            process.send_signal(signal.SIGINT)  # it stops its trainers, which keep a checkpoint
+            process.wait()
+            raise KeyboardInterrupt
+        time.sleep(0.5)
+    if process.returncode in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    found = json.loads(table.read_text())
+    about = {"kind": dataset.kind, "group": dataset.group, "memory": dataset.memory}
+    with whole_file(table) as out:
+        out.write(json.dumps({**provenance(), **about, **found}).encode())
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """The result of all tables in the folder: a table per dataset, ranks and duels."""
+    tables = {p.stem: json.loads(p.read_text()) for p in sorted((folder / "tables").glob("*.json"))}
+    order = [d.name for d in FIELD]
+    names = sorted(tables, key=lambda n: (order.index(n) if n in order else -1, n))
+    datasets = {}
+    for name in names:
+        table = tables[name]
+        rows = {
+            row["recipe"]: {key: row[key] for key in KEPT if row.get(key) not in (None, [], {})}
+            for row in table["rows"]
+            if row.get("mean") is not None
+        }
+        keys = ("kind", "group", "memory", "env", "commit", "date")
+        datasets[name] = {**{key: table[key] for key in keys}, "rows": rows}
+    return {"datasets": datasets, "ranks": ranks(datasets), "duels": duels(datasets)}
+
+
+def ranks(datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean rank by IQM (1: best) of each recipe, over the datasets on which all were run."""
+    present = sorted({r for d in datasets.values() for r in d["rows"]} - {"data", "random"})
+    whole = {n: d for n, d in datasets.items() if all(r in d["rows"] for r in present)}
+    each: dict[str, list[float]] = {recipe: [] for recipe in present}
+    for table in whole.values():
+        scores = {recipe: table["rows"][recipe]["iqm"] for recipe in present}
+        for recipe, score in scores.items():
+            better = sum(other > score for other in scores.values())
+            equal = sum(other == score for other in scores.values())
+            each[recipe].append(better + (equal + 1) / 2)
+    mean = {recipe: statistics.fmean(values) for recipe, values in each.items() if values}
+    return {"datasets": list(whole), "mean_rank": dict(sorted(mean.items(), key=lambda r: r[1]))}
+
+
+def duels(datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """`offline` against each other row: the datasets on which it is better, within the intervals,
+    and worse. Where a recipe is better, its whole interval is above the other's mean, and the
+    other's whole interval is below its own mean."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, table in datasets.items():
+        ours = table["rows"].get("offline")
+        if ours is None:
+            continue
+        for recipe, row in table["rows"].items():
+            if recipe == "offline":
+                continue
+            where = found.setdefault(recipe, {"better": [], "within": [], "worse": []})
+            where[_duel(ours, row)].append(name)
+    return found
+
+
+def _duel(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    low, high = _interval(ours)
+    other_low, other_high = _interval(other)
+    if low > other["mean"] and ours["mean"] > other_high:
+        return "better"
+    if high < other["mean"] and ours["mean"] < other_low:
+        return "worse"
+    return "within"
+
+
+def _interval(row: Mapping[str, Any]) -> tuple[float, float]:
+    interval = row.get("interval")
+    return (interval["low"], interval["high"]) if interval else (row["mean"], row["mean"])
+
+
+def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
+    """Mean ranks as bars, beside them each dataset's scores: 0 random, 100 the best recipe."""
+    mean = result["ranks"]["mean_rank"]
+    number = len(result["ranks"]["datasets"])
+    order = list(mean)
+    ranked = [{"recipe": recipe, "mean rank": round(rank, 2)} for recipe, rank in mean.items()]
+    bars = alt.Chart(alt.Data(values=ranked), title=f"mean rank, {number} datasets (1: best)")
+    bar = bars.mark_bar(color="#0b5cad").encode(
+        x=alt.X("mean rank:Q"), y=alt.Y("recipe:N", sort=order, title=None)
+    )
+    label = bars.mark_text(align="left", dx=4).encode(
+        x="mean rank:Q", y=alt.Y("recipe:N", sort=order), text="mean rank:Q"
+    )
+    cells = []
+    for name, table in result["datasets"].items():
+        rows = {r: row["iqm"] for r, row in table["rows"].items()}
+        low = rows.get("random", min(rows.values()))
+        best = max(score for recipe, score in rows.items() if recipe not in ("random", "data"))
+        for recipe, score in rows.items():
+            if recipe != "random" and best > low:
+                share = round(100 * (score - low) / (best - low))
+                cells.append({"dataset": name, "recipe": recipe, "score": max(-20, share)})
+    columns = [*order, *sorted({c["recipe"] for c in cells} - {*order, "data"}), "data"]
+    heat = alt.Chart(
+        alt.Data(values=cells), title="IQM of the return: 0 random actions, 100 the best recipe"
+    ).encode(
+        x=alt.X("recipe:N", sort=columns, title=None, axis=alt.Axis(orient="top", labelAngle=0)),
+        y=alt.Y("dataset:N", sort=list(result["datasets"]), title=None),
+    )
+    colour = alt.Color(
+        "score:Q", scale=alt.Scale(scheme="blues", domain=[0, 100], clamp=True), legend=None
+    )
+    ink = alt.condition("datum.score > 60", alt.value("white"), alt.value("#1b2430"))
+    table = heat.mark_rect().encode(color=colour)
+    text = heat.mark_text(fontSize=10).encode(text="score:Q", color=ink)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    left = (bar + label).properties(width=220, height=24 * max(1, len(order)))
+    right = (table + text).properties(width=46 * len(columns), height=18 * len(result["datasets"]))
+    alt.hconcat(left, right).resolve_scale(color="independent").save(str(path))
+
+
+def show(result: Mapping[str, Any]) -> None:
+    recipes = list(dict.fromkeys(r for d in result["datasets"].values() for r in d["rows"]))
+    print(f"\n{'IQM of the return':28}" + "".join(f"{recipe:>10}" for recipe in recipes))
+    for name, table in result["datasets"].items():
+        cells = (table["rows"].get(recipe, {}).get("iqm") for recipe in recipes)
+        print(f"{name:28}" + "".join(f"{'-' if c is None else f'{c:.4g}':>10}" for c in cells))
+    print("\nmean rank:", {r: round(v, 2) for r, v in result["ranks"]["mean_rank"].items()})
+    for recipe, where in result["duels"].items():
+        worse = f" ({', '.join(where['worse'])})" if where["worse"] else ""
+        print(
+            f"offline against {recipe}: better on {len(where['better'])}, within the interval on "
+            f"{len(where['within'])}, worse on {len(where['worse'])}{worse}"
+        )
+
+
+def _datasets(args: argparse.Namespace) -> list[tuple[Dataset, Path | None]]:
+    """The datasets to compare on, each with its file; None: it is made."""
+    files: list[tuple[Dataset, Path | None]] = []
+    for word in args.file:
+        file, _, env = word.rpartition("=")
+        path = Path(file)
+        files.append((Dataset(path.stem, "file", "held-out", "", env), path.resolve()))
+    if args.datasets:
+        return [*files, *((BY_NAME[name], None) for name in args.datasets)]
+    if files:
+        return files
+    return [(d, None) for d in FIELD if args.group in ("all", d.group)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="keeps files, service, comparisons and tables")
+    add("--group", choices=("fit", "held-out", "all"), default="all")
+    add("--datasets", nargs="+", default=[], metavar="NAME", choices=list(BY_NAME))
+    add("--file", nargs="+", default=[], metavar="FILE=ENV", help="compare on these files")
+    add("--recipes", default=",".join(RECIPES), help="(default: %(default)s)")
+    add("--seeds", default="0-2", help="training seeds (default: %(default)s)")
+    add("--episodes", type=int, default=EPISODES, help="per evaluation (default: %(default)s)")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    add("--minutes", type=float, default=float("inf"), help="stop after this time")
+    add("--report-only", action="store_true", help="compare nothing; report what is there")
+    add("--draft", action="store_true", help="print the report only; write no result")
+    args = parser.parse_args()
+    args.recipes = args.recipes.split(",")
+    args.deadline = time.monotonic() + 60 * args.minutes
+    folder: Path = args.folder.resolve()
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    status = 0
+    if not args.report_only:
+        try:
+            with service(folder) as client:
+                for dataset, file in _datasets(args):
+                    print(f"\n=== {dataset.name} ({dataset.kind}, {dataset.group})", flush=True)
+                    file = file or make(dataset, folder / "data")
+                    compare(client, folder, dataset, file, args)
+        except KeyboardInterrupt:
+            print("\nstopped; the same command continues")
+            status = 130
+    result = report(folder)
+    if result["datasets"]:
+        show(result)
+        if not args.draft:
+            print(f"wrote {write('offline_field', result).relative_to(ROOT)}")
+            draw(result)
+            print(f"wrote {PICTURE.relative_to(ROOT)}")
+    return status
+
+
+def _stop_on(signals: Sequence[signal.Signals]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for one in signals:
+        signal.signal(one, interrupt)
+
+
+if __name__ == "__main__":
+    _stop_on([signal.SIGTERM])
+    sys.exit(main())
