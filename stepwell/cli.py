@@ -43,6 +43,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "evaluate": Command(
             "collector.main:evaluate", "score a published policy on fixed seeds", "collector"
         ),
+        "estimate": Command(
+            "trainer.estimate:main", "value of a run's policies, without an environment", "trainer"
+        ),
         "compare": Command(
             "stepwell.compare:main", "train recipes with several seeds, evaluate, one table", "all"
         ),

@@ -237,7 +237,7 @@ class RunReporter:
             self.log(f"{alarm.key}: the alarm of update {alarm.update} is over at update {update}")
 
     def closing_lines(self) -> list[str]:
-        """The last lines on the screen: status, standing alarms, and how to evaluate the policy."""
+        """The last lines on the screen: status, standing alarms, how to evaluate the policies."""
         lines = [f"run {self.config.run} {self.status}"]
         if self._alarms:
             count = len(self._alarms)
@@ -247,6 +247,8 @@ class RunReporter:
             command = ["stepwell", "evaluate", "--policy", self.config.run, "--env", self._env]
             command += [word for name in self.config.plugin for word in ("--plugin", name)]
             lines.append(f"evaluate: {shlex.join(command)}")
+            command = ["stepwell", "estimate", self.config.run, *command[6:]]
+            lines.append(f"without the environment: {shlex.join(command)}")
         return lines
 
     def _queue_metrics(self, update: int, values: Mapping[str, float]) -> None:

@@ -242,9 +242,10 @@ def test_healthy_runs_are_silent_and_end_with_the_command_that_evaluates(fake, t
     words = ["--agent.losses.gamma=0.9", *(bounds if kind == "sparse" else ())]
     said, begun = trained(fake, tmp_path, spec, make(spec, 100), *words)
     assert begun == set()
-    assert said[-2:] == [
+    assert said[-3:] == [
         "run tried finished",
         f"evaluate: stepwell evaluate --policy tried --env {spec.env}",
+        "without the environment: stepwell estimate tried",
     ]
     assert any("updates/s" in line and line.endswith(" left") for line in said)
 
@@ -283,7 +284,7 @@ def test_broken_runs_say_so_in_their_last_lines(fake, tmp_path, kind, words, exp
     spec, make = (GRID, sparse) if kind == "sparse" else (LINE, shaped)
     said, begun = trained(fake, tmp_path, spec, make(spec, 100), *words)
     assert begun >= expected, begun
-    status, warning, evaluate = said[-3:]
+    status, warning, evaluate, _ = said[-4:]
     assert status == "run tried finished" and evaluate.startswith("evaluate: ")
     assert warning.startswith("warning: ") and " alarm" in warning
 
@@ -305,7 +306,7 @@ def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
         ).config
         train(config, service, RunInfo(), said.append)
         assert any("targets_follow at update" in line for line in said) == starts
-        kept.append((said[-2], service.runs["again"].pop("alarms")))
+        kept.append((said[-3], service.runs["again"].pop("alarms")))
     assert kept[0] == kept[1] and kept[0][0].startswith("warning: ")
     assert "targets_follow" in {alarm["key"] for alarm in kept[0][1]}
 
