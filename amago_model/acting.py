@@ -12,6 +12,7 @@ from amago_model.data.batch import Batch, decode_action, previous_features
 from amago_model.data.packing import Packing, make_packing, supports_packing
 from amago_model.encoders.timestep import make_timestep_encoder
 from amago_model.encoders.trajectory import Hidden, make_trajectory_encoder
+from amago_model.errors import BatchError, ConfigError
 from amago_model.heads.actor import Actor
 from amago_model.heads.observations import actor_observation_keys
 from amago_model.registry import custom_module
@@ -28,6 +29,10 @@ class ActingPolicy(nn.Module):
             action, hidden = policy.act(obs, action, reward, time_idx, hidden, sample=True)
             obs, reward, done = step the environments; time_idx += 1
             hidden = policy.reset_hidden(hidden, done); time_idx[done] = 0; obs[done] = first one
+
+    With AgentConfig.return_conditioning, the hidden state is a pair: that of the memory, and the
+    return-to-go [N]. `act` sets the return-to-go to `target_return` where time_idx is 0, and
+    subtracts prev_reward elsewhere.
     """
 
     def __init__(self, config: AgentConfig, spaces: Spaces) -> None:
@@ -36,11 +41,16 @@ class ActingPolicy(nn.Module):
         self.metadata: dict[str, Any] = {}
         """Metadata of the policy file besides config and spaces; see policy_file.py."""
         custom, memory = config.custom, config.trajectory_encoder
+        conditioning = config.return_conditioning
+        self.target_return = None if conditioning is None else conditioning.target_return
+        """Return-to-go at the start of an episode. It may be changed between calls of `act`."""
         if custom.timestep_encoder:
             make_encoder = custom_module(custom, "timestep_encoder", custom.timestep_encoder)
             self.timestep_encoder = make_encoder(config, spaces)
         else:
-            self.timestep_encoder = make_timestep_encoder(config.timestep_encoder, spaces)
+            self.timestep_encoder = make_timestep_encoder(
+                config.timestep_encoder, spaces, return_conditioned=conditioning is not None
+            )
         width = self.timestep_encoder.d_output
         if custom.trajectory_encoder:
             make_memory = custom_module(custom, "trajectory_encoder", custom.trajectory_encoder)
@@ -76,11 +86,15 @@ class ActingPolicy(nn.Module):
         *,
         valid: Tensor | None = None,
         previous_known: Tensor | None = None,
+        return_to_go: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
         """Timestep vectors [B, L, d] of inputs [B, L, ...]; used in training and acting.
 
         With a packing, the output is [1, M, d]: the timesteps that exist.
+
+        Raises:
+            BatchError: return_to_go is missing, but the config has return_conditioning.
         """
         previous = previous_features(
             self.spaces,
@@ -90,6 +104,14 @@ class ActingPolicy(nn.Module):
             known=previous_known,
             show_reset=self.config.timestep_encoder.show_reset,
         )
+        if (conditioning := self.config.return_conditioning) is not None:
+            if return_to_go is None:
+                raise BatchError(
+                    "Batch.return_to_go: expected [B, L] with AgentConfig.return_conditioning, got "
+                    "none; the trainer's data loader computes it"
+                )
+            shown = return_to_go.to(torch.float32) * conditioning.scale
+            previous = torch.cat((previous, shown.unsqueeze(-1)), dim=-1)
         if packing is not None and supports_packing(self.timestep_encoder):
             out: Tensor = self.timestep_encoder(obs, previous, valid, packing=packing)
             return out
@@ -147,10 +169,14 @@ class ActingPolicy(nn.Module):
 
     def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
         """The hidden state at the start of n episodes."""
-        return self.trajectory_encoder.initial_hidden(n, device)
+        memory = self.trajectory_encoder.initial_hidden(n, device)
+        return memory if not self._conditioned else (memory, torch.zeros(n, device=device))
 
     def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
         """Reset the hidden state where done [n] bool is True. Use only the returned state."""
+        if self._conditioned:
+            memory, left = hidden
+            return self.trajectory_encoder.reset_hidden(memory, done), left
         return self.trajectory_encoder.reset_hidden(hidden, done)
 
     @torch.no_grad()
@@ -178,6 +204,9 @@ class ActingPolicy(nn.Module):
 
         Returns:
             (action, hidden): action [N] int64 or [N, *shape] float32, in the environment's units.
+
+        Raises:
+            ConfigError: the policy is return-conditioned, but has no target return.
         """
         if self.training:  # no dropout, no updates of statistics
             self.eval()
@@ -185,15 +214,34 @@ class ActingPolicy(nn.Module):
                 return self.act(obs, prev_action, prev_reward, time_idx, hidden, sample, generator)
             finally:
                 self.train()
-        time = time_idx.unsqueeze(1)
+        time, memory = time_idx.unsqueeze(1), hidden
+        return_to_go = None
+        if self._conditioned:
+            memory, left = hidden
+            left = torch.where(time_idx == 0, self._target(), left - prev_reward)
+            return_to_go = left.unsqueeze(1)
         timestep = self.encode_timesteps(
             {key: value.unsqueeze(1) for key, value in obs.items()},
             prev_action.unsqueeze(1),
             prev_reward.unsqueeze(1),
             time,
+            return_to_go=return_to_go,
         )
-        state, hidden = self.trajectory_encoder.step(timestep, time, hidden)
+        state, memory = self.trajectory_encoder.step(timestep, time, memory)
         given = {"obs": {key: obs[key] for key in self.actor_keys}} if self.actor_keys else {}
         policy = self.actor.acting(state.squeeze(1), self.legal_actions(obs), **given)
         x = policy.sample(generator) if sample else policy.greedy()
-        return decode_action(self.spaces.action, x), hidden
+        action = decode_action(self.spaces.action, x)
+        return action, (memory, left) if self._conditioned else memory
+
+    @property
+    def _conditioned(self) -> bool:
+        return self.config.return_conditioning is not None
+
+    def _target(self) -> float:
+        if self.target_return is None:
+            raise ConfigError(
+                "AgentConfig.return_conditioning.target_return: expected a return to aim at, got "
+                "none; set it in the config, or as the policy's attribute target_return"
+            )
+        return self.target_return

@@ -115,6 +115,7 @@ def made_up(spaces: Spaces, windows: int, length: int) -> Batch:
         next_obs_valid=yes,
         mask=yes,
         action_known=yes,
+        return_to_go=torch.randn(b, rows, generator=generator),
     )
 
 

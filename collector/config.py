@@ -156,6 +156,8 @@ class EvaluateConfig(EnvironmentConfig):
     """The first seed; episode i is reset with seeds + i."""
     sample: bool = False
     """Sample actions from the policy instead of taking its greedy actions."""
+    target_return: float | None = None
+    """Return that a return-conditioned policy (recipe dt) aims at, instead of the policy's own."""
     dataset: str = ""
     """Dataset for the episodes; default: eval-<environment>, created if it does not exist."""
     keep: int = Field(10_000, ge=0)
@@ -177,6 +179,8 @@ class EvaluateConfig(EnvironmentConfig):
     def _one_player(self) -> Self:
         if sum((bool(self.policy), self.file is not None, self.random)) != 1:
             raise ValueError("policy: give one of --policy RUN[/VERSION], --file, --random")
+        if self.target_return is not None and self.random:
+            raise ValueError("target_return: has no effect with --random; leave out one of them")
         return self
 
 

@@ -224,6 +224,8 @@ def run_evaluation(
         policy_id, player = _player(config, client)
         if isinstance(player, ActingPolicy):  # before anything is created at the service
             interface.check_policy(player.spaces, policy_id)
+            if config.target_return is not None:
+                _aim_at(player, policy_id, config.target_return)
         if config.upload:
             dataset = config.dataset or f"eval-{slug(config.env)}"
             # At least the number of new episodes: a score must not lose its episodes.
@@ -293,6 +295,15 @@ def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
     return source.current.policy_id, source.current.policy
 
 
+def _aim_at(policy: ActingPolicy, policy_id: str, target_return: float) -> None:
+    if policy.config.return_conditioning is None:
+        raise UsageError(
+            f"--target-return: {policy_id} is not return-conditioned; leave it out, or evaluate a "
+            "policy of the recipe dt"
+        )
+    policy.target_return = target_return
+
+
 def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[str, Any]:
     """Send episodes and score. Returns where they are stored."""
     for trajectory in result.trajectories:
@@ -308,6 +319,8 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
         "env_args": parse_pairs(config.env_args, "--env-args"),
         "successes": successes,
     }
+    if config.target_return is not None:
+        details["target_return"] = config.target_return
     try:
         evaluation = run.client.create_evaluation(**row, **notes, details=details)
     except StepwellError as error:

@@ -248,6 +248,11 @@ class TrainConfig(RunSettings):
                 f"memory: {self.memory!r} has no effect without derive; set "
                 "agent.trajectory_encoder.kind, or train with the recipe offline"
             )
+        if self.memory != "auto" and self.agent.return_conditioning is not None:
+            raise ValueError(
+                f"memory: {self.memory!r} has no effect with agent.return_conditioning, whose "
+                "recipe chooses the memory; set agent.trajectory_encoder.kind"
+            )
         if self.data.best_share and not self.dataset:
             raise ValueError(
                 "data.best_share: it prefers trajectories of `dataset`; with sources or a snapshot "
@@ -310,6 +315,17 @@ class TrainConfig(RunSettings):
         if not (self.dataset or self.sources or self.snapshot):
             raise SettingError(
                 "nothing to learn from: give --dataset NAME (stepwell datasets lists them)"
+            )
+
+    def require_target_return(self) -> None:
+        """Raise `SettingError` if a return-conditioned policy has no return to aim at."""
+        conditioning = self.agent.return_conditioning
+        if conditioning is not None and conditioning.target_return is None:
+            raise SettingError(
+                "agent.return_conditioning.target_return: set the return that the policy aims at, "
+                "and agent.return_conditioning.scale; they are derived only from the recorded "
+                "rewards of one dataset, not from a mixture, a snapshot, with data.relabel or with "
+                "derive=off"
             )
 
 

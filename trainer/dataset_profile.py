@@ -59,6 +59,8 @@ class DatasetProfile:
     """Share of trajectories that end in a termination."""
     returns: tuple[float, float, float]
     """5th percentile, mean and 95th percentile of the trajectories' undiscounted returns."""
+    best_return: float
+    """The highest undiscounted return of a trajectory."""
     informative: float
     """Share of steps whose reward is not the most frequent one: small if rewards are sparse."""
     reward: Floats
@@ -164,6 +166,7 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
             float(np.mean(table["return"])),
             float(np.quantile(table["return"], 0.95)),
         ),
+        best_return=float(np.max(table["return"])),
         informative=1.0 - float(counts.max()) / len(reward),
         reward=reward.astype(np.float64),
         sampled_length=columns["length"].to_numpy().astype(np.float64),

@@ -30,6 +30,8 @@ MEMORY_TRANSITIONS = 1024
 CONSISTENT = 0.3
 """Trajectories are good or bad as a whole if a larger share of the variance of rewards lies between
 them. In replays of one learning agent it is about 0.5, in data of mixed or noisy actions 0.1."""
+RETURN_SPREAD = 3.0
+"""Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 PASSES = 15
 """How often an average step is sampled during training."""
 
@@ -49,13 +51,15 @@ def derive_settings(profile: DatasetProfile, config: TrainConfig) -> list[Derive
     networks and length, which every algorithm needs."""
     memory = config.memory
     remembers = memory == "gru" or (memory == "auto" and profile.partially_observable)
+    conditioned = config.agent.return_conditioning is not None
     n_step = _n_step(profile)
     shape = [
         *_windows(profile, remembers, n_step.value),
         *_memory(memory, remembers),
         *_network(profile, remembers),
         *_sampling(profile),
-        *_length(profile, MEMORY_TRANSITIONS if remembers else TRANSITIONS),
+        *_length(profile, MEMORY_TRANSITIONS if remembers or conditioned else TRANSITIONS),
+        *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
     if config.derive == "shape":
         return shape
@@ -197,6 +201,23 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
         + " of each batch is from the best tenth"
     )
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
+
+
+def _conditioning(p: DatasetProfile) -> list[Derived]:
+    low, _, high = p.returns
+    best = float(f"{p.best_return:.6g}")
+    spread = max(high - low, 0.5 * (p.best_return - low))
+    if spread <= NEGLIGIBLE * max(1.0, abs(best)):
+        spread = abs(best) or 1.0
+    key = "agent.return_conditioning"
+    return [
+        Derived(f"{key}.target_return", best, "the highest return in the data"),
+        Derived(
+            f"{key}.scale",
+            _one_digit(RETURN_SPREAD / spread),
+            f"returns differ by about {spread:.4g}: scaled to about {RETURN_SPREAD:g}",
+        ),
+    ]
 
 
 def _length(p: DatasetProfile, transitions: int) -> list[Derived]:

@@ -93,6 +93,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         config, settings = apply_settings(
             config, info.origins, own_settings(config.recipe), settings
         )
+        config.require_target_return()
         reporter.add_derived(config, settings)
         data = SnapshotViews(config, client, world, home, holder, echo)
         closing.callback(data.close)

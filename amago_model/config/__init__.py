@@ -10,7 +10,7 @@ timestep.py, encoders.py, heads.py and losses.py contain the sections, agent.py 
 base.py the base class.
 """
 
-from amago_model.config.agent import AgentConfig, CustomConfig
+from amago_model.config.agent import AgentConfig, CustomConfig, ReturnConditioningConfig
 from amago_model.config.base import Settings
 from amago_model.config.encoders import (
     FeedForwardConfig,
@@ -99,6 +99,7 @@ __all__ = [
     "PopArtConfig",
     "PositionConfig",
     "ResidualActorConfig",
+    "ReturnConditioningConfig",
     "Role",
     "ScalarCriticConfig",
     "Settings",

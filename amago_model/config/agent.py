@@ -11,7 +11,24 @@ from amago_model.config.base import Settings
 from amago_model.config.encoders import TrajectoryEncoderConfig, TransformerConfig
 from amago_model.config.heads import ActorConfig, CriticConfig, MLPActorConfig, ScalarCriticConfig
 from amago_model.config.losses import LossConfig
+from amago_model.config.names import Positive
 from amago_model.config.timestep import ImageTimestepEncoderConfig, TimestepEncoderConfig
+
+
+class ReturnConditioningConfig(Settings):
+    """Condition the policy on the return that it shall reach (Decision Transformer; Chen et al.
+    2021).
+
+    Every timestep shows the return-to-go: the undiscounted sum of the rewards from this step to the
+    end of the trajectory. In acting it is `target_return` minus the rewards received so far.
+    """
+
+    target_return: float | None = None
+    """Return-to-go at the start of an episode in acting, in the environment's units; none: training
+    cannot start unless it is derived from the dataset."""
+    scale: Positive = 1.0
+    """Factor of the return-to-go as an input, which is not normalised otherwise; best such that
+    returns differ by about 1."""
 
 
 class CustomConfig(Settings):
@@ -103,6 +120,9 @@ class AgentConfig(Settings):
     """Maps state vectors to action distributions."""
     critic: CriticConfig | None = Field(default_factory=ScalarCriticConfig)
     """Maps states and actions to values; none: pure behaviour cloning."""
+    return_conditioning: ReturnConditioningConfig | None = None
+    """Show the return-to-go to the policy, which then aims at a target return (recipe dt); none: do
+    not. Only for behaviour cloning without a critic."""
     losses: LossConfig = Field(default_factory=LossConfig)
     """Loss terms, their weights and the TD targets."""
     custom: CustomConfig = Field(default_factory=CustomConfig)
@@ -121,6 +141,16 @@ class AgentConfig(Settings):
             raise ValueError(
                 "losses.critic_weight: 0 leaves the critic untrained; raise it, or set critic to "
                 "none for pure behaviour cloning"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _no_critic_sees_the_return(self) -> Self:
+        if self.return_conditioning is not None and self.critic is not None:
+            raise ValueError(
+                "return_conditioning: critics would read their target from the input; set critic "
+                "to none, losses.dpg_weight=0 and losses.filter.kind='behavior_cloning', or leave "
+                "out return_conditioning"
             )
         return self
 

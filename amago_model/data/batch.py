@@ -67,6 +67,9 @@ class Batch:
     actor_mask: Tensor | None = None
     """[B, T] bool: the BC and DPG losses include transition t; None: all transitions. Critics,
     returns and the memory also use the excluded transitions."""
+    return_to_go: Tensor | None = None
+    """[B, L] float32, unscaled: sum of the rewards from timestep t to the end of the trajectory
+    (not of the window); needed by AgentConfig.return_conditioning. Padded values are not used."""
     critic_mask: Tensor | None = None
     """[B, T] bool: the critic loss and the statistics of returns include transition t; None: all
     transitions."""
@@ -101,6 +104,7 @@ class Batch:
             "time_idx": self.time_idx,
             "valid": self.timestep_mask,
             "previous_known": self.previous_known,
+            "return_to_go": self.return_to_go,
         }
 
     def _map(self, f) -> Self:  # type: ignore[no-untyped-def]
@@ -150,6 +154,8 @@ class Batch:
         }
         masks = [name for name in LOSS_MASKS if getattr(self, name) is not None]
         expected |= dict.fromkeys(masks, (b, t))
+        if self.return_to_go is not None:
+            expected["return_to_go"] = (b, t + 1)
         for name, shape in expected.items():
             _check_shape(f"Batch.{name}", getattr(self, name), shape)
         for name in (*_TRANSITION_FIELDS, *masks):

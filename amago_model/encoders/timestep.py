@@ -1,6 +1,6 @@
 """The timestep encoder: maps observations of any kind and the previous step to one vector.
 
-    reset flag (optional) ────────────────────────────────────────────────┐
+    reset flag, return-to-go (both optional) ─────────────────────────────┐
     plain numbers, few categories, previous reward and action ── whiten ──┤
     image ── convolutions, linear ────────────────────────────────────────┤
     tokens ── embedding, recurrent, linear, norm ─────────────────────────┼── MLP ── norm
@@ -39,11 +39,15 @@ class TimestepEncoder(nn.Module):
     With only plain observations this is a feed-forward encoder, without additional parameters.
     """
 
-    def __init__(self, config: TimestepEncoderConfig, spaces: Spaces) -> None:
+    def __init__(
+        self, config: TimestepEncoderConfig, spaces: Spaces, *, return_conditioned: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
         self.observations = ObservationFeatures(config, spaces, "policy")
         self.d_previous = 1 + spaces.action.width
+        self.d_unscaled = config.show_reset + return_conditioned
+        """Inputs that are never normalised or hidden."""
         self.input_norm: InputNorm | None = None
         self._make_layers()
 
@@ -51,7 +55,7 @@ class TimestepEncoder(nn.Module):
         """Create the layers after the networks of single observations."""
         config, observed = self.config, self.observations.d_vectors
         self.input_norm = _input_norm(config.input_norm, observed, self.d_previous)
-        width = observed + self.d_previous + config.show_reset + self.observations.d_encoded
+        width = observed + self.d_previous + self.d_unscaled + self.observations.d_encoded
         self.d_output = _scaled(config, "d_output", "out_norm", width)
         self.mlp: nn.Sequential = make_mlp(
             width,
@@ -70,8 +74,8 @@ class TimestepEncoder(nn.Module):
     def plain(self, obs: dict[str, Tensor], previous: Tensor, valid: Tensor | None) -> Tensor:
         """The plain numbers of each timestep: [B, L, F] float32, zeros where not valid.
 
-        Order: observations, previous reward, previous action, reset flag; those that are normalised
-        come first.
+        Order: observations, previous reward, previous action, reset flag, return-to-go; those that
+        are normalised come first.
         """
         hidden = self.d_previous if self.config.hide_previous else int(self.config.hide_reward)
         if hidden:
@@ -89,10 +93,11 @@ class TimestepEncoder(nn.Module):
     ) -> Tensor:
         """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
 
-        With `show_reset`, previous is [B, L, 2+A] (see `previous_features`). Invalid timesteps are
-        read as zeros. valid None means that all timesteps are valid; statistics are then not
-        updated and images not shifted. With a packing, the output is [1, M, d_output]: the
-        timesteps that exist.
+        With `show_reset`, previous is [B, L, 2+A] (see `previous_features`); with return
+        conditioning it has one more element, the scaled return-to-go. Invalid timesteps are read as
+        zeros. valid None means that all timesteps are valid; statistics are then not updated and
+        images not shifted. With a packing, the output is [1, M, d_output]: the timesteps that
+        exist.
         """
         shifts = self.observations.draw_shifts(valid)
         if packing is not None:
@@ -121,7 +126,7 @@ class ImageTimestepEncoder(TimestepEncoder):
         c = self.config
         assert isinstance(c, ImageTimestepEncoderConfig)
         self.previous = nn.Sequential(
-            Linear(self.d_previous + c.show_reset, c.previous_features),
+            Linear(self.d_previous + self.d_unscaled, c.previous_features),
             make_activation(c.images.activation),
         )
         self.d_output = c.d_output
@@ -134,10 +139,13 @@ class ImageTimestepEncoder(TimestepEncoder):
         return self.previous(symlog(x))  # type: ignore[no-any-return]
 
 
-def make_timestep_encoder(config: TimestepEncoderConfig, spaces: Spaces) -> TimestepEncoder:
+def make_timestep_encoder(
+    config: TimestepEncoderConfig, spaces: Spaces, *, return_conditioned: bool = False
+) -> TimestepEncoder:
     """The encoder of `config.kind`; kind 'image' applies only to a single image."""
     image = isinstance(config, ImageTimestepEncoderConfig) and sees_one_image(config, spaces)
-    return (ImageTimestepEncoder if image else TimestepEncoder)(config, spaces)
+    make = ImageTimestepEncoder if image else TimestepEncoder
+    return make(config, spaces, return_conditioned=return_conditioned)
 
 
 def _input_norm(config: InputNormConfig | None, observed: int, previous: int) -> InputNorm | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -58,6 +59,7 @@ def agent_of(
     actor: dict[str, Any] | None = None,
     critic: dict[str, Any] | Literal[False] | None = None,
     losses: dict[str, Any] | None = None,
+    return_conditioning: dict[str, Any] | Literal[False] = False,
 ) -> Agent:
     """In float64, with statistics and target networks that have already gone their own ways."""
     defaults = {"gamma": 0.9, "auxiliary_gammas": (0.5,), "dpg_weight": 0.6, "bc_weight": 0.7}
@@ -68,6 +70,7 @@ def agent_of(
         trajectory_encoder=MEMORIES[memory],
         actor={"d_hidden": 4, "n_layers": 1} | (actor or {}),
         critic=critic is not False and small | (critic or {}),
+        return_conditioning=return_conditioning,
         losses=defaults | (losses or {}),
     )
     agent = make_agent(config, spaces).double()
@@ -186,6 +189,13 @@ CASES: dict[str, Case] = {
         "losses": {"td_lambda": 0.7, "filter": {"kind": "exp", "batch_norm": True}},
     },
     "loss masks, classified": {"masks": True, "critic": {"kind": "twohot", **NARROW}},
+    "return conditioning": {"return_conditioning": {"scale": 0.3}, **CLONING},
+    "return conditioning, continuous": {
+        "kind": "continuous",
+        "masks": True,
+        "return_conditioning": {"scale": 2.0},
+        **CLONING,
+    },
     "loss masks, cloning alone": {
         "masks": True,
         **CLONING,
@@ -344,4 +354,11 @@ def make(case: Case) -> tuple[Agent, Callable[[list[int], int], Batch]]:
         privileged=case.pop("privileged", False),
     )
     agent = agent_of(spaces, **case)
-    return agent, lambda lengths, size: batch_of(spaces, lengths, size, masks=masks)
+
+    def windows(lengths: list[int], size: int) -> Batch:
+        batch = batch_of(spaces, lengths, size, masks=masks)
+        if agent.config.return_conditioning is None:
+            return batch
+        return dataclasses.replace(batch, return_to_go=torch.randn(len(lengths), size + 1))
+
+    return agent, windows

@@ -186,6 +186,7 @@ class _Loops:
             one.time_idx[:, : n + 1],
             valid=one.timestep_mask[:, : n + 1],
             previous_known=one.previous_known[:, : n + 1],
+            return_to_go=None if one.return_to_go is None else one.return_to_go[:, : n + 1],
         )
         state = seen = self.agent.policy.encode_trajectory(rows, one.time_idx[:, : n + 1])[0]
         if self.agent.critics is not None and self.agent.critics.privileged_encoder.width:

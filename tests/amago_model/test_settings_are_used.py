@@ -104,6 +104,12 @@ def cloning(action: str) -> Scenario:
     return Scenario(config, action)
 
 
+def conditioned() -> Scenario:
+    scenario = cloning("continuous")
+    given = {"return_conditioning": {"target_return": 2.0}}
+    return Scenario(configured(scenario.config, **given), "continuous", ("return_conditioning.",))
+
+
 def memory(encoder: TrajectoryEncoderConfig) -> Scenario:
     return Scenario(BASE.replace(trajectory_encoder=encoder), tried=("trajectory_encoder.",))
 
@@ -156,6 +162,7 @@ SCENARIOS = {
     "cloning alone, discrete": cloning("discrete"),
     "cloning alone, multi-binary": cloning("multi_binary"),
     "cloning alone, multi-discrete": cloning("multi_discrete"),
+    "return conditioning": conditioned(),
     "identity": memory(IdentityConfig()),
     "feed-forward": memory(FeedForwardConfig(d_model=16)),
     "gru": memory(GRUConfig(d_hidden=8, d_output=8, n_layers=1)),
@@ -241,6 +248,7 @@ def _batch(spaces: Spaces) -> Batch:
         next_obs_valid=mask & ~terminated,
         mask=mask,
         action_known=mask,
+        return_to_go=torch.arange(t + 1.0).expand(b, -1),
     )
 
 

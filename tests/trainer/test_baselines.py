@@ -17,7 +17,7 @@ MEMORIES = {
 }
 CASES = [
     (name, action)
-    for name in ("awac", "crr", "iql", "td3bc", "rebrac")
+    for name in ("awac", "crr", "iql", "td3bc", "rebrac", "dt")
     for action in ("continuous", "discrete")
     if action == "continuous" or name not in ("td3bc", "rebrac")
 ]
@@ -31,6 +31,8 @@ def test_a_baseline_trains_with_memory_and_its_policy_acts(
     spaces = vectors(3, 2) if action == "continuous" else choices(3, 4)
     changes = {f"agent.trajectory_encoder.{k}": v for k, v in MEMORIES[memory].items()}
     changes |= {"agent.trajectory_encoder.kind": memory, "agent.losses.auxiliary_gammas": (0.5,)}
+    if name == "dt":
+        changes["agent.return_conditioning.target_return"] = 2.0
     config = override(recipe(name), changes | {"optimizer.accumulate": 2})
     torch.manual_seed(0)
     agent = make_agent(config.agent, spaces)

@@ -84,6 +84,7 @@ BASES: list[dict[str, Any]] = [
         "agent.losses.dpg_weight": 0.0,
         "agent.losses.filter.kind": "behavior_cloning",
         "agent.critic": False,
+        "agent.return_conditioning": True,
     },
     {"agent.actor.continuous.kind": "deterministic"},
     TRANSFORMER | {f"{MEMORY}.position.kind": "learnable", f"{MEMORY}.position.max_time": 9},

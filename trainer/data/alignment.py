@@ -15,7 +15,10 @@ While acting, collector/policy_actor.py:ActorInputs does the same step by step.
       obs                                  o(s)     o(s+1)   o(s+2)     s + OBSERVATION
       prev_action, prev_reward             a(s-1)   a(s)     a(s+1)     s + DEPARTURE
       loss masks                           -        i(s)     i(s+1)     s + ARRIVAL or DEPARTURE
+      return_to_go                         G(s)     G(s+1)   G(s+2)     s + OBSERVATION
       action, reward, every mask           transition 0, 1 = rows 1, 2
+
+G(s) = r(s) + r(s+1) + … to the end of the whole trajectory, not of the window.
 
 A trajectory's row 0 has no previous step. The row before it in the column is the last row of the
 previous trajectory, which has no step either: a column stores `fill` (fields.py) where a row has no
@@ -63,6 +66,17 @@ def cut_window(
     out[:before] = fill
     out[before : length + 1] = values[first + before : first + length + 1]
     out[length + 1 :] = 0
+
+
+def undiscounted(reward: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[T] rewards of a whole trajectory -> [T+1]: the sum of the rewards from each observation on.
+
+    Nothing is added after the last reward, also where the trajectory is truncated: what would have
+    followed is unknown, and an evaluation with the same limit of steps does not count it.
+    """
+    found = np.zeros(len(reward) + 1, np.float32)
+    found[:-1] = reward[::-1].cumsum(dtype=np.float64)[::-1]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,7 @@ def collate(
         next_obs_valid=next_exists,
         mask=exists,
         action_known=known,
+        return_to_go=rows.get("return_to_go"),
         **{name: rows[name][:, 1:] > 0 for name in LOSS_MASKS if name in rows},
     )
 

@@ -16,7 +16,7 @@ one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,25 @@ class MappedColumns:
         row_0 = int(manifest.row_start[index]) + LEADING_ROWS
         rows: NDArray[Any] = column[row_0 + first : row_0 + end]
         return rows
+
+    def computed(
+        self, field: Field, function: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> MappedColumns:
+        """Another field of the same snapshot, in memory: `function` maps each trajectory's values
+        of this field to those of the new one."""
+        lengths = [0 if column is None else len(column) for column in self._mapped]
+        # One array for all shards, so that all addresses are close to each other.
+        values = np.split(
+            np.zeros((sum(lengths), *field.shape), field.dtype), np.cumsum(lengths)[:-1]
+        )
+        manifest = self._manifest
+        row_0 = manifest.row_start + LEADING_ROWS
+        first, end = stored_rows(field.offset, field.of_step, manifest.length)
+        begins, ends = (row_0 + first).tolist(), (row_0 + end).tolist()
+        for i, shard in enumerate(manifest.shard.tolist()):
+            values[shard][begins[i] : ends[i]] = function(self.trajectory(i))
+        found = [v if length else None for v, length in zip(values, lengths, strict=True)]
+        return MappedColumns(field, manifest, found)
 
     def windows(self, windows: Windows, n_rows: int, inside: bool) -> NDArray[Any]:
         """[B, n_rows, *shape]; rows after a column's end are zero.

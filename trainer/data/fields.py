@@ -25,7 +25,7 @@ class Field:
     """One column of the cache: [rows, *shape] of `dtype`."""
 
     name: str
-    """obs.<key>, "action", "reward", "action_known", "actor_mask" or "critic_mask"."""
+    """obs.<key>, "action", "reward", "action_known", "return_to_go" or a loss mask."""
     column: str
     """Its name in the shards."""
     dtype: str
@@ -40,7 +40,7 @@ class Field:
     @property
     def of_step(self) -> bool:
         """Whether it belongs to steps (T values per trajectory) or to observations (T+1)."""
-        return not self.name.startswith("obs.")
+        return not self.name.startswith("obs.") and self.name != RETURN_TO_GO.name
 
     @property
     def size(self) -> int:
@@ -56,6 +56,10 @@ class Field:
         """`fill` in the shape and dtype of a row."""
         values = np.broadcast_to(np.asarray(self.fill), self.size).reshape(self.shape)
         return values.astype(self.dtype)
+
+
+RETURN_TO_GO = Field("return_to_go", "", "float32", (), OBSERVATION)
+"""Computed from the rewards of whole trajectories; not in the shards or the cache."""
 
 
 def fields_of(spec: EnvSpec, data: DataConfig | None = None) -> tuple[Field, ...]:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from amago_model.data.batch import Batch
 from trainer.config import DataConfig
-from trainer.data.alignment import collate
+from trainer.data.alignment import collate, undiscounted
 from trainer.data.cache import Cache
 from trainer.data.columns import MappedColumns, gather
-from trainer.data.fields import Field
+from trainer.data.fields import RETURN_TO_GO, Field
 from trainer.data.gpu_copies import GpuCopies
 from trainer.data.relabel import make_relabelers
 from trainer.data.relabel.sampling import Relabeling, ends_of, gather_episodes
@@ -53,9 +53,17 @@ class SnapshotView:
 
 
 def open_view(
-    cache: Cache, fields: Sequence[Field], sampler: WindowSampler, start: int = 0
+    cache: Cache,
+    fields: Sequence[Field],
+    sampler: WindowSampler,
+    start: int = 0,
+    *,
+    return_to_go: bool = False,
 ) -> SnapshotView:
     """Map a snapshot's columns and prepare its relabelers. This is slow; any thread may call it.
+
+    With `return_to_go`, batches have the undiscounted returns of whole trajectories: 4 bytes of
+    memory per row.
 
     Mapped columns stay readable even if their files are deleted.
     """
@@ -72,6 +80,9 @@ def open_view(
         )
         for field in fields
     ]
+    if return_to_go:
+        rewards = next(column for column in columns if column.field.name == "reward")
+        columns.append(rewards.computed(RETURN_TO_GO, undiscounted))
     relabelers = make_relabelers(sampler.config.relabel)
     return SnapshotView(
         start,

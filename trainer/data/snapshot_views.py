@@ -241,11 +241,13 @@ class SnapshotViews:
         if config.data.validation:
             trained, held = hold_back(trained, config.data.validation)
         sampler = WindowSampler(trained, config.data, config.seed, self.world.size, config.sources)
-        view = open_view(self.cache, fields, sampler, start)
+        conditioned = config.agent.return_conditioning is not None
+        view = open_view(self.cache, fields, sampler, start, return_to_go=conditioned)
         if held is not None:
             view = replace(view, held_back=len(held))
             if self.world.is_main:
-                other = open_view(self.cache, fields, validation_sampler(held, config.data))
+                drawn = validation_sampler(held, config.data)
+                other = open_view(self.cache, fields, drawn, return_to_go=conditioned)
                 fixed = Loader([other], config.data)
                 view = replace(view, validation=tuple(fixed.load(i).batch for i in range(BATCHES)))
         # Relabeling changes rewards, so those of the data say nothing then.

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago_model.data.batch import LOSS_MASKS
-from trainer.data.alignment import Ends, cut_window
+from trainer.data.alignment import Ends, cut_window, undiscounted
 from trainer.data.columns import MappedColumns
-from trainer.data.fields import Field
+from trainer.data.fields import RETURN_TO_GO, Field
 from trainer.data.relabel.episode import Array, Episode
 from trainer.data.relabel.registry import Relabeler
 from trainer.data.sampler import Windows, WindowSampler
@@ -134,8 +134,10 @@ def generator(key: NDArray[np.uint64], sample: int, place: int) -> np.random.Gen
 
 
 def column(episode: Episode, field: str) -> Array:
-    """An episode's column by the name of its field: obs.<key>, action, reward, action_known, or a
-    loss mask."""
+    """An episode's column by the name of its field: obs.<key>, action, reward, action_known,
+    return_to_go (of the relabeled rewards), or a loss mask."""
+    if field == RETURN_TO_GO.name:
+        return undiscounted(episode.reward)
     if field.startswith("obs."):
         return episode.obs[field[4:]]
     values: Array | None = getattr(episode, field)
