@@ -154,6 +154,18 @@ def trend(name: str, key: str, last_step: int) -> list[float]:
 
 
 @read(3)
+def estimates(name: str) -> dict[int, tuple[float, ...]]:
+    """Version -> (estimate, lower and upper bound of its interval), by `stepwell estimate`."""
+    keys = [f"estimate/{what}" for what in ("return", "low", "high")]
+    found = client().metrics(name, keys, POINTS)
+    columns = [dict(zip(s.steps, s.values, strict=True)) for s in found.values()]
+    if len(columns) < len(keys):
+        return {}
+    rows = {version: [column.get(version) for column in columns] for version in columns[0]}
+    return {v: tuple(x for x in row if x is not None) for v, row in rows.items() if None not in row}
+
+
+@read(3)
 def evaluations() -> list[Evaluation]:
     """All evaluations, newest first; the page ranks them."""
     return client().items(Evaluation, "/v1/evaluations", limit=1000)

@@ -207,7 +207,7 @@ def _sections(keys: list[str]) -> list[tuple[str, list[str]]]:
 
 def _interest(section: str) -> tuple[int, str]:
     """Sort key: scores first, then losses, then other sections."""
-    for rank, word in enumerate(("evaluation", "return", "loss", "general")):
+    for rank, word in enumerate(("evaluation", "estimate", "return", "loss", "general")):
         if word in section.lower():
             return rank, section
     return 9, section
@@ -292,11 +292,16 @@ def _policies(name: str) -> None:
     if not found:
         st.caption("None published yet.")
         return
+    estimates = api.estimates(name)
+    estimated = {
+        v: f"{value:.5g} ({low:.5g} … {high:.5g})" for v, (value, low, high) in estimates.items()
+    }
     frame = pd.DataFrame(
         [
             {
                 "version": p.version,
                 "aliases": ", ".join(p.aliases),
+                **({"estimate (95 %)": estimated.get(p.version, "")} if estimated else {}),
                 "step": p.step,
                 "size": formatting.size(p.bytes),
                 "published": formatting.ago(p.created_at),
@@ -309,6 +314,7 @@ def _policies(name: str) -> None:
     components.table(frame, "policies", sql=sql, height=min(280, 38 + 35 * len(frame)))
     st.code(
         f"stepwell evaluate --policy {name} --env ENV\n"
+        f"stepwell estimate {name}\n"
         f"stepwell collect --policy {name} --env ENV --dataset NAME",
         language=None,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components
@@ -430,6 +431,27 @@ def test_alarms_of_the_chosen_runs_are_shown(service, page: Page) -> None:
     drawn.multiselect(key="run").set_value([f"{name}-fine"]).run()
     check(drawn)
     assert not drawn.warning
+
+
+def test_policies_show_their_estimates(service, client: Client, name: str, page: Page) -> None:
+    client.create_run(name, "train")
+    for version in (1, 2):
+        client.publish_policy(name, version, b"weights", step=version)
+    drawn = page("runs", service.url, run=name, part="Details")
+    check(drawn)
+    assert not [d for d in drawn.dataframe if "estimate (95 %)" in d.value]
+    values = {"return": 3.25, "low": 2.5, "high": 4.0}
+    points = [
+        MetricPoint(key=f"estimate/{what}", step=2, value=value, time=time.time())
+        for what, value in values.items()
+    ]
+    client.log_metrics(name, points)
+    st.cache_data.clear()  # a page may show what it read a few seconds ago
+    drawn.run()
+    check(drawn)
+    (table,) = [d.value for d in drawn.dataframe if "estimate (95 %)" in d.value]
+    shown = dict(zip(table["version"], table["estimate (95 %)"], strict=True))
+    assert shown == {2: "3.25 (2.5 … 4)", 1: ""}
 
 
 def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Page) -> None:
