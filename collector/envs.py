@@ -124,6 +124,8 @@ class Interface:
     action_space: gym_spaces.Space[Any]
     spec: EnvSpec
     """The spec of recorded data; its env is `env_id`."""
+    partially_observable: bool = False
+    """The environment declares it, in metadata["partially_observable"]."""
 
     def encode_observation(self, raw: Any) -> Arrays:
         """Convert one observation to owned arrays by key, in the spec's dtypes.
@@ -280,15 +282,20 @@ def interface_of(
         observation_space, action_space = env.single_observation_space, env.single_action_space
     else:
         observation_space, action_space = env.observation_space, env.action_space
+    declared = env.metadata or {}
     spec = EnvSpec.of(
         _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
         _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
         env=env_id,
         infos={key: Box(()) for key in infos},
-        roles={**(env.metadata or {}).get("roles", {}), **(roles or {})},
+        roles={**declared.get("roles", {}), **(roles or {})},
     )
     return Interface(
-        env_id=env_id, observation_space=observation_space, action_space=action_space, spec=spec
+        env_id=env_id,
+        observation_space=observation_space,
+        action_space=action_space,
+        spec=spec,
+        partially_observable=bool(declared.get("partially_observable", False)),
     )
 
 

@@ -26,7 +26,7 @@ from stepwell._plugins import import_plugins
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.heartbeat import Heartbeat
-from stepwell.messages import Capacity
+from stepwell.messages import PARTIALLY_OBSERVABLE, Capacity
 from stepwell.outbox import Outbox
 
 
@@ -84,6 +84,7 @@ def open_dataset(
             interface.spec,
             capacity=capacity,
             description=description or f"collected in {interface.env_id}",
+            tags=[PARTIALLY_OBSERVABLE] if interface.partially_observable else [],
             exist_ok=True,  # another collector may have been faster
         )
         spec = client.spec(name)

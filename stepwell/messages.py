@@ -22,6 +22,8 @@ Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Partition = Literal["fifo", "protected"]
+PARTIALLY_OBSERVABLE = "partially-observable"
+"""Tag of a dataset whose single observations do not show the state: learning needs memory."""
 MAX_DEPTH = 64
 """Maximum nesting of JSON objects: enough for configurations, below recursion limits of parsers."""
 

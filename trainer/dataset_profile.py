@@ -12,6 +12,7 @@ import numpy as np
 from amago_model.config import Spaces
 from stepwell import EnvSpec
 from stepwell.client import Client
+from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE, Floats, returns_to_go
 from trainer.data.snapshot import sql_condition
@@ -23,8 +24,6 @@ MAX_TRAJECTORIES = 1_000_000
 TIMEOUT = 60.0
 BLOCK = 10
 """Steps whose mean reward is one observation in `consistency`."""
-PARTIALLY_OBSERVABLE = "partially-observable"
-"""The tag of a dataset whose single observations do not show the state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import Any
 
 from amago_model.errors import AmagoError
 from stepwell._settings import flatten, override
+from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
-from trainer.dataset_profile import PARTIALLY_OBSERVABLE, DatasetProfile
+from trainer.dataset_profile import DatasetProfile
 from trainer.errors import SettingError
 
 SCALE = 10.0
@@ -139,7 +140,10 @@ def _windows(p: DatasetProfile, remembers: bool, n_step: int) -> list[Derived]:
 def _memory(memory: str, remembers: bool) -> list[Derived]:
     key = "agent.trajectory_encoder.kind"
     if remembers:
-        tagged = f"the dataset has the tag {PARTIALLY_OBSERVABLE}"
+        tagged = (
+            f"the dataset has the tag {PARTIALLY_OBSERVABLE}: its environment or file declared "
+            "that one observation does not show the state, or a user added the tag"
+        )
         return [Derived(key, "gru", tagged if memory == "auto" else "memory = gru")]
     if memory == "none":
         return [Derived(key, "feed_forward", "memory = none")]

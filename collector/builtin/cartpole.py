@@ -19,6 +19,8 @@ class CartPolePosition(CartPoleEnv):
     """Observation: float32 (2,). The hidden state is `state`: position, velocity, angle, angular
     velocity. The time limit of 500 steps is registered with the environment."""
 
+    metadata: dict[str, Any] = {**CartPoleEnv.metadata, "partially_observable": True}
+
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
         limits = self.observation_space

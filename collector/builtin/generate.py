@@ -207,6 +207,8 @@ def generate(
         "seed": seed,
         "first_episode_seed": first_episode_seed(seed),
     }
+    if env.metadata.get("partially_observable"):
+        metadata["partially_observable"] = 1
     if env_args:
         metadata["environment_kwargs"] = json.dumps(env_args)
     write_d4rl(path, columns, metadata)

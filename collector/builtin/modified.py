@@ -32,6 +32,7 @@ class Modified(gymnasium.Env[Any, Any]):
         self.inner: gymnasium.Env[Any, Any] = gymnasium.make(
             env, disable_env_checker=True, **env_args
         )
+        self.metadata = {**self.inner.metadata, **self.metadata}
         self.reward_scale, self.constant_action = reward_scale, constant_action
         self.render_mode = render_mode
         self.observation_space = self.inner.observation_space

@@ -27,7 +27,7 @@ class Recall(gymnasium.Env[NDArray[np.float32], np.int64]):
     answer; `info["log/success"]` is then 1 or 0.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
 
     def __init__(self, symbols: int = 4, delay: int = 8, render_mode: None = None) -> None:
         require(symbols >= 2, "symbols", "at least 2", symbols)

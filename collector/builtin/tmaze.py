@@ -38,7 +38,7 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     `info["log/success"]` is 1 or 0 at the last step.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
 
     def __init__(
         self,

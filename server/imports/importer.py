@@ -32,7 +32,7 @@ from server.settings import Settings
 from server.storage.store import Store, new_name
 from stepwell.errors import InvalidData
 from stepwell.failpoints import failpoint
-from stepwell.messages import CreateDataset, Job
+from stepwell.messages import PARTIALLY_OBSERVABLE, CreateDataset, Job
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
 
@@ -230,9 +230,10 @@ class Imports:
     def _creator(self, options: ImportOptions, spec: EnvSpec, metadata: dict[str, Any]) -> Any:
         described = ", ".join(f"{k}={v}" for k, v in metadata.items() if "/" not in k)
         text = f"Imported ({options.format}){': ' + described if described else ''}"[:4096]
-        body = CreateDataset(
-            name=options.dataset, spec=spec.to_json(), description=text, tags=[options.format]
-        )
+        tags = [options.format]
+        if metadata.get("partially_observable") in (1, "1", "true", "True"):
+            tags.append(PARTIALLY_OBSERVABLE)
+        body = CreateDataset(name=options.dataset, spec=spec.to_json(), description=text, tags=tags)
         return lambda connection: insert_dataset(connection, body, spec)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
 from stepwell.commands import common
+from stepwell.messages import PARTIALLY_OBSERVABLE
 
 ABOUT = """\
 Upload an offline dataset, a D4RL (HDF5) or npz file, and wait until the service has stored it.
@@ -35,6 +36,12 @@ def main(argv: list[str] | None = None) -> int:
         choices=("protected", "fifo"),
         default="protected",
         help="default: protected, which is never evicted",
+    )
+    parser.add_argument(
+        "--partially-observable",
+        action="store_true",
+        help="one observation does not show the state, so `stepwell train offline` uses memory: "
+        "tag the dataset",
     )
     parser.add_argument("--no-create", action="store_true", help="the dataset must exist already")
     parser.add_argument(
@@ -81,6 +88,9 @@ def main(argv: list[str] | None = None) -> int:
             args.timeout,
             lambda state: bar.update(sending, completed=state.progress * size),
         )
+        if args.partially_observable:
+            tags = client.dataset(args.dataset).tags
+            client.patch_dataset(args.dataset, tags=sorted({*tags, PARTIALLY_OBSERVABLE}))
     if args.json:
         common.print_json(job)
         return 0

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from amago_model.config import Spaces
+from collector.builtin.generate import Behaviour, generate
+from collector.builtin.generate_cartpole import CartPolePositionNoisy
+from collector.builtin.generate_random import GridworldRandom, RecallRandom
+from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell import Box, Discrete, EnvSpec
+from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
 from trainer.data.snapshot import sql_condition
@@ -255,6 +261,28 @@ def test_recommend_prints_reasons_json_and_a_file_for_training(
     assert config.agent.losses.gamma == found["agent.losses.gamma"]["value"]
     assert recommend(["nothing-here"]) == 1
     assert "nothing-here" in capsys.readouterr().err
+
+
+def test_an_imported_file_declares_that_memory_is_needed(
+    service, capsys, tmp_path, monkeypatch
+) -> None:
+    """By its metadata, also of a modified environment, or by a flag; otherwise there is none."""
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+
+    def memory(kind: type[Behaviour], *words: str, **changes: float) -> dict[str, str]:
+        file, name = tmp_path / "made.hdf5", f"declared-{uuid.uuid4().hex[:8]}"
+        generate(kind, file, episodes=3, **changes)
+        assert import_file([str(file), "--dataset", name, *words]) == 0
+        capsys.readouterr()
+        assert recommend([name, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["agent.trajectory_encoder.kind"]
+
+    for kind in (TMazePassiveCoin, RecallRandom, CartPolePositionNoisy):
+        found = memory(kind)
+        assert found["value"] == "gru" and "environment or file declared" in found["reason"]
+    assert memory(RecallRandom, reward_scale=2.0)["value"] == "gru"
+    assert memory(GridworldRandom)["value"] == "feed_forward"
+    assert memory(GridworldRandom, "--partially-observable")["value"] == "gru"
 
 
 def test_a_resumed_run_keeps_its_numbers_although_the_data_changed(
