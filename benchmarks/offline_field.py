@@ -6,8 +6,9 @@
 
 For each dataset: makes the file, imports it into a service whose data is in FOLDER, and runs
 `stepwell compare`. Nothing that FOLDER holds is repeated: the same command continues after it was
-stopped, and further datasets, recipes or seeds may be added. Writes
-benchmarks/results/offline_field.json and docs/images/offline_ranks.svg from everything in FOLDER.
+stopped, and further datasets, recipes or seeds may be added. With --every-policy, all published
+policies are evaluated: learning curves. Writes benchmarks/results/offline_field.json, the table of
+docs/results.md, and docs/images/offline_ranks.svg and offline_curves.svg from everything in FOLDER.
 """
 
 from __future__ import annotations
@@ -34,12 +35,28 @@ from stepwell._files import whole_file
 from stepwell._ports import free_port
 from stepwell.spaces import Box
 
-PICTURE = ROOT / "docs" / "images" / "offline_ranks.svg"
+PAGE = ROOT / "docs" / "results.md"
+BEGIN, END = "<!-- offline field: begin -->", "<!-- offline field: end -->"
+IMAGES = ROOT / "docs" / "images"
+RANKS, CURVES = IMAGES / "offline_ranks.svg", IMAGES / "offline_curves.svg"
 RECIPES = ("offline", "bc", "bc10", "awac", "crr", "iql", "td3bc", "rebrac")
 CONTINUOUS_ONLY = ("td3bc", "rebrac")
 EPISODES = 20
-KEPT = ("seeds", "mean", "iqm", "interval", "episodes", "updates", "seconds", "by_seed", "alarms")
+KEPT = (
+    *("seeds", "mean", "interval", "iqm", "iqm_interval", "episodes", "updates", "seconds"),
+    *("by_seed", "alarms"),
+)
 """Fields of a row of `stepwell compare` that the result keeps."""
+BARS = {
+    "pendulum-stitch": -155.0,
+    "maze2d-medium": 250.0,
+    "halfcheetah_replay-ars": 4700.0,
+    "lunarlander": 275.0,
+    "tmaze-20": 1.0,
+    "tmaze-100": 1.0,
+    "gridworld": 0.9,
+}
+"""The IQM that `offline` should reach where it can improve on cloning."""
 
 
 @contextmanager
@@ -77,6 +94,8 @@ def compare(
     words += ["--episodes", str(args.episodes), "--json", str(table)]
     if dataset.env_args:
         words += ["--env-args", *(f"{k}={_plain(v)}" for k, v in dataset.env_args.items())]
+    if args.every_policy:
+        words.append("--every-policy")
     if dataset.memory:
         for recipe in recipes:
             words += ["--set", f"{recipe}.memory=gru"]
@@ -114,7 +133,11 @@ def report(folder: Path) -> dict[str, Any]:
             if row.get("mean") is not None
         }
         keys = ("kind", "group", "memory", "env", "commit", "date")
-        datasets[name] = {**{key: table[key] for key in keys}, "rows": rows}
+        curves = [
+            {"recipe": p["recipe"], "updates": p["updates"], "mean": p["interval"]["value"]}
+            for p in table["curves"]
+        ]
+        datasets[name] = {**{key: table[key] for key in keys}, "rows": rows, "curves": curves}
     return {"datasets": datasets, "ranks": ranks(datasets), "duels": duels(datasets)}
 
 
@@ -134,9 +157,8 @@ def ranks(datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def duels(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """`offline` against each other row: the datasets on which it is better, within the intervals,
-    and worse. Where a recipe is better, its whole interval is above the other's mean, and the
-    other's whole interval is below its own mean."""
+    """`offline` against each other row, by IQM: the datasets on which it is better, within the
+    intervals, and worse. Better: the IQM of each is outside the other's interval."""
     found: dict[str, dict[str, list[str]]] = {}
     for name, table in datasets.items():
         ours = table["rows"].get("offline")
@@ -153,19 +175,42 @@ def duels(datasets: Mapping[str, Any]) -> dict[str, Any]:
 def _duel(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     low, high = _interval(ours)
     other_low, other_high = _interval(other)
-    if low > other["mean"] and ours["mean"] > other_high:
+    if low > other["iqm"] and ours["iqm"] > other_high:
         return "better"
-    if high < other["mean"] and ours["mean"] < other_low:
+    if high < other["iqm"] and ours["iqm"] < other_low:
         return "worse"
     return "within"
 
 
 def _interval(row: Mapping[str, Any]) -> tuple[float, float]:
-    interval = row.get("interval")
-    return (interval["low"], interval["high"]) if interval else (row["mean"], row["mean"])
+    interval = row.get("iqm_interval")
+    return (interval["low"], interval["high"]) if interval else (row["iqm"], row["iqm"])
 
 
-def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
+def draw_curves(result: Mapping[str, Any], path: Path = CURVES) -> None:
+    """Mean return of each published policy over its updates, a panel per dataset."""
+    points = [
+        {"dataset": name, **point}
+        for name, table in result["datasets"].items()
+        for point in table["curves"]
+    ]
+    if not points:
+        return
+    recipes = [recipe for recipe in RECIPES if any(p["recipe"] == recipe for p in points)]
+    line = alt.Chart(alt.Data(values=points)).mark_line(point=True)
+    chart = line.encode(
+        x=alt.X("updates:Q"),
+        y=alt.Y("mean:Q", title="mean return", scale=alt.Scale(zero=False)),
+        color=alt.Color("recipe:N", sort=recipes, legend=alt.Legend(title=None, orient="bottom")),
+        facet=alt.Facet("dataset:N", columns=2, title=None),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart.properties(width=300, height=180).resolve_scale(x="independent", y="independent").save(
+        str(path)
+    )
+
+
+def draw(result: Mapping[str, Any], path: Path = RANKS) -> None:
     """Mean ranks as bars, beside them each dataset's scores: 0 random, 100 the best recipe."""
     mean = result["ranks"]["mean_rank"]
     number = len(result["ranks"]["datasets"])
@@ -204,6 +249,55 @@ def draw(result: Mapping[str, Any], path: Path = PICTURE) -> None:
     left = (bar + label).properties(width=220, height=24 * max(1, len(order)))
     right = (table + text).properties(width=46 * len(columns), height=18 * len(result["datasets"]))
     alt.hconcat(left, right).resolve_scale(color="independent").save(str(path))
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The tables of docs/results.md."""
+    tables = result["datasets"]
+    recipes = [
+        r for r in ("data", "random", *RECIPES) if any(r in t["rows"] for t in tables.values())
+    ]
+    head = ["dataset", "group", "bar", *(f"`{r}`" if r in RECIPES else r for r in recipes)]
+    lines = [head, ["---"] * len(head)]
+    for name, table in tables.items():
+        rows = table["rows"]
+        best = max(row["iqm"] for r, row in rows.items() if r not in ("data", "random"))
+        cells = [
+            _cell(rows.get(r), r in RECIPES, rows.get(r, {}).get("iqm") == best) for r in recipes
+        ]
+        lines.append([name, table["group"], f"{BARS[name]:g}" if name in BARS else "", *cells])
+    text = [f"| {' | '.join(line)} |" for line in lines]
+    mean = result["ranks"]["mean_rank"]
+    number = len(result["ranks"]["datasets"])
+    ranked = ", ".join(f"`{recipe}` {rank:.2f}" for recipe, rank in mean.items())
+    text += [
+        "",
+        f"Mean rank over the {number} datasets with all recipes (1 is best): {ranked}.",
+        "",
+    ]
+    text += ["| `offline` against | better | within the intervals | worse |", "|---|---|---|---|"]
+    for recipe, where in result["duels"].items():
+        worse = f"{len(where['worse'])}" + "".join(f", {n}" for n in where["worse"])
+        text.append(f"| {recipe} | {len(where['better'])} | {len(where['within'])} | {worse} |")
+    return "\n".join(text)
+
+
+def _cell(row: Mapping[str, Any] | None, with_interval: bool, best: bool) -> str:
+    if row is None:
+        return ""
+    text = f"{row['iqm']:.4g}"
+    if best:
+        text = f"**{text}**"
+    if with_interval:
+        low, high = _interval(row)
+        text += f" ({low:.4g} … {high:.4g})"
+    return text
+
+
+def write_page(result: Mapping[str, Any], path: Path = PAGE) -> None:
+    before, _, rest = path.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{BEGIN}\n{markdown(result)}\n{END}{after}")
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -247,6 +341,7 @@ def main() -> int:
     add("--recipes", default=",".join(RECIPES), help="(default: %(default)s)")
     add("--seeds", default="0-2", help="training seeds (default: %(default)s)")
     add("--episodes", type=int, default=EPISODES, help="per evaluation (default: %(default)s)")
+    add("--every-policy", action="store_true", help="evaluate every published policy: curves")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     add("--minutes", type=float, default=float("inf"), help="stop after this time")
     add("--report-only", action="store_true", help="compare nothing; report what is there")
@@ -273,7 +368,9 @@ def main() -> int:
         if not args.draft:
             print(f"wrote {write('offline_field', result).relative_to(ROOT)}")
             draw(result)
-            print(f"wrote {PICTURE.relative_to(ROOT)}")
+            draw_curves(result)
+            write_page(result)
+            print(f"wrote {PAGE.relative_to(ROOT)} and its pictures")
     return status
 
 

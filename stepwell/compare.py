@@ -40,6 +40,7 @@ from stepwell.comparison import (
     read_data_row,
     recipe_rows,
 )
+from stepwell.confidence_intervals import Interval
 from stepwell.errors import InvalidData, StepwellError
 from stepwell.published_scores import published_scores
 
@@ -57,6 +58,7 @@ mean      mean return over training seeds (each the mean of its episodes) of the
 IQM       interquartile mean over all episodes of all training seeds
 interval  95 % bootstrap interval of the mean, in two stages: resample the training seeds, and
           within each of them the episodes. With one seed it is over its episodes only
+of the IQM  its interval, by the same bootstrap
 time      mean training time of a run, without start-up and pauses
 
 The same command continues after Ctrl-C or a crash: finished runs and evaluations are not repeated,
@@ -289,10 +291,9 @@ def print_rows(rows: Sequence[Row], reference: str | None) -> None:
         "recipe": lambda row: row.recipe,
         "seeds": lambda row: row.seeds or None,
         "mean": lambda row: _number(row.mean),
-        "95 % interval": lambda row: (
-            f"{row.interval.low:.5g} … {row.interval.high:.5g}" if row.interval else None
-        ),
+        "95 % interval": lambda row: _range(row.interval),
         "IQM": lambda row: _number(row.iqm),
+        "of the IQM": lambda row: _range(row.iqm_interval),
         "normalised": lambda row: None if row.normalised is None else round(row.normalised, 1),
         "episodes": lambda row: row.episodes or None,
         "updates": lambda row: row.updates,
@@ -327,6 +328,10 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def _range(interval: Interval | None) -> str | None:
+    return f"{interval.low:.5g} … {interval.high:.5g}" if interval else None
 
 
 def _number(value: float | None) -> float | None:

@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 
 from stepwell.client import Client
-from stepwell.confidence_intervals import Interval, bootstrap_grouped_mean, iqm
+from stepwell.confidence_intervals import (
+    Interval,
+    bootstrap_grouped_iqm,
+    bootstrap_grouped_mean,
+)
 from stepwell.messages import Evaluation, Run
 from stepwell.reference_scores import normalised_score, reference_family
 
@@ -100,6 +104,8 @@ class Row:
     """Mean return; for a recipe the mean over its training seeds."""
     iqm: float | None = None
     """Interquartile mean over all episodes (of all training seeds)."""
+    iqm_interval: Interval | None = None
+    """Like `interval`, of the IQM."""
     interval: Interval | None = None
     """95 % bootstrap interval of the mean: over training seeds, and over episodes within each.
     None for `data`, which is no sample."""
@@ -169,7 +175,8 @@ def recipe_rows(comparison: Comparison, problems: Mapping[str, str] | None = Non
     if (e := comparison.evaluations.get("random")) is not None:
         interval = Interval(e.mean, e.ci_low, e.ci_high, len(e.returns), e.confidence)
         normalised = _normalised(comparison, e.mean)
-        rows.append(Row("random", 0, e.mean, e.iqm, interval, normalised, episodes=len(e.returns)))
+        middle = bootstrap_grouped_iqm([e.returns])
+        rows.append(Row("random", 0, e.mean, e.iqm, middle, interval, normalised, len(e.returns)))
     return rows
 
 
@@ -195,11 +202,13 @@ def _recipe_row(
     if not returns:
         return Row(recipe, problems=troubles)
     interval = bootstrap_grouped_mean(list(returns.values()))
+    middle = bootstrap_grouped_iqm(list(returns.values()))
     return Row(
         recipe,
         seeds=len(returns),
         mean=interval.value,
-        iqm=iqm(np.concatenate(list(returns.values()))),
+        iqm=middle.value,
+        iqm_interval=middle,
         interval=interval,
         normalised=_normalised(comparison, interval.value),
         episodes=interval.n,

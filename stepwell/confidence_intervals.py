@@ -74,6 +74,29 @@ def bootstrap_grouped_mean(
     return Interval(value, float(low), float(high), n, confidence)
 
 
+def bootstrap_grouped_iqm(
+    groups: Sequence[ArrayLike],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Interquartile mean of all groups' values together, with the interval of the same two-stage
+    bootstrap as `bootstrap_grouped_mean`. Raises ValueError for no group or an empty one."""
+    arrays = [np.asarray(group, dtype=np.float64).reshape(-1) for group in groups]
+    if not arrays or any(array.size == 0 for array in arrays):
+        raise ValueError("an IQM of groups needs at least one group, and values in each")
+    rng = np.random.default_rng(seed)
+    found = np.empty(resamples, np.float64)
+    for i in range(resamples):
+        drawn = [arrays[g] for g in rng.integers(0, len(arrays), len(arrays))]
+        found[i] = iqm(np.concatenate([a[rng.integers(0, a.size, a.size)] for a in drawn]))
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(found, [tail, 1.0 - tail])
+    every = np.concatenate(arrays)
+    return Interval(iqm(every), float(low), float(high), int(every.size), confidence)
+
+
 def iqm(values: ArrayLike) -> float:
     """Interquartile mean: the mean of the middle half, edges weighted by their fraction.
 

@@ -63,6 +63,10 @@ def _intervals(rows: list[Any]) -> None:
         )  # fmt: skip
 
 
+def _range(interval: Any) -> str:
+    return f"{interval.low:.2f} … {interval.high:.2f}" if interval else ""
+
+
 def _table(found: Any) -> None:
     frame = pd.DataFrame(
         [
@@ -71,9 +75,8 @@ def _table(found: Any) -> None:
                 "seeds": row.seeds or None,
                 "mean": row.mean,
                 "IQM": row.iqm,
-                "interval": (
-                    f"{row.interval.low:.2f} … {row.interval.high:.2f}" if row.interval else ""
-                ),
+                "interval of the mean": _range(row.interval),
+                "interval of the IQM": _range(row.iqm_interval),
                 "normalised": row.normalised,
                 "episodes": row.episodes or None,
                 "updates": row.updates,

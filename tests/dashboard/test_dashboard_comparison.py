@@ -70,7 +70,7 @@ def test_a_chosen_comparison_is_a_table_with_its_query(
     assert table["mean"].tolist() == [7.25, 2.0, 0.25, 3.0]
     assert table.loc["good", "seeds"] == 2 and table.loc["good", "updates"] == 200
     expected = bootstrap_grouped_mean([RETURNS["good", 0], RETURNS["good", 1]])
-    assert table.loc["good", "interval"] == f"{expected.low:.2f} … {expected.high:.2f}"
+    assert table.loc["good", "interval of the mean"] == f"{expected.low:.2f} … {expected.high:.2f}"
     assert table.loc["good", "seconds"] == 2.0
     assert table.loc["bad", "not included"] == "seed 1: failed: NaN in the data"
     assert "normalised" not in table

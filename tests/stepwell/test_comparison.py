@@ -10,7 +10,12 @@ from stepwell import compare, comparison
 from stepwell._compare.pictures import curves_svg, intervals_svg
 from stepwell._compare.schedule import Chain, Recipe, given_settings, seconds_left
 from stepwell.comparison import Comparison, Row, curves, recipe_rows
-from stepwell.confidence_intervals import bootstrap_grouped_mean, bootstrap_mean, iqm
+from stepwell.confidence_intervals import (
+    bootstrap_grouped_iqm,
+    bootstrap_grouped_mean,
+    bootstrap_mean,
+    iqm,
+)
 from stepwell.messages import Alarm, Evaluation, Run
 from stepwell.published_scores import CORL, published_scores
 from stepwell.reference_scores import normalised_score, reference_family
@@ -95,11 +100,29 @@ def test_a_row_is_the_last_policy_of_every_seed():
     assert row.iqm == pytest.approx(iqm(last[0] + last[1]))
     assert row.by_seed == {seed: pytest.approx(np.mean(v)) for seed, v in last.items()}
     assert row.interval == bootstrap_grouped_mean(list(last.values()))
+    assert row.iqm_interval == bootstrap_grouped_iqm(list(last.values()))
     assert row.seconds == pytest.approx((1000 / 100 + 1000 / 50) / 2)
     assert row.normalised == pytest.approx(normalised_score("Hopper-v5", row.mean))
     points = {(p.recipe, p.updates): p for p in curves(found)}
     assert points["bc", 200].interval.value == -99.0 and points["bc", 200].seeds == 2
     assert points["bc", 1000].interval == row.interval
+
+
+def test_the_interval_of_an_iqm_covers_it_and_ignores_outliers():
+    """Its width is that of the seeds' difference; one wild episode in each seed changes little."""
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(center, 0.1, 40) for center in (0.0, 1.0, 2.0)]
+    found = bootstrap_grouped_iqm(groups)
+    assert found == bootstrap_grouped_iqm(groups) and found.n == 120
+    assert found.value == pytest.approx(iqm(np.concatenate(groups)))
+    assert found.low < found.value < found.high and 0.5 < found.high - found.low < 2.1
+    wild = [np.append(group, -1e6) for group in groups]
+    assert bootstrap_grouped_iqm(wild).low == pytest.approx(found.low, abs=0.2)
+    alone = bootstrap_grouped_iqm([[3.0]])
+    assert (alone.value, alone.low, alone.high) == (3.0, 3.0, 3.0)
+    for empty in ([], [[1.0], []]):
+        with pytest.raises(ValueError, match="at least one"):
+            bootstrap_grouped_iqm(empty)
 
 
 def test_what_failed_is_named_and_is_not_in_the_numbers():

@@ -1,0 +1,72 @@
+"""What the table of all datasets says about recipes, computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.offline_field import BEGIN, END, draw, draw_curves, markdown, report, write_page
+
+
+def row(recipe: str, iqm: float, width: float = 1.0) -> dict[str, object]:
+    interval = {"value": iqm, "low": iqm - width, "high": iqm + width, "n": 60, "confidence": 0.95}
+    return {"recipe": recipe, "mean": iqm, "iqm": iqm, "interval": interval,
+            "iqm_interval": interval, "by_seed": {"0": iqm}, "alarms": []}  # fmt: skip
+
+
+def data(mean: float) -> dict[str, object]:
+    return {"recipe": "data", "mean": mean, "iqm": mean, "interval": None, "iqm_interval": None}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """offline is better than bc on one dataset, within the interval on another, worse on a third;
+    bc10 was run on two."""
+    rows = {
+        "pendulum-stitch": [row("offline", 9.0), row("bc", 3.0), row("bc10", 5.0), data(1.0)],
+        "lunarlander": [row("offline", 5.0), row("bc", 5.5), row("bc10", 7.0), data(8.0)],
+        "gridworld": [row("offline", 1.0), row("bc", 9.0), {"recipe": "bc10", "mean": None}],
+    }
+    about = {"kind": "control", "group": "fit", "memory": False, "env": "E", "commit": "c",
+             "date": "d"}  # fmt: skip
+    (tmp_path / "tables").mkdir()
+    for name, found in rows.items():
+        curve = {"recipe": "offline", "updates": 5, "seeds": 1, "interval": {"value": 2.0}}
+        table = {**about, "rows": found, "curves": [curve] if name == "gridworld" else []}
+        (tmp_path / "tables" / f"{name}.json").write_text(json.dumps(table))
+    return tmp_path
+
+
+def test_ranks_count_the_datasets_with_all_recipes(folder: Path) -> None:
+    ranks = report(folder)["ranks"]
+    assert ranks["datasets"] == ["pendulum-stitch", "lunarlander"]
+    # pendulum: offline 1, bc10 2, bc 3; lunarlander: bc10 1, bc 2, offline 3
+    assert ranks["mean_rank"] == {"bc10": 1.5, "offline": 2.0, "bc": 2.5}
+    assert list(ranks["mean_rank"]) == ["bc10", "offline", "bc"]
+
+
+def test_duels_are_decided_by_both_intervals(folder: Path) -> None:
+    duels = report(folder)["duels"]
+    assert duels["bc"] == {
+        "better": ["pendulum-stitch"], "within": ["lunarlander"], "worse": ["gridworld"]
+    }  # fmt: skip
+    assert duels["bc10"]["worse"] == ["lunarlander"]
+    assert duels["data"]["worse"] == ["lunarlander"]  # a number without an interval
+
+
+def test_the_page_and_the_pictures_show_every_dataset(folder: Path) -> None:
+    result = report(folder)
+    page = folder / "results.md"
+    page.write_text(f"# Title\n{BEGIN}\nold\n{END}\nend\n")
+    write_page(result, page)
+    text = page.read_text()
+    assert text.startswith("# Title") and text.endswith("end\n") and "old" not in text
+    assert markdown(result) in text and "worse" in text
+    line = next(line for line in text.splitlines() if line.startswith("| pendulum-stitch"))
+    assert "**9** (8 … 10)" in line and "-155" in line and "**3**" not in line
+    draw(result, folder / "ranks.svg")
+    draw_curves(result, folder / "curves.svg")
+    for picture, words in (("ranks", "lunarlander"), ("curves", "gridworld")):
+        assert words in (folder / f"{picture}.svg").read_text()
