@@ -209,13 +209,16 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
 
 def _conditioning(p: DatasetProfile) -> list[Derived]:
     low, _, high = p.returns
-    best = float(f"{p.best_return:.6g}")
+    target, why = high, "the 95th percentile of the returns; the highest ones may be luck"
+    if is_sparse(p):  # fewer than one in twenty trajectories may have a reward at all
+        target = p.best_return
+        why = f"the highest return, as rewards are sparse ({p.informative:.2%} of the steps)"
     spread = max(high - low, 0.5 * (p.best_return - low))
-    if spread <= NEGLIGIBLE * max(1.0, abs(best)):
-        spread = abs(best) or 1.0
+    if spread <= NEGLIGIBLE * max(1.0, abs(target)):
+        spread = abs(target) or 1.0
     key = "agent.return_conditioning"
     return [
-        Derived(f"{key}.target_return", best, "the highest return in the data"),
+        Derived(f"{key}.target_return", float(f"{target:.6g}"), why),
         Derived(
             f"{key}.scale",
             _one_digit(RETURN_SPREAD / spread),
