@@ -134,6 +134,8 @@ def measure(client: Client, names: list[str], fewest: int, steps: int, path: Pat
                 write(NAME, {**summary(policies, fewest), "policies": policies})
             rows = [policies[f"{run.name}/{version}"] for version in evaluated]
             print(f"{run.name:40} {_shown(agreement(rows))}", flush=True)
+    if not policies:
+        print(f"no run has {fewest} evaluated versions; see: stepwell compare --every-policy")
     for key, value in summary(policies, fewest)["mean"].items():
         print(f"{key:40} {value:.2f}")
 

@@ -7,7 +7,7 @@ ones, also for a run that relabels its data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,6 +34,7 @@ from trainer.data.returns import data_returns, returns_to_go
 from trainer.data.sampler import Windows
 from trainer.data.snapshot import DataError, LeaseKeeper, create_snapshot, load_manifest
 from trainer.data.validation import validation_sampler
+from trainer.errors import SettingError
 from trainer.fitted_q import Transitions
 
 TIMESTEPS = 16_384
@@ -158,7 +159,7 @@ def policy_transitions(policy: ActingPolicy, data: RunData) -> Transitions:
     """The transitions of `data`, with the policy's greedy actions.
 
     A state is the plain observations. With memory, or other observations such as images, the
-    policy's state vector is added to it.
+    policy's state vector is added to it. A return-conditioned policy aims at its target return.
     """
     initial, parts = data.initial, []
     for rows, batch in data.batches():
@@ -186,6 +187,16 @@ def policy_transitions(policy: ActingPolicy, data: RunData) -> Transitions:
 
 def _states_and_actions(policy: ActingPolicy, batch: Batch) -> tuple[Tensor, Tensor]:
     """States [B, L, D], and the policy's encoded actions [B, L, A]."""
+    conditioned = policy.config.return_conditioning is not None
+    if conditioned:  # as in acting: the target return minus the rewards so far
+        if policy.target_return is None:
+            raise SettingError(
+                "this policy is conditioned on a return and names none to aim at; train it with "
+                "agent.return_conditioning.target_return"
+            )
+        received = batch.prev_reward.clone()
+        received[:, 0] = 0.0
+        batch = replace(batch, return_to_go=policy.target_return - received.cumsum(dim=1))
     encoded, packing = policy.encode_windows(batch)
     if packing is not None:
         encoded = packing.unpack(encoded)
@@ -204,7 +215,7 @@ def _states_and_actions(policy: ActingPolicy, batch: Batch) -> tuple[Tensor, Ten
     kinds |= modalities_of(settings, policy.spaces, role="critic")
     plain = [key for key, kind in kinds.items() if kind == "vector"]
     parts = [vector_features(policy.spaces.observations[key], batch.obs[key]) for key in plain]
-    memory = policy.config.trajectory_encoder.kind not in NO_MEMORY
+    memory = conditioned or policy.config.trajectory_encoder.kind not in NO_MEMORY
     if memory or custom.timestep_encoder or custom.trajectory_encoder or len(plain) < len(kinds):
         parts.append(encoded)
     return torch.cat(parts, dim=-1), chosen.unflatten(0, shape)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from amago_model.data.batch import encode_action
 from amago_model.policy_file import load_policy
 from stepwell import Box, Discrete, EnvSpec, Trajectory, TrajectoryMetadata
 from trainer import estimate as command
@@ -20,9 +21,10 @@ from trainer.main import main as train
 from trainer.policy_transitions import open_run_data, policy_transitions
 
 SPEC = EnvSpec.of(Box((2,)), Discrete(2), env="Walk-v0")
+CONTINUOUS = EnvSpec.of(Box((2,)), Box((1,), low=-1.0, high=1.0), env="Walk-v0")
 TINY = [
     *("--agent.timestep_encoder.d_hidden", "16", "--agent.timestep_encoder.d_output", "16"),
-    *("--agent.actor.d_hidden", "16", "--agent.critic.d_hidden", "16", "--data.batch", "8"),
+    *("--agent.actor.d_hidden", "16", "--data.batch", "8"),
     *("--device", "cpu", "--derive", "off", "--agent.losses.gamma", "0.9", "--data.window", "8"),
     *(
         "--optimizer.warmup",
@@ -50,14 +52,18 @@ def run(service, tmp_path, monkeypatch, request) -> str:
     """A run with the versions 2, 4 and 6, trained on a dataset of the same name."""
     name = f"est-{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("STEPWELL_URL", service.url)
+    spec, recipe, *more = getattr(request, "param", (SPEC, "offline"))
     rng = np.random.default_rng(0)
     found = []
     for i in range(24):
         length = 3 + i % 9
+        actions = rng.integers(0, 2, length)
+        if spec is CONTINUOUS:
+            actions = rng.uniform(-1, 1, (length, 1)).astype(np.float32)
         found.append(
             Trajectory(
                 obs={"observation": rng.normal(size=(length + 1, 2)).astype(np.float32)},
-                actions={"action": rng.integers(0, 2, length)},
+                actions={"action": actions},
                 rewards=rng.normal(size=length).astype(np.float32),
                 terminated=i % 3 == 0,
                 truncated=i % 3 != 0,
@@ -66,10 +72,10 @@ def run(service, tmp_path, monkeypatch, request) -> str:
             )
         )
     with service.client() as client:
-        client.create_dataset(name, SPEC)
+        client.create_dataset(name, spec)
         client.post(name, found, wait_sealed=True)
-    words = ["offline", "--dataset", name, "--run", name, "--output", str(tmp_path), *TINY]
-    words += ["--data.cache", str(tmp_path / "cache"), *getattr(request, "param", ())]
+    words = [recipe, "--dataset", name, "--run", name, "--output", str(tmp_path), *TINY]
+    words += ["--data.cache", str(tmp_path / "cache"), *more]
     assert train(words) == 0
     return name
 
@@ -166,8 +172,16 @@ def test_errors_name_what_there_is(service, run, capsys, monkeypatch) -> None:
             main([run, *words])
 
 
+CLOSE = {"rtol": 0.0, "atol": 1e-4}
+GRU = (CONTINUOUS, "offline", "--agent.trajectory-encoder.kind", "gru")
+CONDITIONED = (CONTINUOUS, "dt", "--agent.return-conditioning.target-return", "2")
+
+
 @pytest.mark.parametrize(
-    "run", [(), ("--agent.trajectory-encoder.kind", "gru")], indirect=True, ids=["none", "gru"]
+    "run",
+    [(SPEC, "offline"), GRU, CONDITIONED],
+    indirect=True,
+    ids=["none", "gru", "return-conditioned"],
 )
 def test_transitions_have_the_actions_that_the_policy_takes_step_by_step(
     service, run, tmp_path
@@ -178,7 +192,7 @@ def test_transitions_have_the_actions_that_the_policy_takes_step_by_step(
         leases.close()
         policy = load_policy(client.download_policy(run).data)
     found = policy_transitions(policy, data)
-    memory = policy.config.trajectory_encoder.kind == "gru"
+    memory = policy.config.trajectory_encoder.kind in ("gru", "transformer")
     assert found.state.shape[1] == 2 + memory * policy.d_state
     seen = 0
     for rows, batch in data.batches():
@@ -194,18 +208,19 @@ def test_transitions_have_the_actions_that_the_policy_takes_step_by_step(
                     hidden,
                     sample=False,
                 )
-                acted.append(int(action))
+                encoded = encode_action(policy.spaces.action, action)
+                acted.append(encoded[0])
             mine = found.trajectory == int(index)
             ends = bool(data.view.manifest.terminated[index])
             known = bool(data.view.manifest.final_obs_valid[index])
             used = length - (not (ends or known))  # a truncation into the unknown is left out
             assert int(mine.sum()) == used
             assert bool(found.terminated[mine].any()) == ends
-            follow = found.next_action[mine].argmax(1).tolist()
             checked = used - (ends and not known)
-            assert follow[:checked] == acted[1 : checked + 1]
+            expected = torch.stack(acted)[1 : checked + 1]
+            torch.testing.assert_close(found.next_action[mine][:checked], expected, **CLOSE)
             first = found.initial_action[found.initial_trajectory == int(index)]
-            assert first.argmax(1).tolist() == acted[:1]
+            torch.testing.assert_close(first, acted[0][None], **CLOSE)
             torch.testing.assert_close(found.reward[mine], batch.reward[row, :used])
             seen += used
     assert seen == len(found.reward)
