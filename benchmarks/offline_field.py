@@ -101,12 +101,15 @@ def compare(
             words += ["--set", f"{recipe}.memory=gru"]
     threads = {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(_stepwell(*words), env={**os.environ, **threads})
-    while process.poll() is None:
-        if time.monotonic() > args.deadline:
-            process.send_signal(signal.SIGINT)  # it stops its trainers, which keep a checkpoint
-            process.wait()
-            raise KeyboardInterrupt
-        time.sleep(0.5)
+    try:
+        while process.poll() is None:
+            if time.monotonic() > args.deadline:
+                raise KeyboardInterrupt
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)  # it stops its trainers, which keep a checkpoint
+        process.wait()
+        raise
     if process.returncode in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     found = json.loads(table.read_text())
