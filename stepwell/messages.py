@@ -461,6 +461,12 @@ class Run(Response):
     alive: bool = True
     """True if its status is running and its last heartbeat is at most 45 seconds old."""
 
+    @property
+    def alarm_summary(self) -> str:
+        """The first alarm and the number of others, such as "q_above_data +2", for tables."""
+        others = f" +{len(self.alarms) - 1}" if len(self.alarms) > 1 else ""
+        return self.alarms[0].key + others if self.alarms else ""
+
 
 class RunPage(Page[Run]):
     total: int = 0

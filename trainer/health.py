@@ -26,6 +26,14 @@ MAX_NUMBER = 1e300
 SIGMA_RANGE = (0.1, 10.0)
 """Healthy ratio of PopArt's scale to the standard deviation of the data's returns."""
 
+LEAST_OVERFIT = 3.0
+"""Ratio of the critic losses of held-back and training data below which the alarm ends."""
+LARGEST_SIGMA = 1e4
+"""PopArt's scale does not exceed this, in units of the multiplied reward."""
+
+ABOUT_VALUES = ("value/", "popart/", "loss/critic", "validation/loss/critic", "dormant/critic")
+"""Metrics that are not checked if the policy follows no values (behaviour cloning)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
@@ -55,7 +63,7 @@ class Reading:
     config: TrainConfig
     returns: DataReturns | None
     first: Mapping[str, float]
-    """The medians at the end of the warm-up."""
+    """The first medians after the warm-up."""
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
@@ -90,8 +98,11 @@ class Health:
         """`standing`: alarms of a checkpoint, as JSON."""
         self._config = config
         self._warmup = max(config.optimizer.warmup, min(config.updates // 10, MAX_WARMUP))
+        losses = config.agent.losses
+        cloned = losses.filter.kind == "behavior_cloning" and losses.dpg_weight == 0
+        self._follows_values = not cloned or bool(config.agent.custom.losses)
         self._seen: dict[str, deque[float]] = {}
-        self._first: dict[str, float] | None = None
+        self._first: dict[str, float] = {}
         self.standing: dict[str, Alarm] = {a["key"]: Alarm(**a) for a in standing}
 
     def check(
@@ -99,6 +110,8 @@ class Health:
     ) -> tuple[list[Alarm], list[Alarm]]:
         """Run all checks on the values logged at an update. Returns (begun, ended) alarms."""
         for name, value in values.items():
+            if not self._follows_values and name.startswith(ABOUT_VALUES):
+                continue
             self._seen.setdefault(name, deque(maxlen=WINDOW)).append(value)
         if update <= self._warmup:
             for seen in self._seen.values():
@@ -107,8 +120,7 @@ class Health:
         full = {name: median(seen) for name, seen in self._seen.items() if len(seen) == WINDOW}
         if not full:
             return [], []
-        if self._first is None:
-            self._first = full
+        self._first = full | self._first  # some metrics are logged less often
         reading = Reading(full, self._config, returns, self._first)
         begun: list[Alarm] = []
         ended: list[Alarm] = []
@@ -204,6 +216,12 @@ def _scale(x: Reading) -> float:
     return x["popart/sigma"] / x.data.std
 
 
+def _too_large(x: Reading) -> float:
+    # A smaller scale is on its way: values grow over thousands of updates if tau is small.
+    clipped = x["popart/sigma"] * x.losses.reward_multiplier >= 0.9 * LARGEST_SIGMA
+    return 1.0 / _scale(x) if clipped else 0.0
+
+
 def _small_rewards(x: Reading) -> str:
     suggested = x.losses.reward_multiplier * _scale(x)
     return (
@@ -214,7 +232,7 @@ def _small_rewards(x: Reading) -> str:
 
 
 def _large_rewards(x: Reading) -> str:
-    suggested = x.losses.reward_multiplier * _scale(x)
+    suggested = 10.0 / x.data.std
     return (
         f"rewards are too large for the critics: the returns of the data vary by {x.data.std:.4g}, "
         f"and values are learned on a scale of {x['popart/sigma']:.4g}. Try "
@@ -224,7 +242,12 @@ def _large_rewards(x: Reading) -> str:
 
 def _overfit(x: Reading) -> float:
     trained, held_back = x["loss/critic"], x["validation/loss/critic"]
-    return held_back / max(trained, 0.03)
+    ratio = held_back / max(trained, 0.03)
+    # data.best_share trains on other trajectories than are held back: the losses differ anyway.
+    risen = held_back > x.first["validation/loss/critic"]
+    if x.config.data.best_share and ratio > LEAST_OVERFIT and not risen:
+        raise KeyError("validation/loss/critic")
+    return ratio
 
 
 def _overfit_message(x: Reading) -> str:
@@ -287,9 +310,7 @@ def _gradient_message(x: Reading) -> str:
 
 
 def _tau(x: Reading) -> float:
-    if x.config.agent.critic is None:
-        raise KeyError("critic")
-    return float(x.losses.tau)
+    return float(x.losses.tau) if "value/td_error" in x.metrics else 0.0
 
 
 def _tau_message(x: Reading) -> str:
@@ -315,8 +336,8 @@ CHECKS = (
     Check("td_error", _td_error, 1.5, 1.0, _td_error_message),
     Check("targets_follow", _tau, 0.2, 0.2, _tau_message),
     Check("rewards_too_small", _scale, HIGH_SIGMA, HIGH_SIGMA / 2, _small_rewards),
-    Check("rewards_too_large", lambda x: 1 / _scale(x), 1 / LOW_SIGMA, 5.0, _large_rewards),
-    Check("critic_overfits", _overfit, 5.0, 3.0, _overfit_message),
+    Check("rewards_too_large", _too_large, 1 / LOW_SIGMA, 5.0, _large_rewards),
+    Check("critic_overfits", _overfit, 5.0, LEAST_OVERFIT, _overfit_message),
     Check("filter_rejects", _rejected, 0.99, 0.98, _rejected_message),
     Check("actions_saturated", _saturated, 0.85, 0.7, _saturated_message),
     _dormant("actor"),

@@ -121,7 +121,7 @@ def _table(runs: list[Any]) -> None:
                 "run": r.name,
                 "kind": r.kind,
                 "status": components.run_mark(r),
-                "alarms": ", ".join(a.key for a in r.alarms),
+                "alarms": r.alarm_summary,
                 "heartbeat": formatting.ago(r.heartbeat_at),
                 "started": formatting.ago(r.created_at),
                 "policies": r.policies,
@@ -138,7 +138,10 @@ def _table(runs: list[Any]) -> None:
         "SELECT r.*, (SELECT count(*) FROM policies p WHERE p.run = r.name) AS policies\n"
         "FROM runs r ORDER BY created_at DESC"
     )
-    components.table(frame, "runs", sql=sql, height=min(320, 38 + 35 * len(frame)))
+    # Wide enough for one alarm and the number of others.
+    wide = {"alarms": st.column_config.TextColumn(width=190)}
+    height = min(320, 38 + 35 * len(frame))
+    components.table(frame, "runs", sql=sql, columns=wide, height=height)
 
 
 def _alarms(chosen: list[str]) -> None:

@@ -50,12 +50,13 @@ def main(argv: list[str] | None = None) -> int:
 def list_runs(client: Client, args: argparse.Namespace) -> common.Answer:
     runs = client.runs(args.kind, args.status)
     return runs, lambda: common.print_table(
-        ["run", "kind", "status", "policies", "host", "started", "heartbeat", "tags"],
+        ["run", "kind", "status", "alarms", "policies", "host", "started", "heartbeat", "tags"],
         [
             (
                 r.name,
                 r.kind,
                 r.status,
+                r.alarm_summary,
                 r.policies,
                 r.host,
                 common.ago(r.created_at),

@@ -422,12 +422,16 @@ def test_alarms_of_the_chosen_runs_are_shown(service, page: Page) -> None:
             client.create_run(run, "train")
         alarm = {"key": "q_above_data", "message": said, "update": 1400, "value": 16.0}
         client.patch_run(name, alarms=[alarm])
+        client.create_run(f"{name}-worse", "train")
+        other = {"key": "td_error", "message": "by 3", "update": 9, "value": 2.0}
+        client.patch_run(f"{name}-worse", alarms=[alarm, other])
     drawn = page("runs", service.url, run=name)
     check(drawn)
     assert [w.value for w in drawn.warning] == [f"Run `{name}` has 1 alarm:"]
     assert f"q_above_data, since update 1,400: {said}" in [code.value for code in drawn.code]
     table = drawn.dataframe[0].value.set_index("run")
     assert table.loc[name, "alarms"] == "q_above_data" and table.loc[f"{name}-fine", "alarms"] == ""
+    assert table.loc[f"{name}-worse", "alarms"] == "q_above_data +1"
     drawn.multiselect(key="run").set_value([f"{name}-fine"]).run()
     check(drawn)
     assert not drawn.warning

@@ -333,6 +333,10 @@ def test_runs(run, ask, client):
     shown = run("runs", "show", name)[1].split("alarm td_error")[1].splitlines()[0]
     assert shown.strip() == "by 0.9 on average (since update 3)"
     assert ask("runs", "show", name)["alarms"] == [alarm]
+    (listed,) = [line for line in run("runs", "list")[1].splitlines() if line.startswith(name)]
+    assert listed.split()[:4] == [name, "train", "running", "td_error"]
+    client.patch_run(name, alarms=[alarm, {**alarm, "key": "q_above_data"}])
+    assert " td_error +1 " in run("runs", "list")[1]
     out = run("runs", "metrics", name, "--keys", "a,b")[1]
     assert [line.split() for line in out.splitlines()] == [
         ["step", "a", "b"],

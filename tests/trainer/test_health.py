@@ -37,7 +37,7 @@ BROKEN = {
     "targets_at_bound": ({"value/target_at_bound": 0.99}, ["99%", "20%"]),
     "td_error": ({"value/td_error": 0.9}, ["by 0.9 ", "by 0.3:", "tau"]),
     "rewards_too_small": ({"popart/sigma": 6.0}, ["by 0.3,", "scale of 6.", "multiplier=2 "]),
-    "rewards_too_large": ({"popart/sigma": 0.02}, ["multiplier=0.007 "]),
+    "rewards_too_large": ({"popart/sigma": 0.02}, ["multiplier=3e+01 "]),
     "critic_overfits": ({"validation/loss/critic": 0.7}, ["is 0.7,", "data 0.1:"]),
     "filter_rejects": ({"policy/filter_acceptance": 0.004}, ["0.4%"]),
     "actions_saturated": (
@@ -70,7 +70,9 @@ def test_healthy_numbers_raise_nothing():
 
 @pytest.mark.parametrize("key", BROKEN)
 def test_each_check_rings_once_says_numbers_and_ends(key):
-    health, (wrong, said) = Health(config_of()), BROKEN[key]
+    # The multiplier at which PopArt's scale of 0.02 is at its limit.
+    words = ["--agent.losses.reward-multiplier=5e5"] if key == "rewards_too_large" else []
+    health, (wrong, said) = Health(config_of(*words)), BROKEN[key]
     assert ring(health, HEALTHY, 101) == ([], [])
     # The median of five changes with the third.
     assert ring(health, HEALTHY | wrong, 106, 20) == ([(108, key)], [])
@@ -123,6 +125,28 @@ def test_an_alarm_neither_flickers_nor_goes_stale():
     quiet = Health(config_of())
     ring(quiet, HEALTHY | {"value/q_max": 1.4}, 101)
     assert not quiet.standing
+
+
+def test_values_that_still_grow_are_not_too_large_rewards():
+    """A small scale says nothing before it is at PopArt's limit: tau makes values grow slowly."""
+    assert ring(Health(config_of()), HEALTHY | {"popart/sigma": 0.02}, 101) == ([], [])
+
+
+def test_the_best_trajectories_have_a_lower_loss_than_those_held_back():
+    """With data.best_share it is overfitting only if the validation loss rises."""
+    wrong = HEALTHY | {"validation/loss/critic": 0.7}
+    health = Health(config_of("--data.best-share=0.5", "--dataset=made"))
+    assert ring(health, wrong, 101, 20) == ([], [])
+    worse = ring(health, wrong | {"validation/loss/critic": 0.8}, 121)
+    assert [key for _, key in worse[0]] == ["critic_overfits"]
+    assert ring(Health(config_of()), wrong, 101)[0] == [(105, "critic_overfits")]
+
+
+def test_cloning_does_not_care_about_values():
+    wrong = HEALTHY | BROKEN["q_above_data"][0] | BROKEN["rewards_too_small"][0]
+    words = ["--agent.losses.filter.kind=behavior_cloning", "--agent.losses.tau=1"]
+    assert ring(Health(config_of(*words, "--agent.losses.dpg-weight=0")), wrong, 101)[0] == []
+    assert len(ring(Health(config_of(*words)), wrong, 101)[0]) == 3  # with DPG
 
 
 def test_a_resumed_run_goes_on_with_its_alarms():
