@@ -30,9 +30,11 @@ from collector.builtin import (
 from collector.builtin.__main__ import main as generator
 from collector.builtin.generate_ars import ARS_KINDS
 
-Group = Literal["fit", "held-out"]
+Group = Literal["fit", "held-out", "file"]
 FIT: Group = "fit"
 HELD_OUT: Group = "held-out"
+FILE: Group = "file"
+"""A file that somebody brings."""
 
 
 @dataclass(frozen=True, slots=True)

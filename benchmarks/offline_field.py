@@ -28,7 +28,7 @@ from typing import Any
 
 import altair as alt
 
-from benchmarks.field import BY_NAME, FIELD, Dataset, make
+from benchmarks.field import BY_NAME, FIELD, FILE, Dataset, make
 from benchmarks.report import ROOT, provenance, write
 from stepwell import Client
 from stepwell._files import whole_file
@@ -135,7 +135,7 @@ def report(folder: Path) -> dict[str, Any]:
             for row in table["rows"]
             if row.get("mean") is not None
         }
-        keys = ("kind", "group", "memory", "env", "commit", "date")
+        keys = ("kind", "group", "memory", "env", "command", "commit", "date")
         curves = [
             {"recipe": p["recipe"], "updates": p["updates"], "mean": p["interval"]["value"]}
             for p in table["curves"]
@@ -324,7 +324,7 @@ def _datasets(args: argparse.Namespace) -> list[tuple[Dataset, Path | None]]:
     for word in args.file:
         file, _, env = word.rpartition("=")
         path = Path(file)
-        files.append((Dataset(path.stem, "file", "held-out", "", env), path.resolve()))
+        files.append((Dataset(path.stem, "file", FILE, "", env), path.resolve()))
     if args.datasets:
         return [*files, *((BY_NAME[name], None) for name in args.datasets)]
     if files:

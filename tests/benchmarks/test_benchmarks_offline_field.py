@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
         "lunarlander": [row("offline", 5.0), row("bc", 5.5), row("bc10", 7.0), data(8.0)],
         "gridworld": [row("offline", 1.0), row("bc", 9.0), {"recipe": "bc10", "mean": None}],
     }
-    about = {"kind": "control", "group": "fit", "memory": False, "env": "E", "commit": "c",
-             "date": "d"}  # fmt: skip
+    about = {"kind": "control", "group": "fit", "memory": False, "env": "E"}
+    about |= {"command": "m", "commit": "c", "date": "d"}
     (tmp_path / "tables").mkdir()
     for name, found in rows.items():
         curve = {"recipe": "offline", "updates": 5, "seeds": 1, "interval": {"value": 2.0}}
