@@ -9,6 +9,7 @@ For each dataset: makes the file, imports it into a service whose data is in FOL
 stopped, and further datasets, recipes or seeds may be added. With --every-policy, all published
 policies are evaluated: learning curves. Writes benchmarks/results/offline_field.json, the table of
 docs/results.md, and docs/images/offline_ranks.svg and offline_curves.svg from everything in FOLDER.
+Pictures need the extra `pictures`.
 """
 
 from __future__ import annotations
@@ -190,15 +191,16 @@ def _interval(row: Mapping[str, Any]) -> tuple[float, float]:
     return (interval["low"], interval["high"]) if interval else (row["iqm"], row["iqm"])
 
 
-def draw_curves(result: Mapping[str, Any], path: Path = CURVES) -> None:
-    """Mean return of each published policy over its updates, a panel per dataset."""
+def curves_chart(result: Mapping[str, Any]) -> Any:
+    """Mean return of each published policy over its updates, a panel per dataset; None if none
+    were evaluated."""
     points = [
         {"dataset": name, **point}
         for name, table in result["datasets"].items()
         for point in table["curves"]
     ]
     if not points:
-        return
+        return None
     recipes = [recipe for recipe in RECIPES if any(p["recipe"] == recipe for p in points)]
     line = alt.Chart(alt.Data(values=points)).mark_line(point=True)
     chart = line.encode(
@@ -207,13 +209,11 @@ def draw_curves(result: Mapping[str, Any], path: Path = CURVES) -> None:
         color=alt.Color("recipe:N", sort=recipes, legend=alt.Legend(title=None, orient="bottom")),
         facet=alt.Facet("dataset:N", columns=2, title=None),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.properties(width=300, height=180).resolve_scale(x="independent", y="independent").save(
-        str(path)
-    )
+    chart = chart.properties(width=300, height=180)
+    return chart.resolve_scale(x="independent", y="independent")
 
 
-def draw(result: Mapping[str, Any], path: Path = RANKS) -> None:
+def ranks_chart(result: Mapping[str, Any]) -> Any:
     """Mean ranks as bars, beside them each dataset's scores: 0 random, 100 the best recipe."""
     mean = result["ranks"]["mean_rank"]
     number = len(result["ranks"]["datasets"])
@@ -248,10 +248,9 @@ def draw(result: Mapping[str, Any], path: Path = RANKS) -> None:
     ink = alt.condition("datum.score > 60", alt.value("white"), alt.value("#1b2430"))
     table = heat.mark_rect().encode(color=colour)
     text = heat.mark_text(fontSize=10).encode(text="score:Q", color=ink)
-    path.parent.mkdir(parents=True, exist_ok=True)
     left = (bar + label).properties(width=220, height=24 * max(1, len(order)))
     right = (table + text).properties(width=46 * len(columns), height=18 * len(result["datasets"]))
-    alt.hconcat(left, right).resolve_scale(color="independent").save(str(path))
+    return alt.hconcat(left, right).resolve_scale(color="independent")
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -370,8 +369,9 @@ def main() -> int:
         show(result)
         if not args.draft:
             print(f"wrote {write('offline_field', result).relative_to(ROOT)}")
-            draw(result)
-            draw_curves(result)
+            for path, chart in ((RANKS, ranks_chart(result)), (CURVES, curves_chart(result))):
+                if chart is not None:
+                    chart.save(str(path))
             write_page(result)
             print(f"wrote {PAGE.relative_to(ROOT)} and its pictures")
     return status
