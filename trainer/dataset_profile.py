@@ -80,7 +80,8 @@ class DatasetProfile:
         trajectory is good or bad as a whole, low if the quality changes within them.
 
         Rewards are means of 10 steps, in trajectories of at least 20; 0 without such trajectories.
-        (The intraclass correlation of a one-way analysis of variance.)
+        (Variances are unbiased, as in a one-way analysis of variance: else, with two means per
+        trajectory, noise alone would give 0.5.)
         """
         length = self.sampled_length.astype(np.int64)
         starts = np.cumsum(length) - length
@@ -91,10 +92,12 @@ class DatasetProfile:
         ]
         if not means:
             return 0.0
-        variance = float(np.concatenate(means).var())
-        within = float(np.concatenate([mean - mean.mean() for mean in means]).var())
+        every = np.concatenate(means)
+        variance = float(every.var(ddof=1))
+        residual = np.concatenate([mean - mean.mean() for mean in means])
+        within = float(np.square(residual).sum()) / (len(every) - len(means))
         size = float(np.square(self.reward).mean())
-        return 1.0 - within / variance if variance > NEGLIGIBLE * size else 0.0
+        return max(0.0, 1.0 - within / variance) if variance > NEGLIGIBLE * size else 0.0
 
     def discounted(self, gamma: float) -> ReturnRange:
         """Discounted returns to the end of each trajectory. Where a trajectory is truncated, its

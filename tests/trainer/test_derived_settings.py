@@ -104,6 +104,8 @@ def test_consistent_trajectories_are_imitated_more_than_mixed_ones() -> None:
     every ten steps, the same in each trajectory, all of it lies within them."""
     between = make_profile([[float(i % 5)] * 40 for i in range(60)])
     within = make_profile([[0.0] * 10 + [1.0] * 10 + [i / 1e3 + 2.0] * 10 for i in range(60)])
+    noise = make_profile(np.random.default_rng(0).normal(size=(4000, 20)).tolist())
+    assert noise.consistency == pytest.approx(0.0, abs=0.1)
     assert between.consistency == pytest.approx(1.0)
     assert within.consistency == pytest.approx(0.0, abs=0.01)
     assert derived(between)["data.best_share"] == 0.8
