@@ -28,7 +28,7 @@ class ReturnConditioningConfig(Settings):
     cannot start unless it is derived from the dataset."""
     scale: Positive = 1.0
     """Factor of the return-to-go as an input, which is not normalised otherwise; best such that
-    returns differ by about 1."""
+    returns differ by about 3."""
 
 
 class CustomConfig(Settings):
