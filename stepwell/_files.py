@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".part"
+BLOCK = 64 * 1024
 
 
 @contextmanager
@@ -39,6 +40,26 @@ def remove_unfinished(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
+
+
+def cut_incomplete_line(path: Path) -> None:
+    """Remove what follows the last newline of a file that is appended to, if it exists.
+
+    A process that is killed within a write may leave the start of a line.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        file.truncate(end)
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from amago_model.agent import Agent
-from stepwell._files import remove_unfinished, whole_file
+from stepwell._files import cut_incomplete_line, remove_unfinished, whole_file
 from stepwell.client import Client
 from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachable
 from stepwell.failpoints import failpoint
@@ -115,6 +115,8 @@ class RunReporter:
         # The outbox is locked, so no other process writes here; it cleans up its own folder.
         folders = (self.home / name for name in ("checkpoints", "policies", "snapshots"))
         remove_unfinished(self.home, *folders)
+        for name in ("metrics.jsonl", "run.log"):
+            cut_incomplete_line(self.home / name)
         row: dict[str, Any] = {
             "config": {
                 **self.config.to_dict(),
@@ -259,7 +261,6 @@ class RunReporter:
             for k, v in finite.items()
         ]
         try:
-            # A single write: a killed process leaves no incomplete line.
             with (self.home / "metrics.jsonl").open("ab", buffering=0) as file:
                 file.write("".join(lines).encode())
             self.outbox.put_metrics(self.config.run, update, finite)

@@ -347,6 +347,8 @@ def test_growing_data_and_an_outage(fresh_service, tmp_path):
     run.wait_for_update(process, reached + 60)
     process.kill()
     process.communicate()
+    with (run.folder / "grow" / "metrics.jsonl").open("a") as file:
+        file.write('{"key": "loss/total", "st')  # killed within a write
     found = run.checkpoint().state
     views, reached = found["snapshot_views"], found["update"]
     assert len(views) == 2 and views[1]["start"] > 10
