@@ -34,6 +34,8 @@ class ReturnRange:
     high: float
     p5: float
     p95: float
+    mean: float
+    variance: float
 
     @property
     def spread(self) -> float:
@@ -107,7 +109,14 @@ class DatasetProfile:
         after = np.where(self.sampled_terminated > 0, 0.0, mean / (1.0 - gamma))
         found = returns_to_go(self.reward, length, gamma, after)
         p5, p95 = np.quantile(found, (0.05, 0.95))
-        return ReturnRange(float(found.min()), float(found.max()), float(p5), float(p95))
+        return ReturnRange(
+            low=float(found.min()),
+            high=float(found.max()),
+            p5=float(p5),
+            p95=float(p95),
+            mean=float(found.mean()),
+            variance=float(found.var()),
+        )
 
 
 def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:

@@ -33,6 +33,9 @@ CONSISTENT = 0.3
 them. In replays of one learning agent it is 0.3 to 0.6, in data of mixed actions below 0.1."""
 RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
+FIRST_OUTPUTS = 0.1
+"""Factor of the initial weights of the critics' output layer."""
+FILTER = "agent.losses.filter."
 PASSES = 15
 """How often an average step is sampled during training."""
 
@@ -47,9 +50,15 @@ class Derived:
     reason: str
 
 
-def derive_settings(profile: DatasetProfile, config: TrainConfig) -> list[Derived]:
-    """The settings for a dataset. `config.derive` selects all, or only its shape: sampling, memory,
-    networks and length, which every algorithm needs."""
+def derive_settings(
+    profile: DatasetProfile, config: TrainConfig, origins: Mapping[str, str] | None = None
+) -> list[Derived]:
+    """The settings for a dataset.
+
+    `config.derive` selects all, or only its shape: sampling, memory, networks, the critics' first
+    values and length, which every algorithm needs. `origins` tells where the config's values come
+    from: what a file or flag sets is the basis of the settings that depend on it.
+    """
     memory = config.memory
     remembers = memory == "gru" or (memory == "auto" and profile.partially_observable)
     conditioned = config.agent.return_conditioning is not None
@@ -62,11 +71,27 @@ def derive_settings(profile: DatasetProfile, config: TrainConfig) -> list[Derive
         *_length(profile, MEMORY_TRANSITIONS if remembers or conditioned else TRANSITIONS),
         *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
+    losses, decided = config.agent.losses, origins or {}
+    gamma, multiplier = losses.gamma, losses.reward_multiplier
     if config.derive == "shape":
-        return shape
-    gamma = _gamma(profile)
-    imitation = _imitation(profile)
-    return [gamma, *_rewards(profile, gamma.value), n_step, *imitation, *shape]
+        return [*shape, *_first_values(profile, gamma, multiplier)]
+    discount = _gamma(profile)
+    if is_free(discount.key, decided):
+        gamma = discount.value
+    rewards = _rewards(profile, gamma)
+    if is_free(rewards[0].key, decided):
+        multiplier = rewards[0].value
+    first = _first_values(profile, gamma, multiplier)
+    found = [discount, *rewards, *first, n_step, *_imitation(profile), *shape]
+    free = all(is_free(key, decided) for key in decided if key.startswith(FILTER))
+    if profile.spaces.action.kind == "discrete" and free:
+        found += _soft_filter()
+    return found
+
+
+def is_free(key: str, origins: Mapping[str, str]) -> bool:
+    """Whether neither a file nor a flag sets a setting."""
+    return origins.get(key, "default").startswith(("default", "recipe "))
 
 
 def is_sparse(profile: DatasetProfile) -> bool:
@@ -111,14 +136,34 @@ def _rewards(p: DatasetProfile, gamma: float) -> list[Derived]:
     ]
 
 
+def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[Derived]:
+    """Before the first update, all values are near the mean of the returns in the data.
+
+    A wrong beginning is forgotten at the rate (1 - gamma) tau, more slowly than runs are long.
+    """
+    returns = p.discounted(gamma)
+    mean, variance = multiplier * returns.mean, multiplier**2 * returns.variance
+    if variance <= NEGLIGIBLE * max(1.0, mean**2):
+        variance = 1.0
+    reason = (
+        f"discounted returns are {returns.mean:.4g} on average, with a standard deviation of "
+        f"{returns.variance**0.5:.4g}: values begin there"
+    )
+    return [
+        Derived("agent.critic.popart.init_mean", float(f"{mean:.3g}"), reason),
+        Derived("agent.critic.popart.init_nu", float(f"{variance:.3g}"), reason),
+        Derived("agent.critic.init_scale", FIRST_OUTPUTS, "first values differ little"),
+    ]
+
+
 def _n_step(p: DatasetProfile) -> Derived:
     key = "agent.losses.n_step"
-    if is_sparse(p):
+    if is_sparse(p) and p.spaces.action.kind == "discrete":
         n_step = max(1, min(5, int(p.length[0])))
         return Derived(
             key, n_step, f"sparse rewards ({p.informative:.2%} of the steps) travel faster"
         )
-    reason = "dense rewards need no multi-step returns, which are biased to the data's actions"
+    reason = "multi-step returns would be biased to the data's actions"
     return Derived(key, 1, reason)
 
 
@@ -207,6 +252,17 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
 
 
+def _soft_filter() -> list[Derived]:
+    reason = (
+        "discrete actions: an exponential filter lowers the probability of bad actions without "
+        "forbidding one, so an error of the critics seldom changes the most probable action"
+    )
+    return [
+        Derived(f"{FILTER}kind", "exp", reason),
+        Derived(f"{FILTER}batch_norm", True, reason),
+    ]
+
+
 def _conditioning(p: DatasetProfile) -> list[Derived]:
     low, _, high = p.returns
     target, why = high, "the 95th percentile of the returns; the highest ones may be luck"
@@ -271,11 +327,7 @@ def apply_settings(
         The new config, and the settings that are in it: no file, flag or `own` decides them, they
         contradict none of these, and they exist for the chosen kinds of encoder, actor and critic.
     """
-    free = [
-        d
-        for d in derived
-        if d.key not in own and origins.get(d.key, "default").startswith(("default", "recipe "))
-    ]
+    free = [d for d in derived if d.key not in own and is_free(d.key, origins)]
     used = []
     for d in sorted(free, key=lambda d: not d.key.endswith(".kind")):  # kinds first, they decide
         if d.key not in flatten(config.to_dict()):

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -88,7 +88,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         # The numbers of a resumed run are those of before, whatever the dataset is now.
         derived = resumed.state.get("derived", []) if resumed is not None else []
         if resumed is None and config.derive != "off":
-            derived = world.on_main(lambda: _derive(config, client, holder, echo))
+            derived = world.on_main(lambda: _derive(config, info.origins, client, holder, echo))
         settings = [Derived(**d) for d in derived]
         config, settings = apply_settings(
             config, info.origins, own_settings(config.recipe), settings
@@ -278,7 +278,11 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
 
 
 def _derive(
-    config: TrainConfig, client: Client, holder: str, echo: Callable[[str], None]
+    config: TrainConfig,
+    origins: Mapping[str, str],
+    client: Client,
+    holder: str,
+    echo: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The settings derived from the dataset, as JSON."""
     if not config.dataset:
@@ -286,7 +290,7 @@ def _derive(
         return []
     if config.data.wait_for_data:
         create_snapshot(client, config, holder)  # waits for the first trajectory
-    return [asdict(d) for d in derive_settings(read_profile(client, config), config)]
+    return [asdict(d) for d in derive_settings(read_profile(client, config), config, origins)]
 
 
 class _Clock:

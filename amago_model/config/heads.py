@@ -197,8 +197,10 @@ class PopArtConfig(Settings):
 
     beta: StepSize = 5e-4
     """Step size of the statistics."""
+    init_mean: float = 0.0
+    """Initial mean of the returns, in units of the multiplied reward."""
     init_nu: Positive = 100.0
-    """Initial second moment."""
+    """Initial variance of the returns, in units of the multiplied reward."""
 
 
 class _CriticConfig(Settings):
@@ -217,6 +219,10 @@ class _CriticConfig(Settings):
     """Number of hidden layers."""
     d_hidden: Width = 256
     """Width of the hidden layers."""
+    init_scale: Positive = 1.0
+    """Factor of the output layer's initial weights. If it is small, all values begin near
+    popart.init_mean; a wrong beginning is only forgotten after about 1 / ((1 - gamma) tau)
+    updates."""
     activation: Activation = "leaky_relu"
     """Activation after each hidden layer."""
     layer_norm: bool = False

@@ -88,6 +88,9 @@ class CriticEnsemble(nn.Module):
             weight.uniform_(-bound * 3**0.5, bound * 3**0.5)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(bias))
+        with torch.no_grad():
+            self.weights[-1].mul_(config.init_scale)
+            self.biases[-1].mul_(config.init_scale)
         if self.bins is not None and (initial := self.bins.initial_bias()) is not None:
             with torch.no_grad():
                 cast(Tensor, self.biases[-1]).copy_(

@@ -24,6 +24,7 @@ class PopArt(Statistics):
         self.enabled, self.bins = config is not None, bins
         c = config or PopArtConfig()
         self.moments = RunningMoments((n_gammas,), beta=c.beta, init_nu=c.init_nu)
+        self.moments.mean.fill_(c.init_mean)
         self.register_buffer("w", torch.ones(n_gammas))
         self.register_buffer("b", torch.zeros(n_gammas))
 

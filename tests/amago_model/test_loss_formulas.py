@@ -393,6 +393,7 @@ def popart(mean: float, variance: float, *, enabled: bool = True) -> PopArt:
 
 
 def test_a_fresh_normaliser_has_its_settings_and_changes_no_output() -> None:
+    exactly(PopArt(1, PopArtConfig(init_mean=-3.0)).double().to_return(t([0.1])), [-2.0])
     norm = PopArt(3, PopArtConfig(beta=0.25, init_nu=49.0)).double()
     exactly(norm.mean, 0.0, 0.0, 0.0)
     exactly(norm.sigma, 7.0, 7.0, 7.0)
