@@ -11,7 +11,8 @@ reports
     spearman   rank correlation of estimates and mean returns (1: the same order)
     regret     return of the best version minus that of the version with the highest estimate,
                as a share of the range of returns (regret@1; 0: the best was chosen, 1: the worst)
-    last       the same regret for the last version, which is used without an estimate
+    best       the same for the version that `stepwell estimate` calls best
+    last       the same for the last version, which is used without an estimate
 
 Writes benchmarks/results/fitted_q.json after every run; the same command continues from it and
 repeats no estimate with the same evaluation. Nothing is written to the service.
@@ -32,7 +33,8 @@ from numpy.typing import ArrayLike
 from benchmarks.report import RESULTS, write
 from stepwell import Client
 from stepwell.comparison import NAMES_SQL, read_comparison, recipe_of
-from trainer.estimate import MAX_STEPS, estimate_run
+from trainer.estimate import MAX_STEPS, choose_best, estimate_run
+from trainer.fitted_q import Estimate
 
 NAME = "fitted_q"
 
@@ -67,8 +69,14 @@ def agreement(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "policies": len(rows),
         "spearman": spearman(estimates, returns),
         "regret": regret(returns, int(np.argmax(estimates))),
+        "best": regret(returns, [row["version"] for row in rows].index(_best(rows))),
         "last": regret(returns, len(rows) - 1),
     }
+
+
+def _best(rows: list[dict[str, Any]]) -> int:
+    found = {row["version"]: Estimate(row["estimate"], *row["interval"]) for row in rows}
+    return choose_best(found, {})[0]
 
 
 def summary(policies: dict[str, dict[str, Any]], fewest: int) -> dict[str, Any]:
@@ -83,13 +91,13 @@ def summary(policies: dict[str, dict[str, Any]], fewest: int) -> dict[str, Any]:
         if len(rows) >= fewest
     }
     datasets = {
-        name: {key: value for key, value in agreement(rows).items() if key != "last"}
+        name: {key: value for key, value in agreement(rows).items() if key not in ("best", "last")}
         for name, rows in by_dataset.items()
         if len(rows) >= fewest and len({row["run"] for row in rows}) > 1
     }
     means = {}
     for what, found in (("runs", runs), ("datasets", datasets)):
-        for key in ("spearman", "regret", "last"):
+        for key in ("spearman", "regret", "best", "last"):
             known = [row[key] for row in found.values() if row.get(key) is not None]
             if known:
                 means[f"{key}, mean over {len(known)} {what}"] = float(np.mean(known))
@@ -136,6 +144,8 @@ def measure(client: Client, names: list[str], fewest: int, steps: int, path: Pat
             print(f"{run.name:40} {_shown(agreement(rows))}", flush=True)
     if not policies:
         print(f"no run has {fewest} evaluated versions; see: stepwell compare --every-policy")
+        return
+    write(NAME, {**summary(policies, fewest), "policies": policies})
     for key, value in summary(policies, fewest)["mean"].items():
         print(f"{key:40} {value:.2f}")
 

@@ -51,6 +51,7 @@ def test_a_second_call_repeats_nothing_and_a_new_evaluation_counts(tmp_path, mon
     assert asked == [[1, 2, 3]]
     scores = json.loads(path.read_text())["runs"]["one"]
     assert scores["spearman"] == pytest.approx(-0.5) and scores["regret"] == scores["last"] == 1.0
+    assert scores["best"] == 1.0  # the newest, as its interval is the highest
     evaluations[2] = SimpleNamespace(id="ev_new", env="E", mean=0.0, ci_low=0.0, ci_high=0.0)
     fitted_q.measure(None, ["c"], 3, 1000, path)
     assert asked[1:] == [[2]]

@@ -151,10 +151,12 @@ def test_best_follows_evaluations_where_there_are_some(service, run, tmp_path, c
     assert "by evaluation in an environment (2 of 3 versions)" in capsys.readouterr().out
 
 
-def test_of_equal_estimates_the_newest_is_best() -> None:
-    same = {2: Estimate(1.0, 0.0, 2.0), 4: Estimate(1.0, 0.5, 1.5), 6: Estimate(0.0, -1.0, 1.0)}
-    assert choose_best(same, {}) == (4, "estimate")
-    assert choose_best(same, {6: -3.0}) == (6, "evaluation")
+def test_the_newest_is_best_unless_an_interval_is_above_its() -> None:
+    found = {2: Estimate(2.0, 0.9, 3.0), 4: Estimate(1.0, 0.5, 1.5), 6: Estimate(0.0, -1.0, 1.0)}
+    assert choose_best(found, {}) == (6, "estimate")
+    assert choose_best({**found, 4: Estimate(1.5, 1.1, 1.9)}, {}) == (4, "estimate")
+    assert choose_best({**found, 2: Estimate(1.5, 1.1, 2), 4: Estimate(1.5, 1.1, 2)}, {})[0] == 4
+    assert choose_best(found, {2: -3.0, 4: -3.0}) == (4, "evaluation")
 
 
 def test_errors_name_what_there_is(service, run, capsys, monkeypatch) -> None:
