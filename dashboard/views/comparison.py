@@ -24,7 +24,8 @@ def section() -> None:
     if name is None:
         return
     found = api.comparison(name)
-    _intervals(found.rows)
+    colours = charts.colours(sorted(row.recipe for row in found.rows))
+    _intervals(found.rows, colours)
     _table(found)
     if found.published:
         scores = ", ".join(f"{name} {score:.1f}" for name, score in found.published.items())
@@ -33,11 +34,11 @@ def section() -> None:
             f"own environment, whose physics may be another version's): {scores}"
         )
     if len({point.updates for point in found.curves}) > 1:
-        _curves(found.curves)
+        _curves(found.curves, colours)
     st.divider()
 
 
-def _intervals(rows: list[Any]) -> None:
+def _intervals(rows: list[Any], colours: dict[str, str]) -> None:
     frame = pd.DataFrame(
         [
             {
@@ -57,7 +58,7 @@ def _intervals(rows: list[Any]) -> None:
         st.vega_lite_chart(
             *charts.intervals(
                 frame, x_title="mean return (95% interval over training seeds and episodes)",
-                colours=charts.colours(sorted(frame["run"])),
+                colours={name: colours[name] for name in sorted(frame["run"])},
             ),
             key="comparison_intervals",
         )  # fmt: skip
@@ -107,14 +108,14 @@ def _table(found: Any) -> None:
     components.table(frame, "comparison_table", sql=found.sql, columns=columns)
 
 
-def _curves(points: list[Any]) -> None:
+def _curves(points: list[Any], colours: dict[str, str]) -> None:
     frame = pd.DataFrame(
         [{"recipe": p.recipe, "updates": p.updates, "mean": p.interval.value} for p in points]
     ).sort_values("updates")
     st.vega_lite_chart(
         *charts.lines(
             frame, x="updates", y="mean", x_title="updates", y_title="mean return",
-            colour="recipe", colours=charts.colours(sorted(set(frame["recipe"]))),
+            colour="recipe", colours={name: colours[name] for name in sorted(set(frame["recipe"]))},
         ),
         key="comparison_curves",
     )  # fmt: skip

@@ -1,6 +1,9 @@
 """A comparison of recipes on the evaluation page: chosen by its tag, with the same numbers."""
 
+import json
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +85,21 @@ def test_a_chosen_comparison_is_a_table_with_its_query(
         "good": (2, 7.25),
         "bad": (1, 2.0),
     }
+
+
+def test_a_recipe_has_one_colour_in_all_charts(
+    service, compared: str, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where data and random, which only one chart has, would take a recipe's colour."""
+    monkeypatch.setattr("hashlib.sha256", lambda _: SimpleNamespace(digest=lambda: bytes(4)))
+    drawn = page("evaluation", service.url, comparison=compared)
+    scales = []
+    for chart in drawn.get("vega_lite_chart")[:2]:  # intervals, curves
+        found = re.findall(r'"domain": (\[.*?\]), "range": (\[.*?\])', chart.proto.spec)
+        scales.append(dict(zip(*map(json.loads, found[0]), strict=True)))
+    every, recipes = scales
+    assert set(every) == {"good", "bad", "random", "data"} and set(recipes) == {"good", "bad"}
+    assert recipes.items() <= every.items()
 
 
 def test_only_evaluations_with_the_seeds_asked_for_are_read(client: Client, compared: str) -> None:
