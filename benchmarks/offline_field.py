@@ -8,8 +8,9 @@ For each dataset: makes the file, imports it into a service whose data is in FOL
 `stepwell compare`. Nothing that FOLDER holds is repeated: the same command continues after it was
 stopped, and further datasets, recipes or seeds may be added. With --every-policy, all published
 policies are evaluated: learning curves. Writes benchmarks/results/offline_field.json, the table of
-docs/results.md, and docs/images/offline_ranks.svg and offline_curves.svg from everything in FOLDER.
-Pictures need the extra `pictures`.
+docs/results.md, and docs/images/offline_ranks.svg and offline_curves.svg. The whole grid takes a
+day, so it may be run in parts, also on several machines: a recorded result stays, with its commit,
+until FOLDER has one of the same dataset and recipe. Pictures need the extra `pictures`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from typing import Any
 import altair as alt
 
 from benchmarks.field import BY_NAME, FIELD, FILE, Dataset, make
-from benchmarks.report import ROOT, provenance, write
+from benchmarks.report import RESULTS, ROOT, provenance, write
 from stepwell import Client
 from stepwell._files import whole_file
 from stepwell._ports import free_port
 from stepwell.spaces import Box
 
+NAME = "offline_field"
 PAGE = ROOT / "docs" / "results.md"
 BEGIN, END = "<!-- offline field: begin -->", "<!-- offline field: end -->"
 IMAGES = ROOT / "docs" / "images"
@@ -113,6 +115,8 @@ def compare(
         raise
     if process.returncode in (130, -signal.SIGINT):
         raise KeyboardInterrupt
+    if process.returncode and not table.exists():
+        raise SystemExit(f"{dataset.name}: the comparison failed, see above")
     found = json.loads(table.read_text())
     about = {"kind": dataset.kind, "group": dataset.group, "memory": dataset.memory}
     with whole_file(table) as out:
@@ -123,25 +127,34 @@ def _plain(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
-def report(folder: Path) -> dict[str, Any]:
-    """The result of all tables in the folder: a table per dataset, ranks and duels."""
-    tables = {p.stem: json.loads(p.read_text()) for p in sorted((folder / "tables").glob("*.json"))}
-    order = [d.name for d in FIELD]
-    names = sorted(tables, key=lambda n: (order.index(n) if n in order else -1, n))
-    datasets = {}
-    for name in names:
-        table = tables[name]
+def report(folder: Path, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The result of all tables in the folder: a table per dataset, ranks and duels.
+
+    Of the `recorded` datasets of an earlier result, rows and curves stay that the folder lacks.
+    """
+    datasets: dict[str, Any] = {n: dict(table) for n, table in (recorded or {}).items()}
+    for path in (folder / "tables").glob("*.json"):
+        table = json.loads(path.read_text())
+        origin = {key: table[key] for key in ("command", "commit", "date")}
         rows = {
             row["recipe"]: {key: row[key] for key in KEPT if row.get(key) not in (None, [], {})}
+            | origin
             for row in table["rows"]
             if row.get("mean") is not None
         }
-        keys = ("kind", "group", "memory", "env", "command", "commit", "date")
         curves = [
             {"recipe": p["recipe"], "updates": p["updates"], "mean": p["interval"]["value"]}
             for p in table["curves"]
         ]
-        datasets[name] = {**{key: table[key] for key in keys}, "rows": rows, "curves": curves}
+        old = datasets.get(path.stem, {"rows": {}, "curves": []})
+        datasets[path.stem] = {
+            **{key: table[key] for key in ("kind", "group", "memory", "env")},
+            "rows": old["rows"] | rows,
+            "curves": [p for p in old["curves"] if p["recipe"] not in rows] + curves,
+        }
+    order = [d.name for d in FIELD]
+    names = sorted(datasets, key=lambda n: (order.index(n) if n in order else -1, n))
+    datasets = {name: datasets[name] for name in names}
     return {"datasets": datasets, "ranks": ranks(datasets), "duels": duels(datasets)}
 
 
@@ -317,6 +330,13 @@ def show(result: Mapping[str, Any]) -> None:
         )
 
 
+def _recorded() -> dict[str, Any]:
+    """The datasets of the recorded result."""
+    path = RESULTS / f"{NAME}.json"
+    found: dict[str, Any] = json.loads(path.read_text())["datasets"] if path.exists() else {}
+    return found
+
+
 def _datasets(args: argparse.Namespace) -> list[tuple[Dataset, Path | None]]:
     """The datasets to compare on, each with its file; None: it is made."""
     files: list[tuple[Dataset, Path | None]] = []
@@ -364,11 +384,11 @@ def main() -> int:
         except KeyboardInterrupt:
             print("\nstopped; the same command continues")
             status = 130
-    result = report(folder)
+    result = report(folder, _recorded())
     if result["datasets"]:
         show(result)
         if not args.draft:
-            print(f"wrote {write('offline_field', result).relative_to(ROOT)}")
+            print(f"wrote {write(NAME, result).relative_to(ROOT)}")
             for path, chart in ((RANKS, ranks_chart(result)), (CURVES, curves_chart(result))):
                 if chart is not None:
                     chart.save(str(path))

@@ -64,6 +64,28 @@ def test_duels_are_decided_by_both_intervals(folder: Path) -> None:
     assert duels["data"]["worse"] == ["lunarlander"]  # a number without an interval
 
 
+def test_recorded_rows_stay_until_the_folder_has_them(folder: Path) -> None:
+    def old(recipe: str) -> dict[str, object]:
+        return {**row(recipe, 7.0), "commit": "old"}
+
+    recorded = {
+        "recall": {"kind": "memory", "group": "fit", "memory": True, "env": "R",
+                   "rows": {"bc": old("bc")}, "curves": []},
+        "gridworld": {"kind": "sparse", "group": "fit", "memory": False, "env": "E",
+                      "rows": {"bc": old("bc"), "iql": old("iql")},
+                      "curves": [{"recipe": r, "updates": 1, "mean": 0.0} for r in ("bc", "iql")]},
+    }  # fmt: skip
+    found = report(folder, recorded)["datasets"]
+    assert list(found) == ["pendulum-stitch", "lunarlander", "gridworld", "recall"]
+    assert found["recall"]["rows"]["bc"]["commit"] == "old"
+    rows = found["gridworld"]["rows"]
+    assert {r: (x["iqm"], x["commit"]) for r, x in rows.items()} == {
+        "offline": (1.0, "c"), "bc": (9.0, "c"), "iql": (7.0, "old")
+    }  # fmt: skip
+    curves = found["gridworld"]["curves"]
+    assert [(p["recipe"], p["updates"]) for p in curves] == [("iql", 1), ("offline", 5)]
+
+
 def test_the_page_and_the_pictures_show_every_dataset(folder: Path) -> None:
     result = report(folder)
     page = folder / "results.md"
