@@ -169,7 +169,7 @@ class Agent(nn.Module):
             inputs.critic_output, inputs.q_values = evaluation.output, evaluation.q
             inputs.state_value = evaluation.state_value
             inputs.policy_values = self.policy_values(evaluation, tr)
-            inputs.advantage = self.filter.advantage(evaluation, popart)
+            inputs.advantage = self.filter.advantage(evaluation, popart, batch, tr)
         if c.bc_weight > 0:
             soften = self.sampled and self._soften
             imitated = with_sampled_actions(policy, soften)

@@ -52,7 +52,7 @@ def get_values(agent: Agent, batch: Batch) -> Values:
     try:
         tr = agent.encode(batch)
         evaluation = agent.evaluate(tr)
-        advantage = agent.filter.advantage(evaluation, popart)
+        advantage = agent.filter.advantage(evaluation, popart, batch, tr)
         weight = agent.filter(advantage, tr.bc_mask)
     finally:
         agent.train(was_training)

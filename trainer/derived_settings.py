@@ -35,6 +35,9 @@ RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 FIRST_OUTPUTS = 0.1
 """Factor of the initial weights of the critics' output layer."""
+SPARSE_STEPS = 10
+"""Steps that sparse rewards travel at once, and actions whose outcomes are compared, where actions
+are continuous."""
 FILTER = "agent.losses.filter."
 PASSES = 15
 """How often an average step is sampled during training."""
@@ -83,9 +86,8 @@ def derive_settings(
         multiplier = rewards[0].value
     first = _first_values(profile, gamma, multiplier)
     found = [discount, *rewards, *first, n_step, *_imitation(profile), *shape]
-    free = all(is_free(key, decided) for key in decided if key.startswith(FILTER))
-    if profile.spaces.action.kind == "discrete" and free:
-        found += _soft_filter()
+    if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
+        found += _filter(profile)
     return found
 
 
@@ -158,8 +160,9 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
 
 def _n_step(p: DatasetProfile) -> Derived:
     key = "agent.losses.n_step"
-    if is_sparse(p) and p.spaces.action.kind == "discrete":
-        n_step = max(1, min(5, int(p.length[0])))
+    if is_sparse(p):
+        discrete = p.spaces.action.kind == "discrete"
+        n_step = max(1, min(5 if discrete else SPARSE_STEPS, int(p.length[0])))
         return Derived(
             key, n_step, f"sparse rewards ({p.informative:.2%} of the steps) travel faster"
         )
@@ -169,8 +172,11 @@ def _n_step(p: DatasetProfile) -> Derived:
 
 def _windows(p: DatasetProfile, remembers: bool, n_step: int) -> list[Derived]:
     p95 = int(p.length[1])
-    window, budget = max(1, min(n_step + 3, p95)), TRANSITIONS
+    window, budget = max(1, min(n_step + max(3, n_step // 2 + 1), p95)), TRANSITIONS
     why = "few transitions per window: without memory, diverse batches learn faster"
+    if n_step == SPARSE_STEPS:
+        budget = 2 * TRANSITIONS
+        why += f"; {n_step} actions are compared, so a part of each window sees too few"
     if remembers:
         window, budget = max(1, min(p95, 128)), MEMORY_TRANSITIONS
         why = "with memory, windows as long as most episodes, at most 128 steps"
@@ -232,14 +238,10 @@ def _sampling(p: DatasetProfile) -> list[Derived]:
 def _imitation(p: DatasetProfile) -> list[Derived]:
     """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
     weight = "agent.losses.dpg_weight"
-    if is_sparse(p) and p.spaces.action.kind == "continuous":
-        reason = (
-            f"sparse rewards ({p.informative:.2%} of the steps): few actions in the data lead to "
-            "them, so values guide the policy more than the data does"
-        )
-        return [Derived(weight, 1.0, reason)]
     found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
     low, mean, high = p.returns
+    if is_sparse(p) and p.spaces.action.kind == "continuous":
+        return found  # the filter compares outcomes; whole trajectories have hardly any
     if p.trajectories < 50 or high - low <= 1e-6 * max(abs(low), abs(high)):
         return found
     share, whole = p.consistency, p.consistency > CONSISTENT
@@ -252,15 +254,31 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
 
 
-def _soft_filter() -> list[Derived]:
-    reason = (
-        "discrete actions: an exponential filter lowers the probability of bad actions without "
-        "forbidding one, so an error of the critics seldom changes the most probable action"
-    )
-    return [
-        Derived(f"{FILTER}kind", "exp", reason),
-        Derived(f"{FILTER}batch_norm", True, reason),
-    ]
+def _filter(p: DatasetProfile) -> list[Derived]:
+    """The advantage filter, if it is not the recipe's."""
+    if p.spaces.action.kind == "discrete":
+        reason = (
+            "discrete actions: an exponential filter lowers the probability of bad actions without "
+            "forbidding one, so an error of the critics seldom changes the most probable action"
+        )
+        chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}batch_norm": True}
+    elif is_sparse(p):
+        n_step = max(1, min(SPARSE_STEPS, int(p.length[0])))
+        reason = (
+            f"sparse rewards ({p.informative:.2%} of the steps): one action changes the value less "
+            f"than the critics' errors, so the outcomes of {n_step} actions of the data are "
+            "compared, and values are those of its better actions"
+        )
+        chosen = {
+            f"{FILTER}kind": "exp",
+            f"{FILTER}beta": 3.0,
+            f"{FILTER}batch_norm": True,
+            f"{FILTER}n_step": n_step,
+            "agent.losses.value_expectile": 0.9,
+        }
+    else:
+        return []
+    return [Derived(key, value, reason) for key, value in chosen.items()]
 
 
 def _conditioning(p: DatasetProfile) -> list[Derived]:

@@ -30,6 +30,16 @@ class _FilterConfig(Settings):
     rewards."""
     batch_norm: bool = False
     """Normalise the advantages of each batch to mean 0 and standard deviation 1, per discount."""
+    n_step: Count = 1
+    """Number of the data's actions whose values are compared with V(s): n - 1 rewards and the value
+    of the n-th action. The effect of one action may be smaller than the critics' errors. The end of
+    a window counts fewer actions."""
+
+    @model_validator(mode="after")
+    def _unit(self) -> Self:
+        if self.advantage == "raw" and self.n_step > 1:
+            raise ValueError(f"n_step: expected 1 with advantage=raw, got {self.n_step}")
+        return self
 
 
 class BinaryFilterConfig(_FilterConfig):

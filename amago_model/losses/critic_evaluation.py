@@ -45,9 +45,21 @@ class CriticEvaluation(NamedTuple):
     """V(s) and its target; None without value_expectile."""
 
     @property
+    def action_value(self) -> Tensor:
+        """[N, G]: value of the data's action, the mean over critics, without gradient; with
+        value_expectile, V's target."""
+        if self.state_value is not None:
+            return self.state_value.target
+        return self.q.detach().mean(0)
+
+    @property
+    def policy_value(self) -> Tensor:
+        """[N, G]: value of the policy's actions, or V(s), the mean over critics; no gradient."""
+        return self.v.detach().mean(0)
+
+    @property
     def advantage(self) -> Tensor:
-        """[N, G]: q - v, the mean over critics, without gradient; with value_expectile, V's target
-        minus V."""
+        """[N, G]: the difference of both, `action_value` minus `policy_value`."""
         if self.state_value is not None:
             return self.state_value.target - self.state_value.v.detach()
         return (self.q - self.v).detach().mean(0)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amago_model.config import AgentConfig, FilterConfig, LeakyReLUFilterConfig
+from amago_model.data.batch import Batch
+from amago_model.data.transitions import Transitions
 from amago_model.heads.popart import PopArt
 from amago_model.losses.critic_evaluation import CriticEvaluation
 from amago_model.registry import custom_module
@@ -54,6 +56,22 @@ def normalized_advantage(advantage: Tensor, mean: Tensor, variance: Tensor) -> T
     return (advantage - mean) / (variance + 1e-10).sqrt()
 
 
+def n_step_values(reward: Tensor, usable: Tensor, value: Tensor, gammas: Tensor, n: int) -> Tensor:
+    """Values of n actions of the data: n - 1 rewards, then the value of the n-th action.
+
+        y[t] = r[t] + g r[t+1] + ... + g^(n-1) q[t+n-1]
+
+    Shapes: reward, usable [B, T], value q [B, T, G] of each action alone, gammas [G] -> [B, T, G].
+    Fewer actions before an unusable transition and at the end of the window.
+    """
+    r_t, values = reward[:, :-1].unsqueeze(-1), value
+    followed = (usable[:, :-1] & usable[:, 1:]).unsqueeze(-1)
+    for _ in range(min(n, reward.shape[1]) - 1):
+        longer = torch.where(followed, r_t + gammas * values[:, 1:], value[:, :-1])
+        values = torch.cat((longer, value[:, -1:]), dim=1)
+    return values
+
+
 class AdvantageFilter(nn.Module):
     """The built-in or custom filter of a config: maps advantages to BC weights."""
 
@@ -66,12 +84,26 @@ class AdvantageFilter(nn.Module):
             else partial(advantage_weight, config=self.config)
         )
         self.moments = BatchMoments()
+        self.multiplier = config.losses.reward_multiplier
+        self.register_buffer("gammas", torch.tensor(config.losses.gammas), persistent=False)
 
-    def advantage(self, evaluation: CriticEvaluation, popart: PopArt) -> Tensor:
+    gammas: Tensor
+
+    def advantage(
+        self, evaluation: CriticEvaluation, popart: PopArt, batch: Batch, tr: Transitions
+    ) -> Tensor:
         """The filter's input [N, G], without gradient; the setting `advantage` gives its unit."""
-        advantage, c = evaluation.advantage, self.config
-        raw = c.kind != "behavior_cloning" and c.advantage == "raw"
-        return advantage if raw else popart.normalized_difference(advantage)
+        c = self.config
+        if c.kind == "behavior_cloning":
+            return popart.normalized_difference(evaluation.advantage)
+        if c.n_step == 1:
+            advantage = evaluation.advantage
+            return advantage if c.advantage == "raw" else popart.normalized_difference(advantage)
+        usable = batch.mask & batch.action_known & (batch.terminated | batch.next_obs_valid)
+        reward = torch.where(batch.mask, batch.reward * self.multiplier, 0.0)
+        q = tr.unflatten(popart.to_return(evaluation.action_value))
+        values = tr.flatten(n_step_values(reward, usable, q, self.gammas, c.n_step))
+        return popart.normalize(values) - popart.to_normalized(evaluation.policy_value)
 
     def forward(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
         """Advantages [N, G] -> weights [N, G]; None without a filter or without advantages.

@@ -43,7 +43,9 @@ def update_statistics(agent: Agent, batch: Batch) -> None:
         return
     evaluation = agent.evaluate(transitions)
     agent.policy_values(evaluation, transitions)
-    agent.filter(agent.filter.advantage(evaluation, critics.popart), transitions.bc_mask)
+    agent.filter(
+        agent.filter.advantage(evaluation, critics.popart, batch, transitions), transitions.bc_mask
+    )
 
 
 def _reject_statistics(setting: str, head: nn.Module) -> None:

@@ -166,6 +166,16 @@ CASES: dict[str, Case] = {
     "raw, normalised": {
         "losses": {"filter": {"kind": "exp", "advantage": "raw", "batch_norm": True}}
     },
+    "advantage of three actions": {"losses": {"filter": {"n_step": 3}}},
+    "advantage of three actions, classified": {
+        "critic": {"kind": "twohot", **NARROW},
+        "losses": {"filter": {"kind": "exp", "n_step": 3, "batch_norm": True}},
+    },
+    "advantage of more actions than a window has": {
+        "kind": "continuous",
+        "masks": True,
+        "losses": {"filter": {"kind": "exp", "n_step": 50}, "value_expectile": 0.8},
+    },
     "no filter": {"losses": {"filter": {"kind": "behavior_cloning"}}},
     "cloning alone": CLONING,
     "DPG alone": {"losses": {"bc_weight": 0.0}},

@@ -344,6 +344,8 @@ class _Loops:
         terms: dict[str, list[Tensor]] = {"critic": [], "value": [], "dpg": [], "bc": []}
         advantages: dict[Place, float] = {}
         climbed: dict[Place, Tensor] = {}
+        alone: dict[Place, float] = {}
+        baseline: dict[Place, float] = {}
         own = agent.policy.actor
 
         if agent.critics is not None:
@@ -416,6 +418,11 @@ class _Loops:
                         terms["value"].append(tilt * error**2)
                     raw = c.filter.kind != "behavior_cloning" and c.filter.advantage == "raw"
                     gain = [goal - value if raw else error]
+                    alone[i, k, g] = plain(self.normalized(NOTHING + goal, g))
+                    baseline[i, k, g] = plain(self.normalized(value, g))
+                else:
+                    alone[i, k, g] = sum(plain(self.normalized(x, g)) for x in q_sa) / len(q_sa)
+                    baseline[i, k, g] = sum(plain(x) for x in norm_v) / len(norm_v)
                 if self.bc_mask(i, k):
                     advantages[i, k, g] = plain(sum(gain)) / len(gain)
                 units = self.popart[g].to_return if self.scalar else (lambda x: x)
@@ -427,6 +434,10 @@ class _Loops:
             size = [abs(plain(x)) for (_, _, h), x in climbed.items() if h == g]
             unit = sum(size) / len(size) if c.dpg_normalization == "mean_abs_q" else 1.0
             terms["dpg"].append(-value / unit)
+        if c.filter.kind != "behavior_cloning" and c.filter.n_step > 1:
+            for i, k, g in advantages:
+                value = self._value_of_actions(i, k, g, alone)
+                advantages[i, k, g] = self.popart[g].normalize(value) - baseline[i, k, g]
         result.advantages = dict(advantages)
         result.weights = self._weights(advantages)
         for i, k, g in every:
@@ -462,6 +473,27 @@ class _Loops:
                 for logits in out
             ]
         return sum(each, NOTHING) / len(each)
+
+    def _value_of_actions(self, i: int, k: int, g: int, alone: dict[Place, float]) -> float:
+        """n - 1 rewards and the value of the n-th action, as a return."""
+        total, discount, last = 0.0, 1.0, k + self.c.filter.n_step - 1
+        while k < last and self._followed(i, k):
+            total += discount * float(self.batch.reward[i, k]) * self.c.reward_multiplier
+            discount *= self.gammas[g]
+            k += 1
+        p = self.popart[g]
+        return total + discount * (
+            p.sigma * alone[i, k, g] + p.mean if p.enabled else alone[i, k, g]
+        )
+
+    def _followed(self, i: int, k: int) -> bool:
+        """Whether transition k has its outcome and action, and transition k + 1, too."""
+        return k + 1 < self.t and all(
+            self.batch.mask[i, j]
+            and self.known(i, j)
+            and (self.batch.terminated[i, j] or self.batch.next_obs_valid[i, j])
+            for j in (k, k + 1)
+        )
 
     def _weights(self, advantages: dict[Place, float]) -> dict[Place, float]:
         if self.c.filter.kind == "behavior_cloning" or not advantages:

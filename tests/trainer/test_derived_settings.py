@@ -95,13 +95,13 @@ def test_the_scale_of_rewards_does_not_matter(factor: float) -> None:
 
 
 def test_sparse_rewards_get_bounds_long_horizons_and_multi_step_returns() -> None:
-    """Not with continuous actions, which are hardly ever those that the policy would choose."""
     found = derived(make_profile(SPARSE, spec=DISCRETE))
     assert found["agent.losses.gamma"] == pytest.approx(1 - 1 / 30, abs=1e-3)
     assert found["agent.losses.n_step"] == 5 and found["data.window"] == 8
     assert (found["agent.losses.target_low"], found["agent.losses.target_high"]) == (-0.1, 1.1)
     assert derived(make_profile(DENSE, spec=DISCRETE))["agent.losses.n_step"] == 1
-    assert derived(make_profile(SPARSE))["agent.losses.n_step"] == 1
+    assert derived(make_profile(SPARSE))["agent.losses.n_step"] == 10
+    assert derived(make_profile(DENSE))["agent.losses.n_step"] == 1
 
 
 @pytest.mark.parametrize("name", ["offline", "iql", "td3bc"])
@@ -167,13 +167,18 @@ def test_consistent_trajectories_are_imitated_more_than_mixed_ones() -> None:
         assert make_profile(none).consistency == 0.0
 
 
-def test_values_guide_the_policy_where_rewards_are_sparse() -> None:
-    """DPG instead of a preference for trajectories; discrete actions are imitated as elsewhere."""
-    sparse, dense = derived(make_profile(SPARSE)), derived(make_profile(DENSE))
-    assert (sparse["agent.losses.dpg_weight"], dense["agent.losses.dpg_weight"]) == (1.0, 0.05)
-    assert "data.best_share" not in sparse and "data.best_share" in dense
-    found = derived(make_profile(SPARSE, spec=DISCRETE))
-    assert (found["agent.losses.dpg_weight"], found["data.best_share"]) == (0.05, 0.5)
+def test_sparse_rewards_compare_the_outcomes_of_several_actions() -> None:
+    """Of continuous ones; none longer than the trajectories, in windows that hold most of them."""
+    found = derived(make_profile(SPARSE))
+    assert found["agent.losses.filter.n_step"] == 10 and found["data.window"] == 16
+    assert found["data.batch"] == 32
+    assert found["agent.losses.value_expectile"] == 0.9 and "data.best_share" not in found
+    short = derived(make_profile([[0.0] * 5 + [float(i == 0)] for i in range(60)]))
+    assert short["agent.losses.filter.n_step"] == 6 == short["data.window"]
+    for other in (make_profile(DENSE), make_profile(SPARSE, spec=DISCRETE)):
+        found = derived(other)
+        assert "agent.losses.value_expectile" not in found and "data.best_share" in found
+        assert found.get("agent.losses.filter.n_step") is None
 
 
 def test_returns_of_truncated_trajectories_go_on() -> None:
