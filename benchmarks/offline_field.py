@@ -96,10 +96,12 @@ def compare(
     discrete = any(not isinstance(s, Box) for s in client.spec(dataset.name).actions.values())
     recipes = [r for r in args.recipes if not (discrete and r in CONTINUOUS_ONLY)]
     table = folder / "tables" / f"{dataset.name}.json"
+    answer = folder / f"{dataset.name}.answer.json"
+    answer.unlink(missing_ok=True)
     words = ["compare", dataset.name, "--env", dataset.environment, "--url", client.url]
     words += ["--name", f"field-{dataset.name}", "--output", str(folder / "comparisons")]
     words += ["--recipes", ",".join(recipes), "--seeds", args.seeds, "--jobs", str(args.jobs)]
-    words += ["--episodes", str(args.episodes), "--json", str(table)]
+    words += ["--episodes", str(args.episodes), "--json", str(answer)]
     if dataset.env_args:
         words += ["--env-args", *(f"{k}={_plain(v)}" for k, v in dataset.env_args.items())]
     if args.every_policy:
@@ -120,12 +122,13 @@ def compare(
         raise
     if process.returncode in (130, -signal.SIGINT):
         raise KeyboardInterrupt
-    if process.returncode and not table.exists():
+    if not answer.exists():
         raise SystemExit(f"{dataset.name}: the comparison failed, see above")
-    found = json.loads(table.read_text())
+    found = json.loads(answer.read_text())
     about = {"kind": dataset.kind, "group": dataset.group, "memory": dataset.memory}
     with whole_file(table) as out:
         out.write(json.dumps({**provenance(), **about, **found}).encode())
+    answer.unlink()
 
 
 def _plain(value: Any) -> str:
