@@ -160,9 +160,9 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
 
 def _n_step(p: DatasetProfile) -> Derived:
     key = "agent.losses.n_step"
-    if is_sparse(p):
-        discrete = p.spaces.action.kind == "discrete"
-        n_step = max(1, min(5 if discrete else SPARSE_STEPS, int(p.length[0])))
+    longest = {"discrete": 5, "continuous": SPARSE_STEPS}.get(p.spaces.action.kind, 1)
+    if is_sparse(p) and longest > 1:
+        n_step = max(1, min(longest, int(p.length[0])))
         return Derived(
             key, n_step, f"sparse rewards ({p.informative:.2%} of the steps) travel faster"
         )
@@ -262,7 +262,7 @@ def _filter(p: DatasetProfile) -> list[Derived]:
             "forbidding one, so an error of the critics seldom changes the most probable action"
         )
         chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}batch_norm": True}
-    elif is_sparse(p):
+    elif is_sparse(p) and p.spaces.action.kind == "continuous":
         n_step = max(1, min(SPARSE_STEPS, int(p.length[0])))
         reason = (
             f"sparse rewards ({p.informative:.2%} of the steps): one action changes the value less "

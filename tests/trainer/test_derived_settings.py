@@ -17,7 +17,7 @@ from collector.builtin.generate import Behaviour, generate
 from collector.builtin.generate_cartpole import CartPolePositionNoisy
 from collector.builtin.generate_random import GridworldRandom, RecallRandom
 from collector.builtin.generate_tmaze import TMazePassiveCoin
-from stepwell import Box, Discrete, EnvSpec
+from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
@@ -175,7 +175,9 @@ def test_sparse_rewards_compare_the_outcomes_of_several_actions() -> None:
     assert found["agent.losses.value_expectile"] == 0.9 and "data.best_share" not in found
     short = derived(make_profile([[0.0] * 5 + [float(i == 0)] for i in range(60)]))
     assert short["agent.losses.filter.n_step"] == 6 == short["data.window"]
-    for other in (make_profile(DENSE), make_profile(SPARSE, spec=DISCRETE)):
+    choices = EnvSpec.of(Box((3,)), MultiDiscrete((2, 3)), env="Made-v0")
+    others = [make_profile(SPARSE, spec=spec) for spec in (DISCRETE, choices)]
+    for other in (make_profile(DENSE), *others):
         found = derived(other)
         assert "agent.losses.value_expectile" not in found and "data.best_share" in found
         assert found.get("agent.losses.filter.n_step") is None
