@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,8 @@ def main() -> int:
     add("--report-only", action="store_true", help="compare nothing; report what is there")
     add("--draft", action="store_true", help="print the report only; write no result")
     args = parser.parse_args()
+    if not args.draft and find_spec("vl_convert") is None:
+        parser.error("pictures need the extra `pictures`: pip install -e '.[pictures]'; or --draft")
     args.recipes = args.recipes.split(",")
     args.deadline = time.monotonic() + 60 * args.minutes
     folder: Path = args.folder.resolve()
