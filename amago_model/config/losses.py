@@ -35,12 +35,6 @@ class _FilterConfig(Settings):
     of the n-th action. The effect of one action may be smaller than the critics' errors. The end of
     a window counts fewer actions."""
 
-    @model_validator(mode="after")
-    def _unit(self) -> Self:
-        if self.advantage == "raw" and self.n_step > 1:
-            raise ValueError(f"n_step: expected 1 with advantage=raw, got {self.n_step}")
-        return self
-
 
 class BinaryFilterConfig(_FilterConfig):
     """Weight 1 if the advantage of a data action exceeds the threshold, else 0."""

@@ -72,3 +72,9 @@ class PopArt(Statistics):
         if not self.enabled:
             return x
         return x / self.sigma if self.bins else self.w * x
+
+    def output_difference(self, x: Tensor) -> Tensor:
+        """The inverse of `normalized_difference`."""
+        if not self.enabled:
+            return x
+        return x * self.sigma if self.bins else x / self.w

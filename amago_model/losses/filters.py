@@ -103,7 +103,8 @@ class AdvantageFilter(nn.Module):
         reward = torch.where(batch.mask, batch.reward * self.multiplier, 0.0)
         q = tr.unflatten(popart.to_return(evaluation.action_value))
         values = tr.flatten(n_step_values(reward, usable, q, self.gammas, c.n_step))
-        return popart.normalize(values) - popart.to_normalized(evaluation.policy_value)
+        advantage = popart.normalize(values) - popart.to_normalized(evaluation.policy_value)
+        return popart.output_difference(advantage) if c.advantage == "raw" else advantage
 
     def forward(self, advantage: Tensor | None, mask: Tensor) -> Tensor | None:
         """Advantages [N, G] -> weights [N, G]; None without a filter or without advantages.

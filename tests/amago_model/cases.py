@@ -171,6 +171,13 @@ CASES: dict[str, Case] = {
         "critic": {"kind": "twohot", **NARROW},
         "losses": {"filter": {"kind": "exp", "n_step": 3, "batch_norm": True}},
     },
+    "raw advantage of three actions": {
+        "losses": {"filter": {"kind": "exp", "advantage": "raw", "n_step": 3}}
+    },
+    "raw advantage of three actions, classified": {
+        "critic": {"kind": "hlgauss", **NARROW},
+        "losses": {"filter": {"kind": "exp", "advantage": "raw", "n_step": 3}},
+    },
     "advantage of more actions than a window has": {
         "kind": "continuous",
         "masks": True,

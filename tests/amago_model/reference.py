@@ -437,7 +437,10 @@ class _Loops:
         if c.filter.kind != "behavior_cloning" and c.filter.n_step > 1:
             for i, k, g in advantages:
                 value = self._value_of_actions(i, k, g, alone)
-                advantages[i, k, g] = self.popart[g].normalize(value) - baseline[i, k, g]
+                p = self.popart[g]
+                advantages[i, k, g] = p.normalize(value) - baseline[i, k, g]
+                if c.filter.advantage == "raw" and p.enabled:
+                    advantages[i, k, g] *= float(1 / p.w if self.scalar else p.sigma)
         result.advantages = dict(advantages)
         result.weights = self._weights(advantages)
         for i, k, g in every:
