@@ -235,7 +235,7 @@ def test_a_baseline_stitches_the_best_of_two_steps(name: str, kind: str) -> None
         reward = torch.stack((torch.where(there, 0.0, 0.1), there * pay), dim=1)
         return _windows(obs, taken, reward)
 
-    _train(agent, make, 300)
+    _train(agent, make, 600)
     first, second = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 1.0]])
     a, b = (_act(agent, obs, make().prev_action).reshape(()) for obs in (first, second))
     assert (int(a), int(b)) == (3, 1) if kind == "discrete" else min(float(a), float(b)) > 0.1
