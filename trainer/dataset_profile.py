@@ -85,13 +85,7 @@ class DatasetProfile:
         (Variances are unbiased, as in a one-way analysis of variance: else, with two means per
         trajectory, noise alone would give 0.5.)
         """
-        length = self.sampled_length.astype(np.int64)
-        starts = np.cumsum(length) - length
-        means = [
-            self.reward[start : start + n * BLOCK].reshape(n, BLOCK).mean(axis=1)
-            for start, n in zip(starts, length // BLOCK, strict=True)
-            if n >= 2
-        ]
+        means = [mean for mean in self._block_means() if len(mean) >= 2]
         if not means:
             return 0.0
         every = np.concatenate(means)
@@ -100,6 +94,33 @@ class DatasetProfile:
         within = float(np.square(residual).sum()) / (len(every) - len(means))
         size = float(np.square(self.reward).mean())
         return max(0.0, 1.0 - within / variance) if variance > NEGLIGIBLE * size else 0.0
+
+    @property
+    def difference(self) -> float:
+        """Standard deviation between trajectories of the rewards of the same 10 steps, as a share
+        of their mean size: low if all trajectories are alike, as those of one policy are.
+
+        0 without rewards or trajectories of 10 steps.
+        """
+        means = [mean for mean in self._block_means() if len(mean)]
+        if not means:
+            return 0.0
+        every = np.concatenate(means)
+        place = np.concatenate([np.arange(len(mean)) for mean in means])
+        count = np.bincount(place)
+        residual = every - (np.bincount(place, every) / count)[place]
+        deviation = np.sqrt(np.bincount(place, np.square(residual)) / count)
+        size = float(np.abs(every).mean())
+        return float((deviation * count).sum() / len(every)) / size if size > 0.0 else 0.0
+
+    def _block_means(self) -> list[Floats]:
+        """The mean rewards of each 10 steps of each trajectory."""
+        length = self.sampled_length.astype(np.int64)
+        starts = np.cumsum(length) - length
+        return [
+            self.reward[start : start + n * BLOCK].reshape(n, BLOCK).mean(axis=1)
+            for start, n in zip(starts, length // BLOCK, strict=True)
+        ]
 
     def discounted(self, gamma: float) -> ReturnRange:
         """Discounted returns to the end of each trajectory. Where a trajectory is truncated, its

@@ -16,7 +16,7 @@ from stepwell._settings import flatten, override
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
-from trainer.dataset_profile import DatasetProfile
+from trainer.dataset_profile import BLOCK, DatasetProfile
 from trainer.errors import SettingError
 
 SCALE = 10.0
@@ -31,6 +31,13 @@ MEMORY_TRANSITIONS = 1024
 CONSISTENT = 0.3
 """Trajectories are good or bad as a whole if a larger share of the variance of rewards lies between
 them. In replays of one learning agent it is 0.3 to 0.6, in data of mixed actions below 0.1."""
+NARROW = 0.25
+"""Trajectories are equally good if their returns differ by a smaller share of the mean, and the
+same steps of different trajectories, too. Data of one policy: below 0.2; of mixed ones: 0.5 up."""
+COMPARED = 5
+"""Fewer trajectories do not show whether they are equally good."""
+FEW_TRAJECTORIES, FEW_STEPS = 20, 10_000
+"""Data with fewer of both are too few for critics."""
 RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 FIRST_OUTPUTS = 0.1
@@ -39,8 +46,9 @@ SPARSE_STEPS = 10
 """Steps that sparse rewards travel at once, and actions whose outcomes are compared, where actions
 are continuous."""
 FILTER = "agent.losses.filter."
-PASSES = 15
-"""How often an average step is sampled during training."""
+PASSES, CLONING_PASSES = 15, 3
+"""How often an average step is sampled during training; if all actions are imitated, soon enough:
+later the policy learns their noise by heart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +74,17 @@ def derive_settings(
     remembers = memory == "gru" or (memory == "auto" and profile.partially_observable)
     conditioned = config.agent.return_conditioning is not None
     n_step = _n_step(profile)
+    clone = config.derive == "all" and (is_narrow(profile) or is_small(profile))
     shape = [
         *_windows(profile, remembers, n_step.value),
         *_memory(memory, remembers),
         *_network(profile, remembers),
         *_sampling(profile),
-        *_length(profile, MEMORY_TRANSITIONS if remembers or conditioned else TRANSITIONS),
+        *_length(
+            profile,
+            MEMORY_TRANSITIONS if remembers or conditioned else TRANSITIONS,
+            CLONING_PASSES if clone else PASSES,
+        ),
         *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
     losses, decided = config.agent.losses, origins or {}
@@ -85,10 +98,10 @@ def derive_settings(
     if is_free(rewards[0].key, decided):
         multiplier = rewards[0].value
     first = _first_values(profile, gamma, multiplier)
-    found = [discount, *rewards, *first, n_step, *_imitation(profile), *shape]
-    if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        found += _filter(profile)
-    return found
+    imitation = _cloning(profile) if clone else [*_imitation(profile), *_filter(profile)]
+    if any(not is_free(key, decided) for key in decided if key.startswith(FILTER)):
+        imitation = [d for d in imitation if not d.key.startswith(FILTER)]
+    return [discount, *rewards, *first, n_step, *imitation, *shape]
 
 
 def is_free(key: str, origins: Mapping[str, str]) -> bool:
@@ -99,6 +112,22 @@ def is_free(key: str, origins: Mapping[str, str]) -> bool:
 def is_sparse(profile: DatasetProfile) -> bool:
     """Whether few steps have another reward than the usual one. A constant reward is not sparse."""
     return 0.0 < profile.informative < SPARSE
+
+
+def is_narrow(profile: DatasetProfile) -> bool:
+    """Whether all trajectories are about equally good, in total and in each part, like those of
+    one policy.
+
+    The best return counts, not its 95th percentile: rare successes are what sparse rewards teach.
+    """
+    low, mean, _ = profile.returns
+    alike = profile.best_return - low <= NARROW * abs(mean) and profile.difference <= NARROW
+    return alike and profile.trajectories >= COMPARED
+
+
+def is_small(profile: DatasetProfile) -> bool:
+    """Whether there are few trajectories and few steps."""
+    return profile.trajectories < FEW_TRAJECTORIES and profile.steps < FEW_STEPS
 
 
 def _gamma(p: DatasetProfile) -> Derived:
@@ -239,11 +268,11 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
     """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
     weight = "agent.losses.dpg_weight"
     found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
-    low, mean, high = p.returns
     if is_sparse(p) and p.spaces.action.kind == "continuous":
         return found  # the filter compares outcomes; whole trajectories have hardly any
-    if p.trajectories < 50 or high - low <= 1e-6 * max(abs(low), abs(high)):
+    if not _has_better_ones(p):
         return found
+    low, mean, high = p.returns
     share, whole = p.consistency, p.consistency > CONSISTENT
     reason = (
         f"returns of trajectories differ ({low:.4g} to {high:.4g}, mean {mean:.4g}), and "
@@ -252,6 +281,32 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
         + " of each batch is from the best tenth"
     )
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
+
+
+def _has_better_ones(p: DatasetProfile) -> bool:
+    """Whether a best tenth exists, and is better than others."""
+    low, _, high = p.returns
+    return p.trajectories >= 50 and high - low > 1e-6 * max(abs(low), abs(high))
+
+
+def _cloning(p: DatasetProfile) -> list[Derived]:
+    """What the actor follows where critics would learn little but their own errors."""
+    if is_narrow(p):
+        reason = (
+            f"trajectories are about equally good (returns {p.returns[0]:.4g} to "
+            f"{p.best_return:.4g}, the same {BLOCK} steps differ by {p.difference:.0%}): critics "
+            "would prefer actions by their errors"
+        )
+    else:
+        reason = f"{p.trajectories} trajectories of {p.steps:,} steps are too few for critics"
+    found = [
+        Derived("agent.losses.dpg_weight", 0.0, reason),
+        Derived(f"{FILTER}kind", "behavior_cloning", "so all actions are imitated"),
+    ]
+    if _has_better_ones(p):
+        reason = "most of each batch is from the best tenth of the trajectories, a little better"
+        found.append(Derived("data.best_share", 0.8, reason))
+    return found
 
 
 def _filter(p: DatasetProfile) -> list[Derived]:
@@ -301,10 +356,10 @@ def _conditioning(p: DatasetProfile) -> list[Derived]:
     ]
 
 
-def _length(p: DatasetProfile, transitions: int) -> list[Derived]:
-    wanted = PASSES * p.steps / transitions
+def _length(p: DatasetProfile, transitions: int, passes: int) -> list[Derived]:
+    wanted = passes * p.steps / transitions
     updates = int(min(max(math.ceil(wanted / 1000) * 1000, 3000), 20_000))
-    reason = f"{p.steps:,} steps, each sampled about {PASSES} times; at least 3,000, at most 20,000"
+    reason = f"{p.steps:,} steps, each sampled about {passes} times; at least 3,000, at most 20,000"
     every = updates // 5
     return [
         Derived("updates", updates, reason),

@@ -154,9 +154,10 @@ def test_discrete_actions_get_a_soft_filter_unless_a_flag_chooses_another(flag: 
 
 def test_consistent_trajectories_are_imitated_more_than_mixed_ones() -> None:
     """Trajectories of one quality each: all variance lies between them. With qualities that change
-    every ten steps, the same in each trajectory, all of it lies within them."""
+    every ten steps, the same three in each trajectory, all of it lies within them."""
     between = make_profile([[float(i % 5)] * 40 for i in range(60)])
-    within = make_profile([[0.0] * 10 + [1.0] * 10 + [i / 1e3 + 2.0] * 10 for i in range(60)])
+    parts = [[0.0] * 10, [1.0] * 10, [2.0] * 9]
+    within = make_profile([sum(parts[i % 3 :] + parts[: i % 3], [i / 1e3]) for i in range(60)])
     noise = make_profile(np.random.default_rng(0).normal(size=(4000, 20)).tolist())
     assert noise.consistency == pytest.approx(0.0, abs=0.1)
     assert between.consistency == pytest.approx(1.0)
@@ -165,6 +166,36 @@ def test_consistent_trajectories_are_imitated_more_than_mixed_ones() -> None:
     assert derived(within)["data.best_share"] == 0.5
     for none in ([[1.0] * 40] * 60, [[float(i)] * 19 for i in range(60)]):
         assert make_profile(none).consistency == 0.0
+
+
+def test_equally_good_and_few_trajectories_are_cloned() -> None:
+    """Equally good in total and in each part, at any scale of reward. Rare successes are not, nor
+    trajectories whose quality changes at other times."""
+    rng = np.random.default_rng(0)
+    noisy = [[float(10 + t + e) for t, e in enumerate(rng.normal(size=40))] for _ in range(60)]
+    switching = [list(np.repeat(rng.permutation([0.0, 0.0, 4.0, 4.0]), 10)) for _ in range(60)]
+    rare = [[-1.0] * 200 for _ in range(59)] + [[-1.0] * 100]
+    assert make_profile(noisy).difference == pytest.approx(0.1**0.5 / 29.5, rel=0.1)
+    assert make_profile(switching).difference == pytest.approx(1.0, rel=0.1)
+    for factor in (1e-3, 1.0, -1e4):
+        found = derived(make_profile([[factor * x for x in r] for r in noisy]))
+        assert found["agent.losses.dpg_weight"] == 0.0
+        assert found["agent.losses.filter.kind"] == "behavior_cloning"
+        assert found["data.best_share"] == 0.8
+    wide = make_profile(noisy, steps=1_000_000)
+    assert derived(wide)["updates"] == 12_000
+    assert derived(dataclasses.replace(wide, best_return=1e6))["updates"] == 20_000
+    for other in (switching, rare, SPARSE, DENSE, [[float(i)] for i in range(60)]):
+        found = derived(make_profile(other))
+        assert found["agent.losses.dpg_weight"] == 0.05
+        assert found.get("agent.losses.filter.kind") in (None, "exp")
+    for few in (noisy[:5], switching[:5], DENSE[:5], SPARSE[:19]):
+        found = derived(make_profile(few))
+        assert found["agent.losses.dpg_weight"] == 0.0 and "data.best_share" not in found
+    for enough in (switching[:20], [10 * 1000 * [0.0, 1.0]]):
+        assert derived(make_profile(enough))["agent.losses.dpg_weight"] == 0.05
+    equal = make_profile([[0.0] * 20] * 60)
+    assert equal.difference == 0.0 and derived(equal)["agent.losses.dpg_weight"] == 0.0
 
 
 def test_sparse_rewards_compare_the_outcomes_of_several_actions() -> None:
