@@ -3,7 +3,7 @@
     python -m benchmarks.field                       the table
     python -m benchmarks.field --make FOLDER [NAME …] makes what is missing in the folder
 
-Half of the datasets may be used to fit a rule ("fit"). The other half, with some of each kind, is
+About half of the datasets may be used to fit a rule ("fit"). The other half, with some of each kind, is
 only reported ("held-out"). A file is a pure function of its command; delete it when the generator
 has changed.
 """
@@ -144,7 +144,8 @@ FIELD = (
         {"continuous": True},
     ),
     Dataset("five-cheetah", "five episodes", FIT, "halfcheetah-expert --episodes 5", HALFCHEETAH),
-    Dataset("five-lander", "five episodes", HELD_OUT, "lunarlander-noisy --episodes 5", LANDER),
+    Dataset("five-lander", "five episodes", FIT, "lunarlander-noisy --episodes 5", LANDER),
+    Dataset("five-hopper", "five episodes", HELD_OUT, "hopper-expert --episodes 5", HOPPER),
     Dataset(
         "pendulum-constant-action",
         "constant action",

@@ -300,8 +300,8 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     else:
         reason = f"{p.trajectories} trajectories of {p.steps:,} steps are too few for critics"
     found = [
-        Derived("agent.losses.dpg_weight", 0.0, reason),
-        Derived(f"{FILTER}kind", "behavior_cloning", "so all actions are imitated"),
+        Derived(f"{FILTER}kind", "behavior_cloning", f"{reason}; so all actions are imitated"),
+        Derived("agent.losses.dpg_weight", 0.0, "all actions are imitated"),
     ]
     if _has_better_ones(p):
         reason = "most of each batch is from the best tenth of the trajectories, a little better"
