@@ -46,6 +46,8 @@ SPARSE_STEPS = 10
 """Steps that sparse rewards travel at once, and actions whose outcomes are compared, where actions
 are continuous."""
 FILTER = "agent.losses.filter."
+FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
+"""Who sets one of these decides how much the policy follows critics."""
 PASSES, CLONING_PASSES = 15, 3
 """How often an average step is sampled during training; if all actions are imitated, soon enough:
 later the policy learns their noise by heart."""
@@ -74,7 +76,9 @@ def derive_settings(
     remembers = memory == "gru" or (memory == "auto" and profile.partially_observable)
     conditioned = config.agent.return_conditioning is not None
     n_step = _n_step(profile)
+    decided = origins or {}
     clone = config.derive == "all" and (is_narrow(profile) or is_small(profile))
+    clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
     shape = [
         *_windows(profile, remembers, n_step.value),
         *_memory(memory, remembers),
@@ -87,7 +91,7 @@ def derive_settings(
         ),
         *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
-    losses, decided = config.agent.losses, origins or {}
+    losses = config.agent.losses
     gamma, multiplier = losses.gamma, losses.reward_multiplier
     if config.derive == "shape":
         return [*shape, *_first_values(profile, gamma, multiplier)]
@@ -98,10 +102,13 @@ def derive_settings(
     if is_free(rewards[0].key, decided):
         multiplier = rewards[0].value
     first = _first_values(profile, gamma, multiplier)
-    imitation = _cloning(profile) if clone else [*_imitation(profile), *_filter(profile)]
-    if any(not is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        imitation = [d for d in imitation if not d.key.startswith(FILTER)]
-    return [discount, *rewards, *first, n_step, *imitation, *shape]
+    found = [discount, *rewards, *first, n_step]
+    if clone:
+        return [*found, *_cloning(profile), *shape]
+    found += [*_imitation(profile), *shape]
+    if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
+        found += _filter(profile)
+    return found
 
 
 def is_free(key: str, origins: Mapping[str, str]) -> bool:
@@ -302,6 +309,7 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     found = [
         Derived(f"{FILTER}kind", "behavior_cloning", f"{reason}; so all actions are imitated"),
         Derived("agent.losses.dpg_weight", 0.0, "all actions are imitated"),
+        Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
         reason = "most of each batch is from the best tenth of the trajectories, a little better"

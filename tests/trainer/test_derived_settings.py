@@ -179,12 +179,16 @@ def test_equally_good_and_few_trajectories_are_cloned() -> None:
     assert make_profile(switching).difference == pytest.approx(1.0, rel=0.1)
     for factor in (1e-3, 1.0, -1e4):
         found = derived(make_profile([[factor * x for x in r] for r in noisy]))
-        assert found["agent.losses.dpg_weight"] == 0.0
         assert found["agent.losses.filter.kind"] == "behavior_cloning"
+        assert found["agent.losses.dpg_weight"] == 0.0 < found["agent.losses.critic_weight"] < 0.1
         assert found["data.best_share"] == 0.8
     wide = make_profile(noisy, steps=1_000_000)
     assert derived(wide)["updates"] == 12_000
     assert derived(dataclasses.replace(wide, best_return=1e6))["updates"] == 20_000
+    for flag in ("filter.kind=exp", "dpg_weight=0.1"):
+        resolved = resolve(["offline", "--dataset=made", f"--agent.losses.{flag}"])
+        found = derive_settings(make_profile(noisy), resolved.config, resolved.origins)
+        assert "agent.losses.critic_weight" not in {d.key for d in found}
     for other in (switching, rare, SPARSE, DENSE, [[float(i)] for i in range(60)]):
         found = derived(make_profile(other))
         assert found["agent.losses.dpg_weight"] == 0.05
@@ -227,7 +231,7 @@ def test_returns_of_truncated_trajectories_go_on() -> None:
 def test_episodes_of_one_step_equal_returns_and_few_trajectories_break_nothing() -> None:
     bandit = derived(make_profile([[float(i % 3)] for i in range(100)]))
     assert bandit["agent.losses.gamma"] == 0.0 and bandit["data.window"] == 1
-    constant = derived(make_profile([[1.0] * 20] * 100, terminated=False))
+    constant = derived(make_profile([[1.0] * 3000] * 4, terminated=False))
     assert constant["agent.losses.reward_multiplier"] == 1.0
     assert "agent.losses.target_low" not in constant and "data.best_share" not in constant
     few = derived(make_profile(DENSE[:5]))
