@@ -3,9 +3,9 @@
     python -m benchmarks.field                       the table
     python -m benchmarks.field --make FOLDER [NAME …] makes what is missing in the folder
 
-About half of the datasets may be used to fit a rule ("fit"). The other half, with some of each kind, is
-only reported ("held-out"). A file is a pure function of its command; delete it when the generator
-has changed.
+About half of the datasets may be used to fit a rule ("fit"). The other half, with some of each
+kind, is only reported ("held-out"). A file is a pure function of its command; delete it when the
+generator has changed.
 """
 
 from __future__ import annotations
