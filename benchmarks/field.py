@@ -3,9 +3,9 @@
     python -m benchmarks.field                       the table
     python -m benchmarks.field --make FOLDER [NAME …] makes what is missing in the folder
 
-About half of the datasets may be used to fit a rule ("fit"). The other half, with some of each
-kind, is only reported ("held-out"). A file is a pure function of its command; delete it when the
-generator has changed.
+Half of the datasets may be used to fit a rule ("fit"). The other half, with some of each kind, is
+only reported ("held-out"). A file is a pure function of its command; delete it when the generator
+has changed.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ FIELD = (
     ),
     Dataset("five-cheetah", "five episodes", FIT, "halfcheetah-expert --episodes 5", HALFCHEETAH),
     Dataset("five-lander", "five episodes", FIT, "lunarlander-noisy --episodes 5", LANDER),
+    Dataset("five-pendulum", "five episodes", HELD_OUT, "pendulum-mixed --episodes 5", PENDULUM),
     Dataset("five-hopper", "five episodes", HELD_OUT, "hopper-expert --episodes 5", HOPPER),
     Dataset(
         "pendulum-constant-action",

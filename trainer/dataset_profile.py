@@ -5,6 +5,7 @@ All numbers come from SQL queries to the service; rewards are those of a sample 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,11 +101,12 @@ class DatasetProfile:
         """Standard deviation between trajectories of the rewards of the same 10 steps, as a share
         of their mean size: low if all trajectories are alike, as those of one policy are.
 
-        0 without rewards or trajectories of 10 steps.
+        0 without rewards; infinite if all trajectories are shorter than 10 steps, so that nothing
+        can be compared.
         """
         means = [mean for mean in self._block_means() if len(mean)]
         if not means:
-            return 0.0
+            return math.inf if self.reward.any() else 0.0
         every = np.concatenate(means)
         place = np.concatenate([np.arange(len(mean)) for mean in means])
         count = np.bincount(place)

@@ -28,7 +28,7 @@ def test_names_are_unique_and_half_of_the_datasets_is_held_out() -> None:
     every = Counter(dataset.kind for dataset in FIELD)
     fit = Counter(dataset.kind for dataset in FIELD if dataset.group == FIT)
     assert all(0 < fit[kind] < number for kind, number in every.items())
-    assert abs(2 * sum(fit.values()) - len(FIELD)) <= 1
+    assert 2 * sum(fit.values()) == len(FIELD)
     assert len({dataset.command for dataset in FIELD}) == len(FIELD)
 
 

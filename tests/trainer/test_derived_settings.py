@@ -189,7 +189,8 @@ def test_equally_good_and_few_trajectories_are_cloned() -> None:
         resolved = resolve(["offline", "--dataset=made", f"--agent.losses.{flag}"])
         found = derive_settings(make_profile(noisy), resolved.config, resolved.origins)
         assert "agent.losses.critic_weight" not in {d.key for d in found}
-    for other in (switching, rare, SPARSE, DENSE, [[float(i)] for i in range(60)]):
+    bandits = [[float(i)] for i in range(60)], [[10.0 + i / 60] for i in range(60)]
+    for other in (switching, rare, SPARSE, DENSE, *bandits):
         found = derived(make_profile(other))
         assert found["agent.losses.dpg_weight"] == 0.05
         assert found.get("agent.losses.filter.kind") in (None, "exp")
