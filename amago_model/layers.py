@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from torch.nn import functional as F
 from amago_model.config import Activation, Norm
 from amago_model.config.names import SIMNORM_GROUP
 from amago_model.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class AdaptiveActivation(nn.Module):
@@ -137,6 +142,19 @@ def on_plain_cpu(x: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.compiler.disable`, without its import of the compiler, which takes longer than all
+    other imports of a process that acts."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
+        return function(*args, **kwargs)
+
+    return call
 
 
 def apply_flat(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -28,11 +28,19 @@ FORBIDDEN = {
     ],
     "server.app": ["torch", "gymnasium", "amago_model", "streamlit"],
     "dashboard.api": ["torch", "gymnasium", "amago_model", "duckdb", "server"],
-    "amago_model.agent": ["pyarrow", "httpx2", "gymnasium", "accelerate", "stepwell"],
+    # The compiler takes longer to import than everything else of a process that acts.
+    "amago_model.agent": [
+        "torch._dynamo",
+        "pyarrow",
+        "httpx2",
+        "gymnasium",
+        "accelerate",
+        "stepwell",
+    ],
     # A wrong name is said before torch and environments load.
     "trainer.main": ["torch", "accelerate", "gymnasium", "fastapi", "sqlalchemy", "streamlit"],
     "collector.main": ["torch", "gymnasium"],
-    "trainer.loop": ["gymnasium", "fastapi", "sqlalchemy", "streamlit"],
+    "trainer.loop": ["torch._dynamo", "gymnasium", "fastapi", "sqlalchemy", "streamlit"],
     "collector.collect": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
     "collector.evaluate": ["fastapi", "sqlalchemy", "duckdb", "streamlit", "accelerate"],
 }

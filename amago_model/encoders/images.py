@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from amago_model.config import Activation, AugmentConfig, ImageConfig, ObsSpace
 from amago_model.encoders.modalities import Layout, image_layout
 from amago_model.errors import ConfigError
-from amago_model.layers import make_activation, make_norm
+from amago_model.layers import make_activation, make_norm, not_compiled
 
 # By kind: (channels, kernel, stride) of each convolution; no padding.
 CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
@@ -101,7 +101,7 @@ def shifted(frames: Tensor, shift: Tensor) -> Tensor:
     return frames[which, rows[:, :, None], columns[:, None, :]]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled  # its generator cannot be traced
 def draw_shifts(
     b: int, length: int, images: int, *, config: AugmentConfig, device: torch.device
 ) -> Tensor:

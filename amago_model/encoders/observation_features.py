@@ -107,8 +107,8 @@ class ObservationFeatures(nn.Module):
         augment = self.config.images.augment
         if augment is None or not (self.training and self.n_images) or valid is None:
             return None
-        out: Tensor = draw_shifts(*valid.shape, self.n_images, config=augment, device=valid.device)
-        return out
+        b, length = valid.shape
+        return draw_shifts(b, length, self.n_images, config=augment, device=valid.device)
 
     def pack(self, obs: dict[str, Tensor], packing: Packing) -> dict[str, Tensor]:
         """The observations used, by key: [B, L, *shape] -> [1, M, *shape]."""

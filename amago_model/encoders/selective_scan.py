@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from amago_model.errors import ConfigError
+from amago_model.layers import not_compiled
 
 CHUNK = 8
 """Timesteps per chunk, chosen to fit in a core's cache at common widths."""
@@ -121,7 +122,7 @@ def _backward(
     return grad_du * delta, grad_delta + grad_du * u, grad_a, grad_b, grad_c
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # it would unroll the loop over time
+@not_compiled  # it would unroll the loop over time
 def _scan_in_torch(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     u, delta, b, c = (x.transpose(0, 1).contiguous() for x in (u, delta, b, c))
     return _Scan.apply(u, delta, a, b, c).transpose(0, 1)  # type: ignore[no-untyped-call,no-any-return]

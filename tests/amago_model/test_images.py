@@ -214,6 +214,20 @@ def test_longer_windows_change_neither_earlier_shifts_nor_later_draws() -> None:
     assert torch.equal(drawn[0][1], drawn[1][1])
 
 
+def test_a_compiled_update_draws_the_same_shifts() -> None:
+    """The generator cannot be traced, so a compiler leaves the function out."""
+    config = AugmentConfig(share=1.0)
+
+    def update() -> torch.Tensor:
+        return 2 * draw_shifts(4, 5, 2, config=config, device=torch.device("cpu"))
+
+    drawn = []
+    for run in (update, torch.compile(update, backend="aot_eager")):
+        torch.manual_seed(3)
+        drawn.append(run())
+    assert torch.equal(*drawn) and drawn[0].any()
+
+
 def test_a_shift_beyond_the_image_is_refused() -> None:
     with pytest.raises(ConfigError, match="augment.shift: expected .* 'eye', 7 x 9, got 7"):
         encoder((7, 9, 3), augment=AugmentConfig(share=0.5, shift=7))
