@@ -131,6 +131,7 @@ def refuse_second_start(run: str, home: Path, client: Client) -> None:
     if not versions and (home / "run.json").exists():  # the run exists at the service
         with contextlib.suppress(NotFound):
             versions = [policy.version for policy in client.policies(run)]
+    versions = [version for version in versions if version]  # 0: no update is lost with it
     if not versions and not lost:
         return
     what = [f"{lost} checkpoints that are not whole"] if lost else []

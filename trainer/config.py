@@ -100,7 +100,9 @@ class DataConfig(RunSettings):
     prefetch: int = Field(2, ge=1)
     """Number of batches that a thread prepares in advance."""
     wait_for_data: float = Field(0.0, ge=0)
-    """Seconds to wait for the first trajectory if the selection is empty."""
+    """Seconds to wait for the service, the dataset and its first trajectory. Unless it derives
+    settings, a new run publishes its untrained policy first (version 0), so that collectors with
+    --wait-for-policy can begin."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -21,6 +21,7 @@ from amago_model.agent import make_agent
 from amago_model.config import Spaces
 from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
+from stepwell import EnvSpec
 from stepwell._plugins import import_plugins
 from stepwell._settings import flatten
 from stepwell._signals import stop_signals
@@ -30,11 +31,12 @@ from trainer.config import TrainConfig
 from trainer.data.loader import Loaded
 from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
-from trainer.data.validation import FEWEST, validation_interval
+from trainer.data.validation import validation_interval
 from trainer.dataset_profile import read_profile
 from trainer.derived_settings import Derived, apply_settings, derive_settings
 from trainer.distributed import World
 from trainer.errors import SettingError
+from trainer.first_data import starts_untrained, wait_for_data
 from trainer.health import Health
 from trainer.learner import Learner, TrainingDiverged, Update, make_accelerator, merge_ranks
 from trainer.nan_diagnostics import explain_skip
@@ -85,10 +87,25 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         # --- part 2: the data -------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
         holder = f"train/{config.run}"
+
+        def wait_for(attempt: Callable[[], Any]) -> Any:
+            """The result of `attempt` once there is data; None after a request to stop."""
+            seconds = config.data.wait_for_data
+            found = wait_for_data(attempt, seconds, world, lambda: newest_request() == STOP)
+            if found is None:
+                reporter.status = "stopped"
+                show(f"run {config.run} stopped before there was data")
+            return found
+
+        def select() -> str:
+            return create_snapshot(client, config, holder)
+
         # The numbers of a resumed run are those of before, whatever the dataset is now.
         derived = resumed.state.get("derived", []) if resumed is not None else []
         if resumed is None and config.derive != "off":
-            derived = world.on_main(lambda: _derive(config, info.origins, client, holder, echo))
+            if config.data.wait_for_data and wait_for(select) is None:
+                return reporter.status
+            derived = world.on_main(lambda: _derive(config, info.origins, client, echo))
         settings = [Derived(**d) for d in derived]
         config, settings = apply_settings(
             config, info.origins, own_settings(config.recipe), settings
@@ -97,23 +114,25 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         reporter.add_derived(config, settings)
         data = SnapshotViews(config, client, world, home, holder, echo)
         closing.callback(data.close)
-        if resumed is None:
-            data.begin(world.on_main(lambda: create_snapshot(client, config, holder)))
-        else:
+
+        untrained = resumed is None and starts_untrained(config)
+        if resumed is not None:
             # Resume from the recorded snapshots, even if the service is unreachable.
             client.retry_for = 0.0
             data.resume(resumed.state["snapshot_views"], int(resumed.state["update"]))
-        manifest = data.manifest
-        echo(
-            f"{len(manifest)} trajectories, {manifest.steps} steps, {len(manifest.shards)} shards"
-            f" of snapshot {manifest.snapshot}"
-        )
-        if config.data.validation:
-            few = f" (of fewer than {FEWEST} nothing is)" * (len(manifest) < FEWEST)
-            echo(f"{data.held_back} more trajectories are held back for validation{few}")
+        elif not untrained:
+            if (snapshot := wait_for(select)) is None:
+                return reporter.status
+            data.begin(snapshot)
+        if untrained:
+            if (document := wait_for(lambda: client.spec(config.dataset).to_json())) is None:
+                return reporter.status
+            spec = EnvSpec.from_json(document)
+        else:
+            spec = data.manifest.spec
 
         # --- part 3: the agent ------------------------------------------------------------------
-        spaces = Spaces.of_spec(manifest.spec.to_json())
+        spaces = Spaces.of_spec(spec.to_json())
         if unused := unused_settings(config.agent, spaces):
             echo(f"warning: settings without effect for these spaces: {', '.join(unused)}")
         if resumed is not None:
@@ -143,14 +162,23 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             health = Health(config, resumed.state.get("alarms", ()))
             echo(f"resumed after {update} updates, from {resumed.path}")
         del resumed  # frees its tensors
-        loader = data.loader(update, accelerator.device)
-        closing.callback(loader.close)
 
         # --- part 4: the run, log, metrics and policies at the service (rank 0) -----------------
-        world.on_main(lambda: reporter.open(data, resumed=known_here))
+        world.on_main(lambda: reporter.open(data, spec.env, resumed=known_here))
         closing.push(reporter.close)  # receives the exception, if there is one
+        if untrained:
+            if not reporter.has_policy(0):
+                reporter.publish(agent, 0, data)
+            if (snapshot := wait_for(select)) is None:
+                return reporter.status
+            data.begin(snapshot)
+            reporter.report_snapshots(data)
+        for line in data.summary():
+            echo(line)
         reporter.report_alarms(update, health.standing.values(), (), ())
         client.retry_for = 0.0  # from here on an unreachable service does not block training
+        loader = data.loader(update, accelerator.device)
+        closing.callback(loader.close)
 
         # --- the loop ---------------------------------------------------------------------------
         every, folder = config.schedule, home / "checkpoints"
@@ -281,15 +309,12 @@ def _derive(
     config: TrainConfig,
     origins: Mapping[str, str],
     client: Client,
-    holder: str,
     echo: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The settings derived from the dataset, as JSON."""
     if not config.dataset:
         echo("note: settings are only derived from one dataset; the recipe's own values are used")
         return []
-    if config.data.wait_for_data:
-        create_snapshot(client, config, holder)  # waits for the first trajectory
     return [asdict(d) for d in derive_settings(read_profile(client, config), config, origins)]
 
 

@@ -108,7 +108,9 @@ class RunReporter:
         elif self.client is not None:
             self._early.append((text, time.time()))
 
-    def open(self, data: SnapshotViews, *, resumed: bool) -> None:
+    def open(self, data: SnapshotViews, env: str, *, resumed: bool) -> None:
+        """Create the run, or continue it. `data` need not have a snapshot yet; `env` names the
+        environment in the closing lines."""
         if self.client is None:
             return
         self.outbox = _open_outbox(self.home, self.client, self.config.run)
@@ -150,7 +152,7 @@ class RunReporter:
             file.write(json.dumps({"name": self.config.run, **row}, indent=1).encode())
         failpoint("run.after_note")
         self._open_log()
-        self._data, self._env = data, data.manifest.spec.env or "ENV"
+        self._data, self._env = data, env or "ENV"
         self.heartbeat = Heartbeat(
             self.client,
             f"train-{self.config.run}",
@@ -193,8 +195,8 @@ class RunReporter:
 
     @property
     def request(self) -> int:
-        """The service's current command for this run."""
-        if self.client is None:
+        """The service's current command for this run; CONTINUE before `open`."""
+        if self.client is None or self._run_log is None:
             return CONTINUE
         commands = {"stop": STOP, "drain": STOP, "pause": PAUSE}
         return commands.get(self.heartbeat.command, CONTINUE)
@@ -285,7 +287,7 @@ class RunReporter:
         if self.client is not None:
             metadata = {
                 "run": self.config.run,
-                "snapshot": data.manifest.snapshot,
+                "snapshot": data.snapshots[-1] if data.snapshots else None,
                 "git_commit": self.info.git_commit,
             }
             extra = {"training": self.config.to_dict()}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -206,6 +207,51 @@ def test_a_trainer_may_be_there_before_its_data(service, tmp_path):
         client.post("later", [make_trajectory(spec, length=9)])
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
+
+
+def test_collectors_get_the_untrained_policy_before_there_is_data(service, tmp_path):
+    """Version 0 is what the networks begin with. The run can be stopped, or killed, while it waits:
+    the same command again waits on, and then trains."""
+    name, spec = "untrained", make_spec(env="Tiny-v0")
+    words = ("--data.wait-for-data", "600", "--processes", "2")
+    run = Run(service, tmp_path, name, name, *words, recipe="pendulum_stitch")
+    with service.client() as client:
+
+        def start_and_wait() -> subprocess.Popen[str]:
+            process = run.start(updates=3)
+            assert any("waiting for the first trajectory" in line for line in process.stdout)
+            return process
+
+        process = start_and_wait()
+        client.create_dataset(name, spec)
+        wait_until(lambda: name in {r.name for r in client.runs()}, PATIENCE)
+        wait_until(lambda: client.policies(name), PATIENCE)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0 and "stopped before there was data" in output, output
+        assert client.run(name).status == "stopped"
+        first = client.download_policy(name, "0").data
+        process = start_and_wait()
+        assert client.run(name).status == "running"
+        for victim in (process, *psutil.Process(process.pid).children(recursive=True)):
+            victim.kill()
+        process.communicate(timeout=PATIENCE)
+
+        process = start_and_wait()
+        client.post(name, [make_trajectory(spec, length=9)])
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, output
+        done = client.run(name)
+        assert done.status == "finished" and len(done.snapshots) == 1
+        assert [p.version for p in client.policies(name)] == [3, 0]
+        assert client.download_policy(name, "0").data == first
+
+    anew = Run(service, tmp_path / "2", name, f"{name}-now", recipe="pendulum_stitch")
+    anew.finish("--resume", "never", updates=0)  # all the data is there: the same weights
+    now = load_file(tmp_path / "2" / f"{name}-now" / "policies" / "0.safetensors")
+    begun = load_file(run.folder / name / "policies" / "0.safetensors")
+    assert begun.keys() == now.keys()
+    assert all(torch.equal(value, begun[key]) for key, value in now.items())
 
 
 def test_an_output_that_is_no_folder_is_said_as_such(service, dataset, tmp_path):

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from stepwell import EnvSpec, manifest
 from stepwell._background import BackgroundLoop
 from stepwell._files import whole_file
 from stepwell.client import Client
-from stepwell.errors import BadRequest, Gone, NotFound, ServiceError, StepwellError
+from stepwell.errors import Gone, NotFound, ServiceError, StepwellError
 from stepwell.failpoints import failpoint
 from trainer.config import TrainConfig
 from trainer.errors import TrainerError
@@ -139,27 +138,15 @@ def create_snapshot(
 ) -> str:
     """Create the snapshot that the config selects, or use the one that it names; returns the id.
 
-    `holder` gets the first lease of a new snapshot. If the selection is empty, waits up to
-    data.wait_for_data seconds and prints a message.
+    `holder` gets the first lease of a new snapshot. Raises `BadRequest` if the selection is empty.
     """
     if config.snapshot:
         return config.snapshot
     config.require_data()
-    deadline = time.monotonic() + config.data.wait_for_data
-    while True:
-        try:
-            snapshot = client.create_snapshot(
-                **_selection(config),
-                since=since,
-                include_eval=config.data.include_eval,
-                holder=holder,
-            )
-            return snapshot.id
-        except (BadRequest, NotFound) as error:
-            if error.code not in ("empty_selection", "not_found") or time.monotonic() > deadline:
-                raise
-            log.warning("waiting for the first trajectory: %s", error.detail)
-        time.sleep(min(2.0, config.data.wait_for_data))
+    snapshot = client.create_snapshot(
+        **_selection(config), since=since, include_eval=config.data.include_eval, holder=holder
+    )
+    return snapshot.id
 
 
 def sql_condition(config: TrainConfig) -> str:

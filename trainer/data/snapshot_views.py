@@ -42,7 +42,7 @@ from trainer.data.snapshot import (
     delete_manifests,
     load_manifest,
 )
-from trainer.data.validation import BATCHES, hold_back, validation_sampler
+from trainer.data.validation import BATCHES, FEWEST, hold_back, validation_sampler
 from trainer.distributed import World
 
 log = logging.getLogger(__name__)
@@ -312,6 +312,18 @@ class SnapshotViews:
             self._echo(f"columns of {done} of {total} shards are on this node")
 
     # --- for others -----------------------------------------------------------------------------
+
+    def summary(self) -> list[str]:
+        """Lines that say what the newest snapshot contains."""
+        found = self.manifest
+        lines = [
+            f"{len(found)} trajectories, {found.steps} steps, {len(found.shards)} shards"
+            f" of snapshot {found.snapshot}"
+        ]
+        if self.config.data.validation:
+            few = f" (of fewer than {FEWEST} nothing is)" * (len(found) < FEWEST)
+            lines.append(f"{self.held_back} more trajectories are held back for validation{few}")
+        return lines
 
     @property
     def snapshots(self) -> list[str]:
