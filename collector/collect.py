@@ -25,6 +25,7 @@ from collector.config import CollectConfig
 from collector.control import Control
 from collector.envs import Env, Interface, open_envs
 from collector.exploration import Exploration
+from collector.pacing import Pacing
 from collector.policy_actor import Actor, ActorError, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
 from collector.progress import show_progress
@@ -106,13 +107,16 @@ def collect(
         # --- play
         try:
             if source is None or _wait_for_policy(source, config, control, say):
-                rollout = _rollout(config, envs, interface, source, run, stats, seed)
+                pacing = Pacing(client, config.dataset, lambda: stats.steps)
+                stack.callback(pacing.close)
+                rollout = _rollout(config, envs, interface, source, run, stats, seed, pacing)
                 if source is not None:
                     source.start()
                 control.go()
                 with show_progress(config, console, stats, run.outbox) as update:
                     stats.started = time.monotonic()
-                    _play(config, control, rollout, run, stats, update)
+                    _play(config, control, rollout, run, stats, update, pacing)
+                pacing.close()
             if run.outbox.pending:
                 say(f"sending the last {run.outbox.pending} episodes …")
             run.outbox.flush(config.drain_timeout)
@@ -137,7 +141,7 @@ def _status(
     """The content of a heartbeat."""
     return {
         # After "stop" it still sends the last episodes; the last heartbeat says how it ended.
-        "state": "draining" if control.stopping else control.state,
+        "state": "draining" if control.stopping else _state(control, stats),
         "counters": {**stats.counters(), **run.outbox.counters()},
         "policy": source.current.policy_id if source and source.ready else config.policy,
         "last_error": (
@@ -151,6 +155,10 @@ def _status(
             for key, value in stats.metrics().items()
         ],
     }
+
+
+def _state(control: Control, stats: CollectorStatistics) -> str:
+    return "waiting" if stats.waiting and control.state == "running" else control.state
 
 
 def _policy_source(
@@ -195,6 +203,7 @@ def _rollout(
     run: Run,
     stats: CollectorStatistics,
     seed: int,
+    pacing: Pacing,
 ) -> Rollout:
     # A resumed run plays new episodes, and so does each of several collectors that were started
     # with the same --seed on one machine: they differ by the number of their outbox slot.
@@ -235,6 +244,7 @@ def _rollout(
         ),
         exploration=exploration,
         max_steps=config.max_steps,
+        may_begin=lambda: config.when_ahead != "wait" or not pacing.ahead,
     )
 
 
@@ -245,6 +255,7 @@ def _play(
     run: Run,
     stats: CollectorStatistics,
     show: Callable[[], None],
+    pacing: Pacing,
 ) -> None:
     """Run until all episodes or steps are collected, or a stop is requested."""
     draining = False
@@ -261,8 +272,16 @@ def _play(
                 stats.error = f"the outbox is full: {run.outbox.last_error}"
                 time.sleep(0.2)
                 continue
+            run.outbox.held = config.when_ahead != "wait" and pacing.full
             for episode in rollout.step():
                 stats.add_episode(episode)
+            if run.outbox.held and config.when_ahead == "drop-oldest":
+                stats.dropped += run.outbox.drop_oldest(config.envs)
+            stats.waiting = "" if rollout.playing else pacing.ahead
+            if stats.waiting:
+                show()
+                time.sleep(0.05)
+                continue
             stats.steps = rollout.steps
             stats.broken, stats.error = rollout.broken, rollout.last_error
 

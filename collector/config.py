@@ -117,6 +117,10 @@ class CollectConfig(EnvironmentConfig):
     heartbeat_every: float = Field(5.0, gt=0)
     """Seconds between heartbeats; their responses contain the commands pause, resume, drain and
     stop."""
+    when_ahead: Literal["wait", "spool", "drop-oldest"] = "wait"
+    """What to do while a trainer that keeps a ratio (data.ratio) is behind. wait: begin no episode;
+    spool: play on, and send later; drop-oldest: play on, and keep only the newest episode of each
+    environment to send later."""
     drain_timeout: float = 10.0
     """Seconds to wait at the end for the outbox to be sent. If it is not, the rest stays on disk,
     the exit status is 1, and the run has failed."""

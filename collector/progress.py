@@ -53,6 +53,8 @@ def _describe(stats: CollectorStatistics, outbox: Outbox) -> str:
     ]
     if stats.recent:
         parts += [f"return {stats.mean_return:.1f}", stats.recent[-1].policy_id]
+    if stats.waiting:
+        parts.append(f"waiting: {stats.waiting}")
     if outbox.pending:
         parts.append(f"outbox {outbox.pending}")
     return " · ".join(parts)

@@ -44,6 +44,8 @@ class Rollout:
     `envs` may be a gymnasium `VectorEnv` in any autoreset mode. A failure in it, or in a list
     without `make_env`, raises `BrokenEnv`. If it resets automatically, only the first episode of
     each sub-environment is seeded; each later one consumes an entry of `seeds` without using it.
+
+    While `may_begin` is false, no episode begins, except where environments reset themselves.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class Rollout:
         metadata: TrajectoryMetadata | None = None,
         exploration: Exploration | None = None,
         max_steps: int = MAX_STEPS,
+        may_begin: Callable[[], bool] = lambda: True,
     ):
+        self._may_begin = may_begin
         self._vector: VectorEnvAdapter | None = None
         self._envs: list[Env] = []
         if isinstance(envs, VectorEnv):
@@ -87,7 +91,12 @@ class Rollout:
     @property
     def done(self) -> bool:
         """Whether no episode runs and none will begin."""
-        return self._exhausted and not any(r.running for r in self._recorders)
+        return self._exhausted and not self.playing
+
+    @property
+    def playing(self) -> bool:
+        """Whether an episode runs."""
+        return any(recorder.running for recorder in self._recorders)
 
     def step(self) -> list[EpisodeSummary]:
         """One action everywhere; the episodes that ended, in order of environments."""
@@ -120,6 +129,8 @@ class Rollout:
     def _start_episodes(self) -> None:
         """Reset every idle environment, each with the next seed."""
         if self._vector is not None and self._vector.resets_itself:
+            return
+        if self._idle and not self._may_begin():
             return
         seeds = self._draw_seeds(sorted(self._idle))
         if self._vector is not None:

@@ -29,6 +29,10 @@ class CollectorStatistics:
     steps: int = 0
     episodes: int = 0
     broken: int = 0
+    dropped: int = 0
+    """Episodes deleted unsent, because the trainers were behind (--when-ahead drop-oldest)."""
+    waiting: str = ""
+    """What it waits for, while no episode runs."""
     error: str = ""
     started: float = field(default_factory=time.monotonic)
     recent: deque[EpisodeSummary] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -61,6 +65,7 @@ class CollectorStatistics:
             "env_steps": float(self.clock),
             "episodes": float(self.episodes),
             "broken": float(self.broken),
+            "dropped": float(self.dropped),
             "steps_per_second": self.steps_per_second,
         }
 

@@ -284,6 +284,7 @@ def histogram_sql(column: str, where: str, bins: int = 30) -> str:
 STATE_MARKS = {
     "running": "● running",
     "starting": "◌ starting",
+    "waiting": "◌ waiting",
     "paused": "‖ paused",
     "draining": "◌ draining",
     "finished": "✓ finished",

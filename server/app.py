@@ -23,6 +23,7 @@ from server.body_memory import BodyMemoryMiddleware
 from server.problems import ProblemError, disk_problem, title_of
 from server.request_limits import RequestLimits
 from server.routes import (
+    consumers,
     datasets,
     evaluations,
     health,
@@ -49,6 +50,7 @@ from stepwell.messages import PROBLEM
 ROUTES = (
     health,
     datasets,
+    consumers,
     ingest,
     imports,
     jobs,

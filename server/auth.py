@@ -50,7 +50,7 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     # (methods, path, scopes of which one is required); "ingest:{dataset}" is filled from the path.
     # The first match counts. `admin` grants everything.
     (_GET, r"/v1/tokens(/.*)?", ("admin",)),
-    (_GET, rf"/v1/datasets/{_NAME}", ("read", "train", "ingest:{dataset}")),
+    (_GET, rf"/v1/datasets/{_NAME}(/consumers)?", ("read", "train", "ingest:{dataset}")),
     (_GET, r"/v1/(runs|jobs)(/.*)?", ("read", "train", "ingest")),
     (_GET, r"/v1/query/schema", ("sql", "read")),
     (_GET, r"/openapi\.json", ("read", "sql", "train", "ingest")),
@@ -59,6 +59,7 @@ RULES: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("POST",), rf"/v1/datasets/{_NAME}/(trajectories|flush|imports)", ("ingest:{dataset}",)),
     (("DELETE",), r"/v1/jobs/[^/]+", ("ingest",)),
     (("POST",), r"/v1/query", ("sql",)),
+    (("PUT", "PATCH", "DELETE"), r"/v1/datasets/[^/]+/consumers/[^/]+", ("train",)),
     (("POST",), r"/v1/snapshots", ("train",)),
     (("PUT", "DELETE"), r"/v1/snapshots/[^/]+/lease", ("train",)),
     (("POST",), r"/v1/runs(/[^/]+/metrics)?", ("train", "ingest")),

@@ -41,6 +41,7 @@ from stepwell.errors import (
 from stepwell.messages import (
     ARROW,
     PROBLEM,
+    Consumer,
     Dataset,
     Evaluation,
     Health,
@@ -230,6 +231,37 @@ class Client(Transport):
             idempotent=True,
             timeout=max(self.timeout, 120.0),
         )
+
+    def report_samples(
+        self,
+        name: str,
+        consumer: str,
+        samples: int,
+        ratio: messages.SampleRatio | Mapping[str, float] | None = None,
+    ) -> Consumer:
+        """Report that `consumer` has drawn `samples` windows from a dataset; the response says up
+        to which total it may draw now (`samples_until`).
+
+        With `ratio` it is registered, or its ratio changes. Not retried, because the next report
+        replaces it. Raises `NotFound` for a consumer that is not registered.
+        """
+        body = request(messages.PutConsumer, samples=samples, ratio=ratio)
+        once = self.with_options(retry_for=0.0)
+        return once.ask(Consumer, "PUT", route("datasets", name, "consumers", consumer), body=body)
+
+    def consumers(self, name: str) -> list[Consumer]:
+        """Return who samples from a dataset, how much, and whether it may draw more now."""
+        return self.items(Consumer, route("datasets", name, "consumers"))
+
+    def set_ratio(self, name: str, consumer: str, **changes: float) -> Consumer:
+        """Change the ratio of a consumer while it runs: samples_per_insert, buffer, min_size."""
+        body = request(messages.PatchConsumer, **changes)
+        where = route("datasets", name, "consumers", consumer)
+        return self.ask(Consumer, "PATCH", where, body=body)
+
+    def delete_consumer(self, name: str, consumer: str) -> None:
+        """Unregister a consumer, so that collectors no longer wait for it."""
+        self.call("DELETE", route("datasets", name, "consumers", consumer), idempotent=False)
 
     # --- trajectories in --------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The bodies of the HTTP API, version 1. These names are the API: docs/http.md lists them by route.
 
-    names, limits, errors · datasets · ingest · trajectories · jobs · SQL · snapshots
+    names, limits, errors · datasets · consumers · ingest · trajectories · jobs · SQL · snapshots
     runs · policies · evaluations · workers · launches · tokens · health
 
 Requests forbid unknown fields, so a typo is an error. Responses may gain fields, so clients ignore
@@ -9,9 +9,16 @@ unknown ones. Times are Unix seconds (float). Names of datasets and runs match `
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 # --- names, limits, errors ------------------------------------------------------------------------
 
@@ -182,6 +189,72 @@ class FlushResult(Response):
     sealed: int
     """Trajectories moved into shards by this call."""
     shards: int
+
+
+# --- consumers: the ratio of samples to inserted steps ------------------------------------------
+
+
+class SampleRatio(Request):
+    """How many samples a consumer draws per inserted step (Reverb's SampleToInsertRatio).
+
+    A sample is one window of a batch; an insert is one training step stored in the dataset. With
+    d = samples_per_insert * (inserts - min_size) - samples, the consumer may draw while
+    d >= -buffer and the dataset has min_size steps; collectors may begin episodes while d < buffer.
+    """
+
+    samples_per_insert: Annotated[float, Field(gt=0, le=1e9)]
+    buffer: Annotated[float, Field(gt=0, le=1e15)]
+    """Samples by which either side may be ahead, at least max(1, samples_per_insert)."""
+    min_size: Annotated[int, Field(ge=1, le=2**53)] = 1
+    """Steps in the dataset before the first sample."""
+
+    @model_validator(mode="after")
+    def _buffer_suffices(self) -> Self:
+        least = max(1.0, self.samples_per_insert)
+        if self.buffer < least:
+            raise ValueError(
+                f"buffer: expected at least max(1, samples_per_insert) = {least:g}, got "
+                f"{self.buffer:g}; with less, both sides would wait for each other"
+            )
+        return self
+
+
+class PutConsumer(Request):
+    """What a consumer reports every second."""
+
+    samples: Number
+    """Samples drawn so far, in all sessions of the run."""
+    ratio: SampleRatio | None = None
+    """Registers the consumer, or changes its ratio from here on. Without it the consumer must be
+    registered."""
+
+
+class PatchConsumer(Request):
+    """Only the given fields change."""
+
+    samples_per_insert: Finite | None = None
+    buffer: Finite | None = None
+    min_size: Int64 | None = None
+
+
+class Consumer(Response):
+    dataset: str
+    name: str
+    """Name of the run that samples."""
+    ratio: SampleRatio
+    samples: int
+    inserted: int
+    """Training steps that the dataset has received in all, also those evicted since."""
+    samples_until: int
+    """It may draw samples up to this total now."""
+    inserts_until: int
+    """Collectors may begin episodes while `inserted` is below this number."""
+    may_sample: bool
+    may_insert: bool
+    alive: bool
+    """It has reported in the last 45 s; collectors wait only for living consumers."""
+    created_at: float
+    updated_at: float
 
 
 # --- ingest ------------------------------------------------------------------------------------
@@ -566,7 +639,10 @@ class PutWorker(Request):
     host: Text = ""
     pid: Int64 | None = None
     policy: Text = ""
-    state: Literal["starting", "running", "paused", "draining", "stopped", "failed"] = "running"
+    state: Literal["starting", "running", "waiting", "paused", "draining", "stopped", "failed"] = (
+        "running"
+    )
+    """waiting: the other side of a sample ratio is behind."""
     counters: dict[str, float] = {}
     """Named numbers: env_steps, episodes, steps_per_second, outbox, …"""
     last_error: Annotated[str, StringConstraints(max_length=20_000)] = ""

@@ -120,6 +120,8 @@ class Outbox:
         url = str(getattr(client, "url", ""))
         self.destination = Destination(dataset, partition, url, created_at, run)
         self.max_bytes, self.when_full = max_bytes, when_full
+        self.held = False
+        """While set, trajectories stay on disk and are not sent. `flush` ends it."""
         self.sent = 0
         """Items that the service has accepted since this object was created."""
         # The client does not retry. The retries of the outbox set `last_error` and end on close.
@@ -127,6 +129,7 @@ class Outbox:
         self._linger = linger
         self._changed = threading.Condition()
         self._waiting: list[Entry] = []
+        self._in_flight: list[Entry] = []
         self.pending_bytes = self.rejected = 0
         """Bytes waiting on disk; number of items in rejected/, also of earlier processes."""
         self._uncertain = set(KINDS)
@@ -170,6 +173,18 @@ class Outbox:
         if self.spec is None:
             raise OutboxError(f"the outbox {self.directory} was opened without a spec")
         self._put("arrow", trajectory.id, encode([trajectory], self.spec))
+
+    def drop_oldest(self, keep: int) -> int:
+        """Delete all but the newest `keep` trajectories that wait here, except those that are being
+        sent; returns their number."""
+        with self._changed:
+            found = [entry for entry in self._waiting if entry.kind == "arrow"]
+            old = [e for e in found[: max(0, len(found) - keep)] if e not in self._in_flight]
+        self._forget(old)
+        for entry in old:
+            entry.path.unlink(missing_ok=True)
+            failpoint("outbox.after_drop")
+        return len(old)
 
     def put_metrics(self, run: str, step: int, values: Mapping[str, float | None]) -> None:
         """Queue the metrics of one step. Like log lines, they survive a crash of the process, but
@@ -251,7 +266,7 @@ class Outbox:
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Try to send everything now. Returns True if nothing waits, False after `timeout`."""
-        deadline = time.monotonic() + timeout
+        self.held, deadline = False, time.monotonic() + timeout
         with self._changed:
             while self._waiting and self._loop.alive:
                 remaining = deadline - time.monotonic()
@@ -462,7 +477,7 @@ class Outbox:
             return KINDS[entry.kind].parse(entry, data)
         except (OSError, ValueError, KeyError, TypeError) as error:  # CodecError is a ValueError
             if isinstance(error, FileNotFoundError) and entry not in self._waiting:
-                return None  # `put_policy` has dropped it meanwhile
+                return None  # it was dropped meanwhile
             if getattr(error, "errno", None) in _TRANSIENT_ERRNOS:
                 raise OutboxError(f"cannot read the outbox now: {error}") from error
             log.error("outbox: %s cannot be read back (%s); set aside", entry.path, error)
@@ -494,10 +509,13 @@ class Outbox:
     def _send_some(self, kind: str) -> bool:
         """Send one group from the front and handle the result of each item. Returns False if no
         item waits. Raises errors that should be retried."""
-        group, shared = self._next_group(kind)
-        if group:
-            self._send(kind, group, shared)
-        return bool(group)
+        try:
+            group, shared = self._next_group(kind)
+            if group:
+                self._send(kind, group, shared)
+            return bool(group)
+        finally:
+            self._in_flight = []
 
     def _next_group(self, kind: str) -> tuple[list[tuple[Entry, Any]], Any]:
         """Return consecutive items of one kind that fit in one request, without damaged files."""
@@ -507,6 +525,9 @@ class Outbox:
         with self._changed:
             found = (entry for entry in self._waiting if entry.kind == kind)
             candidates = [e for e, _ in zip(found, range(KINDS[kind].most), strict=False)]
+            if self.held and kind == "arrow":
+                candidates = []
+            self._in_flight = candidates
         for entry in candidates:
             if group and size + entry.size > GROUP_BYTES:
                 break
@@ -606,7 +627,7 @@ class Outbox:
     def _forget(self, gone: list[Entry]) -> None:
         with self._changed:
             for entry in gone:
-                if entry in self._waiting:  # `put_policy` may have dropped it meanwhile
+                if entry in self._waiting:  # it may have been dropped meanwhile
                     self._waiting.remove(entry)
                     self.pending_bytes -= entry.size
             self._changed.notify_all()

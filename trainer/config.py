@@ -48,6 +48,32 @@ class SourceConfig(RunSettings):
         return self
 
 
+class RatioConfig(RunSettings):
+    """How fast to learn from data that is being collected."""
+
+    samples_per_insert: float = Field(1.0, gt=0, le=1e9)
+    """Windows drawn per collected step, as Reverb's SampleToInsertRatio."""
+    updates_per_step: float | None = Field(None, gt=0, le=1e6)
+    """Instead of samples_per_insert: updates per collected step; 0.25 makes one update for every
+    four steps."""
+    buffer: float | None = Field(None, gt=0, le=1e15)
+    """Windows by which the trainer or the collectors may be ahead; at least samples_per_insert, 1
+    and data.batch. Default: those of 1,000 steps or two batches, whichever is more."""
+    min_size: int = Field(1000, ge=1)
+    """Steps in the dataset before the first update."""
+
+    @model_validator(mode="after")
+    def _one_ratio(self) -> Self:
+        if self.updates_per_step is not None and self.samples_per_insert != 1.0:
+            raise ValueError("updates_per_step: set this or samples_per_insert, not both")
+        return self
+
+    def per_insert(self, batch: int) -> float:
+        """Windows per step, with batches of `batch` windows."""
+        by_updates = self.updates_per_step
+        return self.samples_per_insert if by_updates is None else by_updates * batch
+
+
 class DataConfig(RunSettings):
     """Sampling of windows from the snapshot, and the cache of its columns."""
 
@@ -88,6 +114,9 @@ class DataConfig(RunSettings):
     """Updates over which the sources' shares change from `share` to `share_end`; 0: constant."""
     refresh_every: int = Field(0, ge=0)
     """Updates between checks for new trajectories; 0: train on one fixed snapshot."""
+    ratio: RatioConfig | None = None
+    """Couple updates to the collection of data: the faster side waits for the other. none: do
+    not."""
     include_eval: bool = False
     """Also train on evaluation episodes, which are excluded by default."""
     validation: float = Field(0.0, ge=0, le=0.5)
@@ -126,6 +155,18 @@ class DataConfig(RunSettings):
             raise ValueError(
                 "epochs: growing data has no epochs; set data.refresh_every to 0, or unset it"
             )
+        if self.ratio is not None:
+            if not self.refresh_every:
+                raise ValueError(
+                    "ratio: needs growing data; set data.refresh_every, for instance to 20"
+                )
+            least = max(1.0, self.ratio.per_insert(self.batch), float(self.batch))
+            if self.ratio.buffer is not None and self.ratio.buffer < least:
+                raise ValueError(
+                    f"ratio.buffer: expected at least max(1, samples_per_insert, data.batch) = "
+                    f"{least:g}, got {self.ratio.buffer:g}; with less, trainer and collectors "
+                    "would wait for each other"
+                )
         if self.epochs and self.relabel and self.draw == "windows":
             raise ValueError(
                 "epochs: an epoch over windows counts those of the recorded trajectories, and "
@@ -259,6 +300,10 @@ class TrainConfig(RunSettings):
             raise ValueError(
                 "data.best_share: it prefers trajectories of `dataset`; with sources or a snapshot "
                 "leave it out, and give a source of its own to the best trajectories"
+            )
+        if self.data.ratio is not None and not self.dataset:
+            raise ValueError(
+                "data.ratio: counts the steps of `dataset`; set it, or leave data.ratio out"
             )
         if self.where and not self.dataset and given:
             raise ValueError("where: only applies to `dataset`; put the condition in the select")

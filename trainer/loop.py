@@ -40,11 +40,14 @@ from trainer.first_data import starts_untrained, wait_for_data
 from trainer.health import Health
 from trainer.learner import Learner, TrainingDiverged, Update, make_accelerator, merge_ranks
 from trainer.nan_diagnostics import explain_skip
+from trainer.rate_limit import RateLimiter
 from trainer.recipes import own_settings
-from trainer.run_reporter import CONTINUE, PAUSE, STOP, RunInfo, RunReporter
+from trainer.run_reporter import CONTINUE, PAUSE, STOP, WAIT, RunInfo, RunReporter
 
 log = logging.getLogger(__name__)
 
+SAY_WAITING = 10.0
+"""Seconds after which a run that waits for collectors says so."""
 SYNC_EVERY = 10
 """Updates between synchronisations of stop, pause and new data over several processes."""
 MAY_CHANGE = ("output", "resume", "schedule.", "data.cache", "data.prefetch", "processes")
@@ -78,11 +81,18 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         if resumed is None and config.resume == "auto":
             world.on_main(lambda: checkpoints.refuse_second_start(config.run, home, client))
         stopped = threading.Event()
+        limiter: RateLimiter | None = None
         closing.enter_context(stop_signals(stopped.set))
 
         def newest_request() -> int:
-            """The newest request of the service or of a signal; a signal requests STOP."""
-            return STOP if stopped.is_set() else reporter.request
+            """The newest request of the service or of a signal, which requests STOP; else WAIT if
+            the ratio to collected steps permits no further update."""
+            if stopped.is_set():
+                return STOP
+            return reporter.request or (WAIT if may_not_draw() else CONTINUE)
+
+        def may_not_draw() -> bool:
+            return limiter is not None and not limiter.may_draw()
 
         # --- part 2: the data -------------------------------------------------------------------
         import_plugins(config.plugin, SettingError)
@@ -154,22 +164,34 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             compiling=config.compile,
             window=config.data.window,
         )
-        update, health = 0, Health(config)
+        update, health, same_ratio = 0, Health(config), False
         if resumed is not None:
             checkpoints.restore(resumed, agent, learner.optimizer)
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
             health = Health(config, resumed.state.get("alarms", ()))
             echo(f"resumed after {update} updates, from {resumed.path}")
+            before = resumed.state["config"]["data"].get("ratio")
+            same_ratio = before == config.to_dict()["data"]["ratio"]
         del resumed  # frees its tensors
 
         # --- part 4: the run, log, metrics and policies at the service (rank 0) -----------------
         world.on_main(lambda: reporter.open(data, spec.env, resumed=known_here))
         closing.push(reporter.close)  # receives the exception, if there is one
+        if config.data.ratio is not None and world.is_main:
+            limiter = RateLimiter(client, config, update, keep=same_ratio)
+            closing.callback(limiter.close)
         if untrained:
             if not reporter.has_policy(0):
                 reporter.publish(agent, 0, data)
-            if (snapshot := wait_for(select)) is None:
+
+            def select_enough() -> str | None:
+                if limiter is None or limiter.may_draw():
+                    return select()
+                reporter.set_state("waiting", limiter.reason)
+                return None
+
+            if (snapshot := wait_for(select_enough)) is None:
                 return reporter.status
             data.begin(snapshot)
             reporter.report_snapshots(data)
@@ -219,7 +241,22 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 oldest = checkpoints.oldest_update(folder)
             return update
 
-        while update < config.updates:
+        def hold(request: int) -> int:
+            """Wait while the run is paused or the ratio permits no update. All ranks call this."""
+            began = time.monotonic()
+            with clock.waiting():
+                while request in (WAIT, PAUSE):
+                    if request == PAUSE:
+                        reporter.set_state("paused")
+                    elif limiter is not None and time.monotonic() - began > SAY_WAITING:
+                        reporter.set_state("waiting", limiter.reason)
+                    time.sleep(0.5 if request == PAUSE else 0.02)
+                    request = world.maximum([newest_request()])[0]
+            reporter.set_state("running")
+            return request
+
+        request = hold(world.maximum([newest_request()])[0])
+        while update < config.updates and request != STOP:
             # The update itself: all ranks, each with its slice of the batch.
             with clock.waiting():
                 loaded = next(loader)
@@ -229,6 +266,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             check_pending(leave=int(learner.defers_check and not logging_now))
             update += 1
             reporter.update = update
+            if limiter is not None:
+                limiter.update = update
 
             # Periodically, all ranks: metrics. Reading them synchronises with the device.
             if logging_now:
@@ -244,6 +283,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "data/trajectories": len(loaded.manifest),
                     "data/steps": loaded.manifest.steps,
                     **(view := loader.view(loaded.step)).sampler.metrics(loaded.step),
+                    **(limiter.metrics() if limiter is not None else {}),
                 }
                 # Rank 0: the losses of held-back trajectories, which change no state.
                 validating = _due(validation_interval(every), update) or update == config.updates
@@ -285,14 +325,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             if publishing:
                 published = reporter.publish(agent, update, data)
 
-            while request == PAUSE:
-                reporter.set_state("paused")
-                time.sleep(0.5)
-                request = world.maximum([newest_request()])[0]
-                clock.restart(update)
-            reporter.set_state("running")
-            if request == STOP:
-                break
+            request = hold(request)
 
         if saved != update:
             save()

@@ -34,7 +34,7 @@ from trainer.publish import copy_path, publish
 from trainer.run_log import RunLog
 
 log = logging.getLogger(__name__)
-CONTINUE, PAUSE, STOP = 0, 1, 2
+CONTINUE, WAIT, PAUSE, STOP = 0, 1, 2, 3
 """Requests to a run. If there are several, the largest number takes precedence."""
 LOGGERS = ("trainer", "stepwell._background", "stepwell.outbox")
 """Loggers whose warnings are added to the run's log."""
@@ -306,11 +306,12 @@ class RunReporter:
             changes["tags"] = [*self.config.tags, "unreadable-shards"]
         self.heartbeat.change_run(**changes)
 
-    def set_state(self, state: str) -> None:
-        """Set the state that the next heartbeat reports: "running" or "paused"."""
+    def set_state(self, state: str, reason: str = "") -> None:
+        """Set the state that the next heartbeat reports: "running", "waiting" or "paused"."""
         if self.client is not None and state != self._state:
             self._state = state
-            self._log(state)
+            line = f"{state}: {reason}" if reason else state
+            (self.log if reason else self._log)(line)
             self.heartbeat.wake()
 
     def close(self, kind: object, error: BaseException | None, trace: object) -> None:

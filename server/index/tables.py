@@ -3,6 +3,7 @@
     datasets ─┬─< trajectories >─┬── segments     spooled: where the record is stored
               │                  └── shards       sealed: which file, which rows
               ├─< partition_stats                 running totals, updated in the same transaction
+              ├─< consumers                       what samples from it, at which rate
               └─< tombstones                      ids of removed trajectories, to recognise retries
     snapshots ─┬─< snapshot_shards >── shards     what must not be deleted …
                └─< leases                         … while one of these is unexpired
@@ -41,7 +42,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0010"
+REVISION = "0011"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -77,6 +78,7 @@ datasets = Table(
     Column("tags", JSON, nullable=False, server_default="[]"),
     Column("next_seq", BigInteger, nullable=False, server_default="1"),
     Column("evicted", BigInteger, nullable=False, server_default="0"),  # total so far
+    Column("inserted_steps", BigInteger, nullable=False, server_default="0"),  # of training, total
     Column("created_at", Float, nullable=False),
     Column("last_ingest_at", Float),
 )
@@ -93,6 +95,22 @@ partition_stats = Table(
     Column("return_sum", Float, nullable=False, server_default="0"),
     PrimaryKeyConstraint("dataset_pk", "bucket"),
     CheckConstraint("bucket IN ('fifo', 'protected', 'eval')", name="bucket"),
+)
+
+consumers = Table(
+    "consumers",
+    metadata,
+    Column("dataset_pk", ForeignKey("datasets.pk"), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("samples_per_insert", Float, nullable=False),
+    Column("buffer", Float, nullable=False),
+    Column("min_size", BigInteger, nullable=False),
+    Column("samples", BigInteger, nullable=False),  # drawn so far
+    Column("base", Float, nullable=False),  # inserted steps from which inserts are counted
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("updated_uptime", Float, nullable=False),
+    PrimaryKeyConstraint("dataset_pk", "name"),
 )
 
 segments = Table(

@@ -112,9 +112,13 @@ def insert_rows(connection: Connection, rows: list[dict[str, Any]]) -> None:
         sums = totals.setdefault(bucket_of(row["partition"], row["purpose"]), [0, 0, 0, 0.0])
         for i, value in enumerate((1, row["length"], row["bytes"], row["return"])):
             sums[i] += value
+    pk = rows[0]["dataset_pk"]
     for bucket, (count, steps, size, reward) in totals.items():
-        add_totals(
-            connection, rows[0]["dataset_pk"], bucket, int(count), int(steps), int(size), reward
+        add_totals(connection, pk, bucket, int(count), int(steps), int(size), reward)
+    if inserted := sum(int(sums[1]) for bucket, sums in totals.items() if bucket != "eval"):
+        d = datasets.c
+        connection.execute(
+            sa.update(datasets).where(d.pk == pk).values(inserted_steps=d.inserted_steps + inserted)
         )
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from server.index.db import find_pk, first_rows, next_change_id, next_epoch, write_audit
 from server.index.tables import (
     ALIVE,
+    consumers,
     datasets,
     partition_stats,
     segments,
@@ -108,7 +109,7 @@ def delete_dataset(service: ServiceDep, name: str, caller: Caller) -> None:
                 got=protected,
             )
         connection.execute(sa.delete(trajectories).where(t.dataset_pk == pk))
-        for table in (partition_stats, tombstones):
+        for table in (partition_stats, tombstones, consumers):
             connection.execute(sa.delete(table).where(table.c.dataset_pk == pk))
         connection.execute(
             sa.update(shards)

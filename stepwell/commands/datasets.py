@@ -1,4 +1,4 @@
-"""`stepwell datasets`: list, show, create, set-capacity, delete."""
+"""`stepwell datasets`: list, show, create, set-capacity, ratio, delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, InvalidSpace
-from stepwell.messages import Capacity, Dataset, PartitionStats
+from stepwell.messages import Capacity, Consumer, Dataset, PartitionStats
 from stepwell.spaces import EnvSpec, space_to_json
 
 ABOUT = """\
@@ -22,6 +22,8 @@ EXAMPLES = """\
   stepwell datasets show hopper
   stepwell datasets create my-data --spec spec.json --max-trajectories 10000
   stepwell datasets set-capacity my-data --max-steps 5000000
+  stepwell datasets ratio my-data
+  stepwell datasets ratio my-data my-run --samples-per-insert 2 --buffer 4000
   stepwell datasets delete my-data --yes"""
 
 
@@ -42,10 +44,20 @@ def main(argv: list[str] | None = None) -> int:
         set_capacity,
         "set the limits of the fifo partition (without options: no limit)",
     )
+    ratio = common.add_action(
+        actions,
+        "ratio",
+        ratios,
+        "how much each trainer samples per inserted step, or change that of one",
+    )
     delete = common.add_action(actions, "delete", delete_dataset, "remove a dataset")
     delete.add_argument("--yes", action="store_true", help="confirm")
-    for sub in (show, create, limit, delete):
+    for sub in (show, create, limit, ratio, delete):
         sub.add_argument("name")
+    ratio.add_argument("run", nargs="?", help="the trainer's run, to change its ratio")
+    ratio.add_argument("--samples-per-insert", type=float, metavar="X", help="windows per step")
+    ratio.add_argument("--buffer", type=float, metavar="N", help="windows; at least max(1, X)")
+    ratio.add_argument("--min-size", type=int, metavar="N", help="steps before the first window")
     for sub in (create, limit):
         for field in ("trajectories", "steps", "bytes"):
             sub.add_argument(f"--max-{field}", type=int, metavar="N")
@@ -102,6 +114,40 @@ def create_dataset(client: Client, args: argparse.Namespace) -> common.Answer:
 
 def set_capacity(client: Client, args: argparse.Namespace) -> common.Answer:
     return _answer(client.patch_dataset(args.name, capacity=_capacity(args)))
+
+
+def ratios(client: Client, args: argparse.Namespace) -> common.Answer:
+    names = ("samples_per_insert", "buffer", "min_size")
+    changes = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if changes and not args.run:
+        raise InvalidData(f"whose ratio? give the run: stepwell datasets ratio {args.name} RUN …")
+    if changes:
+        client.set_ratio(args.name, args.run, **changes)
+    found = [c for c in client.consumers(args.name) if args.run in (None, c.name)]
+    if args.run and not found:
+        raise InvalidData(
+            f"run {args.run} keeps no ratio with {args.name}; a trainer does with "
+            "--data.ratio.updates-per-step X"
+        )
+    return found, lambda: common.print_table(
+        ["run", "samples per insert", "buffer", "min size", "samples", "inserted", "waits"],
+        [
+            (
+                *(c.name, c.ratio.samples_per_insert, c.ratio.buffer, c.ratio.min_size),
+                *(c.samples, c.inserted, _who_waits(c)),
+            )
+            for c in found
+        ],
+        empty="no trainer keeps a ratio with this dataset",
+    )
+
+
+def _who_waits(consumer: Consumer) -> str:
+    if not consumer.alive:
+        return "nobody: the trainer does not report"
+    if not consumer.may_insert:
+        return "collectors"
+    return "nobody" if consumer.may_sample else "the trainer"
 
 
 def delete_dataset(client: Client, args: argparse.Namespace) -> common.Answer:

@@ -282,6 +282,44 @@ def test_people_pause_resume_and_drain_a_worker(
     assert client.run(config.run).status == "finished"
 
 
+@pytest.mark.parametrize("when_ahead", ["wait", "spool", "drop-oldest"])
+def test_ahead_of_a_trainer_it_waits_spools_or_drops(
+    service: Any, client: Client, name: str, tmp_path: Path, when_ahead: Any
+) -> None:
+    client.create_dataset(name, interface_of(make(ENV), ENV).spec)
+    client.report_samples(name, "t", 0, {"samples_per_insert": 1.0, "buffer": 300.0, "min_size": 1})
+    config = settings(service, name, tmp_path, random=True, when_ahead=when_ahead)
+
+    def held(counter: str) -> Any:
+        """The worker, once the dataset has grown as far as it may and `counter` is above 5."""
+        full = not client.report_samples(name, "t", 0).may_insert
+        (worker,) = [w for w in client.workers() if w.run == config.run] or [None]
+        there = worker is not None and worker.counters.get(counter, 0) > 5
+        return worker if full and there else None
+
+    with collecting(config):
+        counter = {"wait": "episodes", "spool": "outbox", "drop-oldest": "dropped"}[when_ahead]
+        worker = until(lambda: held(counter), counter)
+        if when_ahead == "wait":
+            until(lambda: held(counter).state == "waiting", "waiting")
+            longest = 2 * 500  # both environments finish what they had begun
+            assert client.dataset(name).fifo.steps < 301 + longest
+            episodes = held(counter).counters["episodes"]
+            seen = {held(counter).heartbeat_at}
+            until(lambda: seen.add(held(counter).heartbeat_at) or len(seen) > 5, "heartbeats")
+            assert held(counter).counters["episodes"] == episodes
+        elif when_ahead == "drop-oldest":
+            until(lambda: held(counter).counters["outbox"] <= config.envs, "only the newest wait")
+        before = client.dataset(name).fifo.trajectories
+        client.report_samples(name, "t", 1_000_000)
+        until(lambda: client.dataset(name).fifo.trajectories > before + 5, "it goes on")
+    (worker,) = [w for w in client.workers() if w.run == config.run]
+    infos = stored(client, name)
+    complete = sum("interrupted" not in info.tags for info in infos)
+    assert complete + worker.counters["dropped"] == worker.counters["episodes"]
+    assert (worker.counters["dropped"] > 0) == (when_ahead == "drop-oldest")
+
+
 def test_a_step_limit_keeps_what_was_played(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:

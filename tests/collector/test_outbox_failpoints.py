@@ -48,7 +48,41 @@ def die_at(name: str, code: str, *args: str) -> None:
     assert done.returncode == -9, (name, done.stderr)
 
 
-@pytest.mark.parametrize("name", [n for n in failpoints_of("stepwell") if n.startswith("outbox.")])
+DROPPER = """
+import sys
+from stepwell import Client
+from stepwell.outbox import Outbox
+from stepwell.testing import make_spec, make_trajectory
+url, dataset, folder = sys.argv[1:]
+spec = make_spec(action=1)
+outbox = Outbox(folder, Client(url), dataset, spec)
+outbox.held = True
+for seed in range(6):
+    outbox.put(make_trajectory(spec, length=5, seed=seed, policy=str(seed)))
+outbox.drop_oldest(2)
+"""
+
+
+def test_dropping_the_oldest_leaves_the_newest_wherever_it_dies(
+    client: Client, service, tmp_path: Path
+) -> None:
+    spec = make_spec(action=1)
+    client.create_dataset("dropper", spec)
+    die_at("outbox.after_drop:3", DROPPER, service.url, "dropper", str(tmp_path))
+    outbox = Outbox(tmp_path, client, "dropper", spec)
+    assert outbox.close(60.0)
+    left = [i.policy for i in client.trajectories("dropper", order="seq").items]
+    assert left == ["3", "4", "5"], "three were deleted; the fourth it had not reached"
+
+
+OF_PUTTING = [
+    name
+    for name in failpoints_of("stepwell")
+    if name.startswith("outbox.") and name != "outbox.after_drop"
+]
+
+
+@pytest.mark.parametrize("name", OF_PUTTING)
 def test_an_outbox_keeps_its_promise_wherever_it_dies(
     client: Client, service, name: str, tmp_path: Path
 ):

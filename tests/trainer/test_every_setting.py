@@ -86,7 +86,20 @@ BASES: list[dict[str, Any]] = [
         "agent.critic": False,
         "agent.return_conditioning": True,
     },
-    {"agent.actor.continuous.kind": "deterministic"},
+    {
+        "agent.actor.continuous.kind": "deterministic",
+        "dataset": "growing",
+        "data.refresh_every": 5,
+        "data.ratio": True,
+        "data.ratio.samples_per_insert": 0.5,
+    },
+    {
+        "dataset": "growing",
+        "data.refresh_every": 5,
+        "data.ratio": True,
+        "data.ratio.updates_per_step": 0.1,
+        "data.ratio.buffer": 500.0,
+    },
     TRANSFORMER | {f"{MEMORY}.position.kind": "learnable", f"{MEMORY}.position.max_time": 9},
 ]
 SPACES = Spaces(
