@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from server import auth
 from server.auth import OPEN, RULES, Principal, scopes_for
 from server.index.tables import tokens
+from server.main import configure_logging
 from stepwell.codec import encode
 from stepwell.messages import ARROW
 from stepwell.testing import make_spec, make_trajectory
@@ -184,6 +185,10 @@ ALLOWED: dict[str, str] = {
     "GET /v1/datasets/{name}": "read train ingest own",
     "PATCH /v1/datasets/{name}": "",
     "DELETE /v1/datasets/{name}": "",
+    "GET /v1/datasets/{name}/consumers": "read train ingest own",
+    "PUT /v1/datasets/{name}/consumers/{consumer}": "train",
+    "PATCH /v1/datasets/{name}/consumers/{consumer}": "train",
+    "DELETE /v1/datasets/{name}/consumers/{consumer}": "train",
     "POST /v1/datasets/{name}/flush": "ingest own",
     "POST /v1/datasets/{name}/trajectories": "ingest own",
     "GET /v1/datasets/{name}/trajectories": READERS,
@@ -267,6 +272,7 @@ def test_wrong_tokens_are_slowed_down_and_valid_ones_pass(
     closed: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """429 after a while, said once in the log; nobody of the same address is locked out."""
+    configure_logging("info")  # an earlier test may have bound it to its own captured stream
     now = [1000.0]
     monkeypatch.setattr(auth.time, "monotonic", lambda: now[0])
     reader = bearer(token(closed, "read"))
