@@ -72,6 +72,8 @@ class EvaluationResult:
     mean: float
     iqm: float
     """Mean of the middle half of the returns (Agarwal et al., 2021)."""
+    bottom_quintile: float
+    """20th percentile of the returns: how the worse episodes end."""
     ci_low: float
     """Bootstrap interval of the mean: percentiles of 10,000 seeded resamples."""
     ci_high: float
@@ -94,6 +96,7 @@ class EvaluationResult:
             "mean return": f"{self.mean:.2f}",
             f"{100 * self.confidence:.0f}% interval": f"{self.ci_low:.2f} … {self.ci_high:.2f}",
             "interquartile mean": f"{self.iqm:.2f}",
+            "20th percentile": f"{self.bottom_quintile:.2f}",
             "lowest … highest": f"{min(self.returns):.2f} … {max(self.returns):.2f}",
             "mean length": f"{np.mean(self.lengths):.1f}",
         }
@@ -196,6 +199,7 @@ def summarise(
         successes=[e.success for e in episodes],
         mean=interval.value,
         iqm=iqm(returns),
+        bottom_quintile=float(np.quantile(returns, 0.2)),
         ci_low=interval.low,
         ci_high=interval.high,
         confidence=interval.confidence,
@@ -311,13 +315,12 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
     run.outbox.flush(config.drain_timeout)
     notes = {"dataset": run.outbox.dataset, "run": run.name}
     row = result.to_json()
-    successes = row.pop("successes")
     details = {
+        **{name: row.pop(name) for name in ("bottom_quintile", "successes")},
         "statistic": "mean",
         "bootstrap": RESAMPLES,
         "greedy": not config.sample,
         "env_args": parse_pairs(config.env_args, "--env-args"),
-        "successes": successes,
     }
     if config.target_return is not None:
         details["target_return"] = config.target_return

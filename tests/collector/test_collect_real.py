@@ -515,6 +515,8 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
     assert evaluation.id == notes["evaluation"] and evaluation.policy == f"{learner}/0"
     assert evaluation.returns == result.returns == [i.total_reward for i in infos]
     assert (evaluation.mean, evaluation.iqm) == (result.mean, result.iqm)
+    assert evaluation.details["bottom_quintile"] == result.bottom_quintile
+    assert evaluation.details["successes"] == result.successes
     assert evaluation.seeds == list(range(40, 49)) and evaluation.dataset == name
     assert client.run(config.run).status == "finished" and client.run(config.run).kind == "eval"
     again = evaluate_policy(

@@ -83,6 +83,7 @@ def test_a_scripted_optimum_scores_the_optimum() -> None:
     best = evaluate_policy(remembering, RECALL_ID, range(12), env_kwargs={"delay": 3}, envs=1)
     assert best.returns == [1.0] * 12 and best.successes == [True] * 12
     assert (best.mean, best.iqm, best.ci_low, best.ci_high) == (1.0, 1.0, 1.0, 1.0)
+    assert best.bottom_quintile == 1.0
     chance = evaluate_policy(
         lambda interface, slots: RandomActor(interface, slots), RECALL_ID, range(200), envs=4
     )
@@ -116,6 +117,9 @@ def test_the_summary_equals_its_slow_definitions(n: int) -> None:
         total += ordered[min(int(q * n), n - 1)] / fine
     assert result.iqm == pytest.approx(total, abs=0.3)
     assert result.mean == pytest.approx(sum(returns) / n)
+    place = 0.2 * (n - 1)  # linear between the two returns around it
+    low, high = ordered[int(place)], ordered[min(int(place) + 1, n - 1)]
+    assert result.bottom_quintile == pytest.approx(low + (place - int(place)) * (high - low))
     rng = np.random.default_rng(123)
     means = sorted(float(np.mean(rng.choice(returns, n))) for _ in range(4000))
     width = max(means[-1] - means[0], 1e-9)
