@@ -145,11 +145,15 @@ class EvaluateConfig(EnvironmentConfig):
 
       stepwell evaluate --policy demo --env Pendulum-v1 --episodes 30
       stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json
+      stepwell evaluate --policy demo --env Hopper-v5 --episodes 10 --follow
       stepwell evaluate --random --env Pendulum-v1 --no-upload
     """
 
     policy: str = ""
-    """Policy to evaluate: RUN (its newest policy), RUN/ALIAS or RUN/VERSION."""
+    """Policy to evaluate: RUN (its newest policy), RUN/ALIAS, RUN/VERSION, or RUN/all: all versions
+    that have no such score yet; the alias `best` then points to the highest mean."""
+    follow: bool = False
+    """Evaluate each version of --policy RUN as it is published, until the run ends."""
     file: Path | None = None
     """Evaluate a local policy file instead of a published policy."""
     random: bool = False
@@ -179,13 +183,29 @@ class EvaluateConfig(EnvironmentConfig):
     upload: bool = True
     """Send episodes and score to the service; --no-upload only prints the score."""
 
+    @property
+    def every_version(self) -> bool:
+        """Whether to evaluate all versions of a run."""
+        _, _, which = self.policy.partition("/")
+        return which == ALL or (self.follow and bool(self.policy) and not which)
+
     @model_validator(mode="after")
     def _one_player(self) -> Self:
         if sum((bool(self.policy), self.file is not None, self.random)) != 1:
             raise ValueError("policy: give one of --policy RUN[/VERSION], --file, --random")
+        if self.every_version and not self.upload:
+            raise ValueError("upload: scores of all versions are kept at the service; leave it on")
+        if self.follow and not self.every_version:
+            raise ValueError("follow: needs --policy RUN, without a version or an alias")
+        if self.every_version and self.run:
+            raise ValueError("run: each version has an eval run of its own; leave run out")
         if self.target_return is not None and self.random:
             raise ValueError("target_return: has no effect with --random; leave out one of them")
         return self
+
+
+ALL = "all"
+"""In place of a version: every version."""
 
 
 def parse_reference(reference: str) -> tuple[str, str]:

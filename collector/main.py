@@ -37,6 +37,8 @@ def evaluate(argv: list[str] | None = None) -> int:
     try:
         words = [word for word in words if word != "--json"]
         config = parse(EvaluateConfig, words, "stepwell evaluate")
+        if config.every_version:
+            return _evaluate_versions(config, out, console, as_json)
         from collector.evaluate import run_evaluation
 
         result, notes = run_evaluation(config, console, quiet=as_json)
@@ -54,6 +56,19 @@ def evaluate(argv: list[str] | None = None) -> int:
                 out.print(f"{name}: {value}", highlight=False)
     if undelivered := notes.get("undelivered"):
         return fail("stepwell evaluate", Undelivered(undelivered))
+    return 0
+
+
+def _evaluate_versions(
+    config: EvaluateConfig, out: Console, console: Console, as_json: bool
+) -> int:
+    from collector.evaluate_versions import evaluate_versions, table_of
+
+    scores = evaluate_versions(config, console, quiet=as_json)
+    if as_json:
+        print(json.dumps([score.model_dump() for score in scores], indent=2))
+    else:
+        out.print(table_of(scores, f"{config.policy} in {config.env}"))
     return 0
 
 

@@ -23,12 +23,14 @@ from rich.console import Console
 
 from amago_model.acting import ActingPolicy
 from amago_model.config import AgentConfig, Spaces
-from amago_model.policy_file import save_policy
+from amago_model.policy_file import load_policy, save_policy
+from collector import evaluate_versions as evaluate_versions_module
 from collector.collect import collect
-from collector.config import CollectConfig, EvaluateConfig
+from collector.config import CollectConfig, EvaluateConfig, UsageError
 from collector.control import Control
 from collector.envs import interface_of, make
 from collector.evaluate import evaluate_policy, run_evaluation
+from collector.evaluate_versions import evaluate_versions, table_of
 from collector.main import evaluate, main
 from collector.policy_actor import RandomActor
 from collector.record import record
@@ -526,6 +528,73 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
     dataset = client.dataset(name)
     assert dataset.eval.trajectories == 9 and dataset.fifo.steps == 0
     assert dataset.capacity.trajectories == 10_000
+
+
+def test_every_version_is_scored_once_and_the_best_is_named(
+    service: Any, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newest first; a second command plays only what is missing; --follow ends with the run."""
+    learner = f"learner-{name}"
+    client.create_run(learner, "train")
+    values: dict[str, Any] = {"env": ENV, "episodes": 3, "envs": 3, "dataset": name}
+    words = {**values, "url": service.url, "token": service.token}
+
+    def evaluate(**more: Any) -> list[Any]:
+        return evaluate_versions(EvaluateConfig(**words, **more), Console(quiet=True))
+
+    with pytest.raises(UsageError, match="has no policy yet"):
+        evaluate(policy=f"{learner}/all")
+    for version in (0, 3):
+        client.publish_policy(learner, version, policy_file(version))
+    scores = evaluate(policy=f"{learner}/all")
+    assert [s.policy for s in scores] == [f"{learner}/0", f"{learner}/3"]
+    assert [s.policy for s in client.evaluations(env=ENV) if s.policy.startswith(learner)] == [
+        f"{learner}/0",
+        f"{learner}/3",
+    ], "listed newest first: version 3 was played before version 0"
+
+    published = []
+
+    def next_version(_: float) -> None:
+        """In place of each wait for something new."""
+        if len(published) < 2:
+            published.append(5 + len(published))
+            client.publish_policy(learner, published[-1], policy_file(published[-1]))
+        else:
+            client.patch_run(learner, status="finished")
+
+    monkeypatch.setattr(evaluate_versions_module.time, "sleep", next_version)
+    scores = evaluate(policy=learner, follow=True)
+    assert [s.policy for s in scores] == [f"{learner}/{v}" for v in (0, 3, 5, 6)]
+    assert len(client.evaluations(env=ENV, policy=f"{learner}/3")) == 1
+    best = max(scores, key=lambda s: (s.mean, int(s.policy.rpartition("/")[2])))
+    (policy,) = [p for p in client.policies(learner) if "best" in p.aliases]
+    assert f"{learner}/{policy.version}" == best.policy
+    for score in scores:
+        again = evaluate_policy(
+            load_policy(client.download_policy(learner, score.policy.rpartition("/")[2]).data),
+            ENV,
+            range(3),
+        )
+        assert again.returns == score.returns
+    table = table_of(scores, "all")
+    assert table.row_count == 4 and list(table.columns[-1].cells).count("best") >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "r/3", "--follow"], "follow: needs --policy RUN"),
+        (["--random", "--follow"], "follow: needs --policy RUN"),
+        (["--policy", "r/all", "--no-upload"], "upload: scores of all versions"),
+        (["--policy", "r", "--follow", "--run", "x"], "run: each version has"),
+    ],
+)
+def test_what_all_versions_cannot_mean_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(["--env", ENV, *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_command_stops_an_evaluation(service: Any, client: Client, name: str) -> None:

@@ -1,0 +1,108 @@
+"""`stepwell evaluate --policy RUN/all` and `--follow`: the score of every version of a run.
+
+Versions that have a score with the same seeds and settings are not played again, so the command
+can be stopped and repeated. Newer versions come first: while a run trains, its state now matters
+more than its past.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collector.config import EvaluateConfig, UsageError, parse_reference
+from collector.envs import parse_pairs
+from collector.evaluate import run_evaluation
+from stepwell.client import Client
+from stepwell.errors import Busy, NotFound, ServiceUnreachable, Undelivered
+from stepwell.messages import Evaluation
+
+POLL = 2.0
+"""Seconds between two looks for a new version."""
+BEST = "best"
+"""The alias that points to the version with the highest mean."""
+
+
+def evaluate_versions(
+    config: EvaluateConfig, console: Console, *, quiet: bool = False
+) -> list[Evaluation]:
+    """Score the versions of the run, with --follow until it ends; returns the scores by version.
+
+    Points the alias `best` to the version with the highest mean, the newer one of two equal ones.
+    Raises `NotFound` or `UsageError` if there is no policy, `Undelivered` like one evaluation.
+    """
+    run, _ = parse_reference(config.policy)
+    best = -1
+    with Client(config.url, config.token) as client:
+        while True:
+            training, versions = _look(client, run, config.follow)
+            if not (training or versions):
+                raise UsageError(
+                    f"--policy: run {run} has no policy yet; --follow would wait for it"
+                )
+            scores = _scores(client, config, run, versions)
+            if scores and (found := max(scores, key=lambda v: (scores[v].mean, v))) != best:
+                best = found
+                client.set_alias(run, BEST, best)
+            pending = [version for version in versions if version not in scores]
+            if pending:
+                one = config.replace(policy=f"{run}/{pending[0]}", follow=False)
+                _, notes = run_evaluation(one, console, quiet=quiet)
+                if undelivered := notes.get("undelivered"):
+                    raise Undelivered(undelivered)
+            elif not training:
+                break
+            else:
+                time.sleep(POLL)
+    return [scores[version] for version in sorted(scores)]
+
+
+def _look(client: Client, run: str, follow: bool) -> tuple[bool, list[int]]:
+    """Whether to wait for more versions, and the versions, newest first."""
+    try:
+        training = follow and client.run(run).status == "running"
+        return training, sorted((p.version for p in client.policies(run)), reverse=True)
+    except (NotFound, Busy, ServiceUnreachable):
+        if not follow:
+            raise
+        return True, []  # the run does not exist yet, or the service is restarting
+
+
+def _scores(
+    client: Client, config: EvaluateConfig, run: str, versions: list[int]
+) -> dict[int, Evaluation]:
+    """The newest score of each version that was made with these settings."""
+    wanted: dict[str, Any] = {
+        "greedy": not config.sample,
+        "env_args": parse_pairs(config.env_args, "--env-args"),
+        "target_return": config.target_return,
+    }
+    seeds = list(range(config.seeds, config.seeds + config.episodes))
+    found: dict[int, Evaluation] = {}
+    names = {f"{run}/{version}": version for version in versions}
+    for e in client.evaluations(env=config.env):  # newest first
+        same = e.seeds == seeds and {name: e.details.get(name) for name in wanted} == wanted
+        if same and e.policy in names:
+            found.setdefault(names[e.policy], e)
+    return found
+
+
+def table_of(scores: list[Evaluation], title: str) -> Table:
+    table = Table(title=title)
+    for name in ("version", "mean return", "interval", "IQM", "20th percentile", ""):
+        table.add_column(name, justify="left" if name == "" else "right")
+    best = max(scores, key=lambda e: e.mean).mean if scores else None
+    for e in scores:
+        low = e.details.get("bottom_quintile")
+        table.add_row(
+            e.policy.rpartition("/")[2],
+            f"{e.mean:.2f}",
+            f"{e.ci_low:.2f} … {e.ci_high:.2f}",
+            f"{e.iqm:.2f}",
+            "" if low is None else f"{low:.2f}",
+            BEST if e.mean == best else "",
+        )
+    return table
