@@ -129,10 +129,26 @@ FIELD = (
     Dataset(
         "find-block-4",
         "image",
-        HELD_OUT,
+        FIT,
         "find-block-noisy --env-args colours=4",
         FIND_BLOCK_IMAGE_ID,
         {"colours": 4},
+    ),
+    Dataset(
+        "find-block-3",
+        "image",
+        HELD_OUT,
+        "find-block-noisy --env-args colours=3",
+        FIND_BLOCK_IMAGE_ID,
+        {"colours": 3},
+    ),
+    Dataset(
+        "find-block-20",
+        "image",
+        HELD_OUT,
+        "find-block-noisy --env-args colours=3 steps=20",
+        FIND_BLOCK_IMAGE_ID,
+        {"colours": 3, "steps": 20},
     ),
     Dataset("bandit-discrete", "one step", FIT, "bandit-discrete", BANDIT_ID),
     Dataset(

@@ -324,7 +324,9 @@ def _filter(p: DatasetProfile) -> list[Derived]:
             "discrete actions: an exponential filter lowers the probability of bad actions without "
             "forbidding one, so an error of the critics seldom changes the most probable action"
         )
-        chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}batch_norm": True}
+        # In standard deviations of the return, not of the batch's advantages: while critics know
+        # nothing, those would turn their noise into weights, and not even a clone would be learned.
+        chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
     elif is_sparse(p) and p.spaces.action.kind == "continuous":
         n_step = max(1, min(SPARSE_STEPS, int(p.length[0])))
         reason = (

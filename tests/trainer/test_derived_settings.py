@@ -139,10 +139,11 @@ def test_what_a_flag_sets_is_the_basis_of_what_depends_on_it() -> None:
 
 @pytest.mark.parametrize("flag", ["kind=binary", "threshold=0"])
 def test_discrete_actions_get_a_soft_filter_unless_a_flag_chooses_another(flag: str) -> None:
-    keys = {"agent.losses.filter.kind", "agent.losses.filter.batch_norm"}
+    keys = {"agent.losses.filter.kind", "agent.losses.filter.beta"}
     assert not keys & derived(make_profile(DENSE)).keys()
     found = derived(make_profile(DENSE, spec=DISCRETE))
-    assert [found[key] for key in sorted(keys)] == [True, "exp"]
+    assert [found[key] for key in sorted(keys)] == [3.0, "exp"]
+    assert "agent.losses.filter.batch_norm" not in found
     resolved = resolve(["offline", "--dataset=made", f"--agent.losses.filter.{flag}"])
     profile = make_profile(DENSE, spec=DISCRETE)
     settings = derive_settings(profile, resolved.config, resolved.origins)
