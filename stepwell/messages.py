@@ -202,7 +202,7 @@ class SampleRatio(Request):
     d >= -buffer and the dataset has min_size steps; collectors may begin episodes while d < buffer.
     """
 
-    samples_per_insert: Annotated[float, Field(gt=0, le=1e9)]
+    samples_per_insert: Annotated[float, Field(ge=1e-9, le=1e9)]
     buffer: Annotated[float, Field(gt=0, le=1e15)]
     """Samples by which either side may be ahead, at least max(1, samples_per_insert)."""
     min_size: Annotated[int, Field(ge=1, le=2**53)] = 1

@@ -51,9 +51,9 @@ class SourceConfig(RunSettings):
 class RatioConfig(RunSettings):
     """How fast to learn from data that is being collected."""
 
-    samples_per_insert: float = Field(1.0, gt=0, le=1e9)
+    samples_per_insert: float = Field(1.0, ge=1e-9, le=1e9)
     """Windows drawn per collected step, as Reverb's SampleToInsertRatio."""
-    updates_per_step: float | None = Field(None, gt=0, le=1e6)
+    updates_per_step: float | None = Field(None, ge=1e-9, le=1e6)
     """Instead of samples_per_insert: updates per collected step; 0.25 makes one update for every
     four steps."""
     buffer: float | None = Field(None, gt=0, le=1e15)

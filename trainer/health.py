@@ -209,6 +209,23 @@ def _td_error_message(x: Reading) -> str:
     )
 
 
+def _flat(x: Reading) -> float:
+    """The spread of the data's returns over that of Q in a batch."""
+    # Values begin at one number for all states, and may need a while to differ.
+    if x.data.std == 0 or x["progress/updates"] < 0.5 * x["progress/total"]:
+        raise KeyError("std")
+    return x.data.std / max(x["value/q_max"] - x["value/q_min"], 1e-9 * x.data.std)
+
+
+def _flat_message(x: Reading) -> str:
+    return (
+        f"Q is between {x['value/q_min']:.4g} and {x['value/q_max']:.4g} in all states, and the "
+        f"returns of the data vary by {x.data.std:.4g}: the critics cannot tell states apart, so "
+        "what follows them follows noise. Try the recipe bc, more updates or, if one observation "
+        "does not show the state, memory=gru"
+    )
+
+
 def _scale(x: Reading) -> float:
     """PopArt's scale over the standard deviation of the data's returns."""
     if x.data.std == 0 or x.config.agent.critic is None or x.config.agent.critic.popart is None:
@@ -334,6 +351,7 @@ CHECKS = (
     Check("q_below_data", _below, 0.5, 0.25, _q_below),
     Check("targets_at_bound", _at_bound, 0.0, -0.05, _at_bound_message),
     Check("td_error", _td_error, 1.5, 1.0, _td_error_message),
+    Check("values_flat", _flat, 4.0, 2.5, _flat_message),
     Check("targets_follow", _tau, 0.2, 0.2, _tau_message),
     Check("rewards_too_small", _scale, HIGH_SIGMA, HIGH_SIGMA / 2, _small_rewards),
     Check("rewards_too_large", _too_large, 1 / LOW_SIGMA, 5.0, _large_rewards),

@@ -153,7 +153,8 @@ def limits(row: dict[str, Any], samples: int, inserted: int) -> tuple[int, int]:
     full = inserted >= min_size
     samples_until = math.floor((inserted - least) * per_insert + row["buffer"]) if full else 0
     inserts_until = math.ceil(least + (samples + row["buffer"]) / per_insert)
-    return max(0, samples_until), max(min_size, inserts_until)
+    # Integers that every JSON parser represents exactly.
+    return min(max(0, samples_until), 2**53), min(max(min_size, inserts_until), 2**53)
 
 
 def _message(c: Connection, db: Database, dataset: str, row: RowMapping) -> Consumer:

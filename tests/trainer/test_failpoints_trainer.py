@@ -43,7 +43,7 @@ share_end = 0.5
 """
 ELSEWHERE = (
     *("adopt.", "clock.", "cache.after_eviction"),
-    *("outbox.after_reason", "outbox.after_reject", "outbox.after_requeue"),
+    *("outbox.after_reason", "outbox.after_reject", "outbox.after_requeue", "outbox.after_drop"),
 )
 
 

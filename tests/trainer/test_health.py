@@ -30,12 +30,18 @@ HEALTHY = {
     "dormant/critic": 0.1,
     "optimizer/gradient_norm": 2.0,
     "progress/skipped": 0.0,
+    "progress/updates": 600.0,
+    "progress/total": 1000.0,
 }
 BROKEN = {
     "q_above_data": ({"value/q_max": 17.0}, ["reached 17;", "exceeds 1:", "target_high=1 "]),
     "q_below_data": ({"value/q_min": -4.0}, ["fallen to -4;", "below 0:", "target_low=0 "]),
     "targets_at_bound": ({"value/target_at_bound": 0.99}, ["99%", "20%"]),
     "td_error": ({"value/td_error": 0.9}, ["by 0.9 ", "by 0.3:", "tau"]),
+    "values_flat": (
+        {"value/q_min": 0.48, "value/q_max": 0.5},
+        ["between 0.48 and 0.5 ", "vary by 0.3:", "recipe bc"],
+    ),
     "rewards_too_small": ({"popart/sigma": 6.0}, ["by 0.3,", "scale of 6.", "multiplier=2 "]),
     "rewards_too_large": ({"popart/sigma": 0.02}, ["multiplier=3e+01 "]),
     "critic_overfits": ({"validation/loss/critic": 0.7}, ["is 0.7,", "data 0.1:"]),
@@ -130,6 +136,14 @@ def test_an_alarm_neither_flickers_nor_goes_stale():
 def test_values_that_still_grow_are_not_too_large_rewards():
     """A small scale says nothing before it is at PopArt's limit: tau makes values grow slowly."""
     assert ring(Health(config_of()), HEALTHY | {"popart/sigma": 0.02}, 101) == ([], [])
+
+
+def test_values_may_be_equal_while_they_begin():
+    flat = HEALTHY | BROKEN["values_flat"][0]
+    early = flat | {"progress/updates": 400.0}
+    assert ring(Health(config_of()), early, 101, 20) == ([], [])
+    constant = DataReturns(low=0.0, high=1.0, std=0.0, at_extremes=1.0)
+    assert ring(Health(config_of()), flat, 101, 20, returns=constant) == ([], [])
 
 
 def test_the_best_trajectories_have_a_lower_loss_than_those_held_back():

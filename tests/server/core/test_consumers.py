@@ -92,12 +92,22 @@ def test_a_ratio_changed_on_the_way_holds_from_there_on(live: Live) -> None:
     assert until(live.http.patch(path, json={"min_size": 400}).json()) == (0, 404)
 
 
+def test_extreme_ratios_have_answers(live: Live) -> None:
+    live.create()
+    slow = {"samples_per_insert": 1e-9, "buffer": 1e15, "min_size": 2**53}
+    assert until(put(live, 2**53, slow)) == (0, 2**53)
+    fast = {"samples_per_insert": 1e9, "buffer": 1e15, "min_size": 1}
+    insert(live, 100)
+    assert put(live, 2**53, fast)["samples_until"] == 2**53
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"buffer": 0.5}, "buffer: expected at least max(1, samples_per_insert) = 1, got 0.5"),
         ({"samples_per_insert": 30.0}, "max(1, samples_per_insert) = 30, got 20"),
-        ({"samples_per_insert": 0.0}, "greater than 0"),
+        ({"samples_per_insert": 0.0}, "greater than or equal to 0.000000001"),
+        ({"samples_per_insert": 2e-310}, "greater than or equal to 0.000000001"),
         ({"min_size": 0}, "greater than or equal to 1"),
         ({"size": 1}, "Extra inputs"),
     ],
