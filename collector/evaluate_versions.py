@@ -94,7 +94,7 @@ def table_of(scores: list[Evaluation], title: str) -> Table:
     table = Table(title=title)
     for name in ("version", "mean return", "interval", "IQM", "20th percentile", ""):
         table.add_column(name, justify="left" if name == "" else "right")
-    best = max(scores, key=lambda e: e.mean).mean if scores else None
+    best = max(reversed(scores), key=lambda e: e.mean, default=None)  # the newer of two equal ones
     for e in scores:
         low = e.details.get("bottom_quintile")
         table.add_row(
@@ -103,6 +103,6 @@ def table_of(scores: list[Evaluation], title: str) -> Table:
             f"{e.ci_low:.2f} … {e.ci_high:.2f}",
             f"{e.iqm:.2f}",
             "" if low is None else f"{low:.2f}",
-            BEST if e.mean == best else "",
+            BEST if e is best else "",
         )
     return table

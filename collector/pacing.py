@@ -37,14 +37,16 @@ class Pacing:
     @property
     def full(self) -> bool:
         """Whether the dataset had as many steps as it may have, when it was last asked for."""
-        return self._slowest is not None and not self._slowest[0].may_insert
+        slowest = self._slowest  # another thread replaces it
+        return slowest is not None and not slowest[0].may_insert
 
     @property
     def ahead(self) -> str:
         """The trainer to wait for, with the steps played since, and why; empty if there is none."""
-        if self._slowest is None or self._steps() < self._slowest[1]:
+        slowest = self._slowest
+        if slowest is None or self._steps() < slowest[1]:
             return ""
-        c, _ = self._slowest
+        c, _ = slowest
         return (
             f"{c.name} has drawn {c.samples:,} samples of {c.inserted:,} steps, and keeps "
             f"{c.ratio.samples_per_insert:g} per step"
@@ -56,7 +58,5 @@ class Pacing:
     def _ask(self) -> None:
         played = self._steps()
         living = [c for c in self._client.consumers(self._dataset) if c.alive]
-        slowest = min(living, key=lambda c: c.inserts_until, default=None)
-        self._slowest = None
-        if slowest is not None:
-            self._slowest = slowest, played + slowest.inserts_until - slowest.inserted
+        rooms = [(c, played + c.inserts_until - c.inserted) for c in living]
+        self._slowest = min(rooms, key=lambda room: room[1], default=None)
