@@ -109,8 +109,8 @@ def delete_consumer(service: ServiceDep, name: str, consumer: ConsumerName) -> N
 
 def _begin(c: Connection, dataset_pk: int, ratio: SampleRatio, samples: int) -> dict[str, Any]:
     """The columns of a ratio that holds from now on, with neither side ahead."""
-    present = min(_inserted(c, dataset_pk), ratio.min_size)
-    base = _inserted(c, dataset_pk) - present - samples / ratio.samples_per_insert
+    inserted = _inserted(c, dataset_pk)
+    base = inserted - min(inserted, ratio.min_size) - samples / ratio.samples_per_insert
     return {**ratio.model_dump(), "base": base}
 
 
