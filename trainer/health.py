@@ -28,6 +28,8 @@ SIGMA_RANGE = (0.1, 10.0)
 
 LEAST_OVERFIT = 3.0
 """Ratio of the critic losses of held-back and training data below which the alarm ends."""
+FLAT_UPDATES = 2000
+"""Updates before which values may be the same in all states."""
 LARGEST_SIGMA = 1e4
 """PopArt's scale does not exceed this, in units of the multiplied reward."""
 
@@ -211,8 +213,9 @@ def _td_error_message(x: Reading) -> str:
 
 def _flat(x: Reading) -> float:
     """The spread of the data's returns over that of Q in a batch."""
-    # Values begin at one number for all states, and may need a while to differ.
-    if x.data.std == 0 or x["progress/updates"] < 0.5 * x["progress/total"]:
+    # Values begin at one number for all states, and need a while to differ.
+    begun = max(FLAT_UPDATES, 0.5 * x["progress/total"])
+    if x.data.std == 0 or x["progress/updates"] < begun:
         raise KeyError("std")
     return x.data.std / max(x["value/q_max"] - x["value/q_min"], 1e-9 * x.data.std)
 

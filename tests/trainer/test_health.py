@@ -30,8 +30,8 @@ HEALTHY = {
     "dormant/critic": 0.1,
     "optimizer/gradient_norm": 2.0,
     "progress/skipped": 0.0,
-    "progress/updates": 600.0,
-    "progress/total": 1000.0,
+    "progress/updates": 3600.0,
+    "progress/total": 6000.0,
 }
 BROKEN = {
     "q_above_data": ({"value/q_max": 17.0}, ["reached 17;", "exceeds 1:", "target_high=1 "]),
@@ -140,8 +140,9 @@ def test_values_that_still_grow_are_not_too_large_rewards():
 
 def test_values_may_be_equal_while_they_begin():
     flat = HEALTHY | BROKEN["values_flat"][0]
-    early = flat | {"progress/updates": 400.0}
-    assert ring(Health(config_of()), early, 101, 20) == ([], [])
+    for now, total in ((2400.0, 6000.0), (1900.0, 2000.0)):
+        early = flat | {"progress/updates": now, "progress/total": total}
+        assert ring(Health(config_of()), early, 101, 20) == ([], [])
     constant = DataReturns(low=0.0, high=1.0, std=0.0, at_extremes=1.0)
     assert ring(Health(config_of()), flat, 101, 20, returns=constant) == ([], [])
 
