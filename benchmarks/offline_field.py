@@ -107,9 +107,6 @@ def compare(
         words += ["--env-args", *(f"{k}={_plain(v)}" for k, v in dataset.env_args.items())]
     if args.every_policy:
         words.append("--every-policy")
-    if dataset.memory:
-        for recipe in (r for r in recipes if r != "dt"):  # its recipe chooses the memory
-            words += ["--set", f"{recipe}.memory=gru"]
     threads = {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(_stepwell(*words), env={**os.environ, **threads})
     try:

@@ -245,9 +245,9 @@ class TrainConfig(RunSettings):
     """Derive what no file or flag sets from the dataset before training. shape: sampling, memory,
     network, length. all: also discount, reward scale, bounds and preference of good trajectories.
     stepwell recommend DATASET prints them with reasons."""
-    memory: Literal["auto", "none", "gru"] = "auto"
-    """Whether the agent needs memory, for `derive`: auto: if the dataset has the tag
-    partially-observable. Data alone cannot tell."""
+    memory: Literal["auto", "none", "transformer", "gru"] = "auto"
+    """The agent's memory, for `derive`: auto: a Transformer if the dataset has the tag
+    partially-observable, else none. Data alone cannot tell."""
     seed: int = 0
     """Seed of the weights, the sample order and the noise."""
     updates: int = Field(1000, ge=0)

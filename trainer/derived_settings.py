@@ -46,6 +46,7 @@ SPARSE_STEPS = 10
 """Steps that sparse rewards travel at once, and actions whose outcomes are compared, where actions
 are continuous."""
 FILTER = "agent.losses.filter."
+MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
 """Who sets one of these decides how much the policy follows critics."""
 PASSES, CLONING_PASSES = 15, 3
@@ -73,7 +74,9 @@ def derive_settings(
     from: what a file or flag sets is the basis of the settings that depend on it.
     """
     memory = config.memory
-    remembers = memory == "gru" or (memory == "auto" and profile.partially_observable)
+    remembers = memory in ("transformer", "gru") or (
+        memory == "auto" and profile.partially_observable
+    )
     conditioned = config.agent.return_conditioning is not None
     n_step = _n_step(profile)
     decided = origins or {}
@@ -217,26 +220,31 @@ def _windows(p: DatasetProfile, remembers: bool, n_step: int) -> list[Derived]:
         window, budget = max(1, min(p95, 128)), MEMORY_TRANSITIONS
         why = "with memory, windows as long as most episodes, at most 128 steps"
     batch = max(8, budget // window // 8 * 8)
-    return [
+    found = [
         Derived("data.window", window, why),
         Derived("data.batch", batch, f"about {budget} transitions per update"),
         Derived("data.padding", "right", "so that the last steps of an episode start windows"),
     ]
+    if remembers:
+        found.append(Derived(f"{MEMORY}context", window + 1, "attention to a whole window"))
+    return found
 
 
 def _memory(memory: str, remembers: bool) -> list[Derived]:
-    key = "agent.trajectory_encoder.kind"
+    key = f"{MEMORY}kind"
     if remembers:
         tagged = (
             f"the dataset has the tag {PARTIALLY_OBSERVABLE}: its environment or file declared "
             "that one observation does not show the state, or a user added the tag"
         )
-        return [Derived(key, "gru", tagged if memory == "auto" else "memory = gru")]
+        if memory == "auto":
+            return [Derived(key, "transformer", tagged)]
+        return [Derived(key, memory, f"memory = {memory}")]
     if memory == "none":
         return [Derived(key, "feed_forward", "memory = none")]
     reason = (
         "the dataset is not tagged as partially observable; if one observation does not show the "
-        f"state, add --memory gru, or the tag {PARTIALLY_OBSERVABLE} to the dataset"
+        f"state, add --memory transformer, or the tag {PARTIALLY_OBSERVABLE} to the dataset"
     )
     return [Derived(key, "feed_forward", reason)]
 
@@ -245,18 +253,21 @@ def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
     width = 64 if p.observation_width <= 30 else 128 if p.observation_width <= 100 else 256
     reason = f"{p.observation_width} observation features"
     hidden = max(128, width)
-    memory = "agent.trajectory_encoder." + ("d_hidden" if remembers else "d_model")
     keys = {
         "agent.timestep_encoder.d_hidden": width,
         "agent.timestep_encoder.d_output": width,
-        memory: width,
+        f"{MEMORY}d_model": width,
         "agent.actor.d_hidden": hidden,
         "agent.critic.d_hidden": hidden,
     }
+    if remembers:
+        keys |= {f"{MEMORY}d_hidden": width, f"{MEMORY}d_ff": 4 * width}  # of GRU, of Transformer
     found = [Derived(key, value, reason) for key, value in keys.items()]
     hide = "without memory the state is in the observation"
     if remembers:
         hide = "with memory, previous actions and rewards tell the state"
+        small = "small enough for a CPU"
+        found += [Derived(f"{MEMORY}n_heads", 4, small), Derived(f"{MEMORY}n_layers", 2, small)]
     return [*found, Derived("agent.timestep_encoder.hide_previous", not remembers, hide)]
 
 

@@ -225,7 +225,7 @@ def _flat_message(x: Reading) -> str:
         f"Q is between {x['value/q_min']:.4g} and {x['value/q_max']:.4g} in all states, and the "
         f"returns of the data vary by {x.data.std:.4g}: the critics cannot tell states apart, so "
         "what follows them follows noise. Try the recipe bc, more updates or, if one observation "
-        "does not show the state, memory=gru"
+        "does not show the state, memory=transformer"
     )
 
 

@@ -60,14 +60,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "Print the settings that `stepwell train offline` derives from a dataset, with the reason "
         "for each. Nothing is trained. Every setting can be overridden by a flag or file.",
         "  stepwell recommend hopper\n"
-        "  stepwell recommend tmaze --memory gru\n"
+        "  stepwell recommend tmaze --memory transformer\n"
         "  stepwell recommend hopper --toml > hopper.toml",
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET")
     add("--where", default="", help="SQL condition over trajectories, e.g. '\"return\" > 50'")
-    add("--memory", default="auto", choices=("auto", "none", "gru"),
-        help="whether the agent needs memory (default: auto, by the dataset's tag)")  # fmt: skip
+    add("--memory", default="auto", choices=("auto", "none", "transformer", "gru"),
+        help="the agent's memory (default: auto, by the dataset's tag)")  # fmt: skip
     add("--toml", action="store_true", help="print a file for --config")
     common.add_connection(parser)
     return parser.parse_args(argv)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from amago_model.agent import make_agent
-from amago_model.config import BinaryFilterConfig, Spaces
+from amago_model.config import BinaryFilterConfig, Spaces, TransformerConfig
 from collector.builtin.generate import Behaviour, generate
 from collector.builtin.generate_cartpole import CartPolePositionNoisy
 from collector.builtin.generate_random import GridworldRandom, RecallRandom
@@ -250,9 +250,27 @@ def test_memory_is_asked_for_never_guessed() -> None:
     long = make_profile(DENSE)
     tagged = dataclasses.replace(long, partially_observable=True)
     assert derived(long)[key] == derived(tagged, memory="none")[key] == "feed_forward"
-    for found in (derived(tagged), derived(long, memory="gru")):
-        assert found[key] == "gru" and found["data.window"] == 100
+    for kind, found in (
+        ("transformer", derived(tagged)),
+        ("transformer", derived(long, memory="transformer")),
+        ("gru", derived(long, memory="gru")),
+    ):
+        assert found[key] == kind and found["data.window"] == 100
         assert found["agent.timestep_encoder.hide_previous"] is False
+
+
+def test_a_transformer_attends_to_a_whole_window() -> None:
+    tagged = dataclasses.replace(make_profile(DENSE), partially_observable=True)
+    config, _ = apply_settings(
+        OFFLINE, {}, own_settings("offline"), derive_settings(tagged, OFFLINE)
+    )
+    memory = config.agent.trajectory_encoder
+    assert isinstance(memory, TransformerConfig)
+    assert memory.context == config.data.window + 1  # one more observation than transitions
+    assert (memory.d_model, memory.d_ff, memory.n_heads, memory.n_layers) == (64, 256, 4, 2)
+
+
+def test_memory_without_derived_settings_is_refused() -> None:
     with pytest.raises(Exception, match="memory: 'gru' has no effect without derive"):
         resolve(["pendulum_stitch", "--memory", "gru"])
 
@@ -377,10 +395,10 @@ def test_an_imported_file_declares_that_memory_is_needed(
 
     for kind in (TMazePassiveCoin, RecallRandom, CartPolePositionNoisy):
         found = memory(kind)
-        assert found["value"] == "gru" and "environment or file declared" in found["reason"]
-    assert memory(RecallRandom, reward_scale=2.0)["value"] == "gru"
+        assert found["value"] == "transformer" and "environment or file declared" in found["reason"]
+    assert memory(RecallRandom, reward_scale=2.0)["value"] == "transformer"
     assert memory(GridworldRandom)["value"] == "feed_forward"
-    assert memory(GridworldRandom, "--partially-observable")["value"] == "gru"
+    assert memory(GridworldRandom, "--partially-observable")["value"] == "transformer"
 
 
 def test_a_resumed_run_keeps_its_numbers_although_the_data_changed(
