@@ -41,6 +41,7 @@ from collector.registered_run import (
 )
 from collector.rollout import Rollout
 from collector.stats import CollectorStatistics, load_clock, save_clock
+from collector.warm_up import WarmUpActor
 from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
@@ -106,7 +107,8 @@ def collect(
 
         # --- play
         try:
-            if source is None or _wait_for_policy(source, config, control, say):
+            warming = _warming(config, stats)
+            if source is None or warming() or _wait_for_policy(source, config, control, say):
                 pacing = Pacing(client, config.dataset, lambda: stats.steps)
                 stack.callback(pacing.close)
                 rollout = _rollout(config, envs, interface, source, run, stats, seed, pacing)
@@ -115,7 +117,7 @@ def collect(
                 control.go()
                 with show_progress(config, console, stats, run.outbox) as update:
                     stats.started = time.monotonic()
-                    _play(config, control, rollout, run, stats, update, pacing)
+                    _play(config, control, rollout, run, stats, update, pacing, source)
                 pacing.close()
             if run.outbox.pending:
                 say(f"sending the last {run.outbox.pending} episodes …")
@@ -155,6 +157,11 @@ def _status(
             for key, value in stats.metrics().items()
         ],
     }
+
+
+def _warming(config: CollectConfig, stats: CollectorStatistics) -> Callable[[], bool]:
+    """Whether an episode that begins now is random."""
+    return lambda: stats.clock < config.warm_up_steps
 
 
 def _state(control: Control, stats: CollectorStatistics) -> str:
@@ -211,6 +218,7 @@ def _rollout(
     streams = np.random.SeedSequence([seed, stats.earlier_sessions, outbox_slot]).spawn(3)
     actor_seed, episodes_seed, noise_seed = (int(s.generate_state(1)[0]) for s in streams)
     actor: Actor
+    warming = _warming(config, stats)
     if source is None:
         actor = RandomActor(interface, len(envs), seed=actor_seed)
     else:
@@ -222,6 +230,9 @@ def _rollout(
             seed=actor_seed,
             device=config.device,
         )
+        if warming():
+            random = RandomActor(interface, len(envs), seed=actor_seed)
+            actor = WarmUpActor(random, actor, len(envs), warming)
     exploration = None
     if config.epsilon.kind != "none":
         by_policy = source is not None and config.epsilon.clock == "policy"
@@ -244,8 +255,17 @@ def _rollout(
         ),
         exploration=exploration,
         max_steps=config.max_steps,
-        may_begin=lambda: config.when_ahead != "wait" or not pacing.ahead,
+        may_begin=lambda: not _waits_for(config, source, stats, pacing),
     )
+
+
+def _waits_for(
+    config: CollectConfig, source: PolicySource | None, stats: CollectorStatistics, pacing: Pacing
+) -> str:
+    """Why no episode begins now; empty if one may."""
+    if source is not None and not source.ready and not _warming(config, stats)():
+        return f"no policy of {config.policy} yet: {source.last_error or 'none was published'}"
+    return pacing.ahead if config.when_ahead == "wait" else ""
 
 
 def _play(
@@ -256,6 +276,7 @@ def _play(
     stats: CollectorStatistics,
     show: Callable[[], None],
     pacing: Pacing,
+    source: PolicySource | None,
 ) -> None:
     """Run until all episodes or steps are collected, or a stop is requested."""
     draining = False
@@ -275,16 +296,15 @@ def _play(
             run.outbox.held = config.when_ahead != "wait" and pacing.full
             for episode in rollout.step():
                 stats.add_episode(episode)
+            stats.steps = rollout.steps
+            stats.broken, stats.error = rollout.broken, rollout.last_error
             if run.outbox.held and config.when_ahead == "drop-oldest":
                 stats.dropped += run.outbox.drop_oldest(config.envs)
-            stats.waiting = "" if rollout.playing else pacing.ahead
+            stats.waiting = "" if rollout.playing else _waits_for(config, source, stats, pacing)
             if stats.waiting:
                 show()
                 time.sleep(0.05)
                 continue
-            stats.steps = rollout.steps
-            stats.broken, stats.error = rollout.broken, rollout.last_error
-
             # once in a while: the clock of the exploration schedule survives a crash
             if time.monotonic() - last_saved > 5.0:
                 save_clock(run.outbox.directory, stats)

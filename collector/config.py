@@ -49,6 +49,9 @@ class EnvironmentConfig(Settings):
     """Device of the policy: cpu, cuda, cuda:1."""
     threads: int = Field(1, ge=1)
     """Number of torch threads; 1 is fastest for small networks on one core."""
+    nice: int = Field(0, ge=0, le=19)
+    """Niceness of this process: with 5 a trainer on the same machine goes first; 19 uses only what
+    others leave."""
     url: str | None = None
     """URL of the service; default: STEPWELL_URL, or http://127.0.0.1:8000."""
     token: str | None = None
@@ -76,6 +79,9 @@ class CollectConfig(EnvironmentConfig):
     """Sample actions uniformly from the action space instead of using a policy."""
     wait_for_policy: bool = False
     """Wait, without a time limit, until the run has published a policy."""
+    warm_up_steps: int = Field(0, ge=0)
+    """Steps of this collector, over all its sessions, with uniformly random actions before the
+    policy acts; then it waits for the policy."""
     episodes: int = Field(0, ge=0)
     """Stop after this many episodes; 0: no limit."""
     steps: int = Field(0, ge=0)
@@ -133,6 +139,8 @@ class CollectConfig(EnvironmentConfig):
             raise ValueError("policy: give either --policy RUN[/VERSION] or --random")
         if self.wait_for_policy and self.random:
             raise ValueError("wait_for_policy: has no effect with --random; leave out one of them")
+        if self.warm_up_steps and self.random:
+            raise ValueError("warm_up_steps: has no effect with --random; leave out one of them")
         return self
 
 
@@ -154,6 +162,9 @@ class EvaluateConfig(EnvironmentConfig):
     that have no such score yet; the alias `best` then points to the highest mean."""
     follow: bool = False
     """Evaluate each version of --policy RUN as it is published, until the run ends."""
+    every: int = Field(0, ge=0)
+    """With RUN/all or --follow: leave out versions less than this many updates after the one
+    before; the last version is always evaluated. 0: every version."""
     file: Path | None = None
     """Evaluate a local policy file instead of a published policy."""
     random: bool = False
@@ -197,6 +208,8 @@ class EvaluateConfig(EnvironmentConfig):
             raise ValueError("upload: scores of all versions are kept at the service; leave it on")
         if self.follow and not self.every_version:
             raise ValueError("follow: needs --policy RUN, without a version or an alias")
+        if self.every and not self.every_version:
+            raise ValueError("every: needs --policy RUN/all, or --follow")
         if self.every_version and self.run:
             raise ValueError("run: each version has an eval run of its own; leave run out")
         if self.target_return is not None and self.random:

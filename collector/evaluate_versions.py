@@ -47,9 +47,10 @@ def evaluate_versions(
             if scores and (found := max(scores, key=lambda v: (scores[v].mean, v))) != best:
                 best = found
                 client.set_alias(run, BEST, best)
-            pending = [version for version in versions if version not in scores]
+            chosen = spaced(versions, config.every, ended=not training)
+            pending = [version for version in chosen if version not in scores]
             if pending:
-                one = config.replace(policy=f"{run}/{pending[0]}", follow=False)
+                one = config.replace(policy=f"{run}/{pending[0]}", follow=False, every=0)
                 _, notes = run_evaluation(one, console, quiet=quiet)
                 if undelivered := notes.get("undelivered"):
                     raise Undelivered(undelivered)
@@ -69,6 +70,18 @@ def _look(client: Client, run: str, follow: bool) -> tuple[bool, list[int]]:
         if not follow:
             raise
         return True, []  # the run does not exist yet, or the service is restarting
+
+
+def spaced(versions: list[int], every: int, *, ended: bool) -> list[int]:
+    """Of versions, newest first, those at least `every` updates apart, counted from the first one,
+    and, if the run has ended, the last."""
+    kept: list[int] = []
+    for version in reversed(versions):
+        if not kept or version - kept[-1] >= every:
+            kept.append(version)
+    if ended and versions and kept[-1] != versions[0]:
+        kept.append(versions[0])
+    return kept[::-1]
 
 
 def _scores(

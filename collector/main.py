@@ -11,6 +11,7 @@ from rich.console import Console
 from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EvaluateConfig, parse
 from stepwell._exit_message import fail
+from stepwell._signals import interrupt, stop_signals
 from stepwell.errors import StepwellError, Undelivered
 
 
@@ -37,15 +38,16 @@ def evaluate(argv: list[str] | None = None) -> int:
     try:
         words = [word for word in words if word != "--json"]
         config = parse(EvaluateConfig, words, "stepwell evaluate")
-        if config.every_version:
-            return _evaluate_versions(config, out, console, as_json)
-        from collector.evaluate import run_evaluation
+        with stop_signals(interrupt):
+            if config.every_version:
+                return _evaluate_versions(config, out, console, as_json)
+            from collector.evaluate import run_evaluation
 
-        result, notes = run_evaluation(config, console, quiet=as_json)
+            result, notes = run_evaluation(config, console, quiet=as_json)
     except (StepwellError, AmagoError) as error:
         return fail("stepwell evaluate", error)
     except KeyboardInterrupt:
-        console.print("stopped; nothing was scored", highlight=False)
+        console.print("stopped; no score of unfinished episodes", highlight=False)
         return 130
     if as_json:
         print(json.dumps({**result.to_json(), **notes}, indent=2))

@@ -40,7 +40,9 @@ def unique_name(*parts: str) -> str:
 
 
 def prepare(config: EnvironmentConfig) -> None:
-    """Set up threads, device and plug-ins, once per process. Raises `EnvError`."""
+    """Set up priority, threads, device and plug-ins, once per process. Raises `EnvError`."""
+    if config.nice and hasattr(os, "nice"):  # not on Windows
+        os.nice(max(0, config.nice - os.nice(0)))  # the same if called again
     torch.set_num_threads(config.threads)
     try:
         torch.empty(0, device=config.device)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from stepwell._exit_message import DEBUG
 from stepwell._exit_message import fail as fail_as
+from stepwell._parent import end_with_parent
 from stepwell.errors import StepwellError
 
 
@@ -30,6 +31,11 @@ class Command:
 GROUPS: dict[str, dict[str, Command]] = {
     "See it work": {
         "demo": Command("stepwell.demo:main", "the whole loop on this machine, in minutes", "all"),
+    },
+    "Collect and learn together": {
+        "run": Command(
+            "stepwell.run:main", "service, collectors, trainer and evaluator for one env", "all"
+        ),
     },
     "Programs": {
         "serve": Command("server.main:main", "the dataset service", "server"),
@@ -100,6 +106,7 @@ OURS = ("stepwell", "server", "trainer", "collector", "dashboard", "amago_model"
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status."""
+    end_with_parent()
     args = list(sys.argv[1:] if argv is None else argv)
     while args and args[0] == "--debug":
         os.environ[DEBUG] = "1"

@@ -12,10 +12,10 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from stepwell._compare.pictures import curves_svg, intervals_svg
-from stepwell._compare.processes import STEPWELL, Processes, stop
 from stepwell._compare.schedule import Chain, Recipe, Schedule, given_settings, seconds_left
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
+from stepwell._processes import Processes, read_train_config, stop
 from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.commands import common
@@ -133,30 +133,20 @@ def _schedule(args: argparse.Namespace, client: Client, folder: Path) -> Schedul
 
 
 def _recipes(words: dict[str, list[str]]) -> list[Recipe]:
-    """Each recipe with its resolved settings. Raises `InvalidData` for what `train` refuses, such
-    as an unknown recipe, with the nearest name."""
-    asked = {
-        name: subprocess.Popen(
-            [*STEPWELL, "train", name, *more, "--print-config"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, more in words.items()
-    }
-    answers = {name: (process.communicate(), process) for name, process in asked.items()}
-    found = []
-    for name, ((out, err), process) in answers.items():
-        if process.returncode != 0:
-            lines = err.strip().splitlines() or [f"exit status {process.returncode}"]
-            raise InvalidData(f"recipe {name}: {lines[-1].removeprefix('stepwell train: ')}")
-        answer = json.loads(out.splitlines()[-1])
+    """Each recipe with its resolved settings. Raises `InvalidData` for what `train` refuses."""
+
+    def one(name: str) -> Recipe:
+        try:
+            answer = read_train_config([name, *words[name]])
+        except InvalidData as error:
+            raise InvalidData(f"recipe {name}: {error}") from None
         config = answer["config"]
         settings = given_settings(config, answer["origins"])
         every = int(config["schedule"]["publish_every"])
-        found.append(Recipe(name, words[name], int(config["updates"]), every, settings))
-    return found
+        return Recipe(name, words[name], int(config["updates"]), every, settings)
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(one, words))
 
 
 def _work(schedule: Schedule) -> None:

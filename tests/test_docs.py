@@ -222,6 +222,9 @@ def test_no_command_is_invented():
             assert command in COMMANDS, f"{path.name}: stepwell {command}"
 
 
+SETTINGS = [("train",), ("collect",), ("evaluate",)]
+
+
 def command_lines() -> dict[tuple[str, ...], dict[str, str]]:
     """(command[, action]) → {option: page} of every indented command line in the documents."""
     actions = ("datasets", "trajectories", "runs", "workers")
@@ -232,12 +235,14 @@ def command_lines() -> dict[tuple[str, ...], dict[str, str]]:
         for line in re.findall(r"^    (?:.*&& )?stepwell (.*)$", text, re.MULTILINE):
             words = shlex.split(line, comments=True)
             command = tuple(words[: 2 if words[0] in actions else 1])
-            options = {w.split("=")[0]: path.name for w in words if w.startswith("--")}
-            found[command] = found.get(command, {}) | options
+            for option in (w.split("=")[0] for w in words if w.startswith("--")):
+                # `stepwell run` passes settings on: --train.updates is --updates of `train`.
+                part, _, rest = option.removeprefix("--").partition(".")
+                passed_on = command == ("run",) and rest and (part,) in SETTINGS
+                of, name = ((part,), f"--{rest}") if passed_on else (command, option)
+                found.setdefault(of, {})[name] = path.name
+            found.setdefault(command, {})
     return found
-
-
-SETTINGS = [("train",), ("collect",), ("evaluate",)]
 
 
 @pytest.mark.parametrize("command", command_lines(), ids=" ".join)

@@ -129,9 +129,9 @@ class DataConfig(RunSettings):
     prefetch: int = Field(2, ge=1)
     """Number of batches that a thread prepares in advance."""
     wait_for_data: float = Field(0.0, ge=0)
-    """Seconds to wait for the service, the dataset and its first trajectory. Unless it derives
-    settings, a new run publishes its untrained policy first (version 0), so that collectors with
-    --wait-for-policy can begin."""
+    """Seconds to wait for the service, the dataset and its first trajectory. A new run publishes
+    its untrained policy (version 0) first, so that collectors that wait for a policy can begin;
+    with `derive`, which needs data, after the first trajectories."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -301,7 +301,7 @@ class TrainConfig(RunSettings):
                 "data.best_share: it prefers trajectories of `dataset`; with sources or a snapshot "
                 "leave it out, and give a source of its own to the best trajectories"
             )
-        if self.data.ratio is not None and not self.dataset:
+        if self.data.ratio is not None and given and not self.dataset:
             raise ValueError(
                 "data.ratio: counts the steps of `dataset`; set it, or leave data.ratio out"
             )

@@ -2,6 +2,7 @@
 
 Collectors may wait for a policy while the trainer waits for their episodes. So as soon as the
 dataset exists, the untrained policy is published as version 0: commands may start in any order.
+With `derive` the first data must be of another policy, such as random actions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ POLL = 1.0
 def starts_untrained(config: TrainConfig) -> bool:
     """Whether a new run publishes its untrained policy before it looks for data.
 
-    Not with `derive`: then the shape of the networks follows from the data.
+    Not with `derive`: then the shape of the networks follows from the data, so the policy is
+    published after the first of them.
     """
     waits = config.data.wait_for_data > 0
     return waits and bool(config.dataset) and config.derive == "off"

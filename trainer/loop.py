@@ -181,9 +181,9 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         if config.data.ratio is not None and world.is_main:
             limiter = RateLimiter(client, config, update, keep=same_ratio)
             closing.callback(limiter.close)
+        if not update and config.data.wait_for_data and not reporter.has_policy(0):
+            reporter.publish(agent, 0, data)  # with `derive`: once its shape is known
         if untrained:
-            if not reporter.has_policy(0):
-                reporter.publish(agent, 0, data)
 
             def select_enough() -> str | None:
                 if limiter is None or limiter.may_draw():

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stepwell._compare.processes import Job, Processes, stop
+from stepwell._processes import Job, Processes, stop
 from stepwell._settings import flatten
 from stepwell.client import Client
 from stepwell.comparison import RATE, TAG, read_comparison

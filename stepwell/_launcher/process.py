@@ -20,8 +20,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-# `evaluate` has no SIGTERM handler; on an interrupt it closes its run.
-STOP_SIGNALS = {"evaluate": signal.SIGINT}
 TAIL_BYTES, TAIL_LINES = 16_384, 20
 USAGE = 2
 
@@ -83,7 +81,7 @@ class LaunchedProcess(BaseModel):
         elif self.state == "running" and self._deadline is None:
             self.stopped = True
             self._deadline = time.monotonic() + grace
-            self._signal(STOP_SIGNALS.get(self.role, signal.SIGTERM))
+            self._signal(signal.SIGTERM)
 
     def kill_if_overdue(self, *, now: bool = False) -> None:
         """Kill it and its child processes once the grace period is over."""

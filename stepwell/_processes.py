@@ -1,4 +1,4 @@
-"""Child processes of a comparison: one job each, with a log and a lock that outlives the parent.
+"""Child processes that run `stepwell` commands: a log each, and a lock that outlives the parent.
 
 A child holds its lock file open, so a job that survived its killed parent is recognised by the next
 one, which waits for it instead of starting it twice.
@@ -6,6 +6,7 @@ one, which waits for it instead of starting it twice.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -15,9 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepwell._locks import held_by, take_lock
-from stepwell.errors import StepwellError
+from stepwell.errors import InvalidData, StepwellError
 
 STEPWELL = (sys.executable, "-m", "stepwell.cli")
 STOP_GRACE = 60.0
@@ -79,6 +81,25 @@ class Processes:
                 start_new_session=True,
             )
         return Job(process, self.log(name), time.monotonic())
+
+
+def read_train_config(words: Sequence[str]) -> dict[str, Any]:
+    """The "config" and "origins" of `stepwell train WORDS`, without training.
+
+    Raises `InvalidData` for what it refuses, such as an unknown recipe, with the nearest name.
+    """
+    process = subprocess.run(
+        [*STEPWELL, "train", *words, "--print-config"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode != 0:
+        lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+        raise InvalidData(lines[-1].removeprefix("stepwell train: "))
+    found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return found
 
 
 def stop(jobs: Sequence[Job], grace: float = STOP_GRACE) -> None:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from stepwell._compare import processes
-from stepwell._compare.processes import Processes, stop
+from stepwell import _processes as processes
+from stepwell._processes import Processes, stop
 from stepwell.errors import StepwellError
 from stepwell.testing import wait_until
 

@@ -1,0 +1,1 @@
+"""Internals of `stepwell run`."""

@@ -1,0 +1,106 @@
+"""The commands that make up `stepwell run`, as a person would type them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepwell._processes import Processes
+from stepwell._run.supervisor import Part
+
+WAIT_SECONDS = 3600
+"""How long the trainer waits for the service and the first episode."""
+REFRESH_EVERY = 20
+"""Updates between two looks for new episodes, where the recipe has none of its own."""
+UPDATES_PER_STEP = 0.1
+"""The ratio, where neither recipe nor user has one."""
+WARM_UP_STEPS = 2000
+"""Random steps, where the recipe derives its settings from data and the user names no number."""
+NICE = {"collect": 5, "evaluate": 10}
+"""Priorities: the trainer, which everything waits for, goes first."""
+EVALUATIONS = 10
+"""Evaluated versions of a run, besides the first and the last."""
+FIRST_EVALUATION_SEED = 900_000
+"""Far from the seeds of training episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, from the command line."""
+
+    env: str
+    env_args: Sequence[str]
+    recipe: str
+    run: str
+    dataset: str
+    folder: Path
+    seed: int
+    envs: int
+    collectors: int
+    train: bool
+    evaluate: bool
+    episodes: int
+    updates_per_step: float | None
+    warm_up_steps: int | None
+    plugins: Sequence[str]
+    more: Mapping[str, Sequence[str]]
+    """Words of the user for each kind of part, which come last, so they win."""
+
+
+def train_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
+    """`stepwell train`, with what growing data need and `config`, the recipe's, does not have."""
+    words = ["train", plan.recipe, "--run", plan.run, "--dataset", plan.dataset]
+    words += ["--output", str(plan.folder / "runs"), "--seed", str(plan.seed)]
+    data = config["data"]
+    if not data["wait_for_data"]:
+        words += ["--data.wait-for-data", str(WAIT_SECONDS)]
+    if not data["refresh_every"]:
+        words += ["--data.refresh-every", str(REFRESH_EVERY)]
+    ratio = plan.updates_per_step
+    if ratio is None and data["ratio"] is None:
+        ratio = UPDATES_PER_STEP
+    if ratio is not None:
+        words += ["--data.ratio.updates-per-step", str(ratio)]
+    return [*words, *_plugins(plan), *plan.more["train"]]
+
+
+def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[str]:
+    """`stepwell collect`, the collector of this number."""
+    words = ["collect", *_environment(plan), "--dataset", plan.dataset, "--policy", plan.run]
+    words += ["--wait-for-policy", "--envs", str(plan.envs), "--poll-every", "1"]
+    words += ["--seed", str(plan.seed * 1000 + number), "--nice", str(NICE["collect"])]
+    steps = plan.warm_up_steps
+    if steps is None:
+        steps = 0 if config["derive"] == "off" else WARM_UP_STEPS
+    if steps:
+        words += ["--warm-up-steps", str(-(-steps // plan.collectors))]
+    return [*words, *_plugins(plan), *plan.more["collect"]]
+
+
+def evaluate_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
+    """`stepwell evaluate`, which scores about a dozen versions while the run goes on."""
+    words = ["evaluate", *_environment(plan), "--policy", plan.run, "--follow"]
+    words += ["--every", str(config["updates"] // EVALUATIONS)]
+    words += ["--episodes", str(plan.episodes), "--seeds", str(FIRST_EVALUATION_SEED)]
+    words += ["--nice", str(NICE["evaluate"])]
+    return [*words, *_plugins(plan), *plan.more["evaluate"]]
+
+
+def parts(plan: Plan, config: Mapping[str, Any], processes: Processes) -> list[Part]:
+    """All parts but the service; `config` is the trainer's."""
+    words = {"train": train_words(plan, config)} if plan.train else {}
+    for number in range(plan.collectors):
+        words[f"collect-{number}"] = collect_words(plan, number, config)
+    if plan.evaluate:
+        words["evaluate"] = evaluate_words(plan, config)
+    return [Part(name, its, processes) for name, its in words.items()]
+
+
+def _environment(plan: Plan) -> list[str]:
+    return ["--env", plan.env, *(["--env-args", *plan.env_args] if plan.env_args else [])]
+
+
+def _plugins(plan: Plan) -> list[str]:
+    return ["--plugin", *plan.plugins] if plan.plugins else []

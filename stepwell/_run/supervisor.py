@@ -1,0 +1,109 @@
+"""The processes of `stepwell run`: one that breaks is started again.
+
+    waiting ──start──▶ running ──status 0──▶ ended
+       ▲                  │
+       └──── a delay ─────┘ killed, or another status
+
+A part ends with status 0 when its work is done, or when somebody told it to stop. It is given up,
+with `PartFailed`, when its command line is wrong, or when it broke several times in a row soon
+after its start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stepwell._processes import STOP_GRACE, Job, Processes, stop
+from stepwell.errors import StepwellError
+
+USAGE = 2
+"""Exit status of a command that was called wrongly."""
+SOON, ATTEMPTS = 60.0, 4
+"""A part that lived for fewer seconds has broken soon; so often in a row, and it is given up."""
+DELAY, LONGEST_DELAY = 1.0, 30.0
+"""Seconds before the second start, doubled with each further one."""
+
+
+class PartFailed(StepwellError):
+    """A part of the run cannot go on; the message is the end of its log."""
+
+
+@dataclass
+class Part:
+    """A `stepwell` command that runs beside the others."""
+
+    name: str
+    words: Sequence[str]
+    processes: Processes
+    """Starts it; its folder has the log."""
+    job: Job | None = None
+    starts: int = 0
+    broke_soon: int = 0
+    not_before: float = 0.0
+    """Time (monotonic) of the next start."""
+    ended: bool = False
+    last_reason: str = field(default="", repr=False)
+    """Why it broke the last time."""
+
+    @property
+    def state(self) -> str:
+        if self.ended:
+            return "ended"
+        return "running" if self.job is not None else "waiting"
+
+
+class Supervisor:
+    """Starts parts and keeps them running; `say` receives a line for each that broke."""
+
+    def __init__(self, say: Callable[[str], object]):
+        self.say = say
+        self.parts: dict[str, Part] = {}
+
+    def add(self, part: Part) -> None:
+        """Start a part. One of an earlier `stepwell run` that was killed stops by itself; raises
+        `PartFailed` if it has not after a while."""
+        deadline = time.monotonic() + STOP_GRACE
+        while part.processes.is_running(part.name):
+            if time.monotonic() > deadline:
+                raise PartFailed(
+                    f"{part.name} of another `stepwell run` still runs, see "
+                    f"{part.processes.log(part.name)}; stop that one, or give this one another "
+                    "--run or --data"
+                )
+            time.sleep(0.2)
+        self.parts[part.name] = part
+        self._start(part)
+
+    def tick(self) -> None:
+        """See what has ended, and start what is due. Raises `PartFailed`."""
+        for part in self.parts.values():
+            if part.job is not None and (status := part.job.process.poll()) is not None:
+                self._ended(part, part.job, status)
+            if part.state == "waiting" and time.monotonic() >= part.not_before:
+                self._start(part)
+
+    def stop(self, names: Sequence[str], grace: float = STOP_GRACE) -> None:
+        """Ask parts to stop, wait until they have, and kill those that do not."""
+        chosen = [self.parts[name] for name in names if name in self.parts]
+        stop([part.job for part in chosen if part.job is not None], grace)
+        for part in chosen:
+            part.ended, part.job = True, None
+
+    def _start(self, part: Part) -> None:
+        part.job = part.processes.start(part.name, part.words)
+        part.starts += 1
+
+    def _ended(self, part: Part, job: Job, status: int) -> None:
+        part.job = None
+        if status == 0:
+            part.ended = True
+            return
+        part.last_reason = job.reason()
+        part.broke_soon = part.broke_soon + 1 if job.seconds < SOON else 1
+        if status == USAGE or part.broke_soon >= ATTEMPTS:
+            raise PartFailed(f"{part.name}: {part.last_reason} (its log: {job.log})")
+        delay = min(DELAY * 2 ** (part.broke_soon - 1), LONGEST_DELAY)
+        part.not_before = time.monotonic() + delay
+        self.say(f"{part.name} broke ({part.last_reason}); starting it again in {delay:g} s")

@@ -1,0 +1,377 @@
+"""`stepwell run`: collect, learn and evaluate together, by one command.
+
+    service ◀── collect ×N ──┐ episodes           each part is a `stepwell` command of its own,
+       │  ▲                  │                    with its log in DIR/logs/RUN/
+       ▼  └── train ── policies ──▶ evaluate
+
+The order of starts does not matter, and every part may be killed, added or moved to another machine
+at any time: what breaks is started again, and the same command continues a run that was stopped.
+docs/online.md is for users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stepwell._parent import PARENT
+from stepwell._ports import free_port
+from stepwell._processes import Processes, read_train_config
+from stepwell._run.parts import Plan, parts
+from stepwell._run.status import Line, read_status, scores
+from stepwell._run.supervisor import Part, Supervisor
+from stepwell._settings import flatten
+from stepwell._signals import stop_signals
+from stepwell.client import Client
+from stepwell.commands import common
+from stepwell.errors import InvalidData, NotFound, ServiceUnreachable, StepwellError
+
+SECTIONS = ("train", "collect", "evaluate")
+DEFAULT_PORT = 8000
+SERVICE = "service"
+LOOK_EVERY = 0.5
+LINES_EVERY = 10.0
+"""Seconds between two reports, where the output is no terminal."""
+
+ABOUT = """\
+Collect episodes in an environment, learn from them and evaluate the policies, with progress of all
+of it on one screen. It starts a service (unless one answers at --url, STEPWELL_URL or --port),
+collectors, a trainer and an evaluator, and ends with the last update.
+
+The trainer makes --updates-per-step updates for each collected step: the faster side waits. Ctrl-C
+stops everything; the same command continues. What breaks is started again.
+
+Any setting of a part is a flag after its name: --train.X, --collect.X, --evaluate.X, as in
+`stepwell train --help`; or a table of FILE.toml:
+
+  recipe = "online"
+  updates_per_step = 0.25
+  [train]
+  agent.losses.gamma = 0.98
+  [collect]
+  epsilon.kind = "greedy\""""
+EXAMPLES = """\
+  stepwell run Pendulum-v1
+  stepwell run stepwell/TMazePassive-v0 --env-args corridor_length=20 --train.updates 1500
+  stepwell run my_envs:Robot-v0 robot.toml --envs 16 --collectors 2 --data ./robot
+  stepwell run Pendulum-v1 --url http://10.0.0.5:8000 --no-train    only collect and evaluate"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    words, sections = _split(list(sys.argv[1:] if argv is None else argv))
+    args = _parse(words, sections)
+    console = Console(highlight=False)
+    folder: Path = args.data.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [args.recipe, "--run", args.run, "--dataset", args.dataset or args.run]
+    config = read_train_config([*words, *sections["train"]])["config"]
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    def check() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    supervisor = Supervisor(say)
+    with stop_signals(interrupt, again=interrupt):
+        try:
+            url = _service(args, folder, supervisor, say, check)
+            variables = {
+                "STEPWELL_URL": url,
+                "STEPWELL_OUTBOX": os.environ.get("STEPWELL_OUTBOX") or str(folder / "outbox"),
+                PARENT: str(os.getpid()),
+            }
+            if args.token:
+                variables["STEPWELL_TOKEN"] = args.token
+            with Client(url, args.token, timeout=5.0, retry_for=0.0) as client:
+                plan = _plan(args, client, folder, sections)
+                processes = Processes(folder / "logs" / plan.run, variables)
+                for part in parts(plan, config, processes):
+                    check()
+                    supervisor.add(part)
+                return _watch(plan, client, supervisor, console, check)
+        except KeyboardInterrupt:
+            say("stopping …")
+            return 130
+        finally:
+            supervisor.stop([name for name in supervisor.parts if name != SERVICE])
+            supervisor.stop([SERVICE])
+            if interrupted:
+                say("stopped; the same command continues")
+
+
+def _plan(
+    args: argparse.Namespace, client: Client, folder: Path, sections: Mapping[str, list[str]]
+) -> Plan:
+    run = _free_name(client, args.run) if args.train else args.run
+    return Plan(
+        env=args.env,
+        env_args=args.env_args,
+        recipe=args.recipe,
+        run=run,
+        dataset=args.dataset or run,
+        folder=folder,
+        seed=args.seed,
+        envs=args.envs,
+        collectors=args.collectors,
+        train=args.train,
+        evaluate=args.evaluate,
+        episodes=args.episodes,
+        updates_per_step=args.updates_per_step,
+        warm_up_steps=args.warm_up_steps,
+        plugins=args.plugin,
+        more=sections,
+    )
+
+
+def _watch(
+    plan: Plan,
+    client: Client,
+    supervisor: Supervisor,
+    console: Console,
+    check: Callable[[], None],
+) -> int:
+    """Show what all parts do, until the trainer has made its last update."""
+    began = time.monotonic()
+    with _screen(console, plan.run) as show:
+        while not _over(supervisor):
+            check()
+            supervisor.tick()
+            all_parts = [*supervisor.parts.values()]
+            show(read_status(client, plan.run, plan.dataset, plan.env, all_parts))
+            time.sleep(LOOK_EVERY)
+    status = client.run(plan.run).status if plan.train else "finished"
+    _report(client, plan, console, time.monotonic() - began, status)
+    return 0 if status == "finished" else 1
+
+
+def _over(supervisor: Supervisor) -> bool:
+    """Whether the trainer has ended, and the evaluator has scored its last policy. Without a
+    trainer: whether all collectors have ended. The collectors of a trainer that has ended stop."""
+    parts = supervisor.parts
+    collectors = [name for name in parts if name.startswith("collect-")]
+    if "train" in parts:
+        if not parts["train"].ended:
+            return False
+        running = [name for name in collectors if not parts[name].ended]
+        supervisor.stop(running)
+        return "evaluate" not in parts or parts["evaluate"].ended
+    return bool(collectors) and all(parts[name].ended for name in collectors)
+
+
+def _service(
+    args: argparse.Namespace,
+    folder: Path,
+    supervisor: Supervisor,
+    say: Callable[[str], object],
+    check: Callable[[], None],
+) -> str:
+    """The address of the service; it is started here if none answers."""
+    given = args.url or os.environ.get("STEPWELL_URL")
+    url = given or f"http://127.0.0.1:{args.port}"
+    if (given or args.port) and _answers(url, args.token):
+        say(f"service {url} (it was running)")
+        return url
+    if given:
+        raise ServiceUnreachable(f"no service answers at {url}; start one: stepwell serve")
+    try:
+        port = free_port(args.port)
+    except InvalidData:
+        port = free_port()
+    url, data = f"http://127.0.0.1:{port}", folder / "data"
+    processes = Processes(folder / "logs", {PARENT: str(os.getpid())})
+    words = ["serve", "--data", str(data), "--port", str(port)]
+    supervisor.add(Part(SERVICE, words, processes))
+    while not _answers(url, args.token):
+        check()
+        supervisor.tick()
+        time.sleep(0.1)
+    say(f"service {url} (its data: {data})")
+    return url
+
+
+def _answers(url: str, token: str | None) -> bool:
+    with Client(url, token, timeout=2.0, retry_for=0.0) as client:
+        try:
+            client.wait_ready(0.0)
+        except StepwellError:
+            return False
+    return True
+
+
+def _free_name(client: Client, name: str) -> str:
+    """The run's name; where a run of this name has finished, with a number that is free."""
+    for number in range(1, 10_000):
+        candidate = name if number == 1 else f"{name}-{number}"
+        try:
+            if client.run(candidate).status != "finished":
+                return candidate
+        except NotFound:
+            return candidate
+    raise InvalidData(f"--run: 9,999 runs are called {name}", expected="another name")
+
+
+@contextmanager
+def _screen(console: Console, run: str) -> Iterator[Callable[[Sequence[Line]], None]]:
+    """Shows lines: on a terminal in place, else now and then."""
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda lines: live.update(_table(run, lines), refresh=True)
+        return
+    due = 0.0
+
+    def show(lines: Sequence[Line]) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + LINES_EVERY
+            for line in lines:
+                text = common.printable(f"{run}  {line.part:<10} {line.state:<9} {line.text}")
+                console.print(text, markup=False, soft_wrap=True)
+
+    yield show
+
+
+def _table(run: str, lines: Sequence[Line]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (run, "", ""):
+        table.add_column(Text(column))
+    for line in lines:
+        table.add_row(Text(line.part), Text(line.state), Text(common.printable(line.text)))
+    return table
+
+
+def _report(client: Client, plan: Plan, console: Console, seconds: float, status: str) -> None:
+    """The last lines: how it ended, the scores, and what to do with the policy."""
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    found = scores(client, plan.run, plan.env)
+    if found:
+        common.print_table(
+            ["version", "mean return", "interval", "IQM", "episodes"],
+            [
+                (v, e.mean, f"{e.ci_low:.4g} … {e.ci_high:.4g}", e.iqm, len(e.returns))
+                for v, e in found.items()
+            ],
+        )
+    say(f"run {plan.run} {status}, {seconds:.0f} s")
+    if plan.train:
+        best = f"{plan.run}/best" if found else plan.run
+        say(f"evaluate: stepwell evaluate --policy {best} --env {plan.env}")
+        say(f"its episodes: stepwell datasets show {plan.dataset}")
+
+
+def _split(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The words of this command, and those of each part without the part's name."""
+    own: list[str] = []
+    sections: dict[str, list[str]] = {name: [] for name in SECTIONS}
+    target = own
+    for word in argv:
+        if word.startswith("--"):
+            section, dot, rest = word.removeprefix("--").partition(".")
+            inside = dot and section in sections
+            target = sections[section] if inside else own
+            word = f"--{rest}" if inside else word
+        target.append(word)
+    return own, sections
+
+
+def _read_file(
+    path: Path, known: Mapping[str, Any], sections: dict[str, list[str]]
+) -> dict[str, Any]:
+    """The settings of this command in a TOML file; those of the parts go before their words."""
+    try:
+        tree = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidData(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidData(f"{path}: not TOML: {error}") from None
+    for name, words in sections.items():
+        if isinstance(tree.get(name), dict):
+            table = flatten(tree.pop(name))
+            words[:0] = [word for key, value in table.items() for word in _words(key, value)]
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = key.replace("-", "_")
+        own = known.get(name)
+        if name not in known or name in ("env", "file"):
+            names = sorted({*known, *SECTIONS} - {"env", "file"})
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+            raise InvalidData(f"{path}: unknown setting {key!r}; the nearest known one is {near!r}")
+        kinds = (list,) if isinstance(own, list) else (bool,) if own is True else (str, int, float)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and own is not True):
+            expected = {list: "a list", bool: "true or false"}.get(kinds[0], "a number or a text")
+            raise InvalidData(f"{path}: {key}", expected=expected, got=repr(value))
+        # argparse converts and checks defaults that are text.
+        found[name] = value if kinds[0] in (list, bool) else str(value)
+    return found
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """A setting of a file as words of a command line."""
+    if isinstance(value, list):
+        return [f"--{key}", *map(str, value)]
+    return [f"--{key}={str(value).lower() if isinstance(value, bool) else value}"]
+
+
+def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespace:
+    parser = common.parser("run", ABOUT, EXAMPLES)
+    add = parser.add_argument
+    add("env", metavar="ENV", help="gymnasium id, as Pendulum-v1 or my_envs:Robot-v0")
+    add("file", metavar="FILE.toml", nargs="?", type=Path, help="settings; flags win")
+    add("--recipe", default="online", help="training recipe (default: %(default)s)")
+    add("--run", default="", help="its name; a stopped run of this name goes on (default: ENV's)")
+    add("--dataset", default="", help="for the episodes (default: the run's name)")
+    add("--data", type=Path, default=Path("stepwell-run"), help="folder (default: %(default)s)")
+    add("--env-args", nargs="+", default=[], metavar="KEY=VALUE", help="of the environment")
+    add("--plugin", nargs="+", default=[], metavar="MODULE", help="modules that register parts")
+    add("--envs", type=int, default=8, help="environments per collector (default: %(default)s)")
+    add("--collectors", type=int, default=1, help="collector processes (default: %(default)s)")
+    add("--episodes", type=int, default=20, help="per evaluation (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of training and collecting (default: %(default)s)")
+    add("--updates-per-step", type=float, metavar="X",
+        help="updates per collected step (default: the recipe's, or 0.1)")  # fmt: skip
+    add("--warm-up-steps", type=int, metavar="N",
+        help="random steps before the first policy acts (default: 0; 2,000 for recipes that "
+        "derive settings from data)")  # fmt: skip
+    add("--no-train", dest="train", action="store_false", help="the trainer runs elsewhere")
+    add("--no-evaluate", dest="evaluate", action="store_false", help="score no policies")
+    add("--url", help="of a service that runs (default: STEPWELL_URL, or --port if it answers)")
+    add("--port", type=int, default=DEFAULT_PORT,
+        help="of the service that it starts; 0: any free one (default: %(default)s)")  # fmt: skip
+    add("--token", help="default: STEPWELL_TOKEN")
+    args = parser.parse_intermixed_args(words)
+    if args.file is not None:
+        parser.set_defaults(**_read_file(args.file, vars(args), sections))
+        args = parser.parse_intermixed_args(words)
+    for name, least in (("envs", 1), ("collectors", 0), ("episodes", 1), ("seed", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name}: expected at least {least}, got {getattr(args, name)}")
+    args.run = args.run or _slug(args.env)
+    return args
+
+
+def _slug(env: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", env.rpartition(":")[2].lower()).strip("._-")[:80]

@@ -1,0 +1,69 @@
+"""The words and files of `stepwell run`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.errors import InvalidData
+from stepwell.run import _parse, _split
+
+
+def parse(*words: str) -> tuple[Any, dict[str, list[str]]]:
+    own, sections = _split(list(words))
+    return _parse(own, sections), sections
+
+
+def test_settings_of_a_part_follow_its_name() -> None:
+    args, sections = parse(
+        *("Pendulum-v1", "--train.data.batch", "4", "--envs", "2", "--collect.tags", "a", "b"),
+        *("--evaluate.sample", "--train.agent.losses.gamma=0.5"),
+    )
+    assert (args.env, args.envs) == ("Pendulum-v1", 2)
+    assert sections == {
+        "train": ["--data.batch", "4", "--agent.losses.gamma=0.5"],
+        "collect": ["--tags", "a", "b"],
+        "evaluate": ["--sample"],
+    }
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text(
+        'envs = 3\nseed = 7\nenv-args = ["delay=3"]\nevaluate = false\n'
+        "[train]\ndata.batch = 4\ndata.epochs = false\n[collect]\ntags = ['x', 'y']\n"
+    )
+    args, sections = parse("Recall-v0", str(file), "--envs", "5", "--train.data.batch", "9")
+    assert (args.envs, args.seed, args.env_args, args.evaluate) == (5, 7, ["delay=3"], False)
+    assert args.run == "recall-v0"
+    assert sections["train"] == ["--data.batch=4", "--data.epochs=false", "--data.batch", "9"]
+    assert sections["collect"] == ["--tags", "x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("evns = 3", "unknown setting 'evns'; the nearest known one is 'envs'"),
+        ("envs = [3]", "envs; expected a number or a text"),
+        ("env_args = 'delay=3'", "env_args; expected a list"),
+        ("envs = true", "envs; expected a number or a text; got True"),
+        ("[trainer]\nx = 1", "unknown setting 'trainer'; the nearest known one is 'train'"),
+        ("envs =", "not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_setting(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidData) as caught:
+        parse("Recall-v0", str(file))
+    assert reason in str(caught.value) and str(file) in str(caught.value)
+
+
+def test_a_value_of_the_wrong_type_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("envs = 'many'")
+    with pytest.raises(SystemExit):
+        parse("Recall-v0", str(file))
+    assert "--envs: invalid int value: 'many'" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Parts of `stepwell run`: what breaks is started again, what cannot work is given up."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from stepwell import _processes as processes
+from stepwell._parent import PARENT
+from stepwell._processes import Processes
+from stepwell._run import supervisor as module
+from stepwell._run.supervisor import Part, PartFailed, Supervisor
+from stepwell.testing import wait_until
+
+WAIT = "import time; print('begun', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def supervisor(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "STEPWELL", (sys.executable, "-c"))
+    monkeypatch.setattr(module, "DELAY", 0.01)
+    said = []
+    supervisor = Supervisor(said.append)
+    supervisor.said = said
+    children = Processes(tmp_path / "logs", {})
+    supervisor.part = lambda name, code: Part(name, [code], children)
+    yield supervisor
+    supervisor.stop(list(supervisor.parts), 0.1)
+
+
+def test_a_killed_part_is_started_again_and_an_ended_one_is_not(supervisor):
+    supervisor.add(supervisor.part("a", WAIT))
+    supervisor.add(supervisor.part("b", "pass"))
+    first = supervisor.parts["a"].job.process
+    first.kill()
+
+    def restarted():
+        supervisor.tick()
+        return supervisor.parts["a"].starts == 2 and supervisor.parts["b"].ended
+
+    wait_until(restarted, 30)
+    assert supervisor.said == ["a broke (killed by SIGKILL); starting it again in 0.01 s"]
+    assert supervisor.parts["b"].starts == 1
+    supervisor.stop(["a"])
+    assert supervisor.parts["a"].state == "ended"
+
+
+def test_a_part_that_breaks_again_and_again_is_given_up(supervisor):
+    supervisor.add(supervisor.part("a", "raise OSError('no room')"))
+
+    def tick():
+        supervisor.tick()
+
+    with pytest.raises(PartFailed, match=r"a: OSError: no room \(its log: .*a.log\)"):
+        wait_until(tick, 30)
+    assert supervisor.parts["a"].starts == module.ATTEMPTS
+
+
+def test_a_part_that_lived_long_gets_all_attempts_again(supervisor, monkeypatch):
+    monkeypatch.setattr(module, "SOON", 0.0)
+    supervisor.add(supervisor.part("a", "raise OSError('no room')"))
+
+    def often():
+        supervisor.tick()
+        return supervisor.parts["a"].starts > module.ATTEMPTS
+
+    wait_until(often, 60)
+
+
+def test_a_wrong_command_line_is_given_up_at_once(supervisor):
+    supervisor.add(supervisor.part("a", "import sys; print('no such thing'); sys.exit(2)"))
+    with pytest.raises(PartFailed, match="a: no such thing"):
+        wait_until(supervisor.tick, 30)
+    assert supervisor.parts["a"].starts == 1
+
+
+def test_a_part_of_an_earlier_run_is_waited_for(supervisor, monkeypatch):
+    """It is there for too long here: another `stepwell run`, which is alive."""
+    supervisor.add(supervisor.part("a", WAIT))
+    monkeypatch.setattr(module, "STOP_GRACE", 0.1)
+    with pytest.raises(PartFailed, match="a of another `stepwell run` still runs"):
+        supervisor.add(supervisor.part("a", WAIT))
+
+
+def test_a_process_ends_with_its_parent(tmp_path):
+    """The parent is killed, so it cannot tell its child."""
+    child = (
+        "from stepwell._parent import end_with_parent; import os, time; end_with_parent(); "
+        "print(os.getpid(), 'PARENT' in str(os.environ), flush=True); time.sleep(600)"
+    )
+    parent = (
+        "import os, subprocess, sys, time; "
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], "
+        f"env={{**os.environ, {PARENT!r}: str(os.getpid())}}); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid, kept = process.stdout.readline().split()
+    assert kept == "False"  # its own children do not end with their grandparent
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    wait_until(lambda: not _alive(int(pid)), 30, what="the end of the child")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_signals_are_named(supervisor):
+    supervisor.add(supervisor.part("a", WAIT))
+    supervisor.parts["a"].job.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: supervisor.tick() or supervisor.said, 30)
+    assert "killed by SIGTERM" in supervisor.said[0]

@@ -1,0 +1,186 @@
+"""`stepwell run`: the whole loop by one command, whatever is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stepwell import Client
+from stepwell.testing import wait_until
+
+RUN = [sys.executable, "-m", "stepwell.cli", "run", "stepwell/Recall-v0", "--port", "0"]
+SMALL = """
+envs = 2
+episodes = 3
+updates_per_step = 0.5
+
+[train]
+data.window = 10
+data.ratio.min_size = 50
+data.ratio.buffer = 2000
+schedule.publish_every = 20
+schedule.checkpoint_every = 20
+
+[collect]
+heartbeat_every = 0.5
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    """Starts `stepwell run` in a folder; what still runs at the end is killed."""
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    started: list[subprocess.Popen[str]] = []
+
+    def go(*words: str) -> subprocess.Popen[str]:
+        with (tmp_path / f"{len(started)}.txt").open("w") as log:
+            process = subprocess.Popen(
+                [*RUN, str(file), "--run", "cue", "--data", str(tmp_path / "loop"), *words],
+                stdout=log,
+                stderr=log,
+                text=True,
+                env={k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")},
+            )
+        started.append(process)
+        return process
+
+    yield go
+    for process in started:
+        for one in [*_children(process), process]:
+            if isinstance(one, subprocess.Popen) or one.is_running():
+                one.kill()
+        process.wait()
+
+
+def _children(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _part(process: "subprocess.Popen[str]", command: str) -> psutil.Process:
+    """The process of `stepwell COMMAND`."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        found[:] = [p for p in _children(process) if p.cmdline()[3:4] == [command]]
+        return bool(found)
+
+    wait_until(look, 60, what=f"stepwell {command}")
+    return found[0]
+
+
+def _said(tmp_path: Path, number: int = 0) -> str:
+    return (tmp_path / f"{number}.txt").read_text()
+
+
+def _url(tmp_path: Path, number: int = 0) -> str:
+    wait_until(lambda: "service http" in _said(tmp_path, number), 60, what="the service")
+    return _said(tmp_path, number).split("service ", 1)[1].split()[0]
+
+
+def test_from_nothing_to_evaluated_policies(
+    start: Any, tmp_path: Path, start_service: Callable[..., Any]
+) -> None:
+    """No data, no service, no policy at the start; whatever is killed once comes back."""
+    process = start("--train.updates", "200")
+    with Client(_url(tmp_path)) as client:
+        wait_until(lambda: _versions(client) >= 3, 120, what="a few versions")
+    for number, command in enumerate(("train", "collect", "evaluate", "serve"), 1):
+        _part(process, command).kill()
+        wait_until(
+            lambda number=number: _said(tmp_path).count("broke (killed by SIGKILL)") >= number,
+            30,
+            what=f"{command} is missed",
+        )
+    assert process.wait(180) == 0, _said(tmp_path)
+    assert "run cue finished" in _said(tmp_path)
+    with start_service(tmp_path / "loop").client() as client:
+        assert client.run("cue").status == "finished"
+        scored = {e.policy for e in client.evaluations(env="stepwell/Recall-v0")}
+        assert {"cue/0", "cue/200"} <= scored
+        assert any("best" in policy.aliases for policy in client.policies("cue"))
+        rows = client.sql(
+            "select count(*), count(distinct id) from trajectories "
+            "where dataset = 'cue' and purpose = 'train'"
+        ).rows
+        assert rows[0][0] == rows[0][1] >= 20
+        ratio = client.run("cue").latest["ratio/samples_per_insert"]
+        assert ratio == pytest.approx(0.5 * 16)
+
+
+def test_ctrl_c_and_the_same_command_again(start: Any, tmp_path: Path) -> None:
+    process = start("--train.updates", "400")
+    with Client(_url(tmp_path)) as client:
+        wait_until(lambda: _versions(client) >= 3, 120, what="a few versions")
+    children = _children(process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, _said(tmp_path)
+    assert "the same command continues" in _said(tmp_path)
+    assert not [p for p in children if p.is_running()]
+    again = start("--train.updates", "400")
+    assert again.wait(180) == 0, _said(tmp_path, 1)
+    assert "run cue finished" in _said(tmp_path, 1)
+    log = (tmp_path / "loop" / "logs" / "cue" / "train.log").read_text()
+    assert "resumed after " in log
+
+
+def test_its_parts_end_with_it_when_it_is_killed(start: Any, tmp_path: Path) -> None:
+    """And the same command continues."""
+    process = start("--train.updates", "4000")
+    with Client(_url(tmp_path)) as client:
+        wait_until(lambda: _versions(client) >= 2, 120, what="a few versions")
+    children = _children(process)
+    assert len(children) >= 4
+    process.kill()
+    process.wait()
+    wait_until(lambda: not [p for p in children if _lives(p)], 60, what="the end of the parts")
+    again = start("--train.updates", "4000", "--no-evaluate")
+    with Client(_url(tmp_path, 1)) as client:
+        wait_until(lambda: _versions(client) >= 4, 120, what="more versions")
+        assert [run.name for run in client.runs("train")] == ["cue"]
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(60) == 130
+
+
+def test_a_part_that_is_called_wrongly_ends_it_with_the_reason(start: Any, tmp_path: Path) -> None:
+    process = start("--collect.envs-per-worker", "4")
+    assert process.wait(90) == 1
+    assert "collect-0: " in _said(tmp_path) and "unknown setting" in _said(tmp_path)
+    assert not _children(process)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--train.gamma", "3"], "agent.losses.gamma"),
+        (["--recipe", "onlin"], "'online'"),
+        (["--envs", "0"], "--envs: expected at least 1, got 0"),
+        (["--url", "http://127.0.0.1:9"], "no service answers at http://127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(
+    start: Any, tmp_path: Path, words: list[str], reason: str
+) -> None:
+    process = start(*words)
+    assert process.wait(60) in (1, 2)
+    assert reason in _said(tmp_path)
+
+
+def _versions(client: Client) -> int:
+    return sum(len(client.policies(run.name)) for run in client.runs("train"))
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
