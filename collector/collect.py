@@ -256,6 +256,7 @@ def _rollout(
         exploration=exploration,
         max_steps=config.max_steps,
         may_begin=lambda: not _waits_for(config, source, stats, pacing),
+        policy_lag=lambda policy_id: None if source is None else source.lag(policy_id),
     )
 
 

@@ -28,6 +28,8 @@ MAX_BYTES = 16 << 20
 """Pieces with images are cut at this size: a group of trajectories must fit into one request."""
 
 LOG_PREFIX = "log/"
+POLICY_LAG = "policy_lag"
+"""The metric of an episode with EpisodeSummary.policy_lag."""
 _MAX_METRICS = 256
 
 
@@ -45,6 +47,8 @@ class EpisodeSummary:
     length: int
     success: bool | None
     tags: tuple[str, ...] = ()
+    policy_lag: int | None = None
+    """Updates by which the policy was older, at the end, than the newest one that was known."""
 
     @property
     def complete(self) -> bool:
@@ -81,7 +85,9 @@ class EpisodeRecorder:
         *,
         max_steps: int = MAX_STEPS,
         env_index: int = 0,
+        policy_lag: Callable[[str], int | None] = lambda _: None,
     ):
+        self._policy_lag = policy_lag
         self._spec, self._metadata, self._sink, self._env_index = spec, metadata, sink, env_index
         self._max_steps = min(max_steps, max(1, MAX_BYTES // _row_bytes(spec)))
         self._rows: _Rows | None = None
@@ -163,6 +169,9 @@ class EpisodeRecorder:
         rows = self._rows
         assert rows is not None
         self._rows = None  # ended, even if the sink refuses the trajectory
+        lag = self._policy_lag(self._policy_id)
+        if lag is not None and len(self._metrics) < _MAX_METRICS:
+            self._metrics[POLICY_LAG] = float(lag)
         self._send(rows, terminated, truncated, last=True, tags=tags)
         return EpisodeSummary(
             index=self._index,
@@ -173,6 +182,7 @@ class EpisodeRecorder:
             length=self._first_step + len(rows.rewards),
             success=self._success,
             tags=tags,
+            policy_lag=lag,
         )
 
     def _send(

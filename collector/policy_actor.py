@@ -126,6 +126,12 @@ class LoadedPolicy:
     step: int = 0
     """The learner's step that it was published at."""
 
+    @property
+    def version(self) -> int:
+        """0 for a name without a number."""
+        version = self.policy_id.rpartition("/")[2]
+        return int(version) if version.isdecimal() else 0
+
 
 class _ActivePolicy:
     """A policy that plays at least one episode, with its memory for every chunk."""

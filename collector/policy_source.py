@@ -65,6 +65,15 @@ class PolicySource:
     def ready(self) -> bool:
         return self._current is not None
 
+    def lag(self, policy_id: str) -> int | None:
+        """How many updates older a version of this run is than the newest one that was fetched;
+        None for other policies, and where versions are fixed."""
+        run, _, version = policy_id.rpartition("/")
+        known = self._current is not None and run == self.run and version.isdecimal()
+        if self._current is None or not known or self.which.isdigit():
+            return None
+        return max(0, self._current.version - int(version))  # an alias may go back
+
     def poll(self) -> bool:
         """Poll once; True if there is a new policy. Raises errors of service and `load_policy`."""
         found = self._client.download_policy(self.run, self.which, etag=self._etag)

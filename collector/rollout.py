@@ -46,6 +46,7 @@ class Rollout:
     each sub-environment is seeded; each later one consumes an entry of `seeds` without using it.
 
     While `may_begin` is false, no episode begins, except where environments reset themselves.
+    `policy_lag(policy_id)` is stored as a metric of each episode, unless it is None.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Rollout:
         exploration: Exploration | None = None,
         max_steps: int = MAX_STEPS,
         may_begin: Callable[[], bool] = lambda: True,
+        policy_lag: Callable[[str], int | None] = lambda _: None,
     ):
         self._may_begin = may_begin
         self._vector: VectorEnvAdapter | None = None
@@ -73,7 +75,14 @@ class Rollout:
         self._make_env, self._seeds, self._exploration = make_env, seeds, exploration
         metadata = metadata or TrajectoryMetadata(env=interface.env_id)
         self._recorders = [
-            EpisodeRecorder(interface.spec, metadata, sink, max_steps=max_steps, env_index=i)
+            EpisodeRecorder(
+                interface.spec,
+                metadata,
+                sink,
+                max_steps=max_steps,
+                env_index=i,
+                policy_lag=policy_lag,
+            )
             for i in range(n)
         ]
         self.inputs = ActorInputs.zeros(interface.spec, n)

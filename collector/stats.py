@@ -81,6 +81,8 @@ class CollectorStatistics:
         }
         if known := [e.success for e in episodes if e.success is not None]:
             values["collect/success"] = float(np.mean(known))
+        if lags := [e.policy_lag for e in episodes if e.policy_lag is not None]:
+            values["collect/policy_lag"] = float(np.mean(lags))
         return values
 
 

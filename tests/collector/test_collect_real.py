@@ -218,8 +218,31 @@ def test_a_new_policy_is_played_from_the_next_episode_on(
                 lambda v=version: any(i.policy.endswith(f"/{v}") for i in stored(client, name)),
                 f"episodes of version {version}",
             )
-    versions = {i.policy for i in stored(client, name)}
-    assert versions == {f"{learner}/{v}" for v in range(3)}
+    infos = stored(client, name)
+    assert {i.policy for i in infos} == {f"{learner}/{v}" for v in range(3)}
+    assert {i.metrics["policy_lag"] for i in infos} <= {0.0, 1.0, 2.0}
+    assert all(i.metrics["policy_lag"] == 0 for i in infos if i.policy.endswith("/2"))
+
+
+def test_it_warms_up_with_random_actions_then_waits_for_the_policy(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    learner = f"learner-{name}"
+    config = settings(service, name, tmp_path, policy=learner, warm_up_steps=50)
+    with collecting(config.replace(wait_for_policy=True)):
+
+        def waits() -> bool:
+            mine = [w for w in client.workers() if w.run == config.run]
+            return bool(mine) and mine[0].state == "waiting"
+
+        until(waits, "the end of the warm-up")
+        random = stored(client, name)
+        assert {i.policy for i in random} == {"random"} and sum(i.length for i in random) >= 50
+        assert not any("interrupted" in i.tags or i.metrics.get("policy_lag") for i in random)
+        client.create_run(learner, "train")
+        client.publish_policy(learner, 0, policy_file(0))
+        until(lambda: len(stored(client, name)) > len(random) + 2, "episodes of the policy")
+    assert {i.policy for i in stored(client, name)[len(random) :]} == {f"{learner}/0"}
 
 
 def test_a_service_that_goes_away_loses_nothing_and_stops_nobody(

@@ -76,6 +76,19 @@ def test_a_policy_is_fetched_once_and_again_when_it_changed() -> None:
     assert (shelf.sent, source.current.policy_id, source.current.step) == (2, "demo/1", 200)
 
 
+def test_the_lag_of_a_version_is_counted_from_the_newest_one() -> None:
+    shelf = Shelf()
+    source = PolicySource(shelf, "demo")  # type: ignore[arg-type]
+    assert source.lag("demo/0") is None
+    shelf.files += [policy_file(step=i) for i in range(3)]
+    source.poll()
+    assert [source.lag(f"demo/{version}") for version in range(3)] == [2, 1, 0]
+    assert source.lag("random") is None and source.lag("other/1") is None
+    fixed = PolicySource(shelf, "demo/1")  # type: ignore[arg-type]
+    fixed.poll()
+    assert fixed.lag("demo/1") is None  # it is played on purpose
+
+
 def test_an_outage_leaves_the_policy_in_play() -> None:
     shelf = Shelf()
     shelf.files.append(policy_file())
