@@ -80,7 +80,8 @@ def derive_settings(
     conditioned = config.agent.return_conditioning is not None
     n_step = _n_step(profile)
     decided = origins or {}
-    clone = config.derive == "all" and (is_narrow(profile) or is_small(profile))
+    recalls = remembers and is_sparse(profile) and _has_better_ones(profile)
+    clone = config.derive == "all" and (is_narrow(profile) or is_small(profile) or recalls)
     clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
     shape = [
         *_windows(profile, remembers, n_step.value),
@@ -90,7 +91,7 @@ def derive_settings(
         *_length(
             profile,
             MEMORY_TRANSITIONS if remembers or conditioned else TRANSITIONS,
-            CLONING_PASSES if clone else PASSES,
+            CLONING_PASSES if clone and not recalls else PASSES,
         ),
         *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
@@ -315,15 +316,21 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
             f"{p.best_return:.4g}, the same {BLOCK} steps differ by {p.difference:.0%}): critics "
             "would prefer actions by their errors"
         )
-    else:
+    elif is_small(p):
         reason = f"{p.trajectories} trajectories of {p.steps:,} steps are too few for critics"
+    else:
+        reason = (
+            f"rewards are sparse ({p.informative:.2%} of the steps) and follow from the past: what "
+            "to remember is found sooner by imitating good trajectories than by critics, which "
+            "would have to find it, too"
+        )
     found = [
         Derived(f"{FILTER}kind", "behavior_cloning", f"{reason}; so all actions are imitated"),
         Derived("agent.losses.dpg_weight", 0.0, "all actions are imitated"),
         Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
-        reason = "most of each batch is from the best tenth of the trajectories, a little better"
+        reason = "most of each batch is from the best tenth of the trajectories"
         found.append(Derived("data.best_share", 0.8, reason))
     return found
 

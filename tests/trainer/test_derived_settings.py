@@ -270,6 +270,20 @@ def test_a_transformer_attends_to_a_whole_window() -> None:
     assert (memory.d_model, memory.d_ff, memory.n_heads, memory.n_layers) == (64, 256, 4, 2)
 
 
+def test_with_memory_and_sparse_rewards_the_best_trajectories_are_imitated() -> None:
+    """Not so without memory, with dense rewards, or where a user decides what to follow."""
+    sparse = dataclasses.replace(make_profile(SPARSE, spec=DISCRETE), partially_observable=True)
+    dense = dataclasses.replace(make_profile(DENSE, spec=DISCRETE), partially_observable=True)
+    key = "agent.losses.filter.kind"
+    found = derived(sparse)
+    assert found[key] == "behavior_cloning" and found["data.best_share"] == 0.8
+    assert found["agent.losses.dpg_weight"] == 0.0
+    assert found["agent.losses.critic_weight"] == 0.01
+    assert derived(dense)[key] == derived(sparse, memory="none")[key] == "exp"
+    chosen = derive_settings(sparse, OFFLINE, {"agent.losses.dpg_weight": "command line"})
+    assert {d.key: d.value for d in chosen}[key] == "exp"
+
+
 def test_memory_without_derived_settings_is_refused() -> None:
     with pytest.raises(Exception, match="memory: 'gru' has no effect without derive"):
         resolve(["pendulum_stitch", "--memory", "gru"])
