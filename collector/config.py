@@ -8,17 +8,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from amago_model.config.base import Settings
 from collector.episode_recorder import MAX_STEPS
 from collector.exploration import EpsilonConfig, NoExplorationConfig
 from stepwell import _settings
-from stepwell.errors import StepwellError
+from stepwell.errors import InvalidData, StepwellError
+from stepwell.policies import split_reference
 
 C = TypeVar("C", bound=Settings)
+Reference = Annotated[str, AfterValidator(lambda text: text.replace(":", "/", 1))]
+"""RUN/VERSION; RUN:VERSION will do, too."""
 
 
 class UsageError(StepwellError, ValueError):
@@ -73,7 +76,7 @@ class CollectConfig(EnvironmentConfig):
     dataset: str
     """Dataset for the episodes; if it does not exist, it is created from the environment's
     spaces."""
-    policy: str = ""
+    policy: Reference = ""
     """Policy to act with: RUN (always its newest policy), RUN/ALIAS or RUN/VERSION."""
     random: bool = False
     """Sample actions uniformly from the action space instead of using a policy."""
@@ -157,7 +160,7 @@ class EvaluateConfig(EnvironmentConfig):
       stepwell evaluate --random --env Pendulum-v1 --no-upload
     """
 
-    policy: str = ""
+    policy: Reference = ""
     """Policy to evaluate: RUN (its newest policy), RUN/ALIAS, RUN/VERSION, or RUN/all: all versions
     that have no such score yet; the alias `best` then points to the highest mean."""
     follow: bool = False
@@ -223,10 +226,10 @@ ALL = "all"
 
 def parse_reference(reference: str) -> tuple[str, str]:
     """ "run", "run/7" or "run/best" → (run, version or alias; "latest" by default)."""
-    run, _, which = reference.partition("/")
-    if not run or "/" in which:
-        raise UsageError(f"--policy: expected RUN, RUN/VERSION or RUN/ALIAS, got {reference!r}")
-    return run, which or "latest"
+    try:
+        return split_reference(reference)
+    except InvalidData as error:
+        raise UsageError(f"--policy: {error}") from None
 
 
 def parse(kind: type[C], argv: Sequence[str], prog: str) -> C:

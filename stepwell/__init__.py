@@ -1,7 +1,7 @@
 """Stepwell: the data types and the SDK. `import stepwell` is all that a user needs.
 
-Trajectories, specs and errors are imported at once. `Client` and `Outbox`, which need Arrow and an
-HTTP library, are imported on first use.
+Trajectories, specs and errors are imported at once. `Client`, `Outbox` and `load_policy`, which
+need Arrow, an HTTP library or torch, are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
 if TYPE_CHECKING:
     from stepwell.client import Client
     from stepwell.outbox import Outbox
+    from stepwell.policies import load_policy
 
 __all__ = [
     "BadRequest",
@@ -65,10 +66,15 @@ __all__ = [
     "TrajectoryMetadata",
     "Unauthorized",
     "Undelivered",
+    "load_policy",
     "new_id",
 ]
 
-_LAZY = {"Client": "stepwell.client", "Outbox": "stepwell.outbox"}
+_LAZY = {
+    "Client": "stepwell.client",
+    "Outbox": "stepwell.outbox",
+    "load_policy": "stepwell.policies",
+}
 
 
 def __getattr__(name: str) -> Any:

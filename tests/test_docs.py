@@ -139,8 +139,24 @@ EXAMPLES = [
 ]
 
 
+def publish_policy(client, run):
+    """An untrained policy for Pendulum-v1."""
+    from amago_model.acting import ActingPolicy
+    from amago_model.config import AgentConfig, Spaces
+    from amago_model.policy_file import save_policy
+    from collector.envs import interface_of, make
+
+    spec = interface_of(make("Pendulum-v1"), "Pendulum-v1").spec
+    spaces = Spaces.of_spec(spec.to_json())
+    config = AgentConfig.from_dict({"trajectory_encoder": {"kind": "identity"}})
+    client.create_run(run, "train", exist_ok=True)
+    client.publish_policy(run, 1_000_000, save_policy(ActingPolicy(config, spaces)))
+
+
 @pytest.mark.parametrize(("name", "block"), EXAMPLES)
 def test_every_python_example_runs(service, tmp_path, name, block):
+    if 'load_policy("first")' in block:
+        publish_policy(service.client(), "first")
     script = tmp_path / "example.py"
     script.write_text(block)
     done = subprocess.run(

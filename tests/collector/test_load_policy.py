@@ -1,0 +1,97 @@
+"""`stepwell.load_policy`: the same actions as a collector's, in a program of one's own."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import stepwell
+from amago_model.acting import ActingPolicy
+from amago_model.config import AgentConfig, Spaces
+from amago_model.errors import BatchError
+from amago_model.player import Player
+from amago_model.policy_file import save_policy
+from collector.builtin import RECALL_ID
+from collector.config import EvaluateConfig
+from collector.envs import interface_of, make
+from collector.evaluate import run_evaluation
+from stepwell.errors import InvalidData, NotFound
+
+SMALL = {
+    "timestep_encoder": {"kind": "any", "d_hidden": 16, "d_output": 16},
+    "trajectory_encoder": {"kind": "gru", "d_hidden": 8, "d_output": 8},
+}
+
+
+def acting_policy(env_id: str) -> ActingPolicy:
+    torch.manual_seed(3)
+    spaces = Spaces.of_spec(interface_of(make(env_id), env_id).spec.to_json())
+    return ActingPolicy(AgentConfig.from_dict(SMALL), spaces).eval()
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", RECALL_ID, "CartPole-v1"])
+def test_it_plays_what_an_evaluation_plays(env_id: str, tmp_path: Path) -> None:
+    """Memory, previous action and reward included: whole episodes have the same returns."""
+    file = tmp_path / "policy.safetensors"
+    file.write_bytes(save_policy(acting_policy(env_id)))
+    config = EvaluateConfig(env=env_id, file=file, episodes=3, envs=1, seeds=5, upload=False)
+    result, _ = run_evaluation(config, Console(quiet=True))
+    policy = stepwell.load_policy(file)
+    env = make(env_id)
+    returns = []
+    for seed in (5, 6, 7):
+        obs, _ = env.reset(seed=seed)
+        policy.reset()
+        total, reward, done = 0.0, 0.0, False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(policy.act(obs, float(reward)))
+            total += float(reward)
+            done = terminated or truncated
+        returns.append(total)
+    assert returns == pytest.approx(result.returns, rel=1e-4)
+
+
+def test_from_a_service_by_name_version_and_alias(service: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    monkeypatch.setenv("STEPWELL_TOKEN", service.token or "")
+    client, run = service.client(), "loaded"
+    client.create_run(run, "train")
+    client.publish_policy(run, 4, save_policy(acting_policy("CartPole-v1"), step=4))
+    client.set_alias(run, "best", 4)
+    obs = np.zeros(4, np.float32)
+    actions = {
+        int(stepwell.load_policy(reference, client=client).act(obs))
+        for reference in (run, f"{run}/4", f"{run}/best", f"{run}:best")
+    }
+    assert len(actions) == 1 and actions <= {0, 1}
+    with pytest.raises(NotFound):
+        stepwell.load_policy(f"{run}/5")
+    with pytest.raises(InvalidData, match="expected RUN, RUN/VERSION or RUN/ALIAS"):
+        stepwell.load_policy("a/b/c")
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    player = Player(acting_policy("Pendulum-v1"))
+    with pytest.raises(BatchError, match=r"obs\['observation'\]: expected the shape \(3,\), got"):
+        player.act(np.zeros(4))
+    with pytest.raises(BatchError, match="missing"):
+        player.act({"position": np.zeros(3)})
+    bad = tmp_path / "x.safetensors"
+    bad.write_bytes(b"no policy")
+    with pytest.raises(InvalidData, match=r"x\.safetensors"):
+        stepwell.load_policy(bad)
+    with pytest.raises(OSError):
+        stepwell.load_policy(tmp_path / "none")
+
+
+def test_samples_follow_the_seed_and_actions_stay_within_bounds() -> None:
+    policy = acting_policy("Pendulum-v1")
+    space = gymnasium.make("Pendulum-v1").action_space
+    players = [Player(policy, sample=True, seed=seed) for seed in (1, 1, 2)]
+    played = [[player.act(np.ones(3, np.float32)) for _ in range(4)] for player in players]
+    assert np.array_equal(played[0], played[1]) and not np.array_equal(played[0], played[2])
+    assert all(space.contains(action) for action in played[0])
