@@ -148,7 +148,6 @@ def _status(
         "policy": source.current.policy_id if source and source.ready else config.policy,
         "last_error": (
             stats.error
-            or run.outbox.reason
             or run.outbox.last_error
             or (source.last_error if source else "")
         ),
