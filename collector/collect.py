@@ -147,9 +147,7 @@ def _status(
         "counters": {**stats.counters(), **run.outbox.counters()},
         "policy": source.current.policy_id if source and source.ready else config.policy,
         "last_error": (
-            stats.error
-            or run.outbox.last_error
-            or (source.last_error if source else "")
+            stats.error or run.outbox.last_error or (source.last_error if source else "")
         ),
         "metrics": [
             MetricPoint(key=key, step=stats.clock, value=value, time=time.time())

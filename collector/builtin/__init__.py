@@ -16,6 +16,12 @@ CRAFTER_ID = "stepwell/Crafter-v0"
 GRIDWORLD_ID = "stepwell/Gridworld-v0"
 BANDIT_ID = "stepwell/Bandit-v0"
 CARTPOLE_POSITION_ID = "stepwell/CartPolePosition-v0"
+CARTPOLE_VELOCITY_ID = "stepwell/CartPoleVelocity-v0"
+TMAZE_ACTIVE_ID = "stepwell/TMazeActive-v0"
+META_FROZEN_LAKE_ID = "stepwell/MetaFrozenLake-v0"
+DARK_KEY_DOOR_ID = "stepwell/DarkKeyDoor-v0"
+PACKAGE_DELIVERY_ID = "stepwell/PackageDelivery-v0"
+CHEETAH_VELOCITY_ID = "stepwell/HalfCheetahVelocity-v0"
 FIND_BLOCK_IMAGE_ID = "stepwell/FindBlockImage-v0"
 MAZE2D_MEDIUM_ID = "stepwell/Maze2dMedium-v0"
 MAZE2D_LARGE_ID = "stepwell/Maze2dLarge-v0"
@@ -24,6 +30,11 @@ MODIFIED_ID = "stepwell/Modified-v0"
 # Entry points are strings, so that registering does not import unused environments.
 _ENTRY_POINTS = {
     TMAZE_PASSIVE_ID: "collector.builtin.tmaze:TMazePassive",
+    TMAZE_ACTIVE_ID: "collector.builtin.tmaze:TMazeActive",
+    META_FROZEN_LAKE_ID: "collector.builtin.meta_frozen_lake:MetaFrozenLake",
+    DARK_KEY_DOOR_ID: "collector.builtin.key_door:DarkKeyDoor",
+    PACKAGE_DELIVERY_ID: "collector.builtin.package_delivery:PackageDelivery",
+    CHEETAH_VELOCITY_ID: "collector.builtin.cheetah_velocity:HalfCheetahVelocity",
     RECALL_ID: "collector.builtin.recall:Recall",
     MAZERUNNER_ID: "collector.builtin.mazerunner:MazeRunner",
     FIND_BLOCK_ID: "collector.builtin.find_block:FindBlock",
@@ -37,11 +48,13 @@ _ENTRY_POINTS = {
 # No time limit is registered: each of these environments ends its own episodes.
 for _env_id, _entry_point in _ENTRY_POINTS.items():
     gymnasium.register(id=_env_id, entry_point=_entry_point)
-gymnasium.register(
-    id=CARTPOLE_POSITION_ID,
-    entry_point="collector.builtin.cartpole:CartPolePosition",
-    max_episode_steps=500,
-)
+for _env_id, _name in (
+    (CARTPOLE_POSITION_ID, "CartPolePosition"),
+    (CARTPOLE_VELOCITY_ID, "CartPoleVelocity"),
+):
+    gymnasium.register(
+        id=_env_id, entry_point=f"collector.builtin.cartpole:{_name}", max_episode_steps=500
+    )
 for _env_id, _maze, _limit in ((MAZE2D_MEDIUM_ID, "Medium", 600), (MAZE2D_LARGE_ID, "Large", 800)):
     gymnasium.register(
         id=_env_id,

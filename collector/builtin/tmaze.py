@@ -1,15 +1,22 @@
-"""The passive T-Maze: a cue at the first step tells where to turn at the end of a long corridor.
+"""The T-Maze: a cue tells where to turn at the end of a long corridor.
+
+Passive: the cue is the first observation.
 
                           (H, +1)
     (0,0) (1,0)  ...  (H, 0)          t        0            1 .. H-1   H              H+1
                           (H, -1)     obs      [0, cue]     [0, 0]     [1, y]         [1, y]
 
-Only the observation at t = 0 contains the cue. The highest success rate is 0.5 without memory and
+Active: the cue is one step to the left of the start, and is seen at the first visit only.
+
+    (0,0) (1,0) (2,0)  ...  (H+1, 0)      (H+1, ±1)      1 step left, H + 1 right, 1 up or down
+     cue  start
+
+Only one observation contains the cue. The highest success rate is 0.5 without memory and
 1.0 with memory, for any corridor length H. Dynamics after AMAGO (Grigsby et al., ICLR 2024), the
 task after Bakker (NeurIPS 2001) and Ni et al. (NeurIPS 2023).
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -39,6 +46,8 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "partially_observable": True}
+    cue_distance: ClassVar[int] = 0
+    """Steps from the start to the cue."""
 
     def __init__(
         self,
@@ -54,25 +63,29 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.render_mode = render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(4)
-        self._x = self._y = self._t = 0
-        self._goal_y = 0
+        self._junction = self.cue_distance + corridor_length
+        self._steps = corridor_length + 1 + 2 * self.cue_distance
+        self._x = self._y = self._goal_y = 0
+        self._t = self._steps
+        self._cue_seen = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        self._x = self._y = self._t = 0
+        self._x, self._y, self._t, self._cue_seen = self.cue_distance, 0, 0, False
         self._goal_y = 1 if self.np_random.integers(2) else -1
         return self._observe(), {}
 
     def step(
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        require_step(self, action, over=self._t > self.corridor_length)
+        require_step(self, action, over=self._t >= self._steps)
         self._t += 1
         self._move(int(action))
-        if self._t <= self.corridor_length:
-            return self._observe(), 0.0 if action == RIGHT else self.penalty, False, False, {}
+        if self._t < self._steps:
+            fine = action == RIGHT or self._t <= self.cue_distance
+            return self._observe(), 0.0 if fine else self.penalty, False, False, {}
         success = self._y == self._goal_y
         info = {"log/success": float(success)}
         return self._observe(), self.goal_reward if success else 0.0, True, False, info
@@ -80,15 +93,25 @@ class TMazePassive(gymnasium.Env[NDArray[np.float32], np.int64]):
     def _move(self, action: int) -> None:
         dx, dy = _MOVES[action]
         x, y = self._x + dx, self._y + dy
-        in_corridor = y == 0 and 0 <= x <= self.corridor_length
-        in_arm = x == self.corridor_length and abs(y) == 1
+        in_corridor = y == 0 and 0 <= x <= self._junction
+        in_arm = x == self._junction and abs(y) == 1
         if in_corridor or in_arm:
             self._x, self._y = x, y
 
     def _observe(self) -> NDArray[np.float32]:
-        if self._t == 0:
+        if self._x == 0 and not self._cue_seen:
+            self._cue_seen = True
             return np.array([0, self._goal_y], np.float32)
-        if self._x == self.corridor_length:
+        if self._x == self._junction:
             return np.array([1, self._y], np.float32)
-        # The cue is not shown again when the agent returns to the start: "passive".
         return np.zeros(2, np.float32)
+
+
+class TMazeActive(TMazePassive):
+    """As TMazePassive, but the cue must be fetched: it is one step to the left of the start.
+
+    An episode has corridor_length + 3 steps: to the cue, back, through the corridor, and a turn.
+    The step to the cue costs no penalty.
+    """
+
+    cue_distance = 1
