@@ -15,6 +15,7 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import sys
 import time
 import tomllib
@@ -31,7 +32,7 @@ from rich.text import Text
 from stepwell._parent import PARENT
 from stepwell._ports import free_port
 from stepwell._processes import Processes, read_train_config
-from stepwell._run.parts import Plan, parts
+from stepwell._run.parts import Plan, growing_data, parts
 from stepwell._run.status import Line, read_status, scores
 from stepwell._run.supervisor import Part, Supervisor
 from stepwell._settings import flatten
@@ -67,6 +68,7 @@ Any setting of a part is a flag after its name: --train.X, --collect.X, --evalua
 EXAMPLES = """\
   stepwell run Pendulum-v1
   stepwell run stepwell/TMazePassive-v0 --env-args corridor_length=20 --train.updates 1500
+  stepwell run examples/00_meta_frozen_lake.toml
   stepwell run my_envs:Robot-v0 robot.toml --envs 16 --collectors 2 --data ./robot
   stepwell run Pendulum-v1 --url http://10.0.0.5:8000 --no-train    only collect and evaluate"""
 
@@ -77,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False)
     folder: Path = args.data.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    words = [args.recipe, "--run", args.run, "--dataset", args.dataset or args.run]
+    growing = growing_data(read_train_config([args.recipe])["config"], args.updates_per_step)
+    words = [args.recipe, "--run", args.run, "--dataset", args.dataset or args.run, *growing]
     config = read_train_config([*words, *sections["train"]])["config"]
 
     def say(line: str) -> None:
@@ -105,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
             if args.token:
                 variables["STEPWELL_TOKEN"] = args.token
             with Client(url, args.token, timeout=5.0, retry_for=0.0) as client:
-                plan = _plan(args, client, folder, sections)
+                plan = _plan(args, client, folder, growing, sections)
                 processes = Processes(folder / "logs" / plan.run, variables)
                 for part in parts(plan, config, processes):
                     check()
@@ -122,7 +125,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _plan(
-    args: argparse.Namespace, client: Client, folder: Path, sections: Mapping[str, list[str]]
+    args: argparse.Namespace,
+    client: Client,
+    folder: Path,
+    growing: list[str],
+    sections: Mapping[str, list[str]],
 ) -> Plan:
     run = _free_name(client, args.run) if args.train else args.run
     return Plan(
@@ -138,7 +145,7 @@ def _plan(
         train=args.train,
         evaluate=args.evaluate,
         episodes=args.episodes,
-        updates_per_step=args.updates_per_step,
+        growing=growing,
         warm_up_steps=args.warm_up_steps,
         plugins=args.plugin,
         more=sections,
@@ -279,7 +286,8 @@ def _report(client: Client, plan: Plan, console: Console, seconds: float, status
     say(f"run {plan.run} {status}, {seconds:.0f} s")
     if plan.train:
         best = f"{plan.run}/best" if found else plan.run
-        say(f"evaluate: stepwell evaluate --policy {best} --env {plan.env}")
+        args = f" --env-args {shlex.join(plan.env_args)}" if plan.env_args else ""
+        say(f"evaluate: stepwell evaluate --policy {best} --env {plan.env}{args}")
         say(f"its episodes: stepwell datasets show {plan.dataset}")
 
 
@@ -316,8 +324,8 @@ def _read_file(
     for key, value in tree.items():
         name = key.replace("-", "_")
         own = known.get(name)
-        if name not in known or name in ("env", "file"):
-            names = sorted({*known, *SECTIONS} - {"env", "file"})
+        if name not in known or name == "file":
+            names = sorted({*known, *SECTIONS} - {"file"})
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
             raise InvalidData(f"{path}: unknown setting {key!r}; the nearest known one is {near!r}")
         kinds = (list,) if isinstance(own, list) else (bool,) if own is True else (str, int, float)
@@ -339,7 +347,8 @@ def _words(key: str, value: Any) -> list[str]:
 def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespace:
     parser = common.parser("run", ABOUT, EXAMPLES)
     add = parser.add_argument
-    add("env", metavar="ENV", help="gymnasium id, as Pendulum-v1 or my_envs:Robot-v0")
+    add("env", metavar="ENV", help="gymnasium id, as Pendulum-v1 or my_envs:Robot-v0; none if "
+        "FILE.toml has env = \"…\"")  # fmt: skip
     add("file", metavar="FILE.toml", nargs="?", type=Path, help="settings; flags win")
     add("--recipe", default="online", help="training recipe (default: %(default)s)")
     add("--run", default="", help="its name; a stopped run of this name goes on (default: ENV's)")
@@ -363,9 +372,15 @@ def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespa
         help="of the service that it starts; 0: any free one (default: %(default)s)")  # fmt: skip
     add("--token", help="default: STEPWELL_TOKEN")
     args = parser.parse_intermixed_args(words)
-    if args.file is not None:
-        parser.set_defaults(**_read_file(args.file, vars(args), sections))
+    if args.file is not None or args.env.endswith(".toml"):
+        given = _read_file(args.file or Path(args.env), vars(args), sections)
+        env = given.pop("env", "")
+        parser.set_defaults(**given)
         args = parser.parse_intermixed_args(words)
+        if args.file is None:
+            if not env:
+                raise InvalidData(f"{args.env}: env", expected='env = "Pendulum-v1"', got="none")
+            args.env = env
     for name, least in (("envs", 1), ("collectors", 0), ("episodes", 1), ("seed", 0)):
         if getattr(args, name) < least:
             parser.error(f"--{name}: expected at least {least}, got {getattr(args, name)}")
@@ -374,4 +389,5 @@ def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespa
 
 
 def _slug(env: str) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", env.rpartition(":")[2].lower()).strip("._-")[:80]
+    name = env.rpartition(":")[2].rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9._-]+", "-", name).strip("._-")[:80] or "run"

@@ -42,28 +42,34 @@ class Plan:
     train: bool
     evaluate: bool
     episodes: int
-    updates_per_step: float | None
+    growing: Sequence[str]
+    """`growing_data` of the recipe."""
     warm_up_steps: int | None
     plugins: Sequence[str]
     more: Mapping[str, Sequence[str]]
     """Words of the user for each kind of part, which come last, so they win."""
 
 
-def train_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
-    """`stepwell train`, with what growing data need and `config`, the recipe's, does not have."""
-    words = ["train", plan.recipe, "--run", plan.run, "--dataset", plan.dataset]
-    words += ["--output", str(plan.folder / "runs"), "--seed", str(plan.seed)]
-    data = config["data"]
+def growing_data(config: Mapping[str, Any], updates_per_step: float | None) -> list[str]:
+    """What a trainer needs for data that grow, where `config`, the recipe's, has none of its own:
+    a wait for the first episode, looks for new ones, and a ratio."""
+    data, words = config["data"], []
     if not data["wait_for_data"]:
         words += ["--data.wait-for-data", str(WAIT_SECONDS)]
     if not data["refresh_every"]:
         words += ["--data.refresh-every", str(REFRESH_EVERY)]
-    ratio = plan.updates_per_step
-    if ratio is None and data["ratio"] is None:
-        ratio = UPDATES_PER_STEP
-    if ratio is not None:
-        words += ["--data.ratio.updates-per-step", str(ratio)]
-    return [*words, *_plugins(plan), *plan.more["train"]]
+    if updates_per_step is None and data["ratio"] is None:
+        updates_per_step = UPDATES_PER_STEP
+    if updates_per_step is not None:
+        words += ["--data.ratio.updates-per-step", str(updates_per_step)]
+    return words
+
+
+def train_words(plan: Plan) -> list[str]:
+    """`stepwell train`."""
+    words = ["train", plan.recipe, "--run", plan.run, "--dataset", plan.dataset]
+    words += ["--output", str(plan.folder / "runs"), "--seed", str(plan.seed)]
+    return [*words, *_plugins(plan), *plan.growing, *plan.more["train"]]
 
 
 def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[str]:
@@ -90,7 +96,7 @@ def evaluate_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
 
 def parts(plan: Plan, config: Mapping[str, Any], processes: Processes) -> list[Part]:
     """All parts but the service; `config` is the trainer's."""
-    words = {"train": train_words(plan, config)} if plan.train else {}
+    words = {"train": train_words(plan)} if plan.train else {}
     for number in range(plan.collectors):
         words[f"collect-{number}"] = collect_words(plan, number, config)
     if plan.evaluate:
