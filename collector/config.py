@@ -168,6 +168,8 @@ class EvaluateConfig(EnvironmentConfig):
     every: int = Field(0, ge=0)
     """With RUN/all or --follow: leave out versions less than this many updates after the one
     before; the last version is always evaluated. 0: every version."""
+    against: Reference = ""
+    """Also evaluate this policy with the same seeds, and compare them seed by seed."""
     file: Path | None = None
     """Evaluate a local policy file instead of a published policy."""
     random: bool = False
@@ -213,6 +215,8 @@ class EvaluateConfig(EnvironmentConfig):
             raise ValueError("follow: needs --policy RUN, without a version or an alias")
         if self.every and not self.every_version:
             raise ValueError("every: needs --policy RUN/all, or --follow")
+        if self.against and (self.every_version or self.against.partition("/")[2] == ALL):
+            raise ValueError("against: compares two policies; leave out RUN/all and --follow")
         if self.every_version and self.run:
             raise ValueError("run: each version has an eval run of its own; leave run out")
         if self.target_return is not None and self.random:

@@ -109,6 +109,48 @@ class EvaluationResult:
         return table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedComparison:
+    """The difference of two policies on the same seeds. Its interval is narrower than the two
+    intervals of the means suggest, because both meet the same episodes."""
+
+    policy: str
+    against: str
+    difference: float
+    """Mean of (return of `policy` - return of `against`)."""
+    ci_low: float
+    """Bootstrap interval of the difference."""
+    ci_high: float
+    better: int
+    """Number of seeds on which `policy` has the higher return."""
+    worse: int
+    seeds: int
+
+    def line(self) -> str:
+        return (
+            f"{self.policy} minus {self.against}: {self.difference:+.4g} "
+            f"({self.ci_low:+.4g} … {self.ci_high:+.4g}) on the same {self.seeds} seeds; "
+            f"better on {self.better}, worse on {self.worse}"
+        )
+
+
+def compare_paired(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
+    """Compare two results of the same seeds."""
+    assert a.seeds == b.seeds, "a seed is an episode of both"
+    differences = np.asarray(a.returns) - np.asarray(b.returns)
+    interval = bootstrap_mean(differences)
+    return PairedComparison(
+        policy=a.policy,
+        against=b.policy,
+        difference=interval.value,
+        ci_low=interval.low,
+        ci_high=interval.high,
+        better=int((differences > 0).sum()),
+        worse=int((differences < 0).sum()),
+        seeds=len(differences),
+    )
+
+
 def evaluate_policy(
     policy: Player,
     env_id: str,

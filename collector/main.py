@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -13,6 +15,9 @@ from collector.config import CollectConfig, EvaluateConfig, parse
 from stepwell._exit_message import fail
 from stepwell._signals import interrupt, stop_signals
 from stepwell.errors import StepwellError, Undelivered
+
+if TYPE_CHECKING:
+    from collector.evaluate import PairedComparison
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +39,7 @@ def evaluate(argv: list[str] | None = None) -> int:
     """stepwell evaluate"""
     out, console = Console(), Console(stderr=True)
     words = list(sys.argv[1:] if argv is None else argv)
+    comparison: PairedComparison | None = None
     as_json = "--json" in words  # the output format is not a setting of the evaluation
     try:
         words = [word for word in words if word != "--json"]
@@ -41,18 +47,28 @@ def evaluate(argv: list[str] | None = None) -> int:
         with stop_signals(interrupt):
             if config.every_version:
                 return _evaluate_versions(config, out, console, as_json)
-            from collector.evaluate import run_evaluation
+            from collector.evaluate import compare_paired, run_evaluation
 
             result, notes = run_evaluation(config, console, quiet=as_json)
+            if config.against:
+                changes = {"policy": config.against, "file": None, "random": False, "run": ""}
+                other, more = run_evaluation(
+                    config.replace(**changes, against=""), console, quiet=as_json
+                )
+                comparison = compare_paired(result, other)
+                notes = {k: v for k, v in more.items() if k == "undelivered"} | notes
     except (StepwellError, AmagoError) as error:
         return fail("stepwell evaluate", error)
     except KeyboardInterrupt:
         console.print("stopped; no score of unfinished episodes", highlight=False)
         return 130
     if as_json:
-        print(json.dumps({**result.to_json(), **notes}, indent=2))
+        paired = {"paired": asdict(comparison)} if comparison else {}
+        print(json.dumps({**result.to_json(), **notes, **paired}, indent=2))
     else:
         out.print(result.table())
+        if comparison is not None:
+            out.print(comparison.line(), highlight=False, markup=False, soft_wrap=True)
         for name, value in notes.items():
             if name != "undelivered":
                 out.print(f"{name}: {value}", highlight=False)

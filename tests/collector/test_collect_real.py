@@ -604,6 +604,31 @@ def test_every_version_is_scored_once_and_the_best_is_named(
     assert table.row_count == 4 and list(table.columns[-1].cells).count("best") == 1
 
 
+def test_two_policies_are_compared_seed_by_seed(
+    service: Any, client: Client, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are scored as usual; the difference has an interval of its own."""
+    learner = f"learner-{name}"
+    client.create_run(learner, "train")
+    for version in (1, 2):
+        client.publish_policy(learner, version, policy_file(version))
+    words = ["--env", ENV, "--episodes", "6", "--dataset", name, "--url", service.url]
+    words += ["--token", service.token] if service.token else []
+    policies = ["--policy", f"{learner}:1", "--against", f"{learner}/2"]
+    assert evaluate([*words, *policies, "--json"]) == 0
+    paired = json.loads(capsys.readouterr().out)["paired"]
+    (a,) = client.evaluations(env=ENV, policy=f"{learner}/1")
+    (b,) = client.evaluations(env=ENV, policy=f"{learner}/2")
+    differences = np.subtract(a.returns, b.returns)
+    assert paired["difference"] == pytest.approx(differences.mean())
+    assert paired["ci_low"] <= paired["difference"] <= paired["ci_high"]
+    assert paired["better"] == (differences > 0).sum() and paired["seeds"] == 6
+    assert evaluate([*words, *policies]) == 0
+    assert f"{learner}/1 minus {learner}/2: " in capsys.readouterr().out
+    with pytest.raises(UsageError, match="against"):
+        EvaluateConfig(env=ENV, policy=f"{learner}/all", against=learner)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
