@@ -238,7 +238,7 @@ def _rollout(
             interface.spec,
             len(envs),
             seed=noise_seed,
-            clock=lambda: source.current.step if source and by_policy else stats.clock,
+            clock=lambda: _policy_step(source) if source and by_policy else stats.clock,
         )
     return Rollout(
         envs,
@@ -255,6 +255,11 @@ def _rollout(
         may_begin=lambda: not _waits_for(config, source, stats, pacing),
         policy_lag=lambda policy_id: None if source is None else source.lag(policy_id),
     )
+
+
+def _policy_step(source: PolicySource) -> int:
+    """The learner's step of the newest policy; 0 during a warm-up, before there is one."""
+    return source.current.step if source.ready else 0
 
 
 def _waits_for(

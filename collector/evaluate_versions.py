@@ -38,25 +38,30 @@ def evaluate_versions(
     best = -1
     with Client(config.url, config.token) as client:
         while True:
-            training, versions = _look(client, run, config.follow)
-            if not (training or versions):
-                raise UsageError(
-                    f"--policy: run {run} has no policy yet; --follow would wait for it"
-                )
-            scores = _scores(client, config, run, versions)
-            if scores and (found := max(scores, key=lambda v: (scores[v].mean, v))) != best:
-                best = found
-                client.set_alias(run, BEST, best)
-            chosen = spaced(versions, config.every, ended=not training)
-            pending = [version for version in chosen if version not in scores]
-            if pending:
-                one = config.replace(policy=f"{run}/{pending[0]}", follow=False, every=0)
-                _, notes = run_evaluation(one, console, quiet=quiet)
-                if undelivered := notes.get("undelivered"):
-                    raise Undelivered(undelivered)
-            elif not training:
-                break
-            else:
+            try:
+                training, versions = _look(client, run, config.follow)
+                if not (training or versions):
+                    raise UsageError(
+                        f"--policy: run {run} has no policy yet; --follow would wait for it"
+                    )
+                scores = _scores(client, config, run, versions)
+                if scores and (found := max(scores, key=lambda v: (scores[v].mean, v))) != best:
+                    best = found
+                    client.set_alias(run, BEST, best)
+                chosen = spaced(versions, config.every, ended=not training)
+                pending = [version for version in chosen if version not in scores]
+                if pending:
+                    one = config.replace(policy=f"{run}/{pending[0]}", follow=False, every=0)
+                    _, notes = run_evaluation(one, console, quiet=quiet)
+                    if undelivered := notes.get("undelivered"):
+                        raise Undelivered(undelivered)
+                elif not training:
+                    break
+                else:
+                    time.sleep(POLL)
+            except (Busy, ServiceUnreachable):
+                if not config.follow:
+                    raise
                 time.sleep(POLL)
     return [scores[version] for version in sorted(scores)]
 
@@ -66,10 +71,10 @@ def _look(client: Client, run: str, follow: bool) -> tuple[bool, list[int]]:
     try:
         training = follow and client.run(run).status == "running"
         return training, sorted((p.version for p in client.policies(run)), reverse=True)
-    except (NotFound, Busy, ServiceUnreachable):
+    except NotFound:
         if not follow:
             raise
-        return True, []  # the run does not exist yet, or the service is restarting
+        return True, []  # the run does not exist yet
 
 
 def spaced(versions: list[int], every: int, *, ended: bool) -> list[int]:

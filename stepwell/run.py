@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
 import shlex
@@ -29,12 +30,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from stepwell._files import whole_file
 from stepwell._parent import PARENT
 from stepwell._ports import free_port
 from stepwell._processes import Processes, read_train_config
 from stepwell._run.parts import Plan, growing_data, parts
 from stepwell._run.status import Line, read_status, scores
-from stepwell._run.supervisor import Part, Supervisor
+from stepwell._run.supervisor import SERVICE, Part, Supervisor
 from stepwell._settings import flatten
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -43,21 +45,22 @@ from stepwell.errors import InvalidData, NotFound, ServiceUnreachable, StepwellE
 
 SECTIONS = ("train", "collect", "evaluate")
 DEFAULT_PORT = 8000
-SERVICE = "service"
 LOOK_EVERY = 0.5
+REPORT_SECONDS = 30.0
+"""How long the last report waits for a service that is away."""
 LINES_EVERY = 10.0
 """Seconds between two reports, where the output is no terminal."""
 
 ABOUT = """\
 Collect episodes in an environment, learn from them and evaluate the policies, with progress of all
-of it on one screen. It starts a service (unless one answers at --url, STEPWELL_URL or --port),
-collectors, a trainer and an evaluator, and ends with the last update.
+of it on one screen. It starts a service (unless --url or STEPWELL_URL names one), collectors, a
+trainer and an evaluator, and ends with the last update.
 
 The trainer makes --updates-per-step updates for each collected step: the faster side waits. Ctrl-C
-stops everything; the same command continues. What breaks is started again.
+stops everything (twice: at once); the same command continues. What breaks is started again.
 
-Any setting of a part is a flag after its name: --train.X, --collect.X, --evaluate.X, as in
-`stepwell train --help`; or a table of FILE.toml:
+After these options, any setting of a part is a flag after its name: --train.X, --collect.X,
+--evaluate.X, as in `stepwell train --help`; or a table of FILE.toml:
 
   recipe = "online"
   updates_per_step = 0.25
@@ -79,49 +82,82 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False)
     folder: Path = args.data.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    growing = growing_data(read_train_config([args.recipe])["config"], args.updates_per_step)
+    base = read_train_config([args.recipe])["config"]
+    if args.train and base["derive"] != "off" and args.warm_up_steps == 0:
+        raise InvalidData(
+            f"--warm-up-steps: recipe {args.recipe} derives settings from data, so the first steps "
+            "must be random",
+            expected="at least 1",
+            got="0",
+        )
+    growing = growing_data(base, args.updates_per_step, args.warm_up_steps)
     words = [args.recipe, "--run", args.run, "--dataset", args.dataset or args.run, *growing]
     config = read_train_config([*words, *sections["train"]])["config"]
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    interrupted = False
+    stopping = False
 
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
+    def stop() -> None:
+        nonlocal stopping
+        stopping = True
 
     def check() -> None:
-        if interrupted:
+        if stopping:
             raise KeyboardInterrupt
 
-    supervisor = Supervisor(say)
-    with stop_signals(interrupt, again=interrupt):
+    supervisor = Supervisor(say, check, lambda: _answers(args.url, args.token))
+    with stop_signals(stop, again=supervisor.kill):
         try:
-            url = _service(args, folder, supervisor, say, check)
+            own = _service(args, folder, supervisor)
             variables = {
-                "STEPWELL_URL": url,
+                "STEPWELL_URL": args.url,
                 "STEPWELL_OUTBOX": os.environ.get("STEPWELL_OUTBOX") or str(folder / "outbox"),
                 PARENT: str(os.getpid()),
             }
             if args.token:
                 variables["STEPWELL_TOKEN"] = args.token
-            with Client(url, args.token, timeout=5.0, retry_for=0.0) as client:
+            with Client(args.url, args.token, timeout=5.0, retry_for=0.0) as client:
                 plan = _plan(args, client, folder, growing, sections)
                 processes = Processes(folder / "logs" / plan.run, variables)
+                _remember(plan, processes.folder / "task.json")
                 for part in parts(plan, config, processes):
                     check()
                     supervisor.add(part)
-                return _watch(plan, client, supervisor, console, check)
+                _watch(plan, client, supervisor, console)
+                patient = client.with_options(retry_for=REPORT_SECONDS)
+                return _report(patient, plan, console, own)
         except KeyboardInterrupt:
             say("stopping …")
+            _stop(supervisor)
+            say("stopped; the same command continues")
             return 130
         finally:
-            supervisor.stop([name for name in supervisor.parts if name != SERVICE])
-            supervisor.stop([SERVICE])
-            if interrupted:
-                say("stopped; the same command continues")
+            _stop(supervisor)
+
+
+def _stop(supervisor: Supervisor) -> None:
+    """Stop the service last, so that the others can send what they have."""
+    supervisor.stop([name for name in supervisor.parts if name != SERVICE])
+    supervisor.stop([SERVICE])
+
+
+def _remember(plan: Plan, path: Path) -> None:
+    """Keep the task of a run. Raises `InvalidData` if a run of this name has another one."""
+    task = {"env": plan.env, "env_args": list(plan.env_args), "recipe": plan.recipe}
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        before = task
+    if before != task:
+        raise InvalidData(
+            f"run {plan.run} was begun with another task; give this one a name: --run NAME",
+            expected=str(before),
+            got=str(task),
+        )
+    with whole_file(path) as file:
+        file.write(json.dumps(task).encode())
 
 
 def _plan(
@@ -152,70 +188,54 @@ def _plan(
     )
 
 
-def _watch(
-    plan: Plan,
-    client: Client,
-    supervisor: Supervisor,
-    console: Console,
-    check: Callable[[], None],
-) -> int:
+def _watch(plan: Plan, client: Client, supervisor: Supervisor, console: Console) -> None:
     """Show what all parts do, until the trainer has made its last update."""
-    began = time.monotonic()
     with _screen(console, plan.run) as show:
         while not _over(supervisor):
-            check()
+            supervisor.check()
             supervisor.tick()
             all_parts = [*supervisor.parts.values()]
             show(read_status(client, plan.run, plan.dataset, plan.env, all_parts))
             time.sleep(LOOK_EVERY)
-    status = client.run(plan.run).status if plan.train else "finished"
-    _report(client, plan, console, time.monotonic() - began, status)
-    return 0 if status == "finished" else 1
 
 
 def _over(supervisor: Supervisor) -> bool:
     """Whether the trainer has ended, and the evaluator has scored its last policy. Without a
-    trainer: whether all collectors have ended. The collectors of a trainer that has ended stop."""
+    trainer: whether the evaluator has ended, or all collectors have. Then the collectors stop."""
     parts = supervisor.parts
     collectors = [name for name in parts if name.startswith("collect-")]
-    if "train" in parts:
-        if not parts["train"].ended:
-            return False
-        running = [name for name in collectors if not parts[name].ended]
-        supervisor.stop(running)
-        return "evaluate" not in parts or parts["evaluate"].ended
-    return bool(collectors) and all(parts[name].ended for name in collectors)
+    first = "train" if "train" in parts else "evaluate"
+    if first not in parts:
+        return all(parts[name].ended for name in collectors)
+    if not parts[first].ended:
+        return False
+    supervisor.stop([name for name in collectors if not parts[name].ended])
+    return "evaluate" not in parts or parts["evaluate"].ended
 
 
-def _service(
-    args: argparse.Namespace,
-    folder: Path,
-    supervisor: Supervisor,
-    say: Callable[[str], object],
-    check: Callable[[], None],
-) -> str:
-    """The address of the service; it is started here if none answers."""
-    given = args.url or os.environ.get("STEPWELL_URL")
-    url = given or f"http://127.0.0.1:{args.port}"
-    if (given or args.port) and _answers(url, args.token):
-        say(f"service {url} (it was running)")
-        return url
-    if given:
-        raise ServiceUnreachable(f"no service answers at {url}; start one: stepwell serve")
+def _service(args: argparse.Namespace, folder: Path, supervisor: Supervisor) -> bool:
+    """Set args.url to the address of the service; start it, unless one is named. Returns whether it
+    was started."""
+    if given := args.url or os.environ.get("STEPWELL_URL"):
+        if not _answers(given, args.token):
+            raise ServiceUnreachable(f"no service answers at {given}; start one: stepwell serve")
+        args.url = given
+        supervisor.say(f"service {given} (it was running)")
+        return False
     try:
         port = free_port(args.port)
     except InvalidData:
         port = free_port()
-    url, data = f"http://127.0.0.1:{port}", folder / "data"
+    args.url, data = f"http://127.0.0.1:{port}", folder / "data"
     processes = Processes(folder / "logs", {PARENT: str(os.getpid())})
     words = ["serve", "--data", str(data), "--port", str(port)]
     supervisor.add(Part(SERVICE, words, processes))
-    while not _answers(url, args.token):
-        check()
+    while not _answers(args.url, args.token):
+        supervisor.check()
         supervisor.tick()
         time.sleep(0.1)
-    say(f"service {url} (its data: {data})")
-    return url
+    supervisor.say(f"service {args.url} (its data: {data})")
+    return True
 
 
 def _answers(url: str, token: str | None) -> bool:
@@ -268,8 +288,9 @@ def _table(run: str, lines: Sequence[Line]) -> Table:
     return table
 
 
-def _report(client: Client, plan: Plan, console: Console, seconds: float, status: str) -> None:
-    """The last lines: how it ended, the scores, and what to do with the policy."""
+def _report(client: Client, plan: Plan, console: Console, own: bool) -> int:
+    """The last lines: how it ended, the scores, and what to do with the policy. Returns the exit
+    status. `own`: the service ends with this command."""
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
@@ -283,12 +304,20 @@ def _report(client: Client, plan: Plan, console: Console, seconds: float, status
                 for v, e in found.items()
             ],
         )
-    say(f"run {plan.run} {status}, {seconds:.0f} s")
-    if plan.train:
-        best = f"{plan.run}/best" if found else plan.run
-        args = f" --env-args {shlex.join(plan.env_args)}" if plan.env_args else ""
-        say(f"evaluate: stepwell evaluate --policy {best} --env {plan.env}{args}")
-        say(f"its episodes: stepwell datasets show {plan.dataset}")
+    if not plan.train:
+        return 0
+    run = client.run(plan.run)
+    seconds = (run.finished_at or run.heartbeat_at) - run.created_at
+    say(f"run {plan.run} {run.status}, {seconds:.0f} s after its begin")
+    if own:
+        say(f"its service:  stepwell serve --data {shlex.quote(str(plan.folder / 'data'))}")
+    words = ["--policy", f"{plan.run}/best" if found else plan.run, "--env", plan.env]
+    words += ["--env-args", *plan.env_args] if plan.env_args else []
+    words += ["--plugin", *plan.plugins] if plan.plugins else []
+    words += [] if own else ["--url", client.url]
+    say(f"evaluate:     stepwell evaluate {shlex.join(words)}")
+    say(f"its episodes: stepwell datasets show {plan.dataset}")
+    return 0 if run.status == "finished" else 1
 
 
 def _split(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -367,13 +396,14 @@ def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespa
         "derive settings from data)")  # fmt: skip
     add("--no-train", dest="train", action="store_false", help="the trainer runs elsewhere")
     add("--no-evaluate", dest="evaluate", action="store_false", help="score no policies")
-    add("--url", help="of a service that runs (default: STEPWELL_URL, or --port if it answers)")
+    add("--url", help="of a service that runs (default: STEPWELL_URL; else it starts one)")
     add("--port", type=int, default=DEFAULT_PORT,
-        help="of the service that it starts; 0: any free one (default: %(default)s)")  # fmt: skip
+        help="of the service that it starts, if free; 0: any (default: %(default)s)")  # fmt: skip
     add("--token", help="default: STEPWELL_TOKEN")
     args = parser.parse_intermixed_args(words)
     if args.file is not None or args.env.endswith(".toml"):
-        given = _read_file(args.file or Path(args.env), vars(args), sections)
+        known = {name: parser.get_default(name) for name in vars(args)}
+        given = _read_file(args.file or Path(args.env), known, sections)
         env = given.pop("env", "")
         parser.set_defaults(**given)
         args = parser.parse_intermixed_args(words)
@@ -384,6 +414,8 @@ def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespa
     for name, least in (("envs", 1), ("collectors", 0), ("episodes", 1), ("seed", 0)):
         if getattr(args, name) < least:
             parser.error(f"--{name}: expected at least {least}, got {getattr(args, name)}")
+    if not (args.train or args.evaluate or args.collectors):
+        parser.error("nothing to do: --no-train, --no-evaluate and --collectors 0")
     args.run = args.run or _slug(args.env)
     return args
 

@@ -65,7 +65,8 @@ def test_the_settings_of_a_file_are_accepted(file: Path) -> None:
     """By the trainer and the collector, before anything is started."""
     own, sections = _split([str(file)])
     args = _parse(own, sections)
-    growing = growing_data(read_train_config([args.recipe])["config"], args.updates_per_step)
+    base = read_train_config([args.recipe])["config"]
+    growing = growing_data(base, args.updates_per_step, args.warm_up_steps)
     words = ["--run", "r", "--dataset", "d", *growing]
     config = read_train_config([args.recipe, *words, *sections["train"]])["config"]
     context = config["agent"]["trajectory_encoder"]["context"]

@@ -117,7 +117,10 @@ def test_from_nothing_to_evaluated_policies(
         assert ratio == pytest.approx(0.5 * 16)
 
 
-def test_ctrl_c_and_the_same_command_again(start: Any, tmp_path: Path) -> None:
+def test_ctrl_c_and_the_same_command_again(
+    start: Any, tmp_path: Path, start_service: Callable[..., Any]
+) -> None:
+    """The last version is scored, too, although the run is "stopped" when it continues."""
     process = start("--train.updates", "400")
     with Client(_url(tmp_path)) as client:
         wait_until(lambda: _versions(client) >= 3, 120, what="a few versions")
@@ -131,6 +134,9 @@ def test_ctrl_c_and_the_same_command_again(start: Any, tmp_path: Path) -> None:
     assert "run cue finished" in _said(tmp_path, 1)
     log = (tmp_path / "loop" / "logs" / "cue" / "train.log").read_text()
     assert "resumed after " in log
+    with start_service(tmp_path / "loop").client() as client:
+        scored = {e.policy for e in client.evaluations(env="stepwell/Recall-v0")}
+    assert "cue/400" in scored
 
 
 def test_its_parts_end_with_it_when_it_is_killed(start: Any, tmp_path: Path) -> None:
@@ -165,6 +171,8 @@ def test_a_part_that_is_called_wrongly_ends_it_with_the_reason(start: Any, tmp_p
         (["--recipe", "onlin"], "'online'"),
         (["--envs", "0"], "--envs: expected at least 1, got 0"),
         (["--url", "http://127.0.0.1:9"], "no service answers at http://127.0.0.1:9"),
+        (["--recipe", "offline", "--warm-up-steps", "0"], "the first steps must be random"),
+        (["--no-train", "--no-evaluate", "--collectors", "0"], "nothing to do"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(

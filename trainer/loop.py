@@ -110,10 +110,18 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         def select() -> str:
             return create_snapshot(client, config, holder)
 
+        def select_first() -> str | None:
+            """The selection that settings are derived from: not before data.ratio.min_size."""
+            if config.data.ratio is not None and config.dataset:
+                found = client.dataset(config.dataset)
+                if found.fifo.steps + found.protected.steps < config.data.ratio.min_size:
+                    return None
+            return select()
+
         # The numbers of a resumed run are those of before, whatever the dataset is now.
         derived = resumed.state.get("derived", []) if resumed is not None else []
         if resumed is None and config.derive != "off":
-            if config.data.wait_for_data and wait_for(select) is None:
+            if config.data.wait_for_data and wait_for(select_first) is None:
                 return reporter.status
             derived = world.on_main(lambda: _derive(config, info.origins, client, echo))
         settings = [Derived(**d) for d in derived]

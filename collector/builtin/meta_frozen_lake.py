@@ -96,13 +96,14 @@ class MetaFrozenLake(gymnasium.Env[NDArray[np.float32], np.int64]):
         dx, dy = self._moves[int(action)]
         last = self.size - 1
         target = min(max(self._x + dx, 0), last), min(max(self._y + dy, 0), last)
-        if target != (self._x, self._y) and self.hard and self.np_random.random() < CRACK:
-            self._active[self._x, self._y] = "H"
+        cracks = self.hard and self.np_random.random() < CRACK
         cell = self._active[target]
         reward, over = float(cell == "G"), cell == "G"
         if cell == "H":
             reward, over = (-0.1, False) if self.recover else (0.0, True)
-        if not (cell == "H" and self.recover):
+        if target != (self._x, self._y) and not (cell == "H" and self.recover):
+            if cracks:
+                self._active[self._x, self._y] = "H"
             self._x, self._y = target
         if not (over or self._time >= self.limit):
             return self._observe(), reward, False, False, {}

@@ -111,7 +111,7 @@ class TMazeActive(TMazePassive):
     """As TMazePassive, but the cue must be fetched: it is one step to the left of the start.
 
     An episode has corridor_length + 3 steps: to the cue, back, through the corridor, and a turn.
-    The step to the cue costs no penalty.
+    No action is punished in the first step.
     """
 
     cue_distance = 1

@@ -50,10 +50,14 @@ class Plan:
     """Words of the user for each kind of part, which come last, so they win."""
 
 
-def growing_data(config: Mapping[str, Any], updates_per_step: float | None) -> list[str]:
+def growing_data(
+    config: Mapping[str, Any], updates_per_step: float | None, warm_up_steps: int | None
+) -> list[str]:
     """What a trainer needs for data that grow, where `config`, the recipe's, has none of its own:
-    a wait for the first episode, looks for new ones, and a ratio."""
-    data, words = config["data"], []
+    a wait for the first episodes, looks for new ones, and a ratio. Settings are derived when all
+    steps of the warm-up are there."""
+    data = config["data"]
+    words: list[str] = []
     if not data["wait_for_data"]:
         words += ["--data.wait-for-data", str(WAIT_SECONDS)]
     if not data["refresh_every"]:
@@ -62,6 +66,8 @@ def growing_data(config: Mapping[str, Any], updates_per_step: float | None) -> l
         updates_per_step = UPDATES_PER_STEP
     if updates_per_step is not None:
         words += ["--data.ratio.updates-per-step", str(updates_per_step)]
+    if config["derive"] != "off":
+        words += ["--data.ratio.min-size", str(warm_up_steps or WARM_UP_STEPS)]
     return words
 
 
@@ -76,7 +82,9 @@ def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[st
     """`stepwell collect`, the collector of this number."""
     words = ["collect", *_environment(plan), "--dataset", plan.dataset, "--policy", plan.run]
     words += ["--wait-for-policy", "--envs", str(plan.envs), "--poll-every", "1"]
-    words += ["--seed", str(plan.seed * 1000 + number), "--nice", str(NICE["collect"])]
+    words += ["--nice", str(NICE["collect"])]
+    if plan.train:  # else others may collect, too: random seeds, so that all episodes differ
+        words += ["--seed", str(plan.seed * 1000 + number)]
     steps = plan.warm_up_steps
     if steps is None:
         steps = 0 if config["derive"] == "off" else WARM_UP_STEPS
@@ -86,9 +94,11 @@ def collect_words(plan: Plan, number: int, config: Mapping[str, Any]) -> list[st
 
 
 def evaluate_words(plan: Plan, config: Mapping[str, Any]) -> list[str]:
-    """`stepwell evaluate`, which scores about a dozen versions while the run goes on."""
+    """`stepwell evaluate`, which scores about a dozen versions while the run goes on. Where the
+    number of updates is derived, so are the versions: five."""
     words = ["evaluate", *_environment(plan), "--policy", plan.run, "--follow"]
-    words += ["--every", str(config["updates"] // EVALUATIONS)]
+    every = config["updates"] // EVALUATIONS if config["derive"] == "off" else 0
+    words += ["--every", str(every)]
     words += ["--episodes", str(plan.episodes), "--seeds", str(FIRST_EVALUATION_SEED)]
     words += ["--nice", str(NICE["evaluate"])]
     return [*words, *_plugins(plan), *plan.more["evaluate"]]
@@ -101,7 +111,11 @@ def parts(plan: Plan, config: Mapping[str, Any], processes: Processes) -> list[P
         words[f"collect-{number}"] = collect_words(plan, number, config)
     if plan.evaluate:
         words["evaluate"] = evaluate_words(plan, config)
-    return [Part(name, its, processes) for name, its in words.items()]
+    found = [Part(name, its, processes) for name, its in words.items()]
+    for part in found:
+        if part.name == "evaluate" and plan.train:
+            part.follows = "train"
+    return found
 
 
 def _environment(plan: Plan) -> list[str]:

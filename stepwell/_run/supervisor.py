@@ -6,11 +6,13 @@
 
 A part ends with status 0 when its work is done, or when somebody told it to stop. It is given up,
 with `PartFailed`, when its command line is wrong, or when it broke several times in a row soon
-after its start.
+after its start, although the service answered.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +20,10 @@ from dataclasses import dataclass, field
 from stepwell._processes import STOP_GRACE, Job, Processes, stop
 from stepwell.errors import StepwellError
 
-USAGE = 2
-"""Exit status of a command that was called wrongly."""
+USAGE, INTERRUPTED = 2, 130
+"""Exit statuses of a command that was called wrongly, and of an evaluation that was stopped."""
+SERVICE = "service"
+"""The part that all others need."""
 SOON, ATTEMPTS = 60.0, 4
 """A part that lived for fewer seconds has broken soon; so often in a row, and it is given up."""
 DELAY, LONGEST_DELAY = 1.0, 30.0
@@ -46,6 +50,8 @@ class Part:
     ended: bool = False
     last_reason: str = field(default="", repr=False)
     """Why it broke the last time."""
+    follows: str = ""
+    """Name of a part before whose end it is never done: if it ends earlier, it is started again."""
 
     @property
     def state(self) -> str:
@@ -55,18 +61,33 @@ class Part:
 
 
 class Supervisor:
-    """Starts parts and keeps them running; `say` receives a line for each that broke."""
+    """Starts parts and keeps them running.
 
-    def __init__(self, say: Callable[[str], object]):
-        self.say = say
+    Args:
+        say: receives a line for each part that broke.
+        check: raises KeyboardInterrupt after a request to stop.
+        service_answers: a part that breaks while it does not is not to blame.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], object],
+        check: Callable[[], object] = lambda: None,
+        service_answers: Callable[[], bool] = lambda: True,
+    ):
+        self.say, self.check, self.service_answers = say, check, service_answers
         self.parts: dict[str, Part] = {}
 
     def add(self, part: Part) -> None:
         """Start a part. One of an earlier `stepwell run` that was killed stops by itself; raises
         `PartFailed` if it has not after a while."""
-        deadline = time.monotonic() + STOP_GRACE
+        began, said = time.monotonic(), False
         while part.processes.is_running(part.name):
-            if time.monotonic() > deadline:
+            self.check()
+            if not said and time.monotonic() > began + 1.0:
+                self.say(f"waiting until an earlier {part.name} has stopped …")
+                said = True
+            if time.monotonic() > began + STOP_GRACE:
                 raise PartFailed(
                     f"{part.name} of another `stepwell run` still runs, see "
                     f"{part.processes.log(part.name)}; stop that one, or give this one another "
@@ -91,19 +112,30 @@ class Supervisor:
         for part in chosen:
             part.ended, part.job = True, None
 
+    def kill(self) -> None:
+        """Kill all parts at once."""
+        for part in self.parts.values():
+            if part.job is not None and part.job.process.poll() is None:
+                os.killpg(part.job.process.pid, signal.SIGKILL)
+
     def _start(self, part: Part) -> None:
         part.job = part.processes.start(part.name, part.words)
         part.starts += 1
 
     def _ended(self, part: Part, job: Job, status: int) -> None:
         part.job = None
-        if status == 0:
+        followed = self.parts.get(part.follows)
+        if status == 0 and followed is not None and not followed.ended:
+            part.not_before = time.monotonic() + DELAY
+            return
+        if status in (0, INTERRUPTED):
             part.ended = True
             return
         part.last_reason = job.reason()
-        part.broke_soon = part.broke_soon + 1 if job.seconds < SOON else 1
+        if part.name == SERVICE or self.service_answers():
+            part.broke_soon = part.broke_soon + 1 if job.seconds < SOON else 1
         if status == USAGE or part.broke_soon >= ATTEMPTS:
             raise PartFailed(f"{part.name}: {part.last_reason} (its log: {job.log})")
-        delay = min(DELAY * 2 ** (part.broke_soon - 1), LONGEST_DELAY)
+        delay = min(DELAY * 2 ** max(0, part.broke_soon - 1), LONGEST_DELAY)
         part.not_before = time.monotonic() + delay
         self.say(f"{part.name} broke ({part.last_reason}); starting it again in {delay:g} s")

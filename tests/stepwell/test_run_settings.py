@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from stepwell._run.parts import Plan, growing_data
 from stepwell.errors import InvalidData
-from stepwell.run import _parse, _split
+from stepwell.run import _parse, _remember, _split
 
 
 def parse(*words: str) -> tuple[Any, dict[str, list[str]]]:
@@ -67,3 +68,27 @@ def test_a_value_of_the_wrong_type_in_a_file(
     with pytest.raises(SystemExit):
         parse("Recall-v0", str(file))
     assert "--envs: invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_a_run_has_one_task(tmp_path: Path) -> None:
+    """Another environment, other arguments or another recipe under its name are refused."""
+    path = tmp_path / "task.json"
+
+    def plan(env: str, *env_args: str) -> Plan:
+        none: dict[str, list[str]] = {}
+        return Plan(env, env_args, "online", "r", "d", tmp_path, 0, 1, 1, True, True, 1, [], None,
+                    [], none)  # fmt: skip
+
+    _remember(plan("A-v0", "size=3"), path)
+    _remember(plan("A-v0", "size=3"), path)
+    for other in (plan("A-v0", "size=4"), plan("B-v0", "size=3")):
+        with pytest.raises(InvalidData, match="give this one a name"):
+            _remember(other, path)
+
+
+def test_settings_are_derived_from_the_whole_warm_up() -> None:
+    """And collectors elsewhere do not play the same episodes."""
+    data = {"wait_for_data": 0, "refresh_every": 0, "ratio": None}
+    words = growing_data({"derive": "all", "data": data}, None, 700)
+    assert words[words.index("--data.ratio.min-size") + 1] == "700"
+    assert "--data.ratio.min-size" not in growing_data({"derive": "off", "data": data}, 1.0, None)

@@ -69,6 +69,44 @@ def test_a_part_that_lived_long_gets_all_attempts_again(supervisor, monkeypatch)
     wait_until(often, 60)
 
 
+def test_while_the_service_is_away_nothing_is_given_up(supervisor):
+    supervisor.service_answers = lambda: False
+    supervisor.add(supervisor.part("a", "raise OSError('no service')"))
+
+    def often():
+        supervisor.tick()
+        return supervisor.parts["a"].starts > 2 * module.ATTEMPTS
+
+    wait_until(often, 60)
+    assert supervisor.parts["a"].broke_soon == 0
+
+
+def test_what_follows_another_part_is_not_done_before_it(supervisor):
+    """An evaluator that finds the run of a restarting trainer "stopped" is needed again."""
+    supervisor.add(supervisor.part("train", WAIT))
+    follower = supervisor.part("evaluate", "pass")
+    follower.follows = "train"
+    supervisor.add(follower)
+    wait_until(lambda: supervisor.tick() or follower.starts >= 3, 30)
+    assert not follower.ended and not supervisor.said
+    supervisor.stop(["train"])
+    wait_until(lambda: supervisor.tick() or follower.ended, 30)
+
+
+def test_a_stopped_evaluation_is_not_started_again(supervisor):
+    supervisor.add(supervisor.part("evaluate", "import sys; sys.exit(130)"))
+    wait_until(lambda: supervisor.tick() or supervisor.parts["evaluate"].ended, 30)
+    assert supervisor.parts["evaluate"].starts == 1
+
+
+def test_all_are_killed_at_once(supervisor):
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAIT
+    supervisor.add(supervisor.part("a", deaf))
+    process = supervisor.parts["a"].job.process
+    supervisor.kill()
+    assert process.wait(30) == -signal.SIGKILL
+
+
 def test_a_wrong_command_line_is_given_up_at_once(supervisor):
     supervisor.add(supervisor.part("a", "import sys; print('no such thing'); sys.exit(2)"))
     with pytest.raises(PartFailed, match="a: no such thing"):
