@@ -110,11 +110,18 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         def select() -> str:
             return create_snapshot(client, config, holder)
 
+        said: list[int] = []
+
         def select_first() -> str | None:
             """The selection that settings are derived from: not before data.ratio.min_size."""
             if config.data.ratio is not None and config.dataset:
-                found = client.dataset(config.dataset)
-                if found.fifo.steps + found.protected.steps < config.data.ratio.min_size:
+                found, enough = client.dataset(config.dataset), config.data.ratio.min_size
+                if (steps := found.fifo.steps + found.protected.steps) < enough:
+                    if not said:
+                        show(
+                            f"waiting for {enough:,} steps to derive settings from; {steps:,} so far"
+                        )
+                        said.append(steps)
                     return None
             return select()
 

@@ -37,7 +37,7 @@ from collector.record import record
 from collector.registered_run import open_dataset
 from collector.rollout import Rollout
 from stepwell import Client
-from stepwell.errors import InvalidSpace
+from stepwell.errors import InvalidSpace, ServiceUnreachable
 from stepwell.messages import TrajectoryInfo
 from stepwell.outbox import Outbox
 from stepwell.spaces import Box, EnvSpec
@@ -228,16 +228,18 @@ def test_it_warms_up_with_random_actions_then_waits_for_the_policy(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
     learner = f"learner-{name}"
-    config = settings(service, name, tmp_path, policy=learner, warm_up_steps=50)
+    noise = {"kind": "greedy", "clock": "policy", "start": 0.5}  # of a policy that is not there yet
+    config = settings(service, name, tmp_path, policy=learner, warm_up_steps=50, epsilon=noise)
     with collecting(config.replace(wait_for_policy=True)):
 
         def waits() -> bool:
-            mine = [w for w in client.workers() if w.run == config.run]
-            return bool(mine) and mine[0].state == "waiting"
+            mine = [w for w in client.workers() if w.run == config.run and w.state == "waiting"]
+            played = mine[0].counters["env_steps"] if mine else -1
+            return played >= 50 and sum(i.length for i in stored(client, name)) == played
 
-        until(waits, "the end of the warm-up")
+        until(waits, "the end of the warm-up, and all of it delivered")
         random = stored(client, name)
-        assert {i.policy for i in random} == {"random"} and sum(i.length for i in random) >= 50
+        assert {i.policy for i in random} == {"random"}
         assert not any("interrupted" in i.tags or i.metrics.get("policy_lag") for i in random)
         client.create_run(learner, "train")
         client.publish_policy(learner, 0, policy_file(0))
@@ -602,6 +604,33 @@ def test_every_version_is_scored_once_and_the_best_is_named(
         assert again.returns == score.returns
     table = table_of(scores, "all")
     assert table.row_count == 4 and list(table.columns[-1].cells).count("best") == 1
+
+
+def test_following_a_run_survives_a_service_that_is_away(
+    client: Client, service: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --follow the error is reported."""
+    learner = f"learner-{name}"
+    client.create_run(learner, "train")
+    client.publish_policy(learner, 1, policy_file(1))
+    client.patch_run(learner, status="finished")
+    honest, calls = evaluate_versions_module._scores, []
+
+    def away_at_first(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise ServiceUnreachable("nobody there")
+        return honest(*args)
+
+    monkeypatch.setattr(evaluate_versions_module, "_scores", away_at_first)
+    monkeypatch.setattr(evaluate_versions_module.time, "sleep", lambda _: None)
+    words: dict[str, Any] = {"env": ENV, "episodes": 2, "url": service.url, "token": service.token}
+    config = EvaluateConfig(policy=f"{learner}/all", **words)
+    with pytest.raises(ServiceUnreachable):
+        evaluate_versions(config, Console(quiet=True))
+    calls.clear()
+    (score,) = evaluate_versions(config.replace(policy=learner, follow=True), Console(quiet=True))
+    assert score.policy == f"{learner}/1" and len(calls) == 3
 
 
 def test_two_policies_are_compared_seed_by_seed(

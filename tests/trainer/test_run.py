@@ -209,6 +209,28 @@ def test_a_trainer_may_be_there_before_its_data(service, tmp_path):
     assert process.returncode == 0, output
 
 
+def test_settings_are_derived_when_enough_is_there(service, tmp_path):
+    """Not from the first of 60 steps; then the untrained policy of that shape is published."""
+    words = ["--data.wait-for-data", "60", "--data.refresh-every", "5"]
+    words += ["--data.ratio.min-size", "60", "--data.ratio.updates-per-step", "1"]
+    run = Run(service, tmp_path, "enough", "enough", *words, recipe="offline")
+    spec = make_spec(env="Tiny-v0")
+    with service.client() as client:
+        client.create_dataset("enough", spec)
+        client.post("enough", [make_trajectory(spec, length=20)])
+        process = run.start(updates=3)
+        assert any("waiting for 60 steps to derive" in line for line in process.stdout)
+        client.post("enough", [make_trajectory(spec, length=20, seed=s) for s in (1, 2)])
+        wait_until(lambda: 0 in {p.version for p in _policies(client, "enough")}, PATIENCE)
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, output
+    assert "3 trajectories of 60 steps are too few" in output
+
+
+def _policies(client, run):
+    return client.policies(run) if run in {r.name for r in client.runs()} else []
+
+
 def test_collectors_get_the_untrained_policy_before_there_is_data(service, tmp_path):
     """Version 0 is what the networks begin with. The run can be stopped, or killed, while it waits:
     the same command again waits on, and then trains."""
