@@ -118,9 +118,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 found, enough = client.dataset(config.dataset), config.data.ratio.min_size
                 if (steps := found.fifo.steps + found.protected.steps) < enough:
                     if not said:
-                        show(
-                            f"waiting for {enough:,} steps to derive settings from; {steps:,} so far"
-                        )
+                        show(f"waiting for {enough:,} steps to derive settings from: {steps:,} now")
                         said.append(steps)
                     return None
             return select()
