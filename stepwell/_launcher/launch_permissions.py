@@ -44,12 +44,14 @@ WITHHELD = frozenset(
 """Settings that no launch may change: machine limits, and how processes report to the service."""
 
 _WORD = (re.compile(r"[A-Za-z0-9_.][^\s]*"), "a word")
+_POLICY = (re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.A), "RUN[/VERSION]")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # For a list setting, the pattern applies to each item.
 TEXT: dict[str, tuple[re.Pattern[str], str]] = {
     "run": (RUN, "letters, digits, '.', '_', '-', beginning with a letter or digit"),
     "dataset": (re.compile(NAME), "the name of a dataset"),
-    "policy": (re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.A), "RUN[/VERSION]"),
+    "policy": _POLICY,
+    "against": _POLICY,
     "snapshot": (re.compile(r"[A-Za-z0-9][\w-]*", re.A), "the id of a snapshot"),
     "where": (re.compile(r".*", re.S), "a condition in SQL"),
     "device": (re.compile(r"[a-z]+(:\d+)?", re.A), "like cpu or cuda:1"),
