@@ -19,12 +19,7 @@ DEFAULT_KEY = "observation"
 class Player:
     """Acts in one environment with a policy, and keeps its memory of the episode.
 
-        obs, _ = env.reset()
-        player.reset()
-        reward, done = 0.0, False
-        while not done:
-            obs, reward, terminated, truncated, _ = env.step(player.act(obs, reward))
-            done = terminated or truncated
+    Call `reset` where an episode begins, then `act` for each step.
 
     Args:
         policy: from `load_policy` of this package.

@@ -45,6 +45,8 @@ IMAGES = ROOT / "docs" / "images"
 RANKS, CURVES = IMAGES / "offline_ranks.svg", IMAGES / "offline_curves.svg"
 RECIPES = ("offline", "bc", "bc10", "awac", "crr", "iql", "td3bc", "rebrac", "dt")
 CONTINUOUS_ONLY = ("td3bc", "rebrac")
+RANKED = ("offline", "bc", "bc10", "iql", *CONTINUOUS_ONLY)
+"""Recipes that are ranked; those of CONTINUOUS_ONLY in a ranking of its own."""
 EPISODES = 20
 KEPT = (
     *("seeds", "mean", "interval", "iqm", "iqm_interval", "episodes", "updates", "seconds"),
@@ -164,13 +166,22 @@ def report(folder: Path, recorded: Mapping[str, Any] | None = None) -> dict[str,
     return {"datasets": datasets, "ranks": ranks(datasets), "duels": duels(datasets)}
 
 
-def ranks(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean rank by IQM (1: best) of each recipe, over the datasets on which all were run."""
-    present = sorted({r for d in datasets.values() for r in d["rows"]} - {"data", "random"})
-    whole = {n: d for n, d in datasets.items() if all(r in d["rows"] for r in present)}
-    each: dict[str, list[float]] = {recipe: [] for recipe in present}
+def ranks(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Mean ranks by IQM (1: best) over the datasets that have all of the recipes that are ranked:
+    first of those for any actions, then with those of CONTINUOUS_ONLY."""
+    present = [r for r in RANKED if any(r in d["rows"] for d in datasets.values())]
+    anywhere = [r for r in present if r not in CONTINUOUS_ONLY]
+    rankings = [_ranking(datasets, anywhere)]
+    if anywhere != present:
+        rankings.append(_ranking(datasets, present))
+    return [ranking for ranking in rankings if ranking["datasets"]]
+
+
+def _ranking(datasets: Mapping[str, Any], recipes: Sequence[str]) -> dict[str, Any]:
+    whole = {n: d for n, d in datasets.items() if all(r in d["rows"] for r in recipes)}
+    each: dict[str, list[float]] = {recipe: [] for recipe in recipes}
     for table in whole.values():
-        scores = {recipe: table["rows"][recipe]["iqm"] for recipe in present}
+        scores = {recipe: table["rows"][recipe]["iqm"] for recipe in recipes}
         for recipe, score in scores.items():
             better = sum(other > score for other in scores.values())
             equal = sum(other == score for other in scores.values())
@@ -234,17 +245,8 @@ def curves_chart(result: Mapping[str, Any]) -> Any:
 
 def ranks_chart(result: Mapping[str, Any]) -> Any:
     """Mean ranks as bars, beside them each dataset's scores: 0 random, 100 the best recipe."""
-    mean = result["ranks"]["mean_rank"]
-    number = len(result["ranks"]["datasets"])
-    order = list(mean)
-    ranked = [{"recipe": recipe, "mean rank": round(rank, 2)} for recipe, rank in mean.items()]
-    bars = alt.Chart(alt.Data(values=ranked), title=f"mean rank, {number} datasets (1: best)")
-    bar = bars.mark_bar(color="#0b5cad").encode(
-        x=alt.X("mean rank:Q"), y=alt.Y("recipe:N", sort=order, title=None)
-    )
-    label = bars.mark_text(align="left", dx=4).encode(
-        x="mean rank:Q", y=alt.Y("recipe:N", sort=order), text="mean rank:Q"
-    )
+    bars = [_ranks_bars(ranking) for ranking in result["ranks"]]
+    order = list(dict.fromkeys(r for ranking in result["ranks"] for r in ranking["mean_rank"]))
     cells = []
     for name, table in result["datasets"].items():
         rows = {r: row["iqm"] for r, row in table["rows"].items()}
@@ -267,9 +269,21 @@ def ranks_chart(result: Mapping[str, Any]) -> Any:
     ink = alt.condition("datum.score > 60", alt.value("white"), alt.value("#1b2430"))
     table = heat.mark_rect().encode(color=colour)
     text = heat.mark_text(fontSize=10).encode(text="score:Q", color=ink)
-    left = (bar + label).properties(width=220, height=24 * max(1, len(order)))
     right = (table + text).properties(width=46 * len(columns), height=18 * len(result["datasets"]))
-    return alt.hconcat(left, right).resolve_scale(color="independent")
+    return alt.hconcat(alt.vconcat(*bars), right).resolve_scale(color="independent")
+
+
+def _ranks_bars(ranking: Mapping[str, Any]) -> Any:
+    mean, number = ranking["mean_rank"], len(ranking["datasets"])
+    ranked = [{"recipe": recipe, "mean rank": round(rank, 2)} for recipe, rank in mean.items()]
+    bars = alt.Chart(alt.Data(values=ranked), title=f"mean rank, {number} datasets (1: best)")
+    bar = bars.mark_bar(color="#0b5cad").encode(
+        x=alt.X("mean rank:Q"), y=alt.Y("recipe:N", sort=list(mean), title=None)
+    )
+    label = bars.mark_text(align="left", dx=4).encode(
+        x="mean rank:Q", y=alt.Y("recipe:N", sort=list(mean)), text="mean rank:Q"
+    )
+    return (bar + label).properties(width=220, height=24 * max(1, len(mean)))
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -288,14 +302,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         ]
         lines.append([name, table["group"], f"{BARS[name]:g}" if name in BARS else "", *cells])
     text = [f"| {' | '.join(line)} |" for line in lines]
-    mean = result["ranks"]["mean_rank"]
-    number = len(result["ranks"]["datasets"])
-    ranked = ", ".join(f"`{recipe}` {rank:.2f}" for recipe, rank in mean.items())
-    text += [
-        "",
-        f"Mean rank over the {number} datasets with all recipes (1 is best): {ranked}.",
-        "",
-    ]
+    for ranking in result["ranks"]:
+        mean, number = ranking["mean_rank"], len(ranking["datasets"])
+        ranked = ", ".join(f"`{recipe}` {rank:.2f}" for recipe, rank in mean.items())
+        text += ["", f"Mean rank over the {number} datasets with all of these (1: best): {ranked}."]
+    text.append("")
     text += ["| `offline` against | better | within the intervals | worse |", "|---|---|---|---|"]
     for recipe, where in result["duels"].items():
         worse = f"{len(where['worse'])}" + "".join(f", {n}" for n in where["worse"])
@@ -327,7 +338,9 @@ def show(result: Mapping[str, Any]) -> None:
     for name, table in result["datasets"].items():
         cells = (table["rows"].get(recipe, {}).get("iqm") for recipe in recipes)
         print(f"{name:28}" + "".join(f"{'-' if c is None else f'{c:.4g}':>10}" for c in cells))
-    print("\nmean rank:", {r: round(v, 2) for r, v in result["ranks"]["mean_rank"].items()})
+    for ranking in result["ranks"]:
+        ranked = {r: round(v, 2) for r, v in ranking["mean_rank"].items()}
+        print(f"mean rank over {len(ranking['datasets'])} datasets:", ranked)
     for recipe, where in result["duels"].items():
         worse = f" ({', '.join(where['worse'])})" if where["worse"] else ""
         print(

@@ -21,7 +21,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ DEFAULT_PORT = 8000
 LOOK_EVERY = 0.5
 REPORT_SECONDS = 30.0
 """How long the last report waits for a service that is away."""
-LINES_EVERY = 10.0
-"""Seconds between two reports, where the output is no terminal."""
+SCREEN_EVERY, LINES_EVERY = 1.0, 10.0
+"""Seconds between two reports, on a terminal and elsewhere."""
 
 ABOUT = """\
 Collect episodes in an environment, learn from them and evaluate the policies, with progress of all
@@ -194,8 +194,7 @@ def _watch(plan: Plan, client: Client, supervisor: Supervisor, console: Console)
         while not _over(supervisor):
             supervisor.check()
             supervisor.tick()
-            all_parts = [*supervisor.parts.values()]
-            show(read_status(client, plan.run, plan.dataset, plan.env, all_parts))
+            show(lambda: read_status(client, plan, [*supervisor.parts.values()]))
             time.sleep(LOOK_EVERY)
 
 
@@ -260,23 +259,27 @@ def _free_name(client: Client, name: str) -> str:
 
 
 @contextmanager
-def _screen(console: Console, run: str) -> Iterator[Callable[[Sequence[Line]], None]]:
-    """Shows lines: on a terminal in place, else now and then."""
-    if console.is_terminal:
-        with Live(console=console, auto_refresh=False) as live:
-            yield lambda lines: live.update(_table(run, lines), refresh=True)
-        return
-    due = 0.0
+def _screen(console: Console, run: str) -> Iterator[Callable[[Callable[[], Sequence[Line]]], None]]:
+    """Reads and shows lines, when it is time: on a terminal in place, else below each other."""
+    every, due = (SCREEN_EVERY if console.is_terminal else LINES_EVERY), 0.0
+    with (
+        Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live
+    ):
 
-    def show(lines: Sequence[Line]) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + LINES_EVERY
+        def show(read: Callable[[], Sequence[Line]]) -> None:
+            nonlocal due
+            if time.monotonic() < due:
+                return
+            lines = read()
+            due = time.monotonic() + every
+            if live is not None:
+                live.update(_table(run, lines), refresh=True)
+                return
             for line in lines:
                 text = common.printable(f"{run}  {line.part:<10} {line.state:<9} {line.text}")
                 console.print(text, markup=False, soft_wrap=True)
 
-    yield show
+        yield show
 
 
 def _table(run: str, lines: Sequence[Line]) -> Table:

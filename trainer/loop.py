@@ -110,16 +110,17 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         def select() -> str:
             return create_snapshot(client, config, holder)
 
-        said: list[int] = []
+        said = False
 
         def select_first() -> str | None:
             """The selection that settings are derived from: not before data.ratio.min_size."""
+            nonlocal said
             if config.data.ratio is not None and config.dataset:
                 found, enough = client.dataset(config.dataset), config.data.ratio.min_size
                 if (steps := found.fifo.steps + found.protected.steps) < enough:
                     if not said:
                         show(f"waiting for {enough:,} steps to derive settings from: {steps:,} now")
-                        said.append(steps)
+                        said = True
                     return None
             return select()
 

@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
                 reward_scale=args.reward_scale,
                 constant_action=args.constant_action,
                 policy_args=policy_args,
-                **env_args,
+                env_args=env_args,
             )
     except (StepwellError, OSError) as error:
         return fail(args.kind, error)

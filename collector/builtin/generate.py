@@ -147,7 +147,7 @@ def generate(
     reward_scale: float = 1.0,
     constant_action: bool = False,
     policy_args: Mapping[str, Any] | None = None,
-    **env_args: Any,
+    env_args: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Run whole episodes until at least `steps` steps are recorded, and write them to `path`.
 
@@ -165,7 +165,7 @@ def generate(
     """
     if steps is not None and episodes is not None:
         raise InvalidData("steps", expected="none if episodes is given", got=str(steps))
-    env_id, env_args = kind.env_id, {**kind.env_args, **env_args}
+    env_id, env_args = kind.env_id, {**kind.env_args, **(env_args or {})}
     if modified := reward_scale != 1.0 or constant_action:
         changes = {"reward_scale": reward_scale, "constant_action": constant_action}
         env_id, env_args = MODIFIED_ID, {"env": kind.env_id, **changes, **env_args}

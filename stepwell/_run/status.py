@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepwell._run.parts import Plan
 from stepwell._run.supervisor import Part
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
@@ -20,14 +21,12 @@ class Line:
     text: str
 
 
-def read_status(
-    client: Client, run: str, dataset: str, env: str, parts: Sequence[Part]
-) -> list[Line]:
+def read_status(client: Client, plan: Plan, parts: Sequence[Part]) -> list[Line]:
     """The lines of all parts; while the service is unreachable, those of the processes alone."""
     lines = []
     for part in parts:
         try:
-            state, text = _of(client, run, dataset, env, part)
+            state, text = _of(client, plan, part)
         except NotFound:
             state, text = part.state, "not begun yet"
         except StepwellError as error:
@@ -38,17 +37,17 @@ def read_status(
     return lines
 
 
-def _of(client: Client, run: str, dataset: str, env: str, part: Part) -> tuple[str, str]:
+def _of(client: Client, plan: Plan, part: Part) -> tuple[str, str]:
     kind = part.name.partition("-")[0]
     if kind == "service":
-        d = client.dataset(dataset)
+        d = client.dataset(plan.dataset)
         episodes = d.fifo.trajectories + d.protected.trajectories
         steps = d.fifo.steps + d.protected.steps
         return "running", f"{client.url}, {episodes:,} episodes, {steps:,} steps"
     if kind == "train":
-        return _train(client.run(run), client.workers())
+        return _train(client.run(plan.run), client.workers())
     if kind == "evaluate":
-        return "running", _evaluate(scores(client, run, env))
+        return "running", _evaluate(scores(client, plan.run, plan.env))
     pid = part.job.process.pid if part.job is not None else None
     mine = [w for w in client.workers() if w.pid == pid and w.role == "collect" and w.alive]
     return _collect(client, mine[0]) if mine else (part.state, "starting")

@@ -48,11 +48,29 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_ranks_count_the_datasets_with_all_recipes(folder: Path) -> None:
-    ranks = report(folder)["ranks"]
+    (ranks,) = report(folder)["ranks"]
     assert ranks["datasets"] == ["pendulum-stitch", "lunarlander"]
     # pendulum: offline 1, bc10 2, bc 3; lunarlander: bc10 1, bc 2, offline 3
     assert ranks["mean_rank"] == {"bc10": 1.5, "offline": 2.0, "bc": 2.5}
     assert list(ranks["mean_rank"]) == ["bc10", "offline", "bc"]
+
+
+def test_recipes_for_continuous_actions_have_a_ranking_of_their_own(folder: Path) -> None:
+    recorded = {
+        name: {"kind": "control", "group": "fit", "memory": False, "env": "E", "curves": [],
+               "rows": {r: row(r, iqm) for r, iqm in scores.items()}}
+        for name, scores in {
+            "pendulum-stitch": {"td3bc": 7.0},
+            "recall": {"offline": 2.0, "bc": 2.0, "bc10": 1.0},
+            "bandit-continuous": {"offline": 2.0, "bc": 1.0, "bc10": 0.0, "td3bc": 3.0},
+        }.items()
+    }  # fmt: skip
+    anywhere, continuous = report(folder, recorded)["ranks"]
+    assert anywhere["datasets"] == ["pendulum-stitch", "lunarlander", "recall", "bandit-continuous"]
+    # 1, 3, 1.5, 1 for offline; the two of recall are equal
+    assert anywhere["mean_rank"] == {"offline": 1.625, "bc10": 2.25, "bc": 2.125}
+    assert continuous["datasets"] == ["pendulum-stitch", "bandit-continuous"]
+    assert continuous["mean_rank"] == {"offline": 1.5, "td3bc": 1.5, "bc10": 3.5, "bc": 3.5}
 
 
 def test_duels_are_decided_by_both_intervals(folder: Path) -> None:

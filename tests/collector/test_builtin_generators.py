@@ -314,12 +314,22 @@ def test_the_docs_list_every_generator() -> None:
     assert sorted(names) == sorted(KINDS)
 
 
+def test_arguments_of_environments_may_be_named_like_those_of_the_generator(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out.hdf5"
+    arguments = ["--steps", "30", "--env-args", "steps=3", "colours=2"]
+    assert main(["find-block-noisy", str(out), *arguments]) == 0
+    ends = read(out)["terminals"].astype(bool).nonzero()[0]
+    assert ends.tolist() == list(range(2, 30, 3))
+
+
 def test_command_line_writes_the_same_file_and_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`tmaze-passive OUT --steps --seed --json`: exit 0, JSON alone on stdout, the facts right."""
     by_hand, by_command = tmp_path / "hand.hdf5", tmp_path / "command.hdf5"
-    generate(TMazePassiveCoin, by_hand, steps=300, seed=5, corridor_length=9)
+    generate(TMazePassiveCoin, by_hand, steps=300, seed=5, env_args={"corridor_length": 9})
     arguments = ["--steps", "300", "--seed", "5", "--corridor-length", "9", "--json"]
     assert main(["tmaze-passive", str(by_command), *arguments]) == 0
     assert by_command.read_bytes() == by_hand.read_bytes()
