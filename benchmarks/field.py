@@ -11,7 +11,7 @@ has changed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from collector.builtin import (
     BANDIT_ID,
     CARTPOLE_POSITION_ID,
+    CARTPOLE_VELOCITY_ID,
     FIND_BLOCK_IMAGE_ID,
     GRIDWORLD_ID,
     MAZE2D_LARGE_ID,
@@ -54,8 +55,14 @@ class Dataset:
     """Whether the observations alone do not determine the best action."""
 
 
-def _modified(env: str, reward_scale: float = 1.0, constant_action: bool = False) -> dict[str, Any]:
-    return {"env": env, "reward_scale": reward_scale, "constant_action": constant_action}
+def _modified(
+    env: str,
+    reward_scale: float = 1.0,
+    constant_action: bool = False,
+    hide: Sequence[int] = (),
+) -> dict[str, Any]:
+    changes = {"env": env, "reward_scale": reward_scale, "constant_action": constant_action}
+    return {**changes, "hide": list(hide)} if hide else changes
 
 
 PENDULUM, HALFCHEETAH, HOPPER, WALKER2D = (
@@ -138,9 +145,44 @@ FIELD = (
     Dataset(
         "cartpole-position",
         "memory",
-        HELD_OUT,
+        FIT,
         "cartpole-position",
         CARTPOLE_POSITION_ID,
+        memory=True,
+    ),
+    Dataset(
+        "cartpole-velocity",
+        "memory",
+        HELD_OUT,
+        "cartpole-velocity",
+        CARTPOLE_VELOCITY_ID,
+        memory=True,
+    ),
+    Dataset(
+        "pendulum-stitch-position",
+        "memory",
+        FIT,
+        "pendulum-stitch --hide 2",
+        MODIFIED_ID,
+        _modified(PENDULUM, hide=(2,)),
+        memory=True,
+    ),
+    Dataset(
+        "pendulum-mixed-position",
+        "memory",
+        HELD_OUT,
+        "pendulum-mixed --hide 2",
+        MODIFIED_ID,
+        _modified(PENDULUM, hide=(2,)),
+        memory=True,
+    ),
+    Dataset(
+        "lunarlander-position",
+        "memory",
+        HELD_OUT,
+        "lunarlander-noisy --hide 2 3 5",
+        MODIFIED_ID,
+        _modified(LANDER, hide=(2, 3, 5)),
         memory=True,
     ),
     Dataset("find-block", "image", FIT, "find-block-noisy", FIND_BLOCK_IMAGE_ID),

@@ -86,6 +86,7 @@ def derive_settings(
     shape = [
         *_windows(profile, remembers, n_step.value),
         *_memory(memory, remembers),
+        *(_critics_aside(remembers) if (remembers or clone) and config.agent.critic else ()),
         *_network(profile, remembers),
         *_sampling(profile),
         *_length(
@@ -250,6 +251,13 @@ def _memory(memory: str, remembers: bool) -> list[Derived]:
     return [Derived(key, "feed_forward", reason)]
 
 
+def _critics_aside(remembers: bool) -> list[Derived]:
+    reason = "critics learn, but do not shape the encoder"
+    if remembers:
+        reason += ": imitation finds sooner what to remember"
+    return [Derived("agent.losses.critic_weight", 0.01, reason)]
+
+
 def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
     width = 64 if p.observation_width <= 30 else 128 if p.observation_width <= 100 else 256
     reason = f"{p.observation_width} observation features"
@@ -327,7 +335,6 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     found = [
         Derived(f"{FILTER}kind", "behavior_cloning", f"{reason}; so all actions are imitated"),
         Derived("agent.losses.dpg_weight", 0.0, "all actions are imitated"),
-        Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
         reason = "most of each batch is from the best tenth of the trajectories"

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from collector.builtin.generate import Behaviour, generate
 from collector.builtin.generate_ars import ARS_KINDS, ArsBehaviour
-from collector.builtin.generate_cartpole import CartPolePositionNoisy
+from collector.builtin.generate_cartpole import CartPolePositionNoisy, CartPoleVelocityNoisy
 from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
 from collector.builtin.generate_maze2d import Maze2dLarge, Maze2dMedium, Maze2dSparse
@@ -58,6 +58,7 @@ KINDS: dict[str, type[Behaviour]] = {
     "bandit-continuous": BanditContinuous,
     "recall-random": RecallRandom,
     "cartpole-position": CartPolePositionNoisy,
+    "cartpole-velocity": CartPoleVelocityNoisy,
     "find-block-noisy": FindBlockNoisy,
     "maze2d-medium": Maze2dMedium,
     "maze2d-large": Maze2dLarge,
@@ -90,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
         kind.add_argument("--reward-scale", type=float, default=1.0, metavar="X", help=scale)
         constant = "add an action dimension that is always 0 and has no effect"
         kind.add_argument("--constant-action", action="store_true", help=constant)
+        hidden = "leave out these numbers of each observation; the behaviour policy sees them"
+        kind.add_argument("--hide", type=int, nargs="+", default=[], metavar="INDEX", help=hidden)
         if name == "tmaze-passive":
             length = "number of steps between the cue and the junction (default: %(default)s)"
             kind.add_argument("--corridor-length", type=int, default=20, help=length)
@@ -137,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
                 episodes=args.episodes,
                 reward_scale=args.reward_scale,
                 constant_action=args.constant_action,
+                hide=args.hide,
                 policy_args=policy_args,
                 env_args=env_args,
             )

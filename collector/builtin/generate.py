@@ -13,7 +13,7 @@ import io
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from collector.builtin import MODIFIED_ID
+from collector.builtin.modified import Modified
 from stepwell._files import whole_file
 from stepwell.errors import InvalidData, StepwellError
 
@@ -102,8 +103,11 @@ class Request:
         return np.int32 if isinstance(self.env.action_space, spaces.Discrete) else np.float32
 
     def action(self, behaviour: Behaviour, observation: NDArray[np.float32]) -> NDArray[Any]:
-        """The behaviour's action in the recorded dtype, as it is executed."""
-        action = np.asarray(behaviour.act(observation), self.action_dtype)
+        """The behaviour's action in the recorded dtype, as it is executed. The behaviour sees what
+        `Modified` hides."""
+        base = self.env.unwrapped
+        seen = base.full_observation if isinstance(base, Modified) else observation
+        action = np.asarray(behaviour.act(seen), self.action_dtype)
         return np.append(action, self.action_dtype(0)) if self.constant_action else action
 
     def fulfilled(self, rows: int, episodes: int) -> bool:
@@ -146,6 +150,7 @@ def generate(
     episodes: int | None = None,
     reward_scale: float = 1.0,
     constant_action: bool = False,
+    hide: Sequence[int] = (),
     policy_args: Mapping[str, Any] | None = None,
     env_args: Mapping[str, Any] | None = None,
 ) -> Summary:
@@ -155,8 +160,8 @@ def generate(
     the arguments. Episode i depends only on (kind, env_args, seed, i), so a longer file begins with
     the rows of a shorter one. The metadata contain all that is needed to replay the episodes.
 
-    `reward_scale` and `constant_action` change the data as `Modified` does; the metadata then name
-    that environment. `policy_args` are passed to `kind` after the environment.
+    `reward_scale`, `constant_action` and `hide` change the data as `Modified` does; the metadata
+    then name that environment. `policy_args` are passed to `kind` after the environment.
 
     Raises:
         InvalidData: an argument is out of range, or both `steps` and `episodes` are given, or
@@ -166,8 +171,10 @@ def generate(
     if steps is not None and episodes is not None:
         raise InvalidData("steps", expected="none if episodes is given", got=str(steps))
     env_id, env_args = kind.env_id, {**kind.env_args, **(env_args or {})}
-    if modified := reward_scale != 1.0 or constant_action:
-        changes = {"reward_scale": reward_scale, "constant_action": constant_action}
+    if modified := reward_scale != 1.0 or constant_action or bool(hide):
+        changes: dict[str, Any] = {"reward_scale": reward_scale, "constant_action": constant_action}
+        if hide:
+            changes["hide"] = list(hide)
         env_id, env_args = MODIFIED_ID, {"env": kind.env_id, **changes, **env_args}
     try:
         with warnings.catch_warnings():

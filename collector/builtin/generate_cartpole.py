@@ -1,6 +1,7 @@
-"""cartpole-position: a scripted controller that knows the hidden velocities, with random actions.
+"""cartpole-position, cartpole-velocity: a scripted controller that knows the whole state, with
+random actions.
 
-Cloning needs memory, because the actions depend on velocities that the observations do not contain.
+Cloning needs memory, because the actions depend on what the observations do not contain.
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.builtin import CARTPOLE_POSITION_ID
+from collector.builtin import CARTPOLE_POSITION_ID, CARTPOLE_VELOCITY_ID
 from collector.builtin.generate import Behaviour
 
 _NOISE_LEVELS = (0.2, 0.6, 0.8, 1.0)
@@ -40,3 +41,10 @@ class CartPolePositionNoisy(Behaviour):
         if self._rng.random() < self._noise:
             return int(self._rng.integers(2))
         return expert_push(self.env.state)
+
+
+class CartPoleVelocityNoisy(CartPolePositionNoisy):
+    """The same episodes, of which the velocities are recorded."""
+
+    env_id = CARTPOLE_VELOCITY_ID
+    about = "CartPole-v1 without positions (memory); a scripted controller with noise"

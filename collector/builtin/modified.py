@@ -1,5 +1,6 @@
-"""Modified: another environment with scaled rewards, or with an action dimension of no effect."""
+"""Modified: another environment with scaled rewards, hidden observations or an idle action."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -14,8 +15,10 @@ class Modified(gymnasium.Env[Any, Any]):
 
     reward_scale      every reward is multiplied with it
     constant_action   the action has one dimension more, in -1 … 1, which is ignored
+    hide              indices of the numbers that observations lack: velocities, for example
 
-    The last dimension is 0 in all of the generated data. `inner` is the environment itself.
+    The last dimension is 0 in all of the generated data. `inner` is the environment itself, and
+    `full_observation` its last observation.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -25,6 +28,7 @@ class Modified(gymnasium.Env[Any, Any]):
         env: str,
         reward_scale: float = 1.0,
         constant_action: bool = False,
+        hide: Sequence[int] = (),
         render_mode: None = None,
         **env_args: Any,
     ) -> None:
@@ -45,17 +49,34 @@ class Modified(gymnasium.Env[Any, Any]):
             self.action_space = spaces.Box(
                 np.append(box.low, box.dtype.type(-1)), np.append(box.high, box.dtype.type(1))
             )
+        self._shown: list[int] | None = None
+        if hide:
+            seen = self.inner.observation_space
+            flat = isinstance(seen, spaces.Box) and len(seen.shape) == 1
+            require(flat, "hide", "an environment with a flat Box of observations", seen)
+            assert isinstance(seen, spaces.Box)
+            shown = sorted(set(range(seen.shape[0])) - set(hide))
+            known = set(hide) <= set(range(seen.shape[0])) and bool(shown)
+            require(known, "hide", f"some of 0 … {seen.shape[0] - 1}, not all", list(hide))
+            self._shown = shown
+            self.observation_space = spaces.Box(seen.low[shown], seen.high[shown])
+            self.metadata["partially_observable"] = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        return self.inner.reset(seed=seed, options=options)
+        self.full_observation, info = self.inner.reset(seed=seed, options=options)
+        return self._observe(), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         kept = action[:-1] if self.constant_action else action
-        obs, reward, terminated, truncated, info = self.inner.step(kept)
-        return obs, float(reward) * self.reward_scale, terminated, truncated, info
+        self.full_observation, reward, terminated, truncated, info = self.inner.step(kept)
+        return self._observe(), float(reward) * self.reward_scale, terminated, truncated, info
+
+    def _observe(self) -> Any:
+        obs = self.full_observation
+        return obs if self._shown is None else obs[self._shown]
 
     def close(self) -> None:
         self.inner.close()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from collector.builtin.__main__ import KINDS, main
 from collector.builtin.generate import MissingPackage, first_episode_seed, generate, write_d4rl
-from collector.builtin.generate_cartpole import CartPolePositionNoisy
+from collector.builtin.generate_cartpole import CartPolePositionNoisy, CartPoleVelocityNoisy
 from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
 from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch, expert_torque
@@ -38,6 +38,7 @@ GENERATORS = {
     "bandit-continuous": (BanditContinuous, ("f4", (4,)), ("f4", (2,))),
     "recall": (RecallRandom, ("f4", (6,)), ("i4", ())),
     "cartpole": (CartPolePositionNoisy, ("f4", (2,)), ("i4", ())),
+    "cartpole-velocity": (CartPoleVelocityNoisy, ("f4", (2,)), ("i4", ())),
     "find-block": (FindBlockNoisy, ("u1", (6, 18, 3)), ("i4", ())),
 }
 
@@ -361,3 +362,25 @@ def test_command_line_errors_are_one_sentence(
     assert message in captured.err
     assert captured.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hidden_numbers_are_left_out_and_known_to_the_behaviour(tmp_path: Path) -> None:
+    """The same episodes, of which the file lacks the velocity; its environment lacks it, too."""
+    plain, hidden = tmp_path / "plain.hdf5", tmp_path / "hidden.hdf5"
+    generate(PendulumMixed, plain, episodes=2)
+    generate(PendulumMixed, hidden, episodes=2, hide=[2])
+    full, part = read(plain), read(hidden)
+    assert np.array_equal(part["observations"], full["observations"][:, :2])
+    assert np.array_equal(part["next_observations"], full["next_observations"][:, :2])
+    assert np.array_equal(part["actions"], full["actions"])
+    about = metadata(hidden)
+    assert about["partially_observable"] == 1
+    arguments = json.loads(about["environment_kwargs"])
+    env = gymnasium.make(about["environment"].decode(), **arguments)
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == env.observation_space.shape == (2,)
+    assert env.metadata["partially_observable"]
+    env.close()
+    for wrong in ([3], [0, 1, 2]):
+        with pytest.raises(InvalidData, match="hide"):
+            generate(PendulumMixed, hidden, episodes=2, hide=wrong)

@@ -270,6 +270,19 @@ def test_a_transformer_attends_to_a_whole_window() -> None:
     assert (memory.d_model, memory.d_ff, memory.n_heads, memory.n_layers) == (64, 256, 4, 2)
 
 
+def test_with_memory_critics_do_not_shape_the_encoder() -> None:
+    """Of any recipe with critics; without memory they do."""
+    key = "agent.losses.critic_weight"
+    tagged = dataclasses.replace(make_profile(DENSE), partially_observable=True)
+    for recipe in ("offline", "iql"):
+        config = resolve([recipe, "--dataset=made"]).config
+        assert {d.key: d.value for d in derive_settings(tagged, config)}[key] == 0.01
+        plain = derive_settings(make_profile(DENSE), config)
+        assert key not in {d.key for d in plain}
+    cloning = resolve(["bc", "--dataset=made"]).config
+    assert key not in {d.key for d in derive_settings(tagged, cloning)}
+
+
 def test_with_memory_and_sparse_rewards_the_best_trajectories_are_imitated() -> None:
     """Not so without memory, with dense rewards, or where a user decides what to follow."""
     sparse = dataclasses.replace(make_profile(SPARSE, spec=DISCRETE), partially_observable=True)
