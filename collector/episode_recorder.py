@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.metadata import MAX_NAME
 from stepwell.spaces import Array, EnvSpec
 from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
 
@@ -49,6 +50,10 @@ class EpisodeSummary:
     tags: tuple[str, ...] = ()
     policy_lag: int | None = None
     """Updates by which the policy was older, at the end, than the newest one that was known."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last value of each number that the environment reported: `info` keys under "log/"."""
+    task: str = ""
+    """The last info["env_name"], of environments that play several tasks."""
 
     @property
     def complete(self) -> bool:
@@ -113,6 +118,7 @@ class EpisodeRecorder:
         self._total = 0.0
         self._metrics: dict[str, float] = {}
         self._success: bool | None = None
+        self._task = ""
         self._read(info or {})
 
     def add_step(
@@ -183,6 +189,8 @@ class EpisodeRecorder:
             success=self._success,
             tags=tags,
             policy_lag=lag,
+            metrics={k: v for k, v in self._metrics.items() if k != POLICY_LAG},
+            task=self._task,
         )
 
     def _send(
@@ -196,6 +204,7 @@ class EpisodeRecorder:
     ) -> None:
         metadata = replace(
             self._metadata,
+            env=self._task or self._metadata.env,
             episode_id=self._episode_id,
             first_step=self._first_step,
             seed=self._seed,
@@ -225,6 +234,8 @@ class EpisodeRecorder:
                 continue
             if key.startswith(LOG_PREFIX):
                 self._note(key[len(LOG_PREFIX) :], value)
+            elif key == "env_name" and isinstance(value, str) and value.isprintable():
+                self._task = value[:MAX_NAME]
             elif key in ("is_success", "success"):
                 self._success = _flag(value, self._success)
             elif key == "episode" and isinstance(value, Mapping):

@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from amago_model.acting import ActingPolicy
 from amago_model.policy_file import load_policy
@@ -44,9 +45,10 @@ from collector.registered_run import (
     unique_name,
 )
 from collector.rollout import Rollout
+from collector.stats import mean_metrics
 from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES, bootstrap_mean, iqm
-from stepwell.errors import StepwellError
+from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.messages import Capacity
 from stepwell.reference_scores import normalised_score
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
@@ -80,6 +82,10 @@ class EvaluationResult:
     confidence: float
     normalised: float | None
     """Score on D4RL's scale (0 … 100), if D4RL has reference scores for the environment."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Mean of each number that the environment reported, over the episodes that have it."""
+    tasks: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By info["env_name"], if it differs: mean, ci_low, ci_high and number of episodes."""
     trajectories: list[Trajectory] = field(default_factory=list, repr=False)
     """All episodes, in the order of `seeds` (long ones in several pieces)."""
 
@@ -104,8 +110,12 @@ class EvaluationResult:
             rows["normalised (0 … 100)"] = f"{self.normalised:.1f}"
         if known := [s for s in self.successes if s is not None]:
             rows["success"] = f"{100 * np.mean(known):.1f}%"
+        rows |= {name: f"{value:.4g}" for name, value in self.metrics.items()}
+        for name, task in self.tasks.items():
+            interval = f"{task['ci_low']:.2f} … {task['ci_high']:.2f}"
+            rows[name] = f"{task['mean']:.2f} ({interval}), {task['episodes']:.0f} episodes"
         for name, value in rows.items():
-            table.add_row(name, value)
+            table.add_row(Text(name), Text(value))
         return table
 
 
@@ -246,8 +256,24 @@ def summarise(
         ci_high=interval.high,
         confidence=interval.confidence,
         normalised=normalised_score(env, interval.value),
+        metrics=mean_metrics(episodes),
+        tasks=_tasks(episodes),
         trajectories=list(trajectories),
     )
+
+
+def _tasks(episodes: Sequence[EpisodeSummary]) -> dict[str, dict[str, float]]:
+    returns: dict[str, list[float]] = {}
+    for episode in episodes:
+        returns.setdefault(episode.task, []).append(episode.total_reward)
+    if len(returns) < 2:
+        return {}
+    found = {}
+    for task in sorted(returns):
+        interval = bootstrap_mean(returns[task])
+        scores = {"mean": interval.value, "ci_low": interval.low, "ci_high": interval.high}
+        found[task] = {**scores, "episodes": float(len(returns[task]))}
+    return found
 
 
 def run_evaluation(
@@ -273,16 +299,7 @@ def run_evaluation(
             if config.target_return is not None:
                 _aim_at(player, policy_id, config.target_return)
         if config.upload:
-            dataset = config.dataset or f"eval-{slug(config.env)}"
-            # At least the number of new episodes: a score must not lose its episodes.
-            keep = max(config.keep, config.episodes) if config.keep else None
-            interface = open_dataset(
-                client,
-                dataset,
-                interface,
-                capacity=Capacity(trajectories=keep),
-                description=f"evaluations in {config.env}",
-            )
+            dataset, interface = _open_dataset(client, config, interface)
             made_up = unique_name("eval", slug(policy_id.replace("/", "-"), 60), slug(config.env))
             run = stack.enter_context(
                 open_run(
@@ -326,6 +343,31 @@ def run_evaluation(
     return result, notes
 
 
+def _open_dataset(
+    client: Client, config: EvaluateConfig, interface: Interface
+) -> tuple[str, Interface]:
+    """The dataset of the episodes, and the interface that records with its spec."""
+    default = f"eval-{slug(config.env)}"
+    names = [config.dataset or default]
+    if not config.dataset:  # an environment's arguments may change its spaces
+        names.append(f"{default}-{interface.spec.digest[:8]}")
+    # At least the number of new episodes: a score must not lose its episodes.
+    keep = max(config.keep, config.episodes) if config.keep else None
+    for name in names:
+        try:
+            return name, open_dataset(
+                client,
+                name,
+                interface,
+                capacity=Capacity(trajectories=keep),
+                description=f"evaluations in {config.env}",
+            )
+        except InvalidSpace:
+            if name == names[-1]:
+                raise
+    raise AssertionError("the last name returns or raises")
+
+
 def _player(config: EvaluateConfig, client: Client) -> tuple[str, Player]:
     """(policy id, policy or function that makes an actor)"""
     if config.random:
@@ -358,7 +400,7 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
     notes = {"dataset": run.outbox.dataset, "run": run.name}
     row = result.to_json()
     details = {
-        **{name: row.pop(name) for name in ("bottom_quintile", "successes")},
+        **{name: row.pop(name) for name in ("bottom_quintile", "successes", "metrics", "tasks")},
         "statistic": "mean",
         "bootstrap": RESAMPLES,
         "greedy": not config.sample,

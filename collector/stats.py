@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,7 +75,8 @@ class CollectorStatistics:
         episodes, self.unreported = self.unreported, []
         if not episodes:
             return {}
-        values = {
+        values = {f"collect/{name}": mean for name, mean in mean_metrics(episodes).items()}
+        values |= {
             "collect/return": float(np.mean([e.total_reward for e in episodes])),
             "collect/length": float(np.mean([e.length for e in episodes])),
             "collect/steps_per_second": self.steps_per_second,
@@ -84,6 +86,15 @@ class CollectorStatistics:
         if lags := [e.policy_lag for e in episodes if e.policy_lag is not None]:
             values["collect/policy_lag"] = float(np.mean(lags))
         return values
+
+
+def mean_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """The mean of each number that environments reported, over the episodes that have it."""
+    values: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(found)) for name, found in values.items()}
 
 
 def load_clock(directory: Path) -> CollectorStatistics:

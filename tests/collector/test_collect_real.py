@@ -555,6 +555,22 @@ def test_an_evaluation_is_kept_whole(service: Any, client: Client, name: str) ->
     assert dataset.capacity.trajectories == 10_000
 
 
+def test_arguments_that_change_the_spaces_get_an_evaluation_dataset_of_their_own(
+    service: Any, client: Client
+) -> None:
+    """Only where no dataset is named: the same environment with other arguments."""
+    common = dict(env="stepwell/Recall-v0", random=True, episodes=1, url=service.url)
+    datasets = []
+    for symbols in (3, 5, 3):
+        config = EvaluateConfig(**common, env_args=(f"symbols={symbols}",))
+        _, notes = run_evaluation(config, Console(quiet=True))
+        datasets.append(notes["dataset"])
+    assert datasets[0] == datasets[2] != datasets[1]
+    assert all(dataset.startswith("eval-stepwell-recall-v0") for dataset in datasets)
+    with pytest.raises(InvalidSpace, match="does not fit dataset"):
+        run_evaluation(config.replace(dataset=datasets[1]), Console(quiet=True))
+
+
 def test_every_version_is_scored_once_and_the_best_is_named(
     service: Any, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,8 +274,8 @@ def test_with_memory_critics_do_not_shape_the_encoder() -> None:
     """Of any recipe with critics; without memory they do."""
     key = "agent.losses.critic_weight"
     tagged = dataclasses.replace(make_profile(DENSE), partially_observable=True)
-    for recipe in ("offline", "iql"):
-        config = resolve([recipe, "--dataset=made"]).config
+    for name in ("offline", "iql"):
+        config = resolve([name, "--dataset=made"]).config
         assert {d.key: d.value for d in derive_settings(tagged, config)}[key] == 0.01
         plain = derive_settings(make_profile(DENSE), config)
         assert key not in {d.key for d in plain}
