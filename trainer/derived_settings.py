@@ -85,8 +85,7 @@ def derive_settings(
     clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
     shape = [
         *_windows(profile, remembers, n_step.value),
-        *_memory(memory, remembers),
-        *(_critics_aside(remembers) if (remembers or clone) and config.agent.critic else ()),
+        *_memory(profile, memory, remembers),
         *_network(profile, remembers),
         *_sampling(profile),
         *_length(
@@ -232,30 +231,26 @@ def _windows(p: DatasetProfile, remembers: bool, n_step: int) -> list[Derived]:
     return found
 
 
-def _memory(memory: str, remembers: bool) -> list[Derived]:
+def _memory(p: DatasetProfile, memory: str, remembers: bool) -> list[Derived]:
     key = f"{MEMORY}kind"
-    if remembers:
+    kind, why = "gru", "rewards are dense: a GRU learns from imitation and critics at once"
+    if is_sparse(p):
+        kind, why = "transformer", "rewards are sparse: one step of many may have to be remembered"
+    if remembers and memory == "auto":
         tagged = (
             f"the dataset has the tag {PARTIALLY_OBSERVABLE}: its environment or file declared "
             "that one observation does not show the state, or a user added the tag"
         )
-        if memory == "auto":
-            return [Derived(key, "transformer", tagged)]
+        return [Derived(key, kind, f"{tagged}; {why}")]
+    if remembers:
         return [Derived(key, memory, f"memory = {memory}")]
     if memory == "none":
         return [Derived(key, "feed_forward", "memory = none")]
     reason = (
         "the dataset is not tagged as partially observable; if one observation does not show the "
-        f"state, add --memory transformer, or the tag {PARTIALLY_OBSERVABLE} to the dataset"
+        f"state, add --memory {kind}, or the tag {PARTIALLY_OBSERVABLE} to the dataset"
     )
     return [Derived(key, "feed_forward", reason)]
-
-
-def _critics_aside(remembers: bool) -> list[Derived]:
-    reason = "critics learn, but do not shape the encoder"
-    if remembers:
-        reason += ": imitation finds sooner what to remember"
-    return [Derived("agent.losses.critic_weight", 0.01, reason)]
 
 
 def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
@@ -335,6 +330,7 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     found = [
         Derived(f"{FILTER}kind", "behavior_cloning", f"{reason}; so all actions are imitated"),
         Derived("agent.losses.dpg_weight", 0.0, "all actions are imitated"),
+        Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
         reason = "most of each batch is from the best tenth of the trajectories"
