@@ -24,7 +24,7 @@ from rich.console import Console
 from collector.config import CollectConfig
 from collector.control import Control
 from collector.envs import Env, Interface, open_envs
-from collector.exploration import Exploration
+from collector.exploration import make_exploration
 from collector.pacing import Pacing
 from collector.policy_actor import Actor, ActorError, PolicyActor, RandomActor
 from collector.policy_source import PolicySource
@@ -230,16 +230,14 @@ def _rollout(
         if warming():
             random = RandomActor(interface, len(envs), seed=actor_seed)
             actor = WarmUpActor(random, actor, len(envs), warming)
-    exploration = None
-    if config.epsilon.kind != "none":
-        by_policy = source is not None and config.epsilon.clock == "policy"
-        exploration = Exploration(
-            config.epsilon,
-            interface.spec,
-            len(envs),
-            seed=noise_seed,
-            clock=lambda: _policy_step(source) if source and by_policy else stats.clock,
-        )
+    by_policy = source is not None and getattr(config.epsilon, "clock", "own") == "policy"
+    exploration = make_exploration(
+        config.epsilon,
+        interface.spec,
+        len(envs),
+        seed=noise_seed,
+        clock=lambda: _policy_step(source) if source and by_policy else stats.clock,
+    )
     return Rollout(
         envs,
         actor,

@@ -1,4 +1,4 @@
-"""Noise on top of the policy's own sampling: AMAGO's epsilon-greedy and its bilevel form.
+"""Exploration in addition to the policy's own sampling: epsilon-greedy, sticky actions, your own.
 
     epsilon = u · ( b - (b - e) · min(1, t / horizon) )      u ~ U[0, 1), drawn anew per episode
     b = begin level, annealed start → end over `steps`       e = the level at an episode's end
@@ -6,19 +6,30 @@
 Discrete actions: with probability epsilon a uniform random one. Continuous: Gaussian noise whose
 standard deviation is epsilon, on the scale where the action range is -1 … 1, then clipped. What is
 executed is what is recorded. Facts: AMAGO v3.3.0, `ExplorationWrapper` (Grigsby et al., 2024).
+
+A plug-in registers its own:
+
+    @register_exploration("flip")
+    class Flip(Exploration):
+        def apply(self, actions, inputs):
+            flipped = self.rng.random(self.n) < 0.1
+            return {key: np.where(flipped, 1 - a, a) for key, a in actions.items()}
+
+    stepwell collect … --plugin my_module --epsilon.kind custom --epsilon.name flip
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from amago_model.config.base import Settings
-from stepwell.errors import InvalidSpace
+from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
 
 if TYPE_CHECKING:  # importing them would load torch, which a command's help does without
@@ -55,17 +66,16 @@ class _AnnealedConfig(Settings):
         """Between start and end, at global step `clock`."""
         return start + (end - start) * min(1.0, max(0, clock) / self.steps)
 
+    def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:  # noqa: ARG002
+        """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
+        return u * self.annealed(clock, self.start, self.end)
+
 
 class GreedyConfig(_AnnealedConfig):
     """Epsilon-greedy with a constant epsilon within an episode."""
 
     kind: Literal["greedy"] = "greedy"
     """greedy: a constant epsilon within an episode."""
-
-    def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
-        """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
-        del t
-        return u * self.annealed(clock, self.start, self.end)
 
 
 class BilevelConfig(_AnnealedConfig):
@@ -88,64 +98,196 @@ class BilevelConfig(_AnnealedConfig):
         return u * (begin - (begin - late) * np.minimum(1.0, t / self.horizon))
 
 
+class WindowConfig(_AnnealedConfig):
+    """Epsilon-greedy with an epsilon of its own between two steps of each episode."""
+
+    kind: Literal["window"] = "window"
+    """window: another epsilon between two steps of each episode, such as those in a corridor."""
+    first: int = Field(ge=0)
+    """The first episode step of the window, from 0. Required."""
+    last: int = Field(ge=0)
+    """The last episode step of the window. Required."""
+    inside: Level = 0.0
+    """Epsilon within the window; it is not annealed."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.last < self.first:
+            raise ValueError(f"last: expected at least first, {self.first}, got {self.last}")
+        return self
+
+    def level(self, clock: int, t: NDArray[np.int64], u: NDArray[np.float64]) -> Array:
+        """[N] epsilon at global step `clock` and episode steps `t` [N], for draws `u` [N]."""
+        within = (self.first <= t) & (t <= self.last)
+        return u * np.where(within, self.inside, self.annealed(clock, self.start, self.end))
+
+
+class StickyConfig(_AnnealedConfig):
+    """The last action again, with probability epsilon."""
+
+    kind: Literal["sticky"] = "sticky"
+    """sticky: the last action again, with probability epsilon."""
+
+
+class CustomConfig(Settings):
+    """A class that a plug-in registers."""
+
+    kind: Literal["custom"] = "custom"
+    """custom: a class that a plug-in registers with `register_exploration`."""
+    name: str
+    """The name under which it is registered. Required."""
+    settings: tuple[str, ...] = ()
+    """Its keyword arguments, as KEY=VALUE with values in JSON."""
+    clock: Literal["own", "policy"] = "own"
+    """Step count of its `clock()`: steps of this collector, or of the published policy."""
+
+
 EpsilonConfig = Annotated[
-    NoExplorationConfig | GreedyConfig | BilevelConfig, Field(discriminator="kind")
+    NoExplorationConfig | GreedyConfig | BilevelConfig | WindowConfig | StickyConfig | CustomConfig,
+    Field(discriminator="kind"),
 ]
 """Exploration in addition to sampling from the policy, by `kind`."""
 
 
-class Exploration:
-    """Epsilon-greedy over N environments. `clock()` gives the step that the schedule runs on."""
+class ExplorationError(StepwellError):
+    """No exploration of that name, or it does not accept its settings."""
+
+    exit_status = 2
+
+
+class Exploration(ABC):
+    """Changes the actions of N environments before they are executed and recorded.
+
+    A subclass has `spaces`, the action spaces by key, `n`, the number of environments, `rng`, a
+    generator of its own, and `clock()`, the step that a schedule runs on: that of the collector or,
+    with epsilon.clock policy, of the published policy.
+    """
+
+    def __init__(self, spec: EnvSpec, n: int, *, seed: int, clock: Callable[[], int]) -> None:
+        self.spaces, self.n, self.clock = spec.actions, n, clock
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, env_index: int) -> None:  # noqa: B027, ARG002 - most keep nothing per episode
+        """An episode begins in one environment."""
+
+    @abstractmethod
+    def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
+        """The actions to execute, by key [N, *shape], for those of the policy."""
+
+
+class EpsilonGreedy(Exploration):
+    """Random actions, or Gaussian noise: the kinds greedy, bilevel and window."""
 
     def __init__(
         self,
-        config: GreedyConfig | BilevelConfig,
+        config: GreedyConfig | BilevelConfig | WindowConfig | StickyConfig,
         spec: EnvSpec,
         n: int,
         *,
         seed: int,
         clock: Callable[[], int],
-    ):
-        self._config, self._spaces, self._clock = config, spec.actions, clock
-        self._rng = np.random.default_rng(seed)
+    ) -> None:
+        super().__init__(spec, n, seed=seed, clock=clock)
+        self._config = config
         self._u = np.ones(n)
-        for key, space in spec.actions.items():
-            if isinstance(space, Box):
-                _require_range(key, space)
 
     def reset(self, env_index: int) -> None:
         """An episode begins: it draws its own share of the level."""
         if self._config.randomize:
-            self._u[env_index] = self._rng.random()
+            self._u[env_index] = self.rng.random()
 
     def level(self, inputs: ActorInputs) -> Array:
         """[N] epsilon of every environment now."""
-        return self._config.level(self._clock(), inputs.time_idx, self._u)
+        return self._config.level(self.clock(), inputs.time_idx, self._u)
 
     def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
         """The actions [N, *shape] to execute."""
         epsilon = self.level(inputs)
-        return {key: self._noisy(self._spaces[key], a, epsilon) for key, a in actions.items()}
+        return {key: self._noisy(self.spaces[key], a, epsilon) for key, a in actions.items()}
 
     def _noisy(self, space: Space, action: Array, epsilon: Array) -> Array:
         n = len(action)
         if isinstance(space, Box):
             low, high = space.bounds()
             scale = epsilon.reshape(n, *(1,) * len(space.shape)) * (high - low) / 2.0
-            noisy = action + scale * self._rng.standard_normal(action.shape)
+            noisy = action + scale * self.rng.standard_normal(action.shape)
             return np.clip(noisy, low, high).astype(action.dtype)
         # One uniform number per environment; a normal one would be below epsilon half of the time.
-        random = self._rng.random(n) < epsilon
+        random = self.rng.random(n) < epsilon
         drawn = self._uniform(space, n)
         return np.where(random.reshape(n, *(1,) * (action.ndim - 1)), drawn, action)
 
     def _uniform(self, space: Space, n: int) -> Array:
         if isinstance(space, Discrete):
-            return self._rng.integers(space.start, space.start + space.n, n)
+            return self.rng.integers(space.start, space.start + space.n, n)
         if isinstance(space, MultiBinary):
-            return self._rng.integers(0, 2, (n, space.n), np.int8)
+            return self.rng.integers(0, 2, (n, space.n), np.int8)
         assert not isinstance(space, Box), "a Box gets Gaussian noise"
-        return self._rng.integers(0, np.asarray(space.nvec), (n, len(space.nvec)))
+        return self.rng.integers(0, np.asarray(space.nvec), (n, len(space.nvec)))
+
+
+class StickyActions(EpsilonGreedy):
+    """The last executed action again, with probability epsilon; not in the first step."""
+
+    def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
+        """The actions [N, *shape] to execute."""
+        again = (self.rng.random(self.n) < self.level(inputs)) & (inputs.time_idx > 0)
+        return {
+            key: np.where(again.reshape(self.n, *(1,) * (a.ndim - 1)), inputs.prev_action[key], a)
+            for key, a in actions.items()
+        }
+
+
+_registered: dict[str, type[Exploration]] = {}
+E = TypeVar("E", bound=type[Exploration])
+
+
+def register_exploration(name: str) -> Callable[[E], E]:
+    """Decorator that registers a subclass of `Exploration` under a name; the last one counts."""
+
+    def decorate(kind: E) -> E:
+        _registered[name] = kind
+        return kind
+
+    return decorate
+
+
+def make_exploration(
+    config: EpsilonConfig, spec: EnvSpec, n: int, *, seed: int, clock: Callable[[], int]
+) -> Exploration | None:
+    """The exploration of a config; None for the kind none.
+
+    Raises:
+        InvalidSpace: noise needs an action range.
+        ExplorationError: a custom one is not registered, or does not accept its settings.
+    """
+    if isinstance(config, NoExplorationConfig):
+        return None
+    if isinstance(config, CustomConfig):
+        return _custom(config, spec, n, seed=seed, clock=clock)
+    if isinstance(config, StickyConfig):
+        return StickyActions(config, spec, n, seed=seed, clock=clock)
+    for key, space in spec.actions.items():
+        if isinstance(space, Box):
+            _require_range(key, space)
+    return EpsilonGreedy(config, spec, n, seed=seed, clock=clock)
+
+
+def _custom(
+    config: CustomConfig, spec: EnvSpec, n: int, *, seed: int, clock: Callable[[], int]
+) -> Exploration:
+    from collector.envs import parse_pairs  # it imports gymnasium, which --help does without
+
+    if config.name not in _registered:
+        raise ExplorationError(
+            f"--epsilon.name {config.name}: expected one of {sorted(_registered)}; import the "
+            "module that registers it with --plugin MODULE"
+        )
+    settings = parse_pairs(config.settings, "--epsilon.settings")
+    try:
+        return _registered[config.name](spec, n, seed=seed, clock=clock, **settings)
+    except TypeError as error:
+        raise ExplorationError(f"--epsilon.settings {settings}: {error}") from None
 
 
 def _require_range(key: str, space: Box) -> None:

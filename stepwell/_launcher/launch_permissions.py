@@ -74,6 +74,7 @@ TEXT: dict[str, tuple[re.Pattern[str], str]] = {
             *("agent.custom.agent", "agent.custom.actor", "agent.custom.critic"),
             *("agent.custom.timestep_encoder", "agent.custom.trajectory_encoder"),
             *("agent.custom.filter", "agent.custom.losses", "agent.custom.settings"),
+            *("epsilon.name", "epsilon.settings"),
         ],
         _WORD,
     ),

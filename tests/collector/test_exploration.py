@@ -1,10 +1,23 @@
 """Exploration deviates exactly as often and as far as it says."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from collector.envs import interface_of
-from collector.exploration import BilevelConfig, Exploration, GreedyConfig
+from collector.envs import Arrays, interface_of
+from collector.exploration import (
+    BilevelConfig,
+    CustomConfig,
+    EpsilonGreedy,
+    Exploration,
+    ExplorationError,
+    GreedyConfig,
+    StickyConfig,
+    WindowConfig,
+    make_exploration,
+    register_exploration,
+)
 from collector.policy_actor import ActorInputs
 from collector.rollout import Rollout
 from stepwell.errors import InvalidSpace
@@ -26,7 +39,7 @@ def noisy(
     spec = EnvSpec.of(Box((1,)), space)
     inputs = ActorInputs.zeros(spec, N)
     inputs.time_idx[:] = t
-    exploration = Exploration(config, spec, N, seed=1, clock=lambda: clock)
+    exploration = EpsilonGreedy(config, spec, N, seed=1, clock=lambda: clock)
     for slot in range(N):
         exploration.reset(slot)
     actions = np.broadcast_to(action, (N, *space.shape)).astype(space.dtype)
@@ -93,7 +106,7 @@ def test_each_episode_draws_its_own_share() -> None:
     """randomize: epsilon is uniform below the level, constant within and new for each episode."""
     spec = EnvSpec.of(Box((1,)), Discrete(2))
     config = GreedyConfig(start=0.8, end=0.8)
-    exploration = Exploration(config, spec, 1, seed=0, clock=lambda: 0)
+    exploration = EpsilonGreedy(config, spec, 1, seed=0, clock=lambda: 0)
     inputs = ActorInputs.zeros(spec, 1)
     shares = []
     for _ in range(2000):
@@ -110,7 +123,7 @@ def test_no_range_no_noise() -> None:
     """Noise relative to an infinite range would be NaN: refused at the start, with the way out."""
     spec = EnvSpec.of(Box((1,)), Box((1,)))
     with pytest.raises(InvalidSpace, match="RescaleAction"):
-        Exploration(GreedyConfig(), spec, 1, seed=0, clock=lambda: 0)
+        make_exploration(GreedyConfig(), spec, 1, seed=0, clock=lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +146,67 @@ def test_the_executed_action_is_recorded_at_the_promised_rate() -> None:
         make_env=FakeEnv,
         seeds=iter(range(5)),
         sink=lambda trajectory, _: kept.append(trajectory),
-        exploration=Exploration(config, interface.spec, 1, seed=0, clock=lambda: 0),
+        exploration=make_exploration(config, interface.spec, 1, seed=0, clock=lambda: 0),
     )
     while not rollout.done:
         rollout.step()
     recorded = np.concatenate([t.actions["action"] for t in kept])
     assert recorded.tolist() == env.actions and len(recorded) == 10_000
     assert np.mean(recorded != 3) == pytest.approx(0.75 * 0.2, abs=0.015)
+
+
+def test_a_window_has_an_epsilon_of_its_own() -> None:
+    """Both ends belong to it; it is not annealed, the rest is."""
+    config = WindowConfig(first=1, last=3, inside=0.125, steps=100, end=0.0, randomize=False)
+    t = np.array([0, 1, 3, 4])
+    np.testing.assert_allclose(config.level(0, t, np.ones(4)), [1.0, 0.125, 0.125, 1.0])
+    np.testing.assert_allclose(config.level(50, t, np.ones(4)), [0.5, 0.125, 0.125, 0.5])
+    with pytest.raises(ValueError, match="last: expected at least first, 5, got 4"):
+        WindowConfig(first=5, last=4)
+
+
+@pytest.mark.parametrize("space", [Discrete(9), Box((2,)), MultiBinary(3)])
+def test_sticky_actions_repeat_the_last_one(space: Space) -> None:
+    """With probability epsilon, as a whole, and not in the first step. A range is not needed."""
+    config = StickyConfig(start=0.3, end=0.3, randomize=False)
+    spec = EnvSpec.of(Box((1,)), space)
+    inputs = ActorInputs.zeros(spec, N)
+    inputs.prev_action["action"][...] = 1
+    exploration = make_exploration(config, spec, N, seed=1, clock=lambda: 0)
+    assert exploration is not None
+    actions = {"action": np.zeros((N, *space.shape), space.dtype)}
+    assert not exploration.apply(actions, inputs)["action"].any()
+    inputs.time_idx[:] = 1
+    got = exploration.apply(actions, inputs)["action"].reshape(N, -1)
+    assert (got == got[:, :1]).all() and set(np.unique(got)) == {0, 1}
+    assert got[:, 0].mean() == pytest.approx(0.3, abs=0.015)
+
+
+def test_a_plug_in_brings_its_own() -> None:
+    """By name, with settings of its own; what does not exist is named."""
+
+    @register_exploration("always")
+    class Always(Exploration):
+        def __init__(self, *args: Any, action: int = 0, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self.action = action
+
+        def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
+            return {key: np.full_like(a, self.action + self.clock()) for key, a in actions.items()}
+
+    spec = EnvSpec.of(Box((1,)), Discrete(9))
+
+    def made(*settings: str, name: str = "always") -> Exploration:
+        config = CustomConfig(name=name, settings=settings)
+        exploration = make_exploration(config, spec, 2, seed=0, clock=lambda: 4)
+        assert exploration is not None
+        return exploration
+
+    inputs = ActorInputs.zeros(spec, 2)
+    actions = {"action": np.zeros(2, np.int64)}
+    assert made("action=3").apply(actions, inputs)["action"].tolist() == [7, 7]
+    assert made().apply(actions, inputs)["action"].tolist() == [4, 4]
+    with pytest.raises(ExplorationError, match="never: expected one of .*always.*--plugin"):
+        made(name="never")
+    with pytest.raises(ExplorationError, match="speed"):
+        made("speed=3")
