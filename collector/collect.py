@@ -23,7 +23,7 @@ from rich.console import Console
 
 from collector.config import CollectConfig
 from collector.control import Control
-from collector.envs import Env, Interface, open_envs
+from collector.envs import Envs, Interface
 from collector.exploration import make_exploration
 from collector.pacing import Pacing
 from collector.policy_actor import Actor, ActorError, PolicyActor, RandomActor
@@ -33,6 +33,7 @@ from collector.registered_run import (
     Run,
     configured_env,
     configured_interface,
+    open_configured_envs,
     open_dataset,
     open_run,
     prepare,
@@ -68,8 +69,8 @@ def collect(
         stack.enter_context(stop_signals(lambda: control.command("stop")))
 
         # --- environments, the service, the policy, the dataset
-        envs = stack.enter_context(open_envs(lambda: configured_env(config), config.envs))
-        interface = configured_interface(config, envs[0], config.infos)
+        envs = stack.enter_context(open_configured_envs(config, config.envs))
+        interface = configured_interface(config, envs, config.infos)
         client = stack.enter_context(Client(config.url, config.token))
         client.wait_ready(10.0)
         source = _policy_source(config, client, interface)
@@ -201,7 +202,7 @@ def _wait_for_policy(
 
 def _rollout(
     config: CollectConfig,
-    envs: list[Env],
+    envs: Envs,
     interface: Interface,
     source: PolicySource | None,
     run: Run,
@@ -217,24 +218,24 @@ def _rollout(
     actor: Actor
     warming = _warming(config, stats)
     if source is None:
-        actor = RandomActor(interface, len(envs), seed=actor_seed)
+        actor = RandomActor(interface, config.envs, seed=actor_seed)
     else:
         actor = PolicyActor(
             lambda: source.current,
             interface,
-            len(envs),
+            config.envs,
             sample=config.sample,
             seed=actor_seed,
             device=config.device,
         )
         if warming():
-            random = RandomActor(interface, len(envs), seed=actor_seed)
-            actor = WarmUpActor(random, actor, len(envs), warming)
+            random = RandomActor(interface, config.envs, seed=actor_seed)
+            actor = WarmUpActor(random, actor, config.envs, warming)
     by_policy = source is not None and getattr(config.epsilon, "clock", "own") == "policy"
     exploration = make_exploration(
         config.epsilon,
         interface.spec,
-        len(envs),
+        config.envs,
         seed=noise_seed,
         clock=lambda: _policy_step(source) if source and by_policy else stats.clock,
     )

@@ -42,6 +42,9 @@ class EnvironmentConfig(Settings):
     """Arguments of the environment, as KEY=VALUE with values in JSON: delay=8 symbols=4."""
     envs: int = Field(8, ge=1)
     """Number of parallel environments in this process."""
+    vectorization: Literal["sync", "async", "native"] = "sync"
+    """sync: one environment after the other; async: each in a process of its own, for slow ones;
+    native: the environment's own batched implementation (gymnasium's vector_entry_point)."""
     plugin: tuple[str, ...] = ()
     """Modules to import first, so that they can register environments."""
     roles: tuple[str, ...] = ()
@@ -219,6 +222,8 @@ class EvaluateConfig(EnvironmentConfig):
             raise ValueError("against: compares two policies; leave out RUN/all and --follow")
         if self.every_version and self.run:
             raise ValueError("run: each version has an eval run of its own; leave run out")
+        if self.vectorization == "native":
+            raise ValueError("vectorization: native environments do not reset by seed; use async")
         if self.target_return is not None and self.random:
             raise ValueError("target_return: has no effect with --random; leave out one of them")
         return self

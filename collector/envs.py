@@ -16,17 +16,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
-from stepwell._plugins import describe_error, import_named
+from stepwell._plugins import describe_error, import_named, import_plugins
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
     DEFAULT_ACTION,
@@ -42,6 +45,7 @@ from stepwell.spaces import (
 )
 
 Env = gymnasium.Env[Any, Any]
+Envs = list[Env] | VectorEnv[Any, Any, Any]
 Arrays = dict[str, Array]
 Leaf = tuple[str, tuple[str, ...], gym_spaces.Space[Any]]
 """(key in the spec, keys down to it in nested Dicts, the space there)."""
@@ -64,13 +68,49 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
 
     In "module:Name-v0", the module may also be in the current directory. Raises `EnvError`.
     """
+    with _as_env_error(env_id, kwargs):
+        # The passive checker warns about style on every step; Stepwell checks what it needs.
+        return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
+
+
+def make_vector(
+    env_id: str,
+    kwargs: Mapping[str, Any] | None,
+    n: int,
+    *,
+    native: bool,
+    plugins: Sequence[str] = (),
+) -> VectorEnv[Any, Any, Any]:
+    """N environments as one: each in a process of its own, which imports `plugins`, or the
+    environment's own batched implementation. Raises `EnvError`."""
+    if native:
+        with _as_env_error(env_id, kwargs):
+            return gymnasium.make_vec(
+                env_id, num_envs=n, vectorization_mode="vector_entry_point", **dict(kwargs or {})
+            )
+    make_one = partial(_make_in_worker, env_id, dict(kwargs or {}), tuple(plugins))
+    return AsyncVectorEnv(
+        [make_one] * n, context="forkserver", autoreset_mode=AutoresetMode.DISABLED
+    )
+
+
+def _make_in_worker(env_id: str, kwargs: Mapping[str, Any], plugins: Sequence[str]) -> Env:
+    if multiprocessing.parent_process() is not None:  # the first is also made here, for its spaces
+        # Ctrl-C reaches all processes of a terminal, but the collector ends its workers itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        import_plugins(plugins, EnvError)
+    return make(env_id, kwargs)
+
+
+@contextlib.contextmanager
+def _as_env_error(env_id: str, kwargs: Mapping[str, Any] | None) -> Iterator[None]:
+    """Import what registers the environment, and turn the errors of making it into `EnvError`."""
     importlib.import_module("collector.builtin")  # registers Stepwell's environments
     module, separator, _ = env_id.partition(":")
     if separator:
         import_named(module, f"--env {env_id}", EnvError)
     try:
-        # The passive checker warns about style on every step; Stepwell checks what it needs.
-        return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
+        yield
     except gymnasium.error.DependencyNotInstalled as error:
         # The errors of Stepwell's environments contain the hint.
         hint = "" if "stepwell[" in str(error) else _EXTRA
@@ -265,7 +305,7 @@ class Interface:
 
 
 def interface_of(
-    env: Env | gymnasium.vector.VectorEnv[Any, Any, Any],
+    env: Env | VectorEnv[Any, Any, Any],
     env_id: str,
     *,
     roles: Mapping[str, str] | None = None,
@@ -278,7 +318,7 @@ def interface_of(
     `roles` override those that the environment declares in metadata["roles"]. `infos` are the names
     of the scalar infos to record.
     """
-    if isinstance(env, gymnasium.vector.VectorEnv):
+    if isinstance(env, VectorEnv):
         observation_space, action_space = env.single_observation_space, env.single_action_space
     else:
         observation_space, action_space = env.observation_space, env.action_space

@@ -25,6 +25,7 @@ from collector.config import EvaluateConfig, UsageError
 from collector.envs import (
     BrokenEnv,
     Env,
+    Envs,
     Interface,
     interface_of,
     make,
@@ -38,6 +39,7 @@ from collector.registered_run import (
     Run,
     configured_env,
     configured_interface,
+    open_configured_envs,
     open_dataset,
     open_run,
     prepare,
@@ -200,7 +202,7 @@ def _actor(
 
 
 def _play(
-    envs: list[Env],
+    envs: Envs,
     actor: Actor,
     interface: Interface,
     make_env: Callable[[], Env],
@@ -291,8 +293,9 @@ def run_evaluation(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(config.url, config.token))
         make_env = partial(configured_env, config)
-        envs = stack.enter_context(open_envs(make_env, min(config.envs, config.episodes)))
-        interface = configured_interface(config, envs[0])
+        parallel = min(config.envs, config.episodes)
+        envs = stack.enter_context(open_configured_envs(config, parallel))
+        interface = configured_interface(config, envs)
         policy_id, player = _player(config, client)
         if isinstance(player, ActingPolicy):  # before anything is created at the service
             interface.check_policy(player.spaces, policy_id)
@@ -324,7 +327,7 @@ def run_evaluation(
             tags=config.tags,
         )
         seeds = range(config.seeds, config.seeds + config.episodes)
-        actor = _actor(player, interface, len(envs), policy_id, config.sample, config.device)
+        actor = _actor(player, interface, parallel, policy_id, config.sample, config.device)
         with Progress(console=console, disable=quiet or not console.is_terminal) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
 

@@ -4,6 +4,8 @@
     …                      reset and step as usual
     env.close()            sends the rest
 
+A gymnasium vector environment is recorded in the same way, in any autoreset mode.
+
 Each finished episode goes to the dataset through an outbox on disk, which waits while the service
 is down; `close` raises an error if episodes remain unsent. A missing dataset is created from the
 environment's spaces.
@@ -13,22 +15,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, overload
 
 import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
 
 from collector.envs import Arrays, Env, Interface, interface_of
 from collector.episode_recorder import BROKEN, INTERRUPTED, MAX_STEPS, EpisodeRecorder
 from collector.outbox_slots import open_outbox
 from collector.registered_run import open_dataset
+from collector.vector_env import Events, Reset
 from stepwell.client import Client
 from stepwell.errors import Undelivered
 from stepwell.outbox import Outbox
 from stepwell.trajectory import Trajectory, TrajectoryMetadata
 
 
+@overload
 def record(
     env: Env,
+    dataset: str,
+    client: Client | None = ...,
+    *,
+    policy: str = ...,
+    run: str = ...,
+    env_id: str = ...,
+    tags: Sequence[str] = ...,
+    infos: Sequence[str] = ...,
+    partition: str = ...,
+    outbox: str | Path | None = ...,
+    max_steps: int = ...,
+) -> RecordTrajectories: ...
+
+
+@overload
+def record(
+    env: VectorEnv[Any, Any, Any],
+    dataset: str,
+    client: Client | None = ...,
+    *,
+    policy: str = ...,
+    run: str = ...,
+    env_id: str = ...,
+    tags: Sequence[str] = ...,
+    infos: Sequence[str] = ...,
+    partition: str = ...,
+    outbox: str | Path | None = ...,
+    max_steps: int = ...,
+) -> RecordVectorTrajectories: ...
+
+
+def record(
+    env: Env | VectorEnv[Any, Any, Any],
     dataset: str,
     client: Client | None = None,
     *,
@@ -40,7 +80,7 @@ def record(
     partition: str = "fifo",
     outbox: str | Path | None = None,
     max_steps: int = MAX_STEPS,
-) -> RecordTrajectories:
+) -> RecordTrajectories | RecordVectorTrajectories:
     """Wrap `env` so that its episodes are sent to `dataset`.
 
     Args:
@@ -65,26 +105,41 @@ def record(
             client.close()
         raise
     metadata = TrajectoryMetadata(env=env_id, policy=policy, run=run, tags=tuple(tags))
-    return RecordTrajectories(env, interface, queue, metadata, max_steps, client if own else None)
+    sender = _Sender(queue, client if own else None)
+    recorders = [
+        EpisodeRecorder(interface.spec, metadata, sender.put, max_steps=max_steps, env_index=i)
+        for i in range(env.num_envs if isinstance(env, VectorEnv) else 1)
+    ]
+    if isinstance(env, VectorEnv):
+        return RecordVectorTrajectories(env, interface, recorders, sender)
+    return RecordTrajectories(env, interface, recorders[0], sender)
+
+
+class _Sender:
+    """The outbox of a wrapper, and the client that was made for it."""
+
+    def __init__(self, outbox: Outbox, client: Client | None) -> None:
+        self.outbox, self._client = outbox, client
+
+    def put(self, trajectory: Trajectory, _: int) -> None:
+        self.outbox.put(trajectory)
+
+    def close(self, timeout: float) -> None:
+        self.outbox.close(timeout)
+        if self._client is not None:
+            self._client.close()
 
 
 class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The wrapper of `record`. It behaves like the environment; `outbox` has the unsent items."""
 
     def __init__(
-        self,
-        env: Env,
-        interface: Interface,
-        outbox: Outbox,
-        metadata: TrajectoryMetadata,
-        max_steps: int,
-        client: Client | None,
-    ):
+        self, env: Env, interface: Interface, recorder: EpisodeRecorder, sender: _Sender
+    ) -> None:
         super().__init__(env)
-        self.outbox = outbox
-        self._interface, self._client, self._episodes = interface, client, 0
-        self._closed = False
-        self._recorder = EpisodeRecorder(interface.spec, metadata, self._keep, max_steps=max_steps)
+        self.outbox = sender.outbox
+        self._interface, self._recorder, self._sender = interface, recorder, sender
+        self._episodes, self._closed = 0, False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -125,12 +180,95 @@ class RecordTrajectories(gymnasium.Wrapper[Any, Any, Any, Any]):
             return
         self._closed = True
         self._recorder.truncate(INTERRUPTED)
-        self.outbox.close(timeout)
-        if self._client is not None:
-            self._client.close()
+        self._sender.close(timeout)
         super().close()
         if undelivered := self.outbox.undelivered():
             raise Undelivered(undelivered)
 
-    def _keep(self, trajectory: Trajectory, _: int) -> None:
-        self.outbox.put(trajectory)
+
+class RecordVectorTrajectories(VectorWrapper):
+    """The wrapper of `record` for a vector environment; each sub-environment has its episodes."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        interface: Interface,
+        recorders: Sequence[EpisodeRecorder],
+        sender: _Sender,
+    ) -> None:
+        super().__init__(env)
+        self.outbox = sender.outbox
+        self._interface, self._recorders, self._sender = interface, recorders, sender
+        self._events = Events(env, interface)
+        self._episodes, self._closed = 0, False
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start episodes; unfinished ones are kept, tagged "interrupted"."""
+        mask = (options or {}).get("reset_mask")
+        chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        given: Any = seed  # gymnasium's own take a list, too
+        obs, infos = self.env.reset(seed=given, options=options)
+        seeds = self._seeds(seed)
+        for i, reset in self._events.of_reset(chosen, obs, infos).items():
+            self._recorders[i].truncate(INTERRUPTED)
+            self._start(i, reset, seeds[i])
+        return obs, infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """One step; if the environment raises, all episodes are kept, tagged "broken"."""
+        # Copies, because the environment may change them.
+        recorded = [self._interface.encode_action(a) for a in iterate(self.action_space, actions)]
+        try:
+            returned = self.env.step(actions)
+            events = list(self._events.of_step(*returned))
+        except Exception:
+            for recorder in self._recorders:
+                recorder.truncate(BROKEN)
+            raise
+        for i, event in events:
+            if isinstance(event, Reset):
+                self._start(i, event, None)
+            elif self._recorders[i].running:
+                self._recorders[i].add_step(
+                    recorded[i],
+                    event.reward,
+                    event.obs,
+                    event.terminated,
+                    event.truncated,
+                    event.info,
+                )
+        return returned
+
+    def close(self, timeout: float = 10.0, **kwargs: Any) -> None:
+        """Keep what was played, send for at most `timeout` seconds; the rest waits on disk.
+
+        Raises `Undelivered`, once all is closed, if something is left.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for recorder in self._recorders:
+            recorder.truncate(INTERRUPTED)
+        self._sender.close(timeout)
+        super().close(**kwargs)
+        if undelivered := self.outbox.undelivered():
+            raise Undelivered(undelivered)
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        """The seed of each sub-environment, as far as it is known."""
+        if not self._events.seeds_each or seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        return list(seed)
+
+    def _start(self, env_index: int, reset: Reset, seed: int | None) -> None:
+        self._recorders[env_index].start_episode(
+            reset.obs, index=self._episodes, seed=seed, policy_id="", info=reset.info
+        )
+        self._episodes += 1

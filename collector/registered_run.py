@@ -16,10 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gymnasium.vector import AsyncVectorEnv
 
 from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
-from collector.envs import Env, EnvError, Interface, interface_of, make, parse_pairs
+from collector.envs import (
+    Env,
+    EnvError,
+    Envs,
+    Interface,
+    interface_of,
+    make,
+    make_vector,
+    open_envs,
+    parse_pairs,
+)
 from collector.outbox_slots import open_outbox
 from stepwell._git import git_commit
 from stepwell._plugins import import_plugins
@@ -58,9 +69,35 @@ def configured_env(config: EnvironmentConfig) -> Env:
     return make(config.env, parse_pairs(config.env_args, "--env-args"))
 
 
+@contextlib.contextmanager
+def open_configured_envs(config: EnvironmentConfig, n: int) -> Iterator[Envs]:
+    """N environments, closed at the end. Raises `EnvError`."""
+    if config.vectorization == "sync":
+        with open_envs(lambda: configured_env(config), n) as envs:
+            yield envs
+        return
+    vector = make_vector(
+        config.env,
+        parse_pairs(config.env_args, "--env-args"),
+        n,
+        native=config.vectorization == "native",
+        plugins=config.plugin,
+    )
+    try:
+        yield vector
+    except BaseException:
+        # A process that has died answers no request to close.
+        if isinstance(vector, AsyncVectorEnv):
+            vector.close(terminate=True)
+        raise
+    finally:
+        vector.close()
+
+
 def configured_interface(
-    config: EnvironmentConfig, env: Env, infos: Sequence[str] = ()
+    config: EnvironmentConfig, envs: Envs, infos: Sequence[str] = ()
 ) -> Interface:
+    env = envs[0] if isinstance(envs, list) else envs
     roles = {key: str(role) for key, role in parse_pairs(config.roles, "--roles").items()}
     return interface_of(env, config.env, roles=roles, infos=infos, keep_float64=config.keep_float64)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from collector.envs import Arrays, BrokenEnv, Env, Interface
+from collector.envs import Arrays, BrokenEnv, Env, Envs, Interface
 from collector.episode_recorder import (
     BROKEN,
     INTERRUPTED,
@@ -51,7 +51,7 @@ class Rollout:
 
     def __init__(
         self,
-        envs: list[Env] | VectorEnv[Any, Any, Any],
+        envs: Envs,
         actor: Actor,
         interface: Interface,
         *,
@@ -145,7 +145,8 @@ class Rollout:
         if self._vector is not None:
             resets = self._vector.reset(seeds) if seeds else {}
             for env_index, reset in resets.items():
-                self._on_reset(env_index, seeds[env_index], reset.obs, _mapping(reset.info))
+                seed = seeds[env_index] if self._vector.seeds_each else None
+                self._on_reset(env_index, seed, reset.obs, _mapping(reset.info))
             return
         for env_index, seed in seeds.items():
             try:

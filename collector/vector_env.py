@@ -13,12 +13,12 @@ All three yield the same events: Reset(o0), Step(o1), Step(o2, end), Reset(o0'),
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from collector.envs import Arrays, BrokenEnv, Interface
@@ -45,69 +45,47 @@ class Step:
     info: Mapping[str, Any]
 
 
-class VectorEnvAdapter:
-    """Resets and steps a vector environment in any autoreset mode.
-
-    Its failures cannot be assigned to one sub-environment, so they raise `BrokenEnv`.
-    """
+class Events:
+    """Reads what happened to each sub-environment from what a vector environment returns."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], interface: Interface):
-        self._env, self._interface, self.num_envs = env, interface, env.num_envs
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise BrokenEnv(
                 f"{interface.env_id}: metadata['autoreset_mode'] is {mode!r}; set it to one of "
                 "gymnasium.vector.AutoresetMode: it says where an episode ends"
             )
-        self._mode = mode
-        self._idle_action = env.single_action_space.sample()
-        self._ended = np.zeros(self.num_envs, np.bool_)
-        self._started = False
+        self.mode, self._env, self._interface = mode, env, interface
+        self.seeds_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        """Whether each sub-environment has a seed of its own; others take one for all."""
+        self.ended = np.zeros(env.num_envs, np.bool_)
+        """[N]: whether the episode has ended, and no other has begun."""
 
-    @property
-    def resets_itself(self) -> bool:
-        """Whether later episodes begin within `step`, without a seed of Stepwell."""
-        return self._started and self._mode is not AutoresetMode.DISABLED
-
-    def reset(self, seeds: Mapping[int, int | None]) -> dict[int, Reset]:
-        """Start an episode in each sub-environment in `seeds`, with its seed."""
-        assert not self.resets_itself
-        options = None
-        if self._started:
-            options = {"reset_mask": np.array([i in seeds for i in range(self.num_envs)])}
-        wanted: Any = [seeds.get(i) for i in range(self.num_envs)]
-        with _as_broken(f"{self._interface.env_id}: reset"):
-            obs, infos = self._env.reset(seed=wanted, options=options)
-        self._started = True
-        self._ended[list(seeds)] = False
+    def of_reset(
+        self, env_indices: Iterable[int], obs: Any, infos: Mapping[str, Any]
+    ) -> dict[int, Reset]:
+        """Those of a reset of these sub-environments."""
         rows = list(iterate(self._env.observation_space, obs))
-        encode = self._interface.encode_observation
-        return {i: Reset(encode(rows[i]), _info_of(infos, i)) for i in seeds}
+        found = {}
+        for i in env_indices:
+            self.ended[i] = False
+            found[i] = Reset(self._interface.encode_observation(rows[i]), _info_of(infos, i))
+        return found
 
-    def step(self, actions: Arrays, playing: Sequence[bool]) -> Iterator[tuple[int, Reset | Step]]:
-        """Step all; yields (index, event). `actions` [N, *shape] are used where `playing`."""
-        if self._mode is AutoresetMode.DISABLED and self._ended.any():
-            # All are stepped, and gymnasium refuses to step one that has ended.
-            self.reset(dict.fromkeys(np.flatnonzero(self._ended).tolist()))
-        decode, single = self._interface.decode_action, self._env.single_action_space
-        native: Any = [
-            decode({k: a[i] for k, a in actions.items()}) if playing[i] else self._idle_action
-            for i in range(self.num_envs)
-        ]
-        out: Any = create_empty_array(single, self.num_envs)
-        batch = concatenate(single, native, out)
-        with _as_broken(f"{self._interface.env_id}: step"):
-            obs, rewards, terminated, truncated, infos = self._env.step(batch)
-        had_ended, self._ended = self._ended, terminated | truncated
+    def of_step(
+        self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Mapping[str, Any]
+    ) -> Iterator[tuple[int, Reset | Step]]:
+        """Those of a step, as (index, event)."""
+        had_ended, self.ended = self.ended, terminated | truncated
         for i, row in enumerate(iterate(self._env.observation_space, obs)):
             info = _info_of(infos, i)
             after = self._interface.encode_observation(row)
-            if self._mode is AutoresetMode.NEXT_STEP and had_ended[i]:
+            if self.mode is AutoresetMode.NEXT_STEP and had_ended[i]:
                 yield i, Reset(after, info)
                 continue
             reward = self._interface.encode_reward(rewards[i])
             step = Step(after, reward, bool(terminated[i]), bool(truncated[i]), info)
-            if self._mode is not AutoresetMode.SAME_STEP or not self._ended[i]:
+            if self.mode is not AutoresetMode.SAME_STEP or not self.ended[i]:
                 yield i, step
                 continue
             last = self._interface.encode_observation(info.pop("final_obs"))
@@ -117,6 +95,60 @@ class VectorEnvAdapter:
             lost = all(np.array_equal(last[key], after[key]) for key in last)
             yield i, replace(step, obs=None if lost else last, info=final_info)
             yield i, Reset(after, info)
+
+
+class VectorEnvAdapter:
+    """Resets and steps a vector environment in any autoreset mode.
+
+    Its failures cannot be assigned to one sub-environment, so they raise `BrokenEnv`.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], interface: Interface):
+        self._env, self._interface, self.num_envs = env, interface, env.num_envs
+        self._events = Events(env, interface)
+        self._idle_action = env.single_action_space.sample()
+        self._started = False
+
+    @property
+    def seeds_each(self) -> bool:
+        """Whether each sub-environment has a seed of its own; others take one for all."""
+        return self._events.seeds_each
+
+    @property
+    def resets_itself(self) -> bool:
+        """Whether later episodes begin within `step`, without a seed of Stepwell."""
+        return self._started and self._events.mode is not AutoresetMode.DISABLED
+
+    def reset(self, seeds: Mapping[int, int | None]) -> dict[int, Reset]:
+        """Start an episode in each sub-environment in `seeds`, with its seed if `seeds_each`."""
+        assert not self.resets_itself
+        options = None
+        if self._started:
+            options = {"reset_mask": np.array([i in seeds for i in range(self.num_envs)])}
+        wanted: Any = [seeds.get(i) for i in range(self.num_envs)]
+        if not self.seeds_each:
+            wanted = next(iter(seeds.values()))
+        with _as_broken(f"{self._interface.env_id}: reset"):
+            obs, infos = self._env.reset(seed=wanted, options=options)
+        self._started = True
+        return self._events.of_reset(seeds, obs, infos)
+
+    def step(self, actions: Arrays, playing: Sequence[bool]) -> Iterator[tuple[int, Reset | Step]]:
+        """Step all; yields (index, event). `actions` [N, *shape] are used where `playing`."""
+        ended = self._events.ended
+        if self._events.mode is AutoresetMode.DISABLED and ended.any():
+            # All are stepped, and gymnasium refuses to step one that has ended.
+            self.reset(dict.fromkeys(np.flatnonzero(ended).tolist()))
+        decode, single = self._interface.decode_action, self._env.single_action_space
+        native: Any = [
+            decode({k: a[i] for k, a in actions.items()}) if playing[i] else self._idle_action
+            for i in range(self.num_envs)
+        ]
+        out: Any = create_empty_array(single, self.num_envs)
+        batch = concatenate(single, native, out)
+        with _as_broken(f"{self._interface.env_id}: step"):
+            returned = self._env.step(batch)
+        yield from self._events.of_step(*returned)
 
 
 @contextlib.contextmanager
