@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -327,7 +328,9 @@ def _children(space: gym_spaces.Space[Any]) -> list[tuple[Any, gym_spaces.Space[
 
 
 def _join(key: str, part: str | int) -> str:
-    return f"{key}/{part}" if key else str(part)
+    """A name that a spec allows: other characters, such as spaces, become "_"."""
+    name = re.sub(r"[^A-Za-z0-9_/]", "_", str(part))
+    return f"{key}/{name}" if key else name
 
 
 def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:

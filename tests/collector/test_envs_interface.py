@@ -72,6 +72,20 @@ def test_tuples_are_named_by_their_indices() -> None:
         interface.encode_observation({"deep": short})
 
 
+def test_other_characters_in_names_become_underscores() -> None:
+    spaces = gs.Dict({"bottom burner": gs.Discrete(2), "a-b": gs.Dict({"c.d": gs.Discrete(3)})})
+    interface = interface_of(Shell(spaces, spaces), "Shell-v0")
+    assert dict(interface.spec.observations) == {
+        "bottom_burner": Discrete(2),
+        "a_b/c_d": Discrete(3),
+    }
+    action = {"bottom burner": 1, "a-b": {"c.d": 2}}
+    assert interface.decode_action(interface.encode_action(action)) == action
+    with pytest.raises(InvalidSpace, match="both be named 'a_b'"):
+        both = gs.Dict({"a b": gs.Discrete(2), "a_b": gs.Discrete(2)})
+        interface_of(Shell(both, gs.Discrete(2)), "Shell-v0")
+
+
 def test_a_text_is_no_action() -> None:
     with pytest.raises(InvalidSpace, match="'action' has a space that cannot be recorded"):
         interface_of(Shell(gs.Discrete(2), gs.Text(5)), "Shell-v0")
@@ -143,7 +157,7 @@ def test_an_observation_that_its_space_does_not_allow_is_a_broken_environment(
         gs.MultiBinary([2, 2]),
         gs.Dict({"a": gs.Tuple([gs.Sequence(gs.Discrete(2))])}),
         gs.Box(0, 1, (0,)),
-        gs.Dict({"white space": gs.Discrete(2)}),
+        gs.Dict({"7": gs.Discrete(2)}),
         gs.Dict(OrderedDict([("a/b", gs.Discrete(2)), ("a", gs.Dict({"b": gs.Discrete(2)}))])),
     ],
     ids=str,
