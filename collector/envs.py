@@ -4,7 +4,8 @@
     Box, any shape, dtype    Box                                observation; action if bounded
     Discrete                 Discrete                           observation as one-hot; action
     MultiDiscrete, -Binary   the same                           observation; action
-    Dict of those            one key each; nested: "arm/angle"  observations: those of role `policy`
+    Text, missions, words    MultiDiscrete and a Vocabulary     observation, as tokens (texts.py)
+    Dict, Tuple of those     one key each: "arm/angle", "arm/0" observations: those of role `policy`
     all others               an error that contains the key
 
 float64 is stored as float32 by default, as in D4RL: this halves the data, and networks use float32.
@@ -17,6 +18,7 @@ import contextlib
 import importlib
 import json
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +31,7 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
+from collector.texts import vocabulary_of
 from stepwell._plugins import describe_error, import_named, import_plugins
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
@@ -43,12 +46,13 @@ from stepwell.spaces import (
     Space,
     why_outside,
 )
+from stepwell.vocabulary import Vocabulary
 
 Env = gymnasium.Env[Any, Any]
 Envs = list[Env] | VectorEnv[Any, Any, Any]
 Arrays = dict[str, Array]
-Leaf = tuple[str, tuple[str, ...], gym_spaces.Space[Any]]
-"""(key in the spec, keys down to it in nested Dicts, the space there)."""
+Leaf = tuple[str, tuple[str | int, ...], gym_spaces.Space[Any]]
+"""(key in the spec, keys and indices down to it in nested Dicts and Tuples, the space there)."""
 
 _EXTRA = "; for Box2D, MuJoCo and mazes: pip install 'stepwell[envs]'"
 
@@ -174,12 +178,16 @@ class Interface:
         NaN, infinity, a wrong shape, a missing key, or a value outside its space.
         """
         found: Arrays = {}
-        for key, path, _ in _leaves(self.observation_space, DEFAULT_OBSERVATION):
+        for key, path, _ in self._observed:
             space = self.spec.observations[key]
             value = raw
             try:
                 for part in path:
                     value = value[part]
+                if vocabulary := self.spec.vocabularies.get(key):
+                    if not isinstance(value, str):
+                        raise TypeError(f"expected a text, got {value!r:.80}")
+                    value = vocabulary.encode(value, *space.shape)
                 array = np.array(value, dtype=space.dtype)
                 if array.dtype.kind != "f":
                     _whole(value, array, space)
@@ -205,20 +213,12 @@ class Interface:
 
     def decode_action(self, arrays: Mapping[str, Array]) -> Any:
         """Convert named arrays of one action to the argument of the environment's `step`."""
-        if not isinstance(self.action_space, gym_spaces.Dict):
-            return _decode(self.action_space, arrays[DEFAULT_ACTION])
-        nested: dict[str, Any] = {}
-        for key, path, space in _leaves(self.action_space, DEFAULT_ACTION):
-            place = nested
-            for part in path[:-1]:
-                place = place.setdefault(part, {})
-            place[path[-1]] = _decode(space, arrays[key])
-        return nested
+        return _decode(self.action_space, _root(self.action_space, DEFAULT_ACTION), arrays)
 
     def encode_action(self, action: Any) -> Arrays:
         """Inverse of `decode_action`: convert an argument of `step` to owned arrays by key."""
         found: Arrays = {}
-        for key, path, _ in _leaves(self.action_space, DEFAULT_ACTION):
+        for key, path, _ in self._acted:
             value = action
             for part in path:
                 value = value[part]
@@ -239,10 +239,18 @@ class Interface:
         return kept
 
     @cached_property
+    def _observed(self) -> list[Leaf]:
+        return list(_leaves(self.observation_space, DEFAULT_OBSERVATION))
+
+    @cached_property
+    def _acted(self) -> list[Leaf]:
+        return list(_leaves(self.action_space, DEFAULT_ACTION))
+
+    @cached_property
     def _limits(self) -> dict[str, tuple[Array, Array]]:
         """The limits (low, high) of every float Box action, in the recorded dtype."""
         limits: dict[str, tuple[Array, Array]] = {}
-        for key, _, leaf in _leaves(self.action_space, DEFAULT_ACTION):
+        for key, _, leaf in self._acted:
             space = self.spec.actions[key]
             if isinstance(leaf, gym_spaces.Box) and isinstance(space, Box):
                 dtype = np.dtype(space.dtype)
@@ -282,6 +290,10 @@ class Interface:
             for key, space in theirs.items():
                 if not _same_kind(ours[key], space):
                     raise misfit(f"{what} {key!r}", space, ours[key])
+        if self.spec.vocabularies != spec.vocabularies:
+            raise misfit(
+                "other vocabularies", dict(spec.vocabularies), dict(self.spec.vocabularies)
+            )
         return replace(self, spec=replace(spec, env=self.env_id))
 
     def check_policy(self, spaces: Spaces, policy_id: str) -> None:
@@ -323,12 +335,18 @@ def interface_of(
     else:
         observation_space, action_space = env.observation_space, env.action_space
     declared = env.metadata or {}
+    texts = {
+        key: found
+        for key, _, leaf in _leaves(observation_space, DEFAULT_OBSERVATION)
+        if (found := vocabulary_of(leaf)) is not None
+    }
     spec = EnvSpec.of(
-        _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id),
-        _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id),
+        _named_spaces(observation_space, DEFAULT_OBSERVATION, keep_float64, env_id, texts),
+        _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id, {}),
         env=env_id,
         infos={key: Box(()) for key in infos},
         roles={**declared.get("roles", {}), **(roles or {})},
+        vocabularies={key: vocabulary for key, (vocabulary, _) in texts.items()},
     )
     return Interface(
         env_id=env_id,
@@ -341,28 +359,59 @@ def interface_of(
 
 def _layout(space: ObsSpace | ActionSpace) -> dict[str, object]:
     """A space without its dtype and bounds, which may differ between recordings."""
-    fields = ("kind", "shape", "n", "nvec", "start")
+    fields = ("kind", "shape", "n", "nvec", "start", "vocabulary")
     return {name: value for name in fields if (value := getattr(space, name, None))}
 
 
+def _root(space: gym_spaces.Space[Any], default: str) -> str:
+    """The key of `space` itself: the members of a Dict have names of their own."""
+    return "" if isinstance(space, gym_spaces.Dict) else default
+
+
+def _children(space: gym_spaces.Space[Any]) -> list[tuple[Any, gym_spaces.Space[Any]]]:
+    """The members of a Dict or Tuple."""
+    if isinstance(space, gym_spaces.Dict):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces)) if isinstance(space, gym_spaces.Tuple) else []
+
+
+def _join(key: str, part: str | int) -> str:
+    """A name that a spec allows: other characters, such as spaces, become "_"."""
+    name = re.sub(r"[^A-Za-z0-9_/]", "_", str(part))
+    return f"{key}/{name}" if key else name
+
+
 def _leaves(space: gym_spaces.Space[Any], default: str) -> Iterator[Leaf]:
-    """All non-Dict spaces below `space`. If `space` is not a Dict, its key is `default`."""
-    if not isinstance(space, gym_spaces.Dict):
-        yield default, (), space
-        return
-    for key, child in space.spaces.items():
-        for name, path, leaf in _leaves(child, ""):
-            yield f"{key}/{name}" if name else key, (key, *path), leaf
+    """All spaces below `space` that are neither Dict nor Tuple. The key of `space` itself is
+    `default`; those of a Tuple's members begin with it."""
+
+    def below(
+        space: gym_spaces.Space[Any], key: str, path: tuple[str | int, ...]
+    ) -> Iterator[Leaf]:
+        if not isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
+            yield key, path, space
+        for part, child in _children(space):
+            yield from below(child, _join(key, part), (*path, part))
+
+    yield from below(space, _root(space, default), ())
 
 
 def _named_spaces(
-    space: gym_spaces.Space[Any], default: str, keep_float64: bool, env_id: str
+    space: gym_spaces.Space[Any],
+    default: str,
+    keep_float64: bool,
+    env_id: str,
+    texts: Mapping[str, tuple[Vocabulary, int]],
 ) -> dict[str, Space]:
     named: dict[str, Space] = {}
     for key, _, leaf in _leaves(space, default):
         if key in named:
             raise InvalidSpace(f"{env_id}: two arrays would both be named {key!r}")
-        named[key] = _space(leaf, key, keep_float64, env_id)
+        if key in texts:
+            vocabulary, length = texts[key]
+            named[key] = MultiDiscrete((vocabulary.n,) * length)
+        else:
+            named[key] = _space(leaf, key, keep_float64, env_id)
     return named
 
 
@@ -382,7 +431,8 @@ def _space(space: gym_spaces.Space[Any], key: str, keep_float64: bool, env_id: s
     raise InvalidSpace(
         f"{env_id}: {key!r} has a space that cannot be recorded; wrap the environment "
         "(gymnasium.wrappers.TransformObservation, FlattenObservation, …)",
-        expected="Box, Discrete, MultiDiscrete and MultiBinary (flat, from 0), or Dicts of them",
+        expected="Box, Discrete, MultiDiscrete and MultiBinary (flat, from 0), observed texts, or "
+        "Dicts and Tuples of them",
         got=str(space),
     )
 
@@ -416,7 +466,12 @@ def _whole(raw: Any, array: Array, space: Space) -> None:
             raise ValueError(why)
 
 
-def _decode(space: gym_spaces.Space[Any], array: Array) -> Any:
+def _decode(space: gym_spaces.Space[Any], key: str, arrays: Mapping[str, Array]) -> Any:
+    if isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
+        parts = [
+            (part, _decode(child, _join(key, part), arrays)) for part, child in _children(space)
+        ]
+        return dict(parts) if isinstance(space, gym_spaces.Dict) else tuple(v for _, v in parts)
     if isinstance(space, gym_spaces.Discrete):
-        return np.int64(array)
-    return np.asarray(array, dtype=space.dtype).reshape(space.shape)
+        return np.int64(arrays[key])
+    return np.asarray(arrays[key], dtype=space.dtype).reshape(space.shape)

@@ -30,6 +30,7 @@ from stepwell.errors import (
 )
 from stepwell.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from stepwell.trajectory import Trajectory, TrajectoryMetadata, new_id
+from stepwell.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from stepwell.client import Client
@@ -66,6 +67,7 @@ __all__ = [
     "TrajectoryMetadata",
     "Unauthorized",
     "Undelivered",
+    "Vocabulary",
     "load_policy",
     "new_id",
 ]

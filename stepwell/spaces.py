@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import InvalidSpace
+from stepwell.vocabulary import Vocabulary
 
 Role = Literal["policy", "critic", "mask", "relabel", "log"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -272,7 +273,8 @@ class EnvSpec:
     `observations` and `actions` are flat dicts (default keys "observation" and "action").
     `roles` states how an observation is used: `policy` (default), `critic` (privileged), `mask`
     (legal actions), `relabel` (achieved goals), `log`. `infos` are extra arrays stored with the
-    observations for inspection and SQL; agents do not receive them.
+    observations for inspection and SQL; agents do not receive them. `vocabularies` are those of the
+    observations that are texts: a MultiDiscrete of token ids.
 
         Example: EnvSpec.of(Box((3,)), Box((1,), low=-2.0, high=2.0), env="Pendulum-v1")
     """
@@ -283,6 +285,7 @@ class EnvSpec:
     infos: Mapping[str, Space] = field(default_factory=dict)
     action_known: bool = False
     env: str = ""
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, spaces in (
@@ -306,8 +309,16 @@ class EnvSpec:
                 raise InvalidSpace("a role for an unknown observation", got=repr(key))
             if role not in ROLES:
                 raise InvalidSpace(f"unknown role of {key}", expected=" | ".join(ROLES), got=role)
+        for key, vocabulary in self.vocabularies.items():
+            space = self.observations.get(key)
+            if not isinstance(space, MultiDiscrete) or set(space.nvec) != {vocabulary.n}:
+                raise InvalidSpace(
+                    f"a vocabulary of {vocabulary.n} ids for {key!r}, which is no such text",
+                    expected=f"MultiDiscrete([{vocabulary.n}, …])",
+                    got=str(space)[:120],
+                )
         # One order everywhere, whatever order the caller's dicts had.
-        for name in ("observations", "actions", "roles", "infos"):
+        for name in ("observations", "actions", "roles", "infos", "vocabularies"):
             mapping = getattr(self, name)
             object.__setattr__(self, name, {k: mapping[k] for k in sorted(mapping)})
 
@@ -321,6 +332,7 @@ class EnvSpec:
         roles: Mapping[str, str] | None = None,
         infos: Mapping[str, Space] | None = None,
         action_known: bool = False,
+        vocabularies: Mapping[str, Vocabulary] | None = None,
     ) -> EnvSpec:
         """A spec from single spaces or dicts of them."""
         return cls(
@@ -330,11 +342,12 @@ class EnvSpec:
             infos or {},
             action_known,
             env,
+            vocabularies or {},
         )
 
     def __hash__(self) -> int:
         """Equal specs hash equal, so that a spec can be a key although it holds dicts."""
-        groups = (self.observations, self.actions, self.roles, self.infos)
+        groups = (self.observations, self.actions, self.roles, self.infos, self.vocabularies)
         return hash((self.env, self.action_known, *(tuple(group.items()) for group in groups)))
 
     def role(self, key: str) -> str:
@@ -352,13 +365,15 @@ class EnvSpec:
             data["infos"] = {k: space_to_json(s) for k, s in self.infos.items()}
         if self.action_known:
             data["action_known"] = True
+        if self.vocabularies:
+            data["vocabularies"] = {k: v.to_json() for k, v in self.vocabularies.items()}
         return data
 
     @classmethod
     def from_json(cls, data: Any) -> EnvSpec:
         if not isinstance(data, Mapping):
             raise InvalidSpace("an env spec is an object", got=type(data).__name__)
-        known = {"observations", "actions", "env", "roles", "infos", "action_known"}
+        known = {"observations", "actions", "env", "roles", "infos", "action_known", "vocabularies"}
         if unknown := set(data) - known:
             raise InvalidSpace(
                 "an env spec has unknown fields",
@@ -371,9 +386,10 @@ class EnvSpec:
             if not isinstance(part, Mapping):
                 raise InvalidSpace(f"{name} is an object of named spaces", got=type(part).__name__)
             parts[name] = {str(k): space_from_json(v) for k, v in part.items()}
-        roles = data.get("roles", {})
-        if not isinstance(roles, Mapping):
-            raise InvalidSpace("roles is an object", got=type(roles).__name__)
+        roles, vocabularies = data.get("roles", {}), data.get("vocabularies", {})
+        for name, part in (("roles", roles), ("vocabularies", vocabularies)):
+            if not isinstance(part, Mapping):
+                raise InvalidSpace(f"{name} is an object", got=type(part).__name__)
         return cls(
             parts["observations"],
             parts["actions"],
@@ -381,6 +397,7 @@ class EnvSpec:
             parts["infos"],
             bool(data.get("action_known", False)),
             str(data.get("env", "")),
+            {str(k): Vocabulary.from_json(v) for k, v in vocabularies.items()},
         )
 
     @property

@@ -29,6 +29,9 @@ class ObsSpace(Settings):
     n: int | None = Field(None, ge=1)
     """Number of categories if the array contains category indices 0..n-1. They are encoded as
     one-hots if n is small, else embedded (see encoders/modalities.py)."""
+    vocabulary: tuple[str, ...] = ()
+    """Tokens of a text: the array contains their indices + 2, 1 for an unknown token, and 0 for
+    padding. It is always encoded as tokens."""
     role: Role = "policy"
     """How the array is used: policy (input of the agent), critic (privileged, input of critics
     only), mask (legal actions), relabel, log (neither is an input of a network)."""
@@ -158,15 +161,21 @@ class Spaces(Settings):
         """Build from an environment's spec (JSON), without arrays that no network reads.
 
         Args:
-            spec: {"observations": {key: space}, "actions": {key: space}, "roles": {key: role}}; a
-                space is {"type": "Box" | "Discrete" | "MultiDiscrete" | "MultiBinary", ...}.
+            spec: {"observations": {key: space}, "actions": {key: space}, "roles": {key: role},
+                "vocabularies": {key: {"tokens": [...]}}}; a space is
+                {"type": "Box" | "Discrete" | "MultiDiscrete" | "MultiBinary", ...}.
 
         Raises:
             SpaceError: the agent does not support a space.
         """
-        roles = spec.get("roles", {})
+        roles, texts = spec.get("roles", {}), spec.get("vocabularies", {})
         observations = {
-            key: _observation(key, space, roles.get(key, "policy"))
+            key: _observation(
+                key,
+                space,
+                role=roles.get(key, "policy"),
+                vocabulary=tuple(texts[key]["tokens"]) if key in texts else (),
+            )
             for key, space in spec["observations"].items()
             if roles.get(key, "policy") in USED_ROLES
         }
@@ -182,7 +191,9 @@ class Spaces(Settings):
         return sorted(k for k, space in self.observations.items() if space.role == role)
 
 
-def _observation(key: str, space: Mapping[str, Any], role: Role) -> ObsSpace:
+def _observation(
+    key: str, space: Mapping[str, Any], *, role: Role, vocabulary: tuple[str, ...]
+) -> ObsSpace:
     n: int | None = None
     low, shape = 0, tuple[int, ...]()
     match space["type"]:
@@ -201,7 +212,7 @@ def _observation(key: str, space: Mapping[str, Any], role: Role) -> ObsSpace:
             f"observation {key!r} has categories {low} to {n - 1}, but the agent supports "
             f"0 … {MOST_CATEGORIES - 1}; subtract an offset when collecting"
         )
-    return ObsSpace(shape=shape, dtype=dtype, n=n, role=role)
+    return ObsSpace(shape=shape, dtype=dtype, n=n, vocabulary=vocabulary, role=role)
 
 
 def _action(space: Mapping[str, Any]) -> ActionSpace:

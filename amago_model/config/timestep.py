@@ -96,15 +96,16 @@ class TokenConfig(Settings):
     """
 
     keys: tuple[str, ...] = ()
-    """Observations to treat as tokens, in addition to those detected: categories whose one-hot
-    encoding is wider than 128. Arrays of rank 2 and more are flattened in row-major order."""
+    """Observations to treat as tokens, in addition to those detected: texts, and categories whose
+    one-hot encoding is wider than 128. Arrays of rank 2 and more are flattened in row-major
+    order."""
     vocabulary: int = Field(256, ge=1, le=MAX_VOCABULARY)
     """Number of token ids, for integer arrays whose space does not define it. Larger ids share one
     embedding, "unknown"."""
     lowest: int = Field(0, ge=-(1 << 62), le=1 << 62)
     """The smallest token id of these arrays. Smaller numbers are treated as padding."""
     padding: int | None = None
-    """Token id that is treated as padding at any position of a sequence."""
+    """Token id that is treated as padding at any position of a sequence; of texts, always 0."""
     d_embedding: Width = 16
     """Width of a token's embedding."""
     d_hidden: Width = 64

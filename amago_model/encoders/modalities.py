@@ -1,7 +1,7 @@
 """The modality of each observation: detected from its space, or set by key in the config.
 
 uint8, [height, width] or with a channel axis shorter than both, at least 5 pixels     image
-categories whose one-hot encoding is wider than 128                                    tokens
+texts, and categories whose one-hot encoding is wider than 128                         tokens
 all others: numbers, few categories (as one-hots), binary values                       vector
 only if named in goals.keys                                                            goals
 """
@@ -161,6 +161,8 @@ def hint(space: ObsSpace, kind: Kind) -> str:
 
 
 def _kind(config: TimestepEncoderConfig, space: ObsSpace) -> Kind:
+    if space.vocabulary:
+        return "tokens"
     if space.n is not None:
         many = space.features > MOST_ONE_HOTS and not config.raw_numbers
         return "tokens" if many else "vector"

@@ -30,7 +30,7 @@ class TokenEncoder(nn.Module):
         self.length = math.prod(space.shape)
         self.lowest = 0 if space.n is not None else config.lowest
         self.vocabulary = space.n or config.vocabulary
-        self.padding = config.padding
+        self.padding = 0 if space.vocabulary else config.padding
         if self.padding is not None and not 0 <= self.padding - self.lowest < self.vocabulary:
             raise ConfigError(
                 f"TokenConfig.padding: {self.padding} is no token of {key!r}, which has "

@@ -27,6 +27,8 @@ MAZE2D_MEDIUM_ID = "stepwell/Maze2dMedium-v0"
 MAZE2D_LARGE_ID = "stepwell/Maze2dLarge-v0"
 MODIFIED_ID = "stepwell/Modified-v0"
 ATTEMPTS_ID = "stepwell/Attempts-v0"
+GYMNAX_ID = "stepwell/Gymnax-v0"
+XLAND_MINIGRID_ID = "stepwell/XLandMiniGrid-v0"
 
 # Entry points are strings, so that registering does not import unused environments.
 _ENTRY_POINTS = {
@@ -45,6 +47,8 @@ _ENTRY_POINTS = {
     FIND_BLOCK_IMAGE_ID: "collector.builtin.find_block:FindBlockImage",
     MODIFIED_ID: "collector.builtin.modified:Modified",
     ATTEMPTS_ID: "collector.builtin.attempts:make_attempts",
+    GYMNAX_ID: "collector.builtin.jax_envs:Gymnax",
+    XLAND_MINIGRID_ID: "collector.builtin.jax_envs:XLandMiniGrid",
 }
 
 # No time limit is registered: each of these environments ends its own episodes.

@@ -60,9 +60,10 @@ TEXT: dict[str, tuple[re.Pattern[str], str]] = {
         re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.A),
         "a registered id like Pendulum-v1, without `module:` (the operator gives --plugin)",
     ),
-    # Numbers and words only, since an argument may name a file to read (MuJoCo's xml_file).
+    # Numbers and words only, since an argument may name a file to read (MuJoCo's xml_file; XLand's
+    # benchmark is a pickle).
     "env_args": (
-        re.compile(r"[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_]\w*)", re.A),
+        re.compile(r"(?!benchmark=)[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_]\w*)", re.A),
         "NAME=NUMBER or NAME=WORD",
     ),
     # Names of arrays, labels, and objects registered by the operator's plug-ins.

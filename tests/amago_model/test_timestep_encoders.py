@@ -469,6 +469,17 @@ def test_a_sentence_is_what_is_present_of_it() -> None:
     assert not torch.allclose(left, empty)
 
 
+def test_a_text_is_tokens_padded_with_0() -> None:
+    """However small it is, and whatever the settings say of other tokens."""
+    space = ObsSpace(shape=(4,), dtype="int64", n=5, vocabulary=("a", "b", "c"))
+    spaces = Spaces(observations={"text": space}, action=ActionSpace(kind="discrete", n=2))
+    assert modalities_of(TimestepEncoderConfig(raw_numbers=True), spaces) == {"text": "tokens"}
+    embed = TokenEncoder(TokenConfig(padding=3), "text", space)
+    left, right, other = embed(torch.tensor([[[3, 4, 0, 0], [0, 0, 3, 4], [4, 3, 0, 0]]]))[0]
+    torch.testing.assert_close(left, right)
+    assert not torch.allclose(left, other)
+
+
 def test_a_sentence_is_read_as_the_recurrence_says() -> None:
     embed = TokenEncoder(TokenConfig(), "words", ObsSpace(shape=(3,), dtype="int64", n=9))
     rnn, state = embed.recurrent, torch.zeros(64)

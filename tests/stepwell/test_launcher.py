@@ -182,6 +182,7 @@ def test_names_of_options_are_plain(name):
         ("collect", "tags", "good --outbox=/x"),
         ("collect", "env_args", "xml_file=/etc/passwd"),
         ("collect", "env_args", "xml_file=ant.xml"),
+        ("collect", "env_args", "benchmark=rules"),
         ("collect", "env_args", "delay"),
         ("collect", "device", "cuda:0 "),
     ],
