@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from amago_model.acting import ActingPolicy
 from amago_model.errors import BatchError
+from amago_model.export import export_policy
 
 DEFAULT_KEY = "observation"
 """Key of an observation that is not a dict."""
@@ -84,6 +85,10 @@ class Player:
             # The policy is shown the action that is executed.
             self._action = torch.from_numpy(action[None]).to(self._device)
         return np.int64(action) if not action.shape else action
+
+    def export(self) -> bytes:
+        """The policy as a torch.export program (export.py), which acts without this package."""
+        return export_policy(self.policy, sample=self.sample)
 
     def _arrays(self, obs: Any) -> dict[str, Any]:
         """The inputs of the policy by key."""

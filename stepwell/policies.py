@@ -24,6 +24,10 @@ class Policy(Protocol):
         """The action for an observation, and the reward of the step before it."""
         ...
 
+    def export(self) -> bytes:
+        """A program of torch.export, which acts without Stepwell (docs/collecting.md)."""
+        ...
+
 
 def load_policy(
     reference: str | Path,

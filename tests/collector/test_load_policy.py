@@ -74,6 +74,40 @@ def test_from_a_service_by_name_version_and_alias(service: Any, monkeypatch: Any
         stepwell.load_policy("a/b/c")
 
 
+MEMORIES = [
+    {"kind": "identity"},
+    {"kind": "gru", "d_hidden": 8, "d_output": 8},
+    {"kind": "mamba", "d_model": 8, "n_layers": 1},
+    {"kind": "transformer", "d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 2, "context": 5},
+]
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: memory["kind"])
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
+def test_an_exported_program_acts_with_torch_alone(
+    env_id: str, memory: dict[str, Any], tmp_path: Path
+) -> None:
+    """Longer than the context of a Transformer; its arguments stay as they are."""
+    torch.manual_seed(3)
+    spaces = Spaces.of_spec(interface_of(make(env_id), env_id).spec.to_json())
+    config = AgentConfig.from_dict({**SMALL, "trajectory_encoder": memory})
+    policy = Player(ActingPolicy(config, spaces))
+    (tmp_path / "policy.pt2").write_bytes(policy.export())
+    program = torch.export.load(tmp_path / "policy.pt2")
+    act = program.module()
+    (obs, action, reward, time, *hidden), _ = program.example_inputs
+    rng = np.random.default_rng(0)
+    for step in range(12):
+        seen = rng.normal(size=spaces.observations["observation"].shape).astype(np.float32)
+        reward = torch.tensor([float(rng.normal())])
+        before = [tensor.clone() for tensor in hidden]
+        given = {"observation": torch.from_numpy(seen[None])}
+        action, *after = act(given, action, reward, torch.tensor([step]), *hidden)
+        assert all(torch.equal(a, b) for a, b in zip(before, hidden, strict=True))
+        hidden = after
+        np.testing.assert_allclose(action[0], policy.act(seen, float(reward)), rtol=1e-4, atol=1e-5)
+
+
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     player = Player(acting_policy("Pendulum-v1"))
     with pytest.raises(BatchError, match=r"obs\['observation'\]: expected the shape \(3,\), got"):
