@@ -1,4 +1,4 @@
-"""`stepwell runs`: list, show, metrics, log, policies, delete."""
+"""`stepwell runs`: list, show, metrics, log, policies, export, delete."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.client import Client
-from stepwell.commands import common
+from stepwell.commands import common, runs_export
 from stepwell.errors import InvalidData
 from stepwell.messages import Series
 
 MOST_COLUMNS = 6
 
 ABOUT = """\
-List and show runs, with their metrics, logs and policies.
+List and show runs, with their metrics, logs and policies; copy them to other tools.
 
 A run is one execution of a trainer, collector or evaluation, addressed by its name everywhere."""
 EXAMPLES = """\
   stepwell runs list --kind train
   stepwell runs show demo
   stepwell runs metrics demo --keys loss/total,value/q_mean
-  stepwell runs log demo | tail"""
+  stepwell runs log demo | tail
+  stepwell runs export demo --to tensorboard:tb
+  stepwell runs export demo --to wandb:my-project --follow"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,6 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     metrics.add_argument("--points", type=int, default=500, help="per series (default 500)")
     log = common.add_action(actions, "log", show_log, "its log")
     policies = common.add_action(actions, "policies", list_policies, "policies it has published")
+    export = common.add_action(
+        actions,
+        "export",
+        runs_export.export_runs,
+        "copy runs to TensorBoard, W&B or MLflow; a repeat copies what is new",
+    )
+    runs_export.add_options(export)
     delete = common.add_action(
         actions, "delete", delete_run, "delete a run with its metrics and policies"
     )
