@@ -140,7 +140,9 @@ EXAMPLES = [
 
 
 def publish_policy(client, run):
-    """An untrained policy for Pendulum-v1."""
+    """An untrained policy for Pendulum-v1, the same one each time."""
+    import torch
+
     from amago_model.acting import ActingPolicy
     from amago_model.config import AgentConfig, Spaces
     from amago_model.policy_file import save_policy
@@ -150,6 +152,7 @@ def publish_policy(client, run):
     spaces = Spaces.of_spec(spec.to_json())
     config = AgentConfig.from_dict({"trajectory_encoder": {"kind": "identity"}})
     client.create_run(run, "train", exist_ok=True)
+    torch.manual_seed(0)
     client.publish_policy(run, 1_000_000, save_policy(ActingPolicy(config, spaces)))
 
 
