@@ -174,7 +174,7 @@ def ranks(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
     rankings = [_ranking(datasets, anywhere)]
     if anywhere != present:
         rankings.append(_ranking(datasets, present))
-    return [ranking for ranking in rankings if ranking["datasets"]]
+    return [ranking for ranking in rankings if len(ranking["mean_rank"]) > 1]
 
 
 def _ranking(datasets: Mapping[str, Any], recipes: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from stepwell.errors import InvalidData, StepwellError
 from stepwell.policies import split_reference
 
 C = TypeVar("C", bound=Settings)
+MOST_PROCESSES = 256
 Reference = Annotated[str, AfterValidator(lambda text: text.replace(":", "/", 1))]
 """RUN/VERSION; RUN:VERSION will do, too."""
 
@@ -62,6 +63,12 @@ class EnvironmentConfig(Settings):
     """URL of the service; default: STEPWELL_URL, or http://127.0.0.1:8000."""
     token: str | None = None
     """Token of the service; default: STEPWELL_TOKEN."""
+
+    @model_validator(mode="after")
+    def _not_too_many_processes(self) -> Self:
+        if self.vectorization == "async" and self.envs > MOST_PROCESSES:
+            raise ValueError(f"envs: at most {MOST_PROCESSES} with async, got {self.envs}")
+        return self
 
 
 class CollectConfig(EnvironmentConfig):

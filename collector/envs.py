@@ -17,22 +17,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import multiprocessing
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from amago_model.config import ActionSpace, ObsSpace, Spaces
 from collector.texts import vocabulary_of
-from stepwell._plugins import describe_error, import_named, import_plugins
+from stepwell._plugins import describe_error, import_named
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import (
     DEFAULT_ACTION,
@@ -77,33 +75,17 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Env:
         return gymnasium.make(env_id, disable_env_checker=True, **dict(kwargs or {}))
 
 
-def make_vector(
-    env_id: str,
-    kwargs: Mapping[str, Any] | None,
-    n: int,
-    *,
-    native: bool,
-    plugins: Sequence[str] = (),
-) -> VectorEnv[Any, Any, Any]:
-    """N environments as one: each in a process of its own, which imports `plugins`, or the
-    environment's own batched implementation. Raises `EnvError`."""
-    if native:
-        with _as_env_error(env_id, kwargs):
-            return gymnasium.make_vec(
-                env_id, num_envs=n, vectorization_mode="vector_entry_point", **dict(kwargs or {})
+def make_native(env_id: str, kwargs: Mapping[str, Any] | None, n: int) -> VectorEnv[Any, Any, Any]:
+    """N environments by the environment's own batched implementation. Raises `EnvError`."""
+    with _as_env_error(env_id, kwargs):
+        if env_id in gymnasium.registry and gymnasium.spec(env_id).vector_entry_point is None:
+            raise EnvError(
+                f"{env_id} has no batched implementation (vector_entry_point); use "
+                "--vectorization async or sync"
             )
-    make_one = partial(_make_in_worker, env_id, dict(kwargs or {}), tuple(plugins))
-    return AsyncVectorEnv(
-        [make_one] * n, context="forkserver", autoreset_mode=AutoresetMode.DISABLED
-    )
-
-
-def _make_in_worker(env_id: str, kwargs: Mapping[str, Any], plugins: Sequence[str]) -> Env:
-    if multiprocessing.parent_process() is not None:  # the first is also made here, for its spaces
-        # Ctrl-C reaches all processes of a terminal, but the collector ends its workers itself.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        import_plugins(plugins, EnvError)
-    return make(env_id, kwargs)
+        return gymnasium.make_vec(
+            env_id, num_envs=n, vectorization_mode="vector_entry_point", **dict(kwargs or {})
+        )
 
 
 @contextlib.contextmanager
@@ -115,6 +97,8 @@ def _as_env_error(env_id: str, kwargs: Mapping[str, Any] | None) -> Iterator[Non
         import_named(module, f"--env {env_id}", EnvError)
     try:
         yield
+    except EnvError:
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         # The errors of Stepwell's environments contain the hint.
         hint = "" if "stepwell[" in str(error) else _EXTRA
@@ -345,7 +329,7 @@ def interface_of(
         _named_spaces(action_space, DEFAULT_ACTION, keep_float64, env_id, {}),
         env=env_id,
         infos={key: Box(()) for key in infos},
-        roles={**declared.get("roles", {}), **(roles or {})},
+        roles={_join("", k): r for k, r in {**declared.get("roles", {}), **(roles or {})}.items()},
         vocabularies={key: vocabulary for key, (vocabulary, _) in texts.items()},
     )
     return Interface(

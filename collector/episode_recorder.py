@@ -235,7 +235,8 @@ class EpisodeRecorder:
             if key.startswith(LOG_PREFIX):
                 self._note(key[len(LOG_PREFIX) :], value)
             elif key == "env_name" and isinstance(value, str) and value.isprintable():
-                self._task = value[:MAX_NAME]
+                if not self._first_step:  # later, pieces have been sent without it
+                    self._task = value[:MAX_NAME]
             elif key in ("is_success", "success"):
                 self._success = _flag(value, self._success)
             elif key == "episode" and isinstance(value, Mapping):

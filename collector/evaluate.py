@@ -112,10 +112,12 @@ class EvaluationResult:
             rows["normalised (0 … 100)"] = f"{self.normalised:.1f}"
         if known := [s for s in self.successes if s is not None]:
             rows["success"] = f"{100 * np.mean(known):.1f}%"
-        rows |= {name: f"{value:.4g}" for name, value in self.metrics.items()}
+        rows |= {f"log/{name}": f"{value:.4g}" for name, value in self.metrics.items()}
         for name, task in self.tasks.items():
             interval = f"{task['ci_low']:.2f} … {task['ci_high']:.2f}"
-            rows[name] = f"{task['mean']:.2f} ({interval}), {task['episodes']:.0f} episodes"
+            rows[f"task {name}"] = (
+                f"{task['mean']:.2f} ({interval}), {task['episodes']:.0f} episodes"
+            )
         for name, value in rows.items():
             table.add_row(Text(name), Text(value))
         return table

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from amago_model.config.base import Settings
+from stepwell._plugins import describe_error
 from stepwell.errors import InvalidSpace, StepwellError
 from stepwell.spaces import Array, Box, Discrete, EnvSpec, MultiBinary, Space
 
@@ -108,7 +109,7 @@ class WindowConfig(_AnnealedConfig):
     last: int = Field(ge=0)
     """The last episode step of the window. Required."""
     inside: Level = 0.0
-    """Epsilon within the window; it is not annealed."""
+    """Epsilon within the window: not annealed, but with the random share of the episode, too."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -246,6 +247,8 @@ def register_exploration(name: str) -> Callable[[E], E]:
     """Decorator that registers a subclass of `Exploration` under a name; the last one counts."""
 
     def decorate(kind: E) -> E:
+        if not (isinstance(kind, type) and issubclass(kind, Exploration)):
+            raise ExplorationError(f"register_exploration: {kind!r} is no subclass of Exploration")
         _registered[name] = kind
         return kind
 
@@ -286,8 +289,25 @@ def _custom(
     settings = parse_pairs(config.settings, "--epsilon.settings")
     try:
         return _registered[config.name](spec, n, seed=seed, clock=clock, **settings)
-    except TypeError as error:
-        raise ExplorationError(f"--epsilon.settings {settings}: {error}") from None
+    except Exception as error:  # user code may raise anything
+        raise ExplorationError(f"--epsilon.settings {settings}: {describe_error(error)}") from error
+
+
+def explore(exploration: Exploration, actions: Arrays, inputs: ActorInputs) -> Arrays:
+    """`exploration.apply`, checked. Raises `ExplorationError` for what cannot be executed."""
+    name = type(exploration).__name__
+    try:
+        changed = exploration.apply(actions, inputs)
+        for key, action in actions.items():
+            got = np.asarray(changed[key])
+            whole = got.dtype.kind in "biu" or action.dtype.kind == "f"
+            if got.shape != action.shape or not whole:
+                raise ValueError(
+                    f"{key!r}: expected {action.dtype} {action.shape}, got {got.dtype} {got.shape}"
+                )
+    except Exception as error:  # user code may raise anything
+        raise ExplorationError(f"exploration {name}: {describe_error(error)}") from error
+    return changed
 
 
 def _require_range(key: str, space: Box) -> None:

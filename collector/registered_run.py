@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gymnasium.vector import AsyncVectorEnv
 
 from amago_model.errors import AmagoError
 from collector.config import CollectConfig, EnvironmentConfig, EvaluateConfig
@@ -27,11 +26,12 @@ from collector.envs import (
     Interface,
     interface_of,
     make,
-    make_vector,
+    make_native,
     open_envs,
     parse_pairs,
 )
 from collector.outbox_slots import open_outbox
+from collector.process_env import ProcessEnv, open_process_envs
 from stepwell._git import git_commit
 from stepwell._plugins import import_plugins
 from stepwell.client import Client
@@ -66,32 +66,25 @@ def prepare(config: EnvironmentConfig) -> None:
 
 
 def configured_env(config: EnvironmentConfig) -> Env:
-    return make(config.env, parse_pairs(config.env_args, "--env-args"))
+    env_args = parse_pairs(config.env_args, "--env-args")
+    if config.vectorization == "async":
+        return ProcessEnv(config.env, env_args, config.plugin).connect()
+    return make(config.env, env_args)
 
 
 @contextlib.contextmanager
 def open_configured_envs(config: EnvironmentConfig, n: int) -> Iterator[Envs]:
     """N environments, closed at the end. Raises `EnvError`."""
+    env_args = parse_pairs(config.env_args, "--env-args")
     if config.vectorization == "sync":
         with open_envs(lambda: configured_env(config), n) as envs:
             yield envs
-        return
-    vector = make_vector(
-        config.env,
-        parse_pairs(config.env_args, "--env-args"),
-        n,
-        native=config.vectorization == "native",
-        plugins=config.plugin,
-    )
-    try:
-        yield vector
-    except BaseException:
-        # A process that has died answers no request to close.
-        if isinstance(vector, AsyncVectorEnv):
-            vector.close(terminate=True)
-        raise
-    finally:
-        vector.close()
+    elif config.vectorization == "async":
+        with open_process_envs(config.env, env_args, n, config.plugin) as envs:
+            yield envs
+    else:
+        with contextlib.closing(make_native(config.env, env_args, n)) as vector:
+            yield vector
 
 
 def configured_interface(

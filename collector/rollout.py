@@ -23,8 +23,9 @@ from collector.episode_recorder import (
     EpisodeSummary,
     Sink,
 )
-from collector.exploration import Exploration
+from collector.exploration import Exploration, explore
 from collector.policy_actor import Actor, ActorInputs
+from collector.process_env import ProcessEnv
 from collector.vector_env import Reset, VectorEnvAdapter
 from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
@@ -117,12 +118,17 @@ class Rollout:
         self.inputs.playing[:] = playing
         actions = self._actor.act(self.inputs)
         if self._exploration is not None:
-            actions = self._exploration.apply(actions, self.inputs)
+            actions = explore(self._exploration, actions, self.inputs)
         actions = self._interface.clip_actions(actions)
         if self._vector is not None:
             ended = self._step_vector(self._vector, actions, playing)
         else:
-            ended = [self._step_env(i, _row(actions, i)) for i in range(len(playing)) if playing[i]]
+            rows = {i: _row(actions, i) for i in range(len(playing)) if playing[i]}
+            for i, row in rows.items():
+                env = self._envs[i]
+                if isinstance(env, ProcessEnv):  # all of them step at the same time
+                    env.begin("step", action=self._interface.decode_action(row))
+            ended = [self._step_env(i, row) for i, row in rows.items()]
         return [episode for episode in ended if episode is not None]
 
     def finish(self) -> None:
@@ -149,8 +155,13 @@ class Rollout:
                 self._on_reset(env_index, seed, reset.obs, _mapping(reset.info))
             return
         for env_index, seed in seeds.items():
+            env = self._envs[env_index]
+            if isinstance(env, ProcessEnv):
+                env.begin("reset", seed=seed)
+        for env_index, seed in seeds.items():
             try:
-                raw, info = self._envs[env_index].reset(seed=seed)
+                env = self._envs[env_index]
+                raw, info = env.end() if isinstance(env, ProcessEnv) else env.reset(seed=seed)
                 obs = self._interface.encode_observation(raw)
             except Exception as error:  # an environment may raise anything
                 self._on_error(env_index, f"reset(seed={seed}) failed: {describe_error(error)}")
@@ -182,8 +193,12 @@ class Rollout:
 
     def _step_env(self, env_index: int, action: Arrays) -> EpisodeSummary | None:
         try:
-            given = self._interface.decode_action(action)
-            raw, reward, terminated, truncated, info = self._envs[env_index].step(given)
+            env = self._envs[env_index]
+            if isinstance(env, ProcessEnv):
+                raw, reward, terminated, truncated, info = env.end()
+            else:
+                given = self._interface.decode_action(action)
+                raw, reward, terminated, truncated, info = env.step(given)
             number = self._interface.encode_reward(reward)
             obs = self._interface.encode_observation(raw)
             over = bool(terminated), bool(truncated)

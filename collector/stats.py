@@ -94,7 +94,9 @@ def mean_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: float(np.mean(found)) for name, found in values.items()}
+    with np.errstate(over="ignore"):
+        means = {name: float(np.mean(found)) for name, found in values.items()}
+    return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
 
 def load_clock(directory: Path) -> CollectorStatistics:

@@ -31,12 +31,11 @@ class WordSpace(spaces.Space[str]):
     """Texts of at most `max_words` of `words`; punctuation marks count as words."""
 
     def __init__(self, words: Sequence[str], max_words: int) -> None:
-        if not words or max_words < 1:
-            raise ValueError(f"expected words and max_words >= 1, got {words}, {max_words}")
-        self.words, self.max_words = (
-            sorted({w for text in words for w in words_of(text)}),
-            max_words,
-        )
+        texts = [words] if isinstance(words, str) else words
+        self.words = sorted({word for text in texts for word in words_of(text)})
+        self.max_words = max_words
+        if not self.words or max_words < 1:
+            raise ValueError(f"expected words and max_words >= 1, got {words!r}, {max_words}")
         super().__init__(dtype=str)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002
@@ -45,6 +44,14 @@ class WordSpace(spaces.Space[str]):
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WordSpace):
+            return False
+        return (self.words, self.max_words) == (other.words, other.max_words)
+
+    def __hash__(self) -> int:
+        return hash((*self.words, self.max_words))
 
 
 class TextWords(gymnasium.Wrapper[Any, Any, Any, Any]):

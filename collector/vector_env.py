@@ -159,15 +159,23 @@ def _as_broken(what: str) -> Iterator[None]:
         raise BrokenEnv(f"{what} failed: {describe_error(error)}") from error
 
 
-def _info_of(infos: Mapping[str, Any], env_index: int) -> dict[str, Any]:
+def _info_of(infos: Mapping[Any, Any], env_index: int) -> dict[str, Any]:
     """One sub-environment's info; a vector environment masks each key by "_key"."""
     found: dict[str, Any] = {}
     for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if (key.startswith("_") and key[1:] in infos) or (mask is not None and not mask[env_index]):
+        if not isinstance(key, str) or (key.startswith("_") and key[1:] in infos):
+            continue
+        mask: Any = infos.get(f"_{key}")
+        if _has_row(mask, env_index) and not mask[env_index]:
             continue
         if isinstance(value, Mapping):
             found[key] = _info_of(value, env_index)
         else:
-            found[key] = value[env_index] if isinstance(value, np.ndarray | list | tuple) else value
+            found[key] = value[env_index] if _has_row(value, env_index) else value
     return found
+
+
+def _has_row(value: Any, env_index: int) -> bool:
+    """Whether a value of an info has an entry for this sub-environment."""
+    rows = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return rows and len(value) > env_index

@@ -1,4 +1,4 @@
-"""A policy in plain Python plays, and is recorded.      python examples/scripted_policy.py [DATASET]
+"""A rule in plain Python plays, and is recorded.     python examples/scripted_policy.py [DATASET]
 
 Eight environments at once. The trained policy of a run would be `stepwell.load_policy("run/best")`.
 """

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stepwell.errors import InvalidSpace
 
 PADDING, UNKNOWN = 0, 1
+MOST_TOKENS, LONGEST_TOKEN = 65_536, 64
 _FIRST = 2
 """The id of the first token."""
 
@@ -30,8 +31,21 @@ class Vocabulary:
     """" " between words, which are in lower case; "" between characters."""
 
     def __post_init__(self) -> None:
-        if not all(isinstance(token, str) and token for token in self.tokens):
-            raise InvalidSpace("a token is a text of at least one character", got=repr(self.tokens))
+        if len(self.tokens) > MOST_TOKENS:
+            raise InvalidSpace(
+                "too many tokens", expected=f"at most {MOST_TOKENS:,}", got=f"{len(self.tokens):,}"
+            )
+        for token in self.tokens:
+            if not (isinstance(token, str) and 0 < len(token) <= LONGEST_TOKEN):
+                raise InvalidSpace(
+                    "bad token",
+                    expected=f"a text of 1 to {LONGEST_TOKEN} characters",
+                    got=repr(token)[:80],
+                )
+            if self.separator and words_of(token) != [token]:
+                raise InvalidSpace(
+                    "bad token", expected="one word or mark, in lower case", got=repr(token)
+                )
         if len(set(self.tokens)) != len(self.tokens):
             raise InvalidSpace("the same token twice", got=repr(self.tokens)[:120])
         if self.separator not in ("", " "):

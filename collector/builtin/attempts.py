@@ -31,7 +31,8 @@ KEY = "attempt"
 
 
 class Attempts(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An episode of `env` is `attempts` of its episodes, all reset with the same seed.
+    """An episode of `env` is `attempts` of its episodes, all reset with the same seed: at the same
+    task and start. What is random afterwards differs, if `env` draws it from its `np_random`.
 
     Observations become a Dict; its key "attempt" [3] is 1 or 0: an attempt begins; an attempt is
     over, the next action is ignored; and the share of attempts that are over. `env` is reset with
@@ -46,7 +47,8 @@ class Attempts(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], attempts: int) -> None:
         super().__init__(env)
-        require(attempts >= 2, "attempts", "at least 2", attempts)
+        whole = isinstance(attempts, int) and attempts >= 2
+        require(whole, "attempts", "an integer, at least 2", attempts)
         inner = env.observation_space
         self._nested = isinstance(inner, spaces.Dict)
         named = (
@@ -80,7 +82,7 @@ class Attempts(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self._observe(obs), reward, False, False, info
         info = {**info, f"log/return_{self._attempt}": self._return}
         for name in ("is_success", "success"):
-            if name in info:
+            if info.get(name) is not None:
                 info[f"log/success_{self._attempt}"] = float(info[name])
         self._attempt += 1
         self._over = True
@@ -91,6 +93,9 @@ class Attempts(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._over, self._return = False, 0.0
         options = {**(self._options or {}), KEY: self._attempt}
         obs, info = self.env.reset(seed=self._seed, options=options)
+        if self._attempt:
+            # Else slips and the like would repeat, and luck could be replayed.
+            self.env.unwrapped.np_random = np.random.default_rng([self._seed, self._attempt])
         return self._observe(obs, begins=True), info
 
     def _observe(self, obs: Any, *, begins: bool = False, over: bool = False) -> dict[str, Any]:

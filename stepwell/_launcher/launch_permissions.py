@@ -63,7 +63,9 @@ TEXT: dict[str, tuple[re.Pattern[str], str]] = {
     # Numbers and words only, since an argument may name a file to read (MuJoCo's xml_file; XLand's
     # benchmark is a pickle).
     "env_args": (
-        re.compile(r"(?!benchmark=)[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_]\w*)", re.A),
+        re.compile(
+            r"(?!benchmark=)[A-Za-z_]\w*=(-?\d+(\.\d+)?([eE][+-]?\d+)?|[A-Za-z_][\w-]*)", re.A
+        ),
         "NAME=NUMBER or NAME=WORD",
     ),
     # Names of arrays, labels, and objects registered by the operator's plug-ins.

@@ -87,6 +87,26 @@ def test_a_time_limit_of_the_last_attempt_is_the_end() -> None:
     assert ends == [(False, False)] * 6 + [(True, False)]
 
 
+def test_slips_differ_between_attempts() -> None:
+    """The start and the task repeat; what is random afterwards does not, but follows the seed."""
+
+    def walks(seed: int) -> list[list[int]]:
+        env = make(ATTEMPTS_ID, {"env": "FrozenLake-v1", "attempts": 6, "is_slippery": True})
+        obs, _ = env.reset(seed=seed)
+        found, over = [[int(obs["observation"])]], False
+        while not over:
+            obs, _, over, _, _ = env.step(2)
+            if obs["attempt"][0]:
+                found.append([])
+            found[-1].append(int(obs["observation"]))
+        env.close()
+        return found
+
+    first = walks(1)
+    assert len(first) == 6 and len({tuple(walk) for walk in first}) > 1
+    assert walks(1) == first
+
+
 def test_dicts_keep_their_keys_and_misuse_is_an_error() -> None:
     env = make(ATTEMPTS_ID, {"env": "CartPole-v1", "attempts": 3})
     obs, _ = env.reset(seed=1)
@@ -99,8 +119,9 @@ def test_dicts_keep_their_keys_and_misuse_is_an_error() -> None:
     assert sorted(interface.spec.observations) == ["attempt", "observation"]
     assert interface.partially_observable
     env.close()
-    with pytest.raises(InvalidData, match="attempts; expected at least 2"):
-        Attempts(Doors(), 1)
+    for wrong in (1, 2.5, True):
+        with pytest.raises(InvalidData, match="attempts; expected an integer, at least 2"):
+            Attempts(Doors(), wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidData, match="without an observation 'attempt'"):
         Attempts(Attempts(Doors(), 2), 2)
 
@@ -115,7 +136,7 @@ def test_the_return_of_each_attempt_is_a_metric_of_the_evaluation() -> None:
         each = [t.metadata.metrics[f"return_{i}"] for t in result.trajectories]
         assert result.metrics[f"return_{i}"] == pytest.approx(np.mean(each))
     assert result.tasks == {}
-    assert "return_2" in {str(cell) for cell in result.table().columns[0].cells}
+    assert "log/return_2" in {str(cell) for cell in result.table().columns[0].cells}
 
 
 def test_tasks_have_a_score_each() -> None:

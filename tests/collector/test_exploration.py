@@ -15,6 +15,7 @@ from collector.exploration import (
     GreedyConfig,
     StickyConfig,
     WindowConfig,
+    explore,
     make_exploration,
     register_exploration,
 )
@@ -210,3 +211,26 @@ def test_a_plug_in_brings_its_own() -> None:
         made(name="never")
     with pytest.raises(ExplorationError, match="speed"):
         made("speed=3")
+    with pytest.raises(ExplorationError, match="no subclass of Exploration"):
+        register_exploration("wrong")(int)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda a: {}, "KeyError"),
+        (lambda a: {"action": a["action"] + 0.7}, "expected int64"),
+        (lambda a: {"action": a["action"][:1]}, r"expected int64 \(2,\), got int64 \(1,\)"),
+    ],
+)
+def test_what_a_plug_in_answers_is_checked(answer: Any, says: str) -> None:
+    """It is named, and no action is cut to an integer."""
+
+    class Mine(Exploration):
+        def apply(self, actions: Arrays, inputs: ActorInputs) -> Arrays:
+            return answer(actions)  # type: ignore[no-any-return]
+
+    spec = EnvSpec.of(Box((1,)), Discrete(9))
+    mine = Mine(spec, 2, seed=0, clock=lambda: 0)
+    with pytest.raises(ExplorationError, match=f"exploration Mine: .*{says}"):
+        explore(mine, {"action": np.zeros(2, np.int64)}, ActorInputs.zeros(spec, 2))

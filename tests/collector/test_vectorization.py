@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from rich.console import Console
 
 from collector.collect import collect
 from collector.config import CollectConfig, EvaluateConfig
-from collector.envs import EnvError, make_vector
+from collector.envs import EnvError, make_native
 from collector.evaluate import run_evaluation
+from collector.process_env import ProcessDied, ProcessEnv, open_process_envs
 from stepwell import Client
 from stepwell.errors import StepwellError
 from stepwell.testing import wait_until
@@ -22,17 +24,18 @@ from stepwell.testing import wait_until
 WAIT = 120.0
 
 
-def test_processes_play_the_same_episodes(service: Any) -> None:
-    """Every seed gives the episode that it gives in this process."""
-    common = dict(env="CartPole-v1", random=True, episodes=7, seeds=5, upload=False)
-    results = [
+@pytest.mark.parametrize("env", ["CartPole-v1", "stepwell/MetaFrozenLake-v0"])
+def test_processes_play_the_same_episodes(env: str) -> None:
+    """Rows, ends and reported metrics are those of environments in this process."""
+    common = dict(env=env, random=True, episodes=7, seeds=5, upload=False)
+    one, other = (
         run_evaluation(EvaluateConfig(**common, envs=2, vectorization=mode), Console(quiet=True))[0]
         for mode in ("sync", "async")
-    ]
-    assert results[0].seeds == results[1].seeds
-    first = [[t.obs["observation"][0].tolist() for t in r.trajectories] for r in results]
-    assert first[0] == first[1]  # the actions are of one stream, which other orders share otherwise
-    assert [len(r.returns) for r in results] == [7, 7]
+    )
+    assert one.to_json() == other.to_json()
+    for a, b in zip(one.trajectories, other.trajectories, strict=True):
+        assert np.array_equal(a.obs["observation"], b.obs["observation"])
+        assert a.metadata.metrics == b.metadata.metrics
 
 
 @pytest.mark.parametrize("mode", ["async", "native"])
@@ -58,10 +61,8 @@ def test_they_are_collected_whole(
 
 
 def test_an_environment_without_a_batched_implementation_says_so() -> None:
-    with pytest.raises(EnvError, match="vector entry point"):
-        make_vector("stepwell/Recall-v0", {}, 2, native=True)
-    with pytest.raises(EnvError, match="does not accept"):
-        make_vector("stepwell/Recall-v0", {"speed": 3}, 2, native=False)
+    with pytest.raises(EnvError, match="has no batched implementation"):
+        make_native("stepwell/Recall-v0", {}, 2)
     with pytest.raises(StepwellError, match="native environments do not reset by seed"):
         EvaluateConfig(env="CartPole-v1", random=True, vectorization="native")
 
@@ -109,24 +110,55 @@ def test_ctrl_c_in_a_terminal_ends_it_cleanly(
     assert not alive
 
 
-@pytest.mark.parametrize("who", ["an environment", "the collector"])
-def test_a_killed_process_loses_nothing_and_leaves_nothing(
-    service: Any, client: Client, name: str, tmp_path: Path, who: str
+def test_a_killed_collector_leaves_nothing(
+    service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
-    """An environment that dies ends the collector, which keeps what was played and says why."""
     process = start(service, name, tmp_path)
     try:
         wait_until(lambda: played(client, name), WAIT, what="an episode")
         mine = workers(process.pid)
-        (mine[0] if who == "an environment" else psutil.Process(process.pid)).kill()
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT)
+    _, alive = psutil.wait_procs(mine, timeout=WAIT)
+    assert len(mine) == 2 and not alive
+
+
+def test_an_environment_that_dies_is_made_again(
+    service: Any, client: Client, name: str, tmp_path: Path
+) -> None:
+    """Its episode is kept, tagged; the others go on."""
+    process = start(service, name, tmp_path)
+    try:
+        wait_until(lambda: played(client, name), WAIT, what="an episode")
+        workers(process.pid)[0].kill()
+        wait_until(lambda: broken(client, process.pid), WAIT, what="word of the broken episode")
+        wait_until(lambda: len(workers(process.pid)) == 2, WAIT, what="another process")
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=WAIT)
     finally:
         process.kill()
-    if who == "an environment":
-        assert process.returncode == 1 and "CartPole-v1" in errors, errors
-        assert client.run(f"run-{name}").status == "failed"
-    _, alive = psutil.wait_procs(mine, timeout=WAIT)
-    assert not alive
+    assert process.returncode == 0 and "died" in errors, errors
+    assert client.run(f"run-{name}").status == "stopped"
+
+
+def test_errors_of_the_other_process_are_typed() -> None:
+    with pytest.raises(EnvError, match="does not accept"):
+        ProcessEnv("stepwell/Recall-v0", {"speed": 3}).connect()
+    with pytest.raises(EnvError, match="--plugin nothing_here"):
+        ProcessEnv("CartPole-v1", {}, ("nothing_here",)).connect()
+    with open_process_envs("CartPole-v1", {}, 1, ()) as (env,):
+        with pytest.raises(RuntimeError, match="ResetNeeded"):
+            env.step(0)  # it serves on
+        env.reset(seed=1)
+        assert isinstance(env, ProcessEnv)
+        env._process.kill()
+        with pytest.raises(ProcessDied, match=r"CartPole-v1 died \(exit code -9\)"):
+            env.step(0)
+
+
+def broken(client: Client, pid: int) -> bool:
+    return any(w.pid == pid and w.counters.get("broken") == 1 for w in client.workers())
 
 
 def played(client: Client, name: str) -> bool:

@@ -230,11 +230,21 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
 
 
 def test_the_collector_and_the_evaluator_read_their_words_too():
-    args = {**PENDULUM, "dataset": "d", "tags": "a b", "env_args": "g=9.81 fast=true", "sample": 0}
+    args = {
+        **PENDULUM,
+        "dataset": "d",
+        "tags": "a b",
+        "env_args": "g=9.81 fast=true env=CartPole-v1",
+        "sample": 0,
+    }
     args = {**args, "sample": False, "epsilon.kind": "greedy"}
     (line,) = words("collect", args=args)
     config = parse(CollectConfig, line[1:], "x")
-    assert config.tags == ("a", "b") and config.env_args == ("g=9.81", "fast=true")
+    assert config.tags == ("a", "b") and config.env_args == (
+        "g=9.81",
+        "fast=true",
+        "env=CartPole-v1",
+    )
     assert config.random and not config.sample
     assert config.outbox == FOLDER.outboxes / config.run
     (line,) = words("evaluate", args={"env": "E-v1", "policy": "r/7"}, plugins=["m"])
