@@ -11,11 +11,10 @@ list, and one that dies is a broken environment among others.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -43,22 +42,24 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, env_id: str, kwargs: dict[str, Any], plugins: Sequence[str] = ()) -> None:
-        context = multiprocessing.get_context("forkserver")
-        with _ignoring_interrupts():
-            forkserver.ensure_running()
         self._env_id = env_id
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, env_id, kwargs, tuple(plugins)), daemon=True
-        )
-        self._process.start()
-        theirs.close()
+        self._pipe, theirs = Pipe()
+        with theirs:
+            # A session of its own: Ctrl-C in a terminal does not reach it, and the collector ends
+            # it. multiprocessing.Process would import the program's main module again.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "collector.process_env", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.begin("make", env_id=env_id, kwargs=kwargs, plugins=tuple(plugins))
 
     def connect(self) -> ProcessEnv:
         """Wait until the environment is made."""
         try:
             made = cloudpickle.loads(self.end())
         except (ProcessDied, RuntimeError) as error:
+            self.close()
             raise EnvError(str(error)) from None
         self.observation_space, self.action_space, self.metadata = made
         return self
@@ -73,10 +74,9 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         try:
             fine, answer = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join(CLOSE_SECONDS)
+            code = self._wait()
             raise ProcessDied(
-                f"the process of an environment {self._env_id} died (exit code "
-                f"{self._process.exitcode})"
+                f"the process of an environment {self._env_id} died (exit code {code})"
             ) from None
         if not fine:
             raise RuntimeError(answer)
@@ -99,10 +99,15 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         with contextlib.suppress(OSError):
             self._pipe.send(("close", {}))
         self._pipe.close()
-        self._process.join(CLOSE_SECONDS)
-        if self._process.is_alive():
+        self._wait()
+
+    def _wait(self) -> int:
+        """Wait for the end of the process, and kill it if it does not come."""
+        try:
+            return self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.join()
+            return self._process.wait()
 
 
 @contextlib.contextmanager
@@ -122,39 +127,27 @@ def open_process_envs(
             env.close()
 
 
-def _serve(pipe: Connection, env_id: str, kwargs: dict[str, Any], plugins: Sequence[str]) -> None:
-    """Make the environment, and answer until the pipe closes. The other end may be gone."""
-    # Ctrl-C reaches all processes of a terminal, but the collector ends its environments itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, OSError):
-        try:
-            import_plugins(plugins, EnvError)
-            env = make(env_id, kwargs)
-            spaces = env.observation_space, env.action_space, env.metadata
-            pipe.send((True, cloudpickle.dumps(spaces)))
-        except Exception as error:
-            pipe.send((False, str(error)))
-            return
-        with contextlib.closing(env):
-            while (request := pipe.recv())[0] != "close":
-                call, arguments = request
-                try:
-                    answer = partial(getattr(env, call), **arguments)()
-                except Exception as error:  # an environment may raise anything
-                    pipe.send((False, describe_error(error)))
+def serve(pipe: Connection) -> None:
+    """Make an environment, and answer until the pipe closes. The other end may be gone."""
+    with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as stack:
+        env: Env | None = None
+        while (request := pipe.recv())[0] != "close":
+            call, arguments = request
+            try:
+                if env is None:
+                    import_plugins(arguments.pop("plugins"), EnvError)
+                    env = stack.enter_context(contextlib.closing(make(**arguments)))
+                    spaces = env.observation_space, env.action_space, env.metadata
+                    pipe.send((True, cloudpickle.dumps(spaces)))
                 else:
-                    pipe.send((True, answer))
+                    pipe.send((True, getattr(env, call)(**arguments)))
+            except (EOFError, BrokenPipeError, ConnectionError):
+                raise
+            except StepwellError as error:
+                pipe.send((False, str(error)))
+            except Exception as error:  # an environment may raise anything, and report anything
+                pipe.send((False, describe_error(error)))
 
 
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Processes that start now ignore Ctrl-C from their first instruction on."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread: they ignore it when they serve
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -68,13 +68,9 @@ def test_an_environment_without_a_batched_implementation_says_so() -> None:
 
 
 def workers(process: int) -> list[psutil.Process]:
-    """The processes with an environment: the children of the fork server."""
-    server = [
-        child
-        for child in psutil.Process(process).children()
-        if "forkserver" in " ".join(child.cmdline())
-    ]
-    return [worker for one in server for worker in one.children()]
+    """The processes with an environment."""
+    children = psutil.Process(process).children()
+    return [child for child in children if "collector.process_env" in " ".join(child.cmdline())]
 
 
 def start(service: Any, name: str, outbox: Path) -> subprocess.Popen[str]:
