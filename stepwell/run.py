@@ -34,7 +34,7 @@ from stepwell._files import whole_file
 from stepwell._parent import PARENT
 from stepwell._ports import free_port
 from stepwell._processes import Processes, read_train_config
-from stepwell._run.parts import Plan, growing_data, parts
+from stepwell._run.parts import WARM_UP_STEPS, Plan, growing_data, parts
 from stepwell._run.status import Line, read_status, scores
 from stepwell._run.supervisor import SERVICE, Part, Supervisor
 from stepwell._settings import flatten
@@ -83,13 +83,6 @@ def main(argv: list[str] | None = None) -> int:
     folder: Path = args.data.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     base = read_train_config([args.recipe])["config"]
-    if args.train and base["derive"] != "off" and args.warm_up_steps == 0:
-        raise InvalidData(
-            f"--warm-up-steps: recipe {args.recipe} derives settings from data, so the first steps "
-            "must be random",
-            expected="at least 1",
-            got="0",
-        )
     growing = growing_data(base, args.updates_per_step, args.warm_up_steps)
     words = [args.recipe, "--run", args.run, "--dataset", args.dataset or args.run, *growing]
     config = read_train_config([*words, *sections["train"]])["config"]
@@ -120,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
                 variables["STEPWELL_TOKEN"] = args.token
             with Client(args.url, args.token, timeout=5.0, retry_for=0.0) as client:
                 plan = _plan(args, client, folder, growing, sections)
+                if base["derive"] != "off":
+                    _require_data(plan, client)
                 processes = Processes(folder / "logs" / plan.run, variables)
                 _remember(plan, processes.folder / "task.json")
                 for part in parts(plan, config, processes):
@@ -141,6 +136,24 @@ def _stop(supervisor: Supervisor) -> None:
     """Stop the service last, so that the others can send what they have."""
     supervisor.stop([name for name in supervisor.parts if name != SERVICE])
     supervisor.stop([SERVICE])
+
+
+def _require_data(plan: Plan, client: Client) -> None:
+    """Raise `InvalidData` if settings must be derived from data that nobody will collect."""
+    if not plan.train or plan.warm_up_steps != 0:
+        return
+    try:
+        found = client.dataset(plan.dataset)
+        steps = found.fifo.steps + found.protected.steps
+    except NotFound:
+        steps = 0
+    if steps < WARM_UP_STEPS:
+        raise InvalidData(
+            f"--warm-up-steps: recipe {plan.recipe} derives settings from data, so the first steps "
+            "must be random, or in the dataset",
+            expected=f"at least 1, or {WARM_UP_STEPS:,} steps in dataset {plan.dataset}",
+            got=f"0, and {steps:,} steps",
+        )
 
 
 def _remember(plan: Plan, path: Path) -> None:
