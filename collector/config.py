@@ -21,6 +21,7 @@ from stepwell.policies import split_reference
 
 C = TypeVar("C", bound=Settings)
 MOST_PROCESSES = 256
+"""Environments of one collector that have a process each."""
 Reference = Annotated[str, AfterValidator(lambda text: text.replace(":", "/", 1))]
 """RUN/VERSION; RUN:VERSION will do, too."""
 

@@ -274,10 +274,11 @@ class Interface:
             for key, space in theirs.items():
                 if not _same_kind(ours[key], space):
                     raise misfit(f"{what} {key!r}", space, ours[key])
-        if self.spec.vocabularies != spec.vocabularies:
-            raise misfit(
-                "other vocabularies", dict(spec.vocabularies), dict(self.spec.vocabularies)
-            )
+        ours, theirs = self.spec.vocabularies, spec.vocabularies
+        if other := [k for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)]:
+            why = f"the texts {other} have other vocabularies"
+            sizes = [{k: v.n for k, v in texts.items()} for texts in (theirs, ours)]
+            raise misfit(f"{why}, of so many ids", *sizes)
         return replace(self, spec=replace(spec, env=self.env_id))
 
     def check_policy(self, spaces: Spaces, policy_id: str) -> None:

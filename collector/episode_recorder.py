@@ -53,7 +53,7 @@ class EpisodeSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The last value of each number that the environment reported: `info` keys under "log/"."""
     task: str = ""
-    """The last info["env_name"], of environments that play several tasks."""
+    """info["env_name"], of environments that play several tasks."""
 
     @property
     def complete(self) -> bool:

@@ -52,7 +52,7 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.begin("make", env_id=env_id, kwargs=kwargs, plugins=tuple(plugins))
+        self.begin("make", env_id, kwargs, tuple(plugins))
 
     def connect(self) -> ProcessEnv:
         """Wait until the environment is made."""
@@ -64,10 +64,10 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space, self.metadata = made
         return self
 
-    def begin(self, call: str, **arguments: Any) -> None:
+    def begin(self, call: str, *args: Any, **kwargs: Any) -> None:
         """Let the environment reset or step; `end` has its answer."""
         with contextlib.suppress(OSError):  # it has died, which `end` reports
-            self._pipe.send((call, arguments))
+            self._pipe.send((call, args, kwargs))
 
     def end(self) -> Any:
         """The answer of the environment."""
@@ -90,14 +90,14 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.begin("step", action=action)
+        self.begin("step", action)
         obs, reward, terminated, truncated, info = self.end()
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
         """Close the environment; kill its process if it does not end."""
         with contextlib.suppress(OSError):
-            self._pipe.send(("close", {}))
+            self._pipe.send(("close", (), {}))
         self._pipe.close()
         self._wait()
 
@@ -108,6 +108,17 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def begin(env: Env, call: str, *args: Any, **kwargs: Any) -> None:
+    """Begin a call that `end` ends, if `env` can do so beside others."""
+    if isinstance(env, ProcessEnv):
+        env.begin(call, *args, **kwargs)
+
+
+def end(env: Env, call: str, *args: Any, **kwargs: Any) -> Any:
+    """The answer to the call that `begin` began, or that is made now."""
+    return env.end() if isinstance(env, ProcessEnv) else getattr(env, call)(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -132,15 +143,16 @@ def serve(pipe: Connection) -> None:
     with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as stack:
         env: Env | None = None
         while (request := pipe.recv())[0] != "close":
-            call, arguments = request
+            call, args, kwargs = request
             try:
                 if env is None:
-                    import_plugins(arguments.pop("plugins"), EnvError)
-                    env = stack.enter_context(contextlib.closing(make(**arguments)))
+                    env_id, settings, plugins = args
+                    import_plugins(plugins, EnvError)
+                    env = stack.enter_context(contextlib.closing(make(env_id, settings)))
                     spaces = env.observation_space, env.action_space, env.metadata
                     pipe.send((True, cloudpickle.dumps(spaces)))
                 else:
-                    pipe.send((True, getattr(env, call)(**arguments)))
+                    pipe.send((True, getattr(env, call)(*args, **kwargs)))
             except (EOFError, BrokenPipeError, ConnectionError):
                 raise
             except StepwellError as error:

@@ -25,7 +25,7 @@ from collector.episode_recorder import (
 )
 from collector.exploration import Exploration, explore
 from collector.policy_actor import Actor, ActorInputs
-from collector.process_env import ProcessEnv
+from collector.process_env import begin, end
 from collector.vector_env import Reset, VectorEnvAdapter
 from stepwell._plugins import describe_error
 from stepwell.trajectory import TrajectoryMetadata
@@ -124,11 +124,10 @@ class Rollout:
             ended = self._step_vector(self._vector, actions, playing)
         else:
             rows = {i: _row(actions, i) for i in range(len(playing)) if playing[i]}
-            for i, row in rows.items():
-                env = self._envs[i]
-                if isinstance(env, ProcessEnv):  # all of them step at the same time
-                    env.begin("step", action=self._interface.decode_action(row))
-            ended = [self._step_env(i, row) for i, row in rows.items()]
+            given = {i: self._interface.decode_action(row) for i, row in rows.items()}
+            for i in rows:  # those with a process of their own step at the same time
+                begin(self._envs[i], "step", given[i])
+            ended = [self._step_env(i, row, given[i]) for i, row in rows.items()]
         return [episode for episode in ended if episode is not None]
 
     def finish(self) -> None:
@@ -155,13 +154,10 @@ class Rollout:
                 self._on_reset(env_index, seed, reset.obs, _mapping(reset.info))
             return
         for env_index, seed in seeds.items():
-            env = self._envs[env_index]
-            if isinstance(env, ProcessEnv):
-                env.begin("reset", seed=seed)
+            begin(self._envs[env_index], "reset", seed=seed)
         for env_index, seed in seeds.items():
             try:
-                env = self._envs[env_index]
-                raw, info = env.end() if isinstance(env, ProcessEnv) else env.reset(seed=seed)
+                raw, info = end(self._envs[env_index], "reset", seed=seed)
                 obs = self._interface.encode_observation(raw)
             except Exception as error:  # an environment may raise anything
                 self._on_error(env_index, f"reset(seed={seed}) failed: {describe_error(error)}")
@@ -191,14 +187,10 @@ class Rollout:
                 ended.append(episode)
         return ended
 
-    def _step_env(self, env_index: int, action: Arrays) -> EpisodeSummary | None:
+    def _step_env(self, env_index: int, action: Arrays, given: Any) -> EpisodeSummary | None:
         try:
-            env = self._envs[env_index]
-            if isinstance(env, ProcessEnv):
-                raw, reward, terminated, truncated, info = env.end()
-            else:
-                given = self._interface.decode_action(action)
-                raw, reward, terminated, truncated, info = env.step(given)
+            answer = end(self._envs[env_index], "step", given)
+            raw, reward, terminated, truncated, info = answer
             number = self._interface.encode_reward(reward)
             obs = self._interface.encode_observation(raw)
             over = bool(terminated), bool(truncated)

@@ -13,10 +13,10 @@ from rich.console import Console
 from amago_model.policy_file import load_policy
 from collector.builtin import FIND_BLOCK_ID
 from collector.builtin.find_block import COLOURS
-from collector.collect import collect
-from collector.config import CollectConfig, EvaluateConfig
+from collector.config import EvaluateConfig
 from collector.evaluate import run_evaluation
 from stepwell import Client
+from tests.recording import collect_at_random
 from trainer.data import stream
 from trainer.main import main as train
 
@@ -38,19 +38,7 @@ def test_a_dict_of_everything_is_collected_trained_on_and_acted_by(
 ) -> None:
     monkeypatch.setenv("STEPWELL_URL", service.url)
     threads = torch.get_num_threads()
-    collect(
-        CollectConfig(
-            env=FIND_BLOCK_ID,
-            dataset=name,
-            random=True,
-            episodes=12,
-            envs=3,
-            seed=0,
-            url=service.url,
-            outbox=tmp_path / "outbox",
-            progress=False,
-        )
-    )
+    collect_at_random(service, name, FIND_BLOCK_ID, tmp_path / "outbox")
     client.flush(name)
 
     # Bytes stay bytes up to the batch, and they are those that were seen.

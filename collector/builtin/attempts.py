@@ -42,7 +42,7 @@ class Attempts(gymnasium.Wrapper[Any, Any, Any, Any]):
     success. They are metrics of the recorded trajectory.
 
     Raises:
-        ValueError: fewer than two attempts, or `env` has an observation of the same name.
+        InvalidData: fewer than two attempts, or `env` has an observation of the same name.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], attempts: int) -> None:

@@ -17,8 +17,7 @@ from rich.console import Console
 import stepwell
 from amago_model.config import Spaces
 from amago_model.policy_file import load_policy
-from collector.collect import collect
-from collector.config import CollectConfig, EvaluateConfig
+from collector.config import EvaluateConfig
 from collector.envs import BrokenEnv, interface_of
 from collector.evaluate import run_evaluation
 from collector.texts import TextWords, WordSpace, vocabulary_of
@@ -26,6 +25,7 @@ from collector.vector_env import VectorEnvAdapter
 from stepwell import Client, Vocabulary
 from stepwell.errors import InvalidSpace
 from stepwell.spaces import EnvSpec, MultiDiscrete
+from tests.recording import collect_at_random
 from trainer.main import main as train
 
 COLOURS = ["red", "green", "light blue"]
@@ -230,19 +230,7 @@ def test_texts_are_collected_trained_on_and_acted_by(
     monkeypatch.setenv("STEPWELL_URL", service.url)
     threads = torch.get_num_threads()
     env_id = "stepwell-test/Lights-v0"
-    collect(
-        CollectConfig(
-            env=env_id,
-            dataset=name,
-            random=True,
-            episodes=12,
-            envs=3,
-            seed=0,
-            url=service.url,
-            outbox=tmp_path / "outbox",
-            progress=False,
-        )
-    )
+    collect_at_random(service, name, env_id, tmp_path / "outbox")
     client.flush(name)
     spec = client.spec(name)
     key = "observation/0/mission"

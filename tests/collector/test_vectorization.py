@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +75,15 @@ def workers(process: int) -> list[psutil.Process]:
     return [child for child in children if "collector.process_env" in " ".join(child.cmdline())]
 
 
-def start(service: Any, name: str, outbox: Path) -> subprocess.Popen[str]:
+@contextmanager
+def collecting(
+    service: Any, client: Client, name: str, outbox: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """A collector with two environments, once it has sent an episode; in a session of its own."""
     words = ["collect", "--env", "CartPole-v1", "--random", "--vectorization", "async"]
     words += ["--envs", "2", "--dataset", name, "--run", f"run-{name}", "--url", service.url]
     words += ["--outbox", str(outbox), "--heartbeat-every", "0.2"]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "stepwell.cli", *words],
         stderr=subprocess.PIPE,
         text=True,
@@ -85,57 +91,51 @@ def start(service: Any, name: str, outbox: Path) -> subprocess.Popen[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
     )
+    with process:
+        try:
+            wait_until(lambda: played(client, name), WAIT, what="an episode")
+            yield process
+        finally:
+            process.kill()
 
 
 def test_ctrl_c_in_a_terminal_ends_it_cleanly(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
     """All processes of the terminal get the signal, and none is left."""
-    process = start(service, name, tmp_path)
-    try:
-        wait_until(lambda: played(client, name), WAIT, what="an episode")
+    with collecting(service, client, name, tmp_path) as process:
         mine = workers(process.pid)
-        assert len(mine) == 2
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=WAIT)
-    finally:
-        process.kill()
     assert process.returncode == 0 and "Traceback" not in errors
     assert client.run(f"run-{name}").status == "stopped"
-    _, alive = psutil.wait_procs(mine, timeout=WAIT)
-    assert not alive
+    assert len(mine) == 2 and all_end(mine)
 
 
 def test_a_killed_collector_leaves_nothing(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
-    process = start(service, name, tmp_path)
-    try:
-        wait_until(lambda: played(client, name), WAIT, what="an episode")
+    with collecting(service, client, name, tmp_path) as process:
         mine = workers(process.pid)
-    finally:
-        process.kill()
-        process.communicate(timeout=WAIT)
-    _, alive = psutil.wait_procs(mine, timeout=WAIT)
-    assert len(mine) == 2 and not alive
+    assert len(mine) == 2 and all_end(mine)
 
 
 def test_an_environment_that_dies_is_made_again(
     service: Any, client: Client, name: str, tmp_path: Path
 ) -> None:
     """Its episode is kept, tagged; the others go on."""
-    process = start(service, name, tmp_path)
-    try:
-        wait_until(lambda: played(client, name), WAIT, what="an episode")
+    with collecting(service, client, name, tmp_path) as process:
         workers(process.pid)[0].kill()
         wait_until(lambda: broken(client, process.pid), WAIT, what="word of the broken episode")
         wait_until(lambda: len(workers(process.pid)) == 2, WAIT, what="another process")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=WAIT)
-    finally:
-        process.kill()
     assert process.returncode == 0 and "died" in errors, errors
     assert client.run(f"run-{name}").status == "stopped"
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=WAIT)[1]
 
 
 def test_errors_of_the_other_process_are_typed() -> None:
@@ -151,6 +151,33 @@ def test_errors_of_the_other_process_are_typed() -> None:
         env._process.kill()
         with pytest.raises(ProcessDied, match=r"CartPole-v1 died \(exit code -9\)"):
             env.step(0)
+
+
+ODD = """
+import gymnasium
+
+class Odd(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, move):
+        return move, 1.0, True, False, {}
+
+gymnasium.register("Odd-v0", Odd, order_enforce=False)
+"""
+
+
+def test_a_plug_in_may_name_its_arguments_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the current folder, as in this process."""
+    (tmp_path / "odd_env.py").write_text(ODD)
+    monkeypatch.chdir(tmp_path)
+    with open_process_envs("Odd-v0", {}, 1, ("odd_env",)) as (env,):
+        env.reset()
+        assert env.step(2) == (2, 1.0, True, False, {})
 
 
 def broken(client: Client, pid: int) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepwell._locks import take_lock
+from stepwell._settings import flatten
 from stepwell.errors import StepwellError
 from stepwell.messages import Run
 
@@ -98,13 +99,6 @@ def lock(path: Path) -> IO[str]:
 
 def flat_config(run: Run) -> dict[str, Any]:
     """The config as {"agent.losses.gamma": 0.99}, without the origins of a trainer's settings."""
-    return dict(_flat({key: value for key, value in run.config.items() if key != "origins"}))
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            simple = isinstance(value, bool | int | float | str)
-            yield f"{prefix}{key}", value if simple else json.dumps(value)
+    config = flatten({key: value for key, value in run.config.items() if key != "origins"})
+    simple = bool | int | float | str
+    return {k: v if isinstance(v, simple) else json.dumps(v) for k, v in config.items()}
