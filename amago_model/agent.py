@@ -36,7 +36,11 @@ from amago_model.heads.distributions import (
 )
 from amago_model.heads.target_networks import copy_weights, frozen_copy, polyak_update
 from amago_model.losses.actor_losses import bc_loss, dpg_loss
-from amago_model.losses.critic_evaluation import CriticEvaluation, evaluate_critics
+from amago_model.losses.critic_evaluation import (
+    CriticEvaluation,
+    data_action_outputs,
+    evaluate_critics,
+)
 from amago_model.losses.critic_losses import critic_term, value_term
 from amago_model.losses.filters import AdvantageFilter
 from amago_model.losses.loss_inputs import LossInputs
@@ -245,14 +249,21 @@ class Agent(nn.Module):
         `policy` is the actor's distribution for `tr`; None computes it.
         """
         assert self.critics is not None
+        c, soften = self.config.losses, self._soften
+        value = None
+        if c.value_expectile is not None:
+            value = evaluate_state_value(self.critics, tr, self.config, soften=soften)
+            if c.dpg_weight == 0:  # nothing follows the values of the policy's actions
+                critic = self.critics.online
+                output = data_action_outputs(critic, tr, soften=soften)
+                v = value.v.detach().unsqueeze(0)
+                return CriticEvaluation(output, critic.scalar(output), v, v, value)
         if policy is None:
             policy = self.policy.actor(tr.state_t, tr.legal_t, **tr.actor_inputs_t)
         policy = with_sampled_actions(policy, self.sampled)
-        c, soften = self.config.losses, self._soften
         found = evaluate_critics(self.critics, tr, policy, soften=soften, dpg=c.dpg_weight > 0)
-        if c.value_expectile is None:
+        if value is None:
             return found
-        value = evaluate_state_value(self.critics, tr, self.config, soften=soften)
         return found._replace(v=value.v.detach().unsqueeze(0), state_value=value)
 
     def policy_values(self, evaluation: CriticEvaluation, tr: Transitions) -> Tensor:

@@ -39,7 +39,8 @@ class CriticEvaluation(NamedTuple):
     """[C, N, G]: mean value of the policy's actions; with value_expectile V(s), [1, N, G]."""
     dpg_q: Tensor
     """[C, N, G]: mean value of the policy's actions, maximised by DPG. Critics and states are
-    detached: the gradient flows only through the actions, to the policy."""
+    detached: the gradient flows only through the actions, to the policy. With value_expectile and
+    without DPG nothing maximises it, and it is `v`."""
 
     state_value: StateValue | None = None
     """V(s) and its target; None without value_expectile."""
