@@ -45,12 +45,14 @@ class ProcessEnv(gymnasium.Env[Any, Any]):
         self._env_id = env_id
         self._pipe, theirs = Pipe()
         with theirs:
-            # A session of its own: Ctrl-C in a terminal does not reach it, and the collector ends
-            # it. multiprocessing.Process would import the program's main module again.
+            # A process group of its own: Ctrl-C in a terminal does not reach it, and the collector
+            # ends it. It stays in the collector's session, so it has no share of the machine of its
+            # own. multiprocessing.Process would import the program's main module again.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "collector.process_env", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                process_group=0,
             )
         self.begin("make", env_id, kwargs, tuple(plugins))
 

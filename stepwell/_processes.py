@@ -49,8 +49,9 @@ class Job:
 
 
 class Processes:
-    """Starts `stepwell` commands in sessions of their own, so that Ctrl-C reaches only the parent,
-    which stops them in order."""
+    """Starts `stepwell` commands in process groups of their own, so that Ctrl-C reaches only the
+    parent, which stops them in order. Not in sessions of their own: Linux gives each session an
+    equal share of the machine (autogroup), so that nice would mean nothing between them."""
 
     def __init__(self, folder: Path, variables: Mapping[str, str]):
         self.folder = folder
@@ -78,7 +79,7 @@ class Processes:
                 stderr=log,
                 env=self.variables,
                 pass_fds=[lock.fileno()],
-                start_new_session=True,
+                process_group=0,
             )
         return Job(process, self.log(name), time.monotonic())
 

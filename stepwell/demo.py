@@ -47,8 +47,8 @@ class DemoError(StepwellError):
 
 
 class Commands:
-    """Starts commands, each in a session of its own: Ctrl-C reaches only the demo, which stops them
-    in an order that loses nothing. One that has failed ends the demo.
+    """Starts commands, each in a process group of its own: Ctrl-C reaches only the demo, which
+    stops them in an order that loses nothing. One that has failed ends the demo.
 
     A signal only sets `interrupted`: an exception between the start of a child and its place in
     `running` would lose the child, and one raised in a finalizer would be lost itself."""
@@ -83,7 +83,7 @@ class Commands:
             stdout=output,
             stderr=output,
             env=self.env,
-            start_new_session=True,
+            process_group=0,
         )
 
     def check(self) -> None:

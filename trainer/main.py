@@ -141,8 +141,8 @@ def launch(config: TrainConfig, words: Sequence[str]) -> int:
     env.setdefault("OMP_NUM_THREADS", str(config.threads))
     if config.device == "cpu":
         env["ACCELERATE_USE_CPU"] = "1"
-    # A new session, because Ctrl-C in a terminal would signal launcher and workers together.
-    process = subprocess.Popen(command, env=env, start_new_session=True)
+    # A process group of its own: Ctrl-C in a terminal would signal launcher and workers together.
+    process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, process_group=0)
 
     def forward() -> None:
         """Signal the workers, which save and stop cleanly. The launcher would only kill them."""

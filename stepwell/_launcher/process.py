@@ -57,8 +57,8 @@ class LaunchedProcess(BaseModel):
                     stderr=subprocess.STDOUT,
                     env=dict(env),
                     pass_fds=(descriptor,),
-                    # In a new session, Ctrl-C reaches only the launcher, which stops its processes.
-                    start_new_session=True,
+                    # Ctrl-C reaches only the launcher, which stops its processes.
+                    process_group=0,
                 )
         finally:
             os.close(descriptor)

@@ -105,6 +105,7 @@ def test_ctrl_c_in_a_terminal_ends_it_cleanly(
     """All processes of the terminal get the signal, and none is left."""
     with collecting(service, client, name, tmp_path) as process:
         mine = workers(process.pid)
+        assert {os.getsid(child.pid) for child in mine} == {process.pid}, "its share, and its nice"
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=WAIT)
     assert process.returncode == 0 and "Traceback" not in errors

@@ -46,6 +46,14 @@ def test_the_reason_of_a_failure_is_the_last_line_of_its_log(children, code, rea
     assert job.reason() == reason
 
 
+def test_children_share_our_session_and_not_our_ctrl_c(children):
+    """Nice counts within a session only: Linux shares the machine between sessions (autogroup)."""
+    job = children.start("a", [WAIT])
+    assert os.getsid(job.process.pid) == os.getsid(0)
+    assert os.getpgid(job.process.pid) == job.process.pid
+    stop([job])
+
+
 def test_children_get_the_service_and_a_log_that_grows(children):
     for _ in range(2):
         job = children.start("a", ["import os; print(os.environ['STEPWELL_URL'])"])
