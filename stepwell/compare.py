@@ -48,6 +48,7 @@ FIRST_EVALUATION_SEED, EPISODES = 900_000, 30
 """Fixed, and far from the seeds of any training data."""
 LINE_SECONDS = 30.0
 """Seconds between two lines of progress, where the output is no terminal."""
+MAX_SEEDS = 1000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 ABOUT = """\
@@ -393,13 +394,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def seeds_of(text: str) -> list[int]:
-    """ "0-2,7" -> [0, 1, 2, 7]. Raises ValueError."""
+    """ "0-2,7" -> [0, 1, 2, 7], at most MAX_SEEDS. Raises ValueError."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"--seeds: expected numbers as in 0-4 or 0,3,7, got {text!r}")
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first >= MAX_SEEDS - len(seeds):
+            raise ValueError(f"--seeds: expected at most {MAX_SEEDS} training seeds, got {text!r}")
+        seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 

@@ -188,3 +188,21 @@ def test_what_cannot_work_is_refused_before_any_training(finished, words, option
     assert status in (1, 2) and said in output
     assert "Traceback" not in output
     assert comparison.log("other-bc-0", "other") == ""
+
+
+def test_further_seeds_are_not_mixed_with_those_on_other_data(finished, service_client: Client):
+    """The last test here: the dataset grows."""
+    comparison, _ = finished
+    service_client.add(
+        "tiny-data",
+        obs=np.zeros((21, 3), np.float32),
+        actions=np.zeros((20, 1), np.float32),
+        rewards=np.zeros(20, np.float32),
+        terminated=False,
+        env="Pendulum-v1",
+    )
+    status, output = comparison.finish("--recipes", "bc", "--seeds", "0-2", *TWO_POLICIES)
+    assert status == 2 and "1 trajectories were added to tiny-data after run tiny-bc" in output
+    assert "tiny-bc-2 would learn from other data" in output
+    status, output = comparison.finish("--recipes", "bc,bc10", "--seeds", "0-1", *TWO_POLICIES)
+    assert status == 0, "nothing new is trained"

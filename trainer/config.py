@@ -246,8 +246,8 @@ class TrainConfig(RunSettings):
     network, length. all: also discount, reward scale, bounds and preference of good trajectories.
     stepwell recommend DATASET prints them with reasons."""
     memory: Literal["auto", "none", "transformer", "gru"] = "auto"
-    """The agent's memory, for `derive`: auto: a Transformer if the dataset has the tag
-    partially-observable, else none. Data alone cannot tell."""
+    """The agent's memory, for `derive`: auto: none, but if the dataset has the tag
+    partially-observable, a GRU or, with sparse rewards, a Transformer. Data alone cannot tell."""
     seed: int = 0
     """Seed of the weights, the sample order and the noise."""
     updates: int = Field(1000, ge=0)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from amago_model.config import Spaces
+from amago_model.config import Spaces, TimestepEncoderConfig
+from amago_model.encoders.modalities import modalities_of
 from stepwell import EnvSpec
 from stepwell.client import Client
 from stepwell.messages import PARTIALLY_OBSERVABLE
-from trainer.config import TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.returns import NEGLIGIBLE, Floats, returns_to_go
-from trainer.data.snapshot import sql_condition
+from trainer.data.snapshot import best_condition, sql_condition
 from trainer.errors import SettingError
 
 SAMPLED_STEPS = 200_000
@@ -25,6 +28,8 @@ MAX_TRAJECTORIES = 1_000_000
 TIMEOUT = 60.0
 BLOCK = 10
 """Steps whose mean reward is one observation in `consistency`."""
+COMPARED = 5
+"""Fewer trajectories do not show whether they are equally good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,20 @@ class DatasetProfile:
     steps: int
     length: tuple[float, float, float]
     """Median, 95th percentile and maximum of the trajectories' lengths."""
+    usual_length: float
+    """The median length with each trajectory as often as it has steps: half of the steps are in
+    trajectories as long, however many short ones there are."""
     terminated: float
     """Share of trajectories that end in a termination."""
     returns: tuple[float, float, float]
     """5th percentile, mean and 95th percentile of the trajectories' undiscounted returns."""
     best_return: float
     """The highest undiscounted return of a trajectory."""
+    low_return: float
+    """The 5th percentile of the returns, with each trajectory as often as it has steps, or that of
+    the trajectories if it is lower."""
+    best_tenth: int
+    """Number of trajectories that data.best_share prefers."""
     informative: float
     """Share of steps whose reward is not the most frequent one: small if rewards are sparse."""
     reward: Floats
@@ -73,9 +86,19 @@ class DatasetProfile:
     """[n] whether they end in a termination."""
 
     @property
+    def long_length(self) -> float:
+        """The length of long trajectories, which long ones among many short ones determine, too."""
+        return max(self.length[1], self.usual_length)
+
+    @property
     def observation_width(self) -> int:
-        """Number of features of all observations together."""
-        return sum(space.features for space in self.spaces.observations.values())
+        """Number of features of what the policy sees; of an embedding for what is embedded."""
+        encoder = TimestepEncoderConfig()
+        kinds = modalities_of(encoder, self.spaces)
+        return sum(
+            encoder.tokens.d_output if kind == "tokens" else self.spaces.observations[key].features
+            for key, kind in kinds.items()
+        )
 
     @property
     def consistency(self) -> float:
@@ -101,17 +124,20 @@ class DatasetProfile:
         """Standard deviation between trajectories of the rewards of the same 10 steps, as a share
         of their mean size: low if all trajectories are alike, as those of one policy are.
 
-        0 without rewards; infinite if all trajectories are shorter than 10 steps, so that nothing
-        can be compared.
+        0 without rewards; infinite if fewer than half of the trajectories have 10 steps that at
+        least five of them have, so that nothing can be compared.
         """
         means = [mean for mean in self._block_means() if len(mean)]
-        if not means:
-            return math.inf if self.reward.any() else 0.0
+        if not self.reward.any():
+            return 0.0
+        if len(means) < max(COMPARED, len(self.sampled_length) / 2):
+            return math.inf
         every = np.concatenate(means)
         place = np.concatenate([np.arange(len(mean)) for mean in means])
+        every, place = every[known := np.bincount(place)[place] >= COMPARED], place[known]
         count = np.bincount(place)
         residual = every - (np.bincount(place, every) / count)[place]
-        deviation = np.sqrt(np.bincount(place, np.square(residual)) / count)
+        deviation = np.sqrt(np.bincount(place, np.square(residual)) / (count - 1))
         size = float(np.abs(every).mean())
         return float((deviation * count).sum() / len(every)) / size if size > 0.0 else 0.0
 
@@ -160,13 +186,17 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
         limit=MAX_TRAJECTORIES,
         timeout=TIMEOUT,
     ).to_numpy()
-    length = table["length"].astype(np.float64)
+    length, returns = table["length"].astype(np.float64), table["return"]
     if not len(length):
         raise SettingError(
             f"dataset {dataset!r} has no trajectory to learn from"
             + (f" with where={config.where!r}" if config.where else "")
         )
     limit = max(1, int(SAMPLED_STEPS / length.mean()))
+    best = best_condition(condition, DataConfig().best_fraction)
+    best_tenth = client.sql(
+        f"select count(*) from trajectories where {condition} and {best}", timeout=TIMEOUT
+    ).rows[0][0]
     chosen = f"select id, length, terminated from trajectories where {condition} and state = "
     chosen += f"'sealed' order by hash(id), id limit {limit}"
     sample = client.sql(
@@ -180,29 +210,61 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
     if not len(sample):
         raise SettingError(f"dataset {dataset!r}: no trajectory is sealed; run stepwell flush")
     columns = sample.to_arrow()
-    reward = columns["reward"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return summarise(
+        dataset,
+        spec,
+        partially_observable=PARTIALLY_OBSERVABLE in found.tags,
+        length=length,
+        returns=returns,
+        terminated=table["terminated"].astype(np.float64),
+        best_tenth=best_tenth,
+        reward=columns["reward"].combine_chunks().flatten().to_numpy(zero_copy_only=False),
+        sampled_length=columns["length"].to_numpy(),
+        sampled_terminated=columns["terminated"].to_numpy(),
+    )
+
+
+def summarise(
+    dataset: str,
+    spec: EnvSpec,
+    *,
+    partially_observable: bool,
+    length: Floats,
+    returns: Floats,
+    terminated: Floats,
+    best_tenth: int,
+    reward: NDArray[Any],
+    sampled_length: NDArray[Any],
+    sampled_terminated: NDArray[Any],
+) -> DatasetProfile:
+    """The profile of n trajectories with these lengths, returns and endings [n]; of a sample of
+    them, in the same units, the rewards [M], lengths and endings. See DatasetProfile."""
+    low, high = np.quantile(returns, (0.05, 0.95))
+    median, long = np.quantile(length, (0.5, 0.95))
     counts = np.unique(reward, return_counts=True)[1]
     return DatasetProfile(
         dataset=dataset,
         env=spec.env,
         spaces=Spaces.of_spec(spec.to_json()),
-        partially_observable=PARTIALLY_OBSERVABLE in found.tags,
+        partially_observable=partially_observable,
         trajectories=len(length),
         steps=int(length.sum()),
-        length=(
-            float(np.median(length)),
-            float(np.quantile(length, 0.95)),
-            float(length.max()),
-        ),
-        terminated=float(table["terminated"].astype(np.float64).mean()),
-        returns=(
-            float(np.quantile(table["return"], 0.05)),
-            float(np.mean(table["return"])),
-            float(np.quantile(table["return"], 0.95)),
-        ),
-        best_return=float(np.max(table["return"])),
+        length=(float(median), float(long), float(length.max())),
+        usual_length=weighted_quantile(length, length, 0.5),
+        terminated=float(terminated.mean()),
+        returns=(float(low), float(returns.mean()), float(high)),
+        best_return=float(returns.max()),
+        low_return=min(float(low), weighted_quantile(returns, length, 0.05)),
+        best_tenth=best_tenth,
         informative=1.0 - float(counts.max()) / len(reward),
         reward=reward.astype(np.float64),
-        sampled_length=columns["length"].to_numpy().astype(np.float64),
-        sampled_terminated=columns["terminated"].to_numpy().astype(np.float64),
+        sampled_length=sampled_length.astype(np.float64),
+        sampled_terminated=sampled_terminated.astype(np.float64),
     )
+
+
+def weighted_quantile(values: Floats, weights: Floats, q: float) -> float:
+    """The smallest of `values` [n] up to which at least a share q of the `weights` [n] lies."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(values[order][min(np.searchsorted(below, q * below[-1]), len(values) - 1)])

@@ -7,7 +7,7 @@ resumed run does not derive them again. docs/training.md explains the rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from stepwell._settings import flatten, override
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
-from trainer.dataset_profile import BLOCK, DatasetProfile
+from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
 from trainer.errors import SettingError
 
 SCALE = 10.0
@@ -34,8 +34,6 @@ them. In replays of one learning agent it is 0.3 to 0.6, in data of mixed action
 NARROW = 0.25
 """Trajectories are equally good if their returns differ by a smaller share of the mean, and the
 same steps of different trajectories, too. Data of one policy: below 0.2; of mixed ones: 0.5 up."""
-COMPARED = 5
-"""Fewer trajectories do not show whether they are equally good."""
 FEW_TRAJECTORIES, FEW_STEPS = 20, 10_000
 """Data with fewer of both are too few for critics."""
 RETURN_SPREAD = 3.0
@@ -49,9 +47,11 @@ FILTER = "agent.losses.filter."
 MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
 """Who sets one of these decides how much the policy follows critics."""
-PASSES, CLONING_PASSES = 15, 3
-"""How often an average step is sampled during training; if all actions are imitated, soon enough:
-later the policy learns their noise by heart."""
+PASSES, SPARSE_PASSES, CLONING_PASSES = 15, 30, 3
+"""How often an average step is sampled during training; twice as often where ten actions are
+compared; if all actions are imitated, soon enough: later the policy learns their noise by heart."""
+WITHOUT_MEMORY = ("feed_forward", "identity")
+"""Kinds of trajectory encoders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,53 +65,61 @@ class Derived:
 
 
 def derive_settings(
-    profile: DatasetProfile, config: TrainConfig, origins: Mapping[str, str] | None = None
+    profile: DatasetProfile,
+    config: TrainConfig,
+    origins: Mapping[str, str] | None = None,
+    own: Collection[str] = (),
 ) -> list[Derived]:
     """The settings for a dataset.
 
     `config.derive` selects all, or only its shape: sampling, memory, networks, the critics' first
     values and length, which every algorithm needs. `origins` tells where the config's values come
-    from: what a file or flag sets is the basis of the settings that depend on it.
+    from, `own` are the settings of the recipe itself: what it, a file or a flag sets is the basis
+    of the settings that depend on it.
     """
+    decided, flat = origins or {}, flatten(config.to_dict())
+
+    def basis(derived: Derived) -> Any:
+        """The value that others depend on: the config's, if something decides it."""
+        free = derived.key not in own and is_free(derived.key, decided)
+        return derived.value if free else flat[derived.key]
+
     memory = config.memory
     remembers = memory in ("transformer", "gru") or (
         memory == "auto" and profile.partially_observable
     )
+    if not is_free(f"{MEMORY}kind", decided):
+        remembers = flat[f"{MEMORY}kind"] not in WITHOUT_MEMORY
     conditioned = config.agent.return_conditioning is not None
-    n_step = _n_step(profile)
-    decided = origins or {}
+    discount, n_step = _gamma(profile), _n_step(profile)
     recalls = remembers and is_sparse(profile) and _has_better_ones(profile)
     clone = config.derive == "all" and (is_narrow(profile) or is_small(profile) or recalls)
     clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
+    window = _window(profile, remembers, basis(n_step))
+    batch = _batch(basis(window), remembers, basis(n_step))
+    passes = SPARSE_PASSES if basis(n_step) >= SPARSE_STEPS and not remembers else PASSES
+    passes = CLONING_PASSES if clone and not recalls else passes
+    transitions = basis(window) * basis(batch)
+    updates = _updates(profile, transitions, passes)
     shape = [
-        *_windows(profile, remembers, n_step.value),
-        *_memory(profile, memory, remembers),
-        *_network(profile, remembers),
+        *(window, batch),
         *_sampling(profile),
-        *_length(
-            profile,
-            MEMORY_TRANSITIONS if remembers or conditioned else TRANSITIONS,
-            CLONING_PASSES if clone and not recalls else PASSES,
-        ),
+        *_memory(profile, memory, remembers, basis(window)),
+        *_network(profile, remembers),
+        *(updates, *_schedule(basis(updates))),
         *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
     losses = config.agent.losses
-    gamma, multiplier = losses.gamma, losses.reward_multiplier
     if config.derive == "shape":
-        return [*shape, *_first_values(profile, gamma, multiplier)]
-    discount = _gamma(profile)
-    if is_free(discount.key, decided):
-        gamma = discount.value
-    rewards = _rewards(profile, gamma)
-    if is_free(rewards[0].key, decided):
-        multiplier = rewards[0].value
-    first = _first_values(profile, gamma, multiplier)
+        return [*shape, *_first_values(profile, losses.gamma, losses.reward_multiplier)]
+    rewards = _rewards(profile, gamma := basis(discount))
+    first = _first_values(profile, gamma, basis(rewards[0]))
     found = [discount, *rewards, *first, n_step]
     if clone:
         return [*found, *_cloning(profile), *shape]
     found += [*_imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        found += _filter(profile)
+        found += _filter(profile, basis(window))
     return found
 
 
@@ -131,8 +139,9 @@ def is_narrow(profile: DatasetProfile) -> bool:
 
     The best return counts, not its 95th percentile: rare successes are what sparse rewards teach.
     """
-    low, mean, _ = profile.returns
-    alike = profile.best_return - low <= NARROW * abs(mean) and profile.difference <= NARROW
+    _, mean, _ = profile.returns
+    spread = profile.best_return - profile.low_return
+    alike = spread <= NARROW * abs(mean) and profile.difference <= NARROW
     return alike and profile.trajectories >= COMPARED
 
 
@@ -142,7 +151,7 @@ def is_small(profile: DatasetProfile) -> bool:
 
 
 def _gamma(p: DatasetProfile) -> Derived:
-    long = p.length[1]  # not the median: a good policy may survive for longer than most
+    long = p.long_length  # not the median: a good policy may survive for longer than most
     key = "agent.losses.gamma"
     if long <= 1:
         return Derived(key, 0.0, "episodes of one step: there is no future reward")
@@ -159,9 +168,12 @@ def _gamma(p: DatasetProfile) -> Derived:
 def _rewards(p: DatasetProfile, gamma: float) -> list[Derived]:
     returns = p.discounted(gamma)
     extent = f"discounted returns are {returns.low:.4g} to {returns.high:.4g}"
-    if returns.spread <= NEGLIGIBLE * max(1.0, abs(returns.high)):
+    if returns.spread <= NEGLIGIBLE * max(abs(returns.low), abs(returns.high)):
         return [Derived("agent.losses.reward_multiplier", 1.0, f"{extent}: all are equal")]
     multiplier = _one_digit(SCALE / returns.spread)
+    most = f"most of them within {returns.p95 - returns.p5:.4g}"
+    if returns.spread > returns.p95 - returns.p5:
+        most += f", and a fifth of their range is {returns.spread:.4g}"
     # Truncated episodes hide what comes after, and better policies exceed the data.
     share = 0.1 if p.terminated > 0.5 or is_sparse(p) else 0.5
     margin = share * (returns.high - returns.low)
@@ -171,7 +183,7 @@ def _rewards(p: DatasetProfile, gamma: float) -> list[Derived]:
         Derived(
             "agent.losses.reward_multiplier",
             multiplier,
-            f"{extent}, most of them within {returns.spread:.4g}: scaled to about {SCALE:g}",
+            f"{extent}, {most}: scaled to about {SCALE:g}",
         ),
         Derived("agent.losses.target_low", low, bounds),
         Derived("agent.losses.target_high", high, bounds),
@@ -185,7 +197,7 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
     """
     returns = p.discounted(gamma)
     mean, variance = multiplier * returns.mean, multiplier**2 * returns.variance
-    if variance <= NEGLIGIBLE * max(1.0, mean**2):
+    if variance <= NEGLIGIBLE * mean**2:
         variance = 1.0
     reason = (
         f"discounted returns are {returns.mean:.4g} on average, with a standard deviation of "
@@ -210,28 +222,40 @@ def _n_step(p: DatasetProfile) -> Derived:
     return Derived(key, 1, reason)
 
 
-def _windows(p: DatasetProfile, remembers: bool, n_step: int) -> list[Derived]:
-    p95 = int(p.length[1])
-    window, budget = max(1, min(n_step + max(3, n_step // 2 + 1), p95)), TRANSITIONS
-    why = "few transitions per window: without memory, diverse batches learn faster"
-    if n_step == SPARSE_STEPS:
-        budget = 2 * TRANSITIONS
-        why += f"; {n_step} actions are compared, so a part of each window sees too few"
+def _compares_outcomes(p: DatasetProfile) -> bool:
+    """Whether advantages compare the outcomes of several actions, not of one."""
+    return is_sparse(p) and p.spaces.action.kind == "continuous"
+
+
+def _window(p: DatasetProfile, remembers: bool, n_step: int) -> Derived:
+    long = int(p.long_length)
     if remembers:
-        window, budget = max(1, min(p95, 128)), MEMORY_TRANSITIONS
         why = "with memory, windows as long as most episodes, at most 128 steps"
-    batch = max(8, budget // window // 8 * 8)
-    found = [
-        Derived("data.window", window, why),
-        Derived("data.batch", batch, f"about {budget} transitions per update"),
-        Derived("data.padding", "right", "so that the last steps of an episode start windows"),
-    ]
+        return Derived("data.window", max(1, min(long, 128)), why)
+    why = "few transitions per window: without memory, diverse batches learn faster"
+    if n_step > 1:
+        why += f"; the first ones see {n_step} steps ahead"
+    wanted = n_step + max(3, n_step // 2 + 1)
+    return Derived("data.window", max(1, min(wanted, long)), why)
+
+
+def _batch(window: int, remembers: bool, n_step: int) -> Derived:
+    budget, why = TRANSITIONS, ""
+    if n_step >= SPARSE_STEPS:
+        budget = 2 * TRANSITIONS
+        why = f"; {n_step} steps are compared, so a part of each window sees too few"
     if remembers:
-        found.append(Derived(f"{MEMORY}context", window + 1, "attention to a whole window"))
-    return found
+        budget, why = MEMORY_TRANSITIONS, ""
+    batch = max(8, budget // window // 8 * 8)
+    return Derived("data.batch", batch, f"{batch * window:,} transitions per update{why}")
 
 
-def _memory(p: DatasetProfile, memory: str, remembers: bool) -> list[Derived]:
+def _memory(p: DatasetProfile, memory: str, remembers: bool, window: int) -> list[Derived]:
+    context = Derived(f"{MEMORY}context", window + 1, "attention to a whole window")
+    return [_memory_kind(p, memory, remembers), *([context] if remembers else [])]
+
+
+def _memory_kind(p: DatasetProfile, memory: str, remembers: bool) -> Derived:
     key = f"{MEMORY}kind"
     kind, why = "gru", "rewards are dense: a GRU learns from imitation and critics at once"
     if is_sparse(p):
@@ -241,16 +265,16 @@ def _memory(p: DatasetProfile, memory: str, remembers: bool) -> list[Derived]:
             f"the dataset has the tag {PARTIALLY_OBSERVABLE}: its environment or file declared "
             "that one observation does not show the state, or a user added the tag"
         )
-        return [Derived(key, kind, f"{tagged}; {why}")]
+        return Derived(key, kind, f"{tagged}; {why}")
     if remembers:
-        return [Derived(key, memory, f"memory = {memory}")]
+        return Derived(key, memory, f"memory = {memory}")
     if memory == "none":
-        return [Derived(key, "feed_forward", "memory = none")]
+        return Derived(key, "feed_forward", "memory = none")
     reason = (
         "the dataset is not tagged as partially observable; if one observation does not show the "
         f"state, add --memory {kind}, or the tag {PARTIALLY_OBSERVABLE} to the dataset"
     )
-    return [Derived(key, "feed_forward", reason)]
+    return Derived(key, "feed_forward", reason)
 
 
 def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
@@ -276,7 +300,10 @@ def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
 
 
 def _sampling(p: DatasetProfile) -> list[Derived]:
-    found = [Derived("data.draw", "steps", "every step counts equally, however long its episode")]
+    found = [
+        Derived("data.draw", "steps", "every step counts equally, however long its episode"),
+        Derived("data.padding", "right", "so that the last steps of an episode start windows"),
+    ]
     if p.trajectories >= 40:
         reason = f"{p.trajectories} trajectories: some are held back to watch the losses"
         found.append(Derived("data.validation", 0.05, reason))
@@ -290,17 +317,18 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
     """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
     weight = "agent.losses.dpg_weight"
     found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
-    if is_sparse(p) and p.spaces.action.kind == "continuous":
+    if _compares_outcomes(p):
         return found  # the filter compares outcomes; whole trajectories have hardly any
     if not _has_better_ones(p):
         return found
     low, mean, high = p.returns
     share, whole = p.consistency, p.consistency > CONSISTENT
     reason = (
-        f"returns of trajectories differ ({low:.4g} to {high:.4g}, mean {mean:.4g}), and "
-        f"{share:.0%} of the variance of rewards lies between trajectories: they are "
+        f"returns of trajectories differ (5th to 95th percentile {low:.4g} to {high:.4g}, mean "
+        f"{mean:.4g}), and {share:.0%} of the variance of rewards lies between trajectories: they "
+        "are "
         + ("good or bad as a whole, so most" if whole else "mixed in themselves, so half")
-        + " of each batch is from the best tenth"
+        + f" of each batch is from the best {p.best_tenth:,}"
     )
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
 
@@ -315,7 +343,7 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     """What the actor follows where critics would learn little but their own errors."""
     if is_narrow(p):
         reason = (
-            f"trajectories are about equally good (returns {p.returns[0]:.4g} to "
+            f"trajectories are about equally good (returns {p.low_return:.4g} to "
             f"{p.best_return:.4g}, the same {BLOCK} steps differ by {p.difference:.0%}): critics "
             "would prefer actions by their errors"
         )
@@ -333,12 +361,12 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
         Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
-        reason = "most of each batch is from the best tenth of the trajectories"
+        reason = f"most of each batch is from the best {p.best_tenth:,} trajectories"
         found.append(Derived("data.best_share", 0.8, reason))
     return found
 
 
-def _filter(p: DatasetProfile) -> list[Derived]:
+def _filter(p: DatasetProfile, window: int) -> list[Derived]:
     """The advantage filter, if it is not the recipe's."""
     if p.spaces.action.kind == "discrete":
         reason = (
@@ -348,8 +376,8 @@ def _filter(p: DatasetProfile) -> list[Derived]:
         # In standard deviations of the return, not of the batch's advantages: while critics know
         # nothing, those would turn their noise into weights, and not even a clone would be learned.
         chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
-    elif is_sparse(p) and p.spaces.action.kind == "continuous":
-        n_step = max(1, min(SPARSE_STEPS, int(p.length[0])))
+    elif _compares_outcomes(p):
+        n_step = max(1, min(SPARSE_STEPS, int(p.length[0]), window))
         reason = (
             f"sparse rewards ({p.informative:.2%} of the steps): one action changes the value less "
             f"than the critics' errors, so the outcomes of {n_step} actions of the data are "
@@ -387,13 +415,17 @@ def _conditioning(p: DatasetProfile) -> list[Derived]:
     ]
 
 
-def _length(p: DatasetProfile, transitions: int, passes: int) -> list[Derived]:
+def _updates(p: DatasetProfile, transitions: int, passes: int) -> Derived:
     wanted = passes * p.steps / transitions
     updates = int(min(max(math.ceil(wanted / 1000) * 1000, 3000), 20_000))
-    reason = f"{p.steps:,} steps, each sampled about {passes} times; at least 3,000, at most 20,000"
-    every = updates // 5
+    times = updates * transitions / p.steps
+    reason = f"{p.steps:,} steps, each sampled about {times:.3g} times; at least 3,000 updates, at "
+    return Derived("updates", updates, f"{reason}most 20,000")
+
+
+def _schedule(updates: int) -> list[Derived]:
+    every = max(1, updates // 5)
     return [
-        Derived("updates", updates, reason),
         Derived("schedule.publish_every", every, "five policies per run"),
         Derived("schedule.checkpoint_every", every, "with each policy"),
     ]
@@ -418,6 +450,7 @@ def apply_settings(
     origins: Mapping[str, str],
     own: Collection[str],
     derived: Iterable[Derived],
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[TrainConfig, list[Derived]]:
     """Add derived settings to a config.
 
@@ -426,6 +459,7 @@ def apply_settings(
         origins: where its values come from.
         own: the settings that the recipe itself sets, without those of its base.
         derived: settings from `derive_settings`.
+        say: called with a line about each that contradicts what a file or flag sets.
 
     Returns:
         The new config, and the settings that are in it: no file, flag or `own` decides them, they
@@ -438,7 +472,8 @@ def apply_settings(
             continue
         try:
             config = override(config, {d.key: d.value})
-        except (AmagoError, SettingError):  # it contradicts what a file or flag sets
+        except (AmagoError, SettingError) as error:
+            say(f"warning: {d.key}={d.value!r} ({d.reason}) is left out: {error}")
             continue
         used.append(d)
     return config, used

@@ -160,7 +160,10 @@ def estimate_run(
             assert downloaded is not None
             transitions = policy_transitions(load_policy(downloaded.data), data)
             if not len(transitions.reward):
-                raise SettingError(f"the data of run {run.name} have no step with a known action")
+                raise SettingError(
+                    f"the data of run {run.name} have no step whose action and next observation "
+                    "are both known, so nothing can be estimated from them"
+                )
             estimate = estimate_value(transitions, gamma, bounds, on_progress=tick)
             known[policy.version] = estimate
             if store:

@@ -136,7 +136,7 @@ def estimate_value(
         """The estimate with each block `count` [n_blocks] times; NaN without an initial state."""
         system = (count @ remainder).unflatten(0, (FEATURES + 1, FEATURES + 1))
         weights = torch.linalg.solve(system.double() + ridge, (count @ target).double())
-        q = (initial @ weights.to(torch.float32) * scale).clamp(low, high)
+        q = (initial.double() @ weights * scale).clamp(low, high)
         times = count[of_initial]
         return float((q * times).sum() / times.sum())
 

@@ -163,6 +163,11 @@ def _below(x: Reading) -> float:
 def _remedy(x: Reading, bound: str, value: float) -> str:
     """What to do about values outside the data's returns."""
     gamma = f"a lower agent.losses.gamma (now {x.losses.gamma:g})"
+    low, high = x.losses.target_low, x.losses.target_high
+    if low is not None and low >= x.data.high:
+        return f"agent.losses.target_low={low:g} is above all of them: lower it"
+    if high is not None and high <= x.data.low:
+        return f"agent.losses.target_high={high:g} is below all of them: raise it"
     if getattr(x.losses, bound) is not None:
         return f"Try {gamma}, or check the reward multiplier"
     return f"Try agent.losses.{bound}={value:.4g} or {gamma}"

@@ -124,6 +124,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     return None
             return select()
 
+        if resumed is not None:
+            _refuse_other_data(resumed.state["config"], config)
         # The numbers of a resumed run are those of before, whatever the dataset is now.
         derived = resumed.state.get("derived", []) if resumed is not None else []
         if resumed is None and config.derive != "off":
@@ -132,7 +134,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             derived = world.on_main(lambda: _derive(config, info.origins, client, echo))
         settings = [Derived(**d) for d in derived]
         config, settings = apply_settings(
-            config, info.origins, own_settings(config.recipe), settings
+            config, info.origins, own_settings(config.recipe), settings, echo
         )
         config.require_target_return()
         reporter.add_derived(config, settings)
@@ -362,7 +364,8 @@ def _derive(
     if not config.dataset:
         echo("note: settings are only derived from one dataset; the recipe's own values are used")
         return []
-    return [asdict(d) for d in derive_settings(read_profile(client, config), config, origins)]
+    profile, own = read_profile(client, config), own_settings(config.recipe)
+    return [asdict(d) for d in derive_settings(profile, config, origins, own)]
 
 
 class _Clock:
@@ -397,6 +400,20 @@ def _differences(
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not key.startswith(quiet)
     ]
+
+
+def _refuse_other_data(before: dict[str, object], config: TrainConfig) -> None:
+    """Raise `SettingError` for settings that a resumed run would not follow: it keeps its data,
+    unless it looks for new data, and what was derived from them."""
+    keys = ("derive", "memory", "snapshot", "dataset", "where", "sources")
+    old, now = before, config.to_dict()
+    for key in keys[: 3 if config.data.refresh_every else None]:
+        if old.get(key) != now[key]:
+            raise SettingError(
+                f"{key}: run {config.run} began with {old.get(key)!r}, which cannot change to "
+                f"{now[key]!r} when it is resumed; train under another --run, or begin this one "
+                "anew with --resume never"
+            )
 
 
 def _compute_dtype(config: TrainConfig) -> torch.dtype:

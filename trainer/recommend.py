@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 
 from amago_model.errors import AmagoError
@@ -20,17 +22,20 @@ def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     words = ["offline", "--dataset", args.dataset, "--where", args.where, "--memory", args.memory]
     try:
-        config = resolve(words).config
+        resolved = resolve(words)
+        config = resolved.config
         with common.connect(args) as client:
             profile = read_profile(client, config)
-        derived = derive_settings(profile, config)
         own = own_settings(config.recipe)
-        _, settings = apply_settings(config, {}, own, derived)
+        derived = derive_settings(profile, config, resolved.origins, own)
+        _, settings = apply_settings(config, resolved.origins, own, derived)
     except (StepwellError, AmagoError) as error:
         return fail("stepwell recommend", error)
     if args.json:
         common.print_json({d.key: {"value": d.value, "reason": d.reason} for d in settings})
     elif args.toml:
+        if args.where:
+            print(f"where = {_toml(args.where)}")
         for d in settings:
             print(f"# {d.reason}\n{d.key} = {_toml(d.value)}")
     else:
@@ -38,20 +43,23 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"{profile.dataset} ({profile.env or 'no environment named'}): "
             f"{profile.trajectories:,} trajectories, {profile.steps:,} steps, "
-            f"returns {low:.4g} to {high:.4g} (mean {mean:.4g}), "
+            f"returns {low:.4g} to {high:.4g} (5th to 95th percentile; mean {mean:.4g}), "
             f"{profile.terminated:.0%} of the trajectories terminate\n"
         )
         common.print_table(
             ["setting", "value", "reason"], [(d.key, str(d.value), d.reason) for d in settings]
         )
-        print(f"\ntrain with them: stepwell train offline --dataset {args.dataset} --run NAME")
+        same = ["stepwell", "train", "offline", "--dataset", args.dataset]
+        same += ["--where", args.where] if args.where else []
+        same += ["--memory", args.memory] if args.memory != "auto" else []
+        print(f"\ntrain with them: {shlex.join(same)} --run NAME")
     return 0
 
 
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

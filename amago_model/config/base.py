@@ -84,7 +84,10 @@ def _sentence(error: ErrorDetails, cls: type[Settings]) -> str:
             others = [m for m in members if name in m.model_fields]
             if others:
                 kinds = ", ".join(repr(kind) for m in others for kind in kinds_of_section(m))
-                return f"{where}: the chosen kind has no such setting; it is one of kind {kinds}"
+                return (
+                    f"{where}: the chosen kind has no such setting; it is one of kind {kinds}: set "
+                    f"{'.'.join([*parents, 'kind'])}, too"
+                )
             near = difflib.get_close_matches(name, section.model_fields, n=1, cutoff=0.0)
             hint = f"; the nearest known one is {near[0]!r}" if near else ""
             return f"{'.'.join(parents) or cls.__name__}: unknown setting {name!r}{hint}"

@@ -99,7 +99,10 @@ class ActionSpace(Settings):
                     )
         for i, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
             if not low < high:
-                raise SpaceError(f"low: low[{i}]={low} is not below high[{i}]={high}")
+                raise SpaceError(
+                    f"low: low[{i}]={low} is not below high[{i}]={high}. An action that never "
+                    "changes may be left out of the action space, or gets bounds around its value."
+                )
 
     @property
     def width(self) -> int:

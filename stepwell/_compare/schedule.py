@@ -23,6 +23,9 @@ LOOK = 3.0
 """Seconds between two looks at the progress of the runs."""
 GIVEN = ("command line", "file ")
 """Origins of settings that somebody gave, as opposed to a recipe's."""
+ADDED_SQL = """\
+SELECT count(*) FROM trajectories
+WHERE dataset = ? AND purpose = 'train' AND created_at > ?"""
 FREE = frozenset(
     "recipe run tags seed output resume plugin threads processes device data.cache".split()
 )
@@ -30,7 +33,7 @@ FREE = frozenset(
 
 
 class OtherSettings(StepwellError):
-    """A run of this comparison was trained with other settings."""
+    """A run of this comparison was trained with other settings, or on other data."""
 
     exit_status = 2
 
@@ -101,18 +104,20 @@ class Schedule:
                 chain.job.process.terminate()
 
     def check(self) -> None:
-        """Raise `OtherSettings` for another environment, or for a run that was trained with other
-        settings than these."""
+        """Raise `OtherSettings` for another environment, for a run that was trained with other
+        settings than these, or for further runs on data that have grown since the first."""
         before = read_comparison(self.client, self.name)
         if before.env not in ("", self.env):
             raise OtherSettings(
                 f"comparison {self.name} evaluates in {before.env}, not in {self.env}; choose "
                 "another --name"
             )
+        new = ""
         for chain in self.chains:
             try:
                 run = self.client.run(chain.run)
             except NotFound:
+                new = chain.run
                 continue
             if TAG + self.name not in run.tags:
                 raise OtherSettings(
@@ -130,6 +135,19 @@ class Schedule:
                     f"{was.get(key, 'the default')}, now it is {now.get(key, 'the default')}; "
                     "choose another --name"
                 )
+        if new and before.runs:
+            self._require_same_data(before.runs[0], new)
+
+    def _require_same_data(self, first: Run, new: str) -> None:
+        added = self.client.sql(ADDED_SQL, [self.dataset, first.created_at], timeout=60.0).rows[0][
+            0
+        ]
+        if added:
+            raise OtherSettings(
+                f"{added:,} trajectories were added to {self.dataset} after run {first.name} of "
+                f"this comparison had read it, so {new} would learn from other data; choose "
+                "another --name"
+            )
 
     def run(self) -> None:
         """Work until every chain is done or has failed. Raises KeyboardInterrupt after

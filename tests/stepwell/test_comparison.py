@@ -211,6 +211,7 @@ def test_seeds_are_numbers_and_ranges(text, seeds):
     [
         (["--seeds", "2-0"], "--seeds"),
         (["--seeds", "a"], "--seeds"),
+        (["--seeds", "0-3,0-100000000"], "at most 1000 training seeds"),
         (["--recipes", ","], "--recipes"),
         (["--name", "a/b"], "--name"),
         (["--jobs", "0"], "--jobs"),

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amago_model.config import Spaces
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell._settings import flatten
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
-from trainer.dataset_profile import DatasetProfile
+from trainer.dataset_profile import DatasetProfile, summarise
 from trainer.derived_settings import apply_settings, derive_settings
 from trainer.main import main as train
 from trainer.recipes import RECIPES, own_settings, recipe
@@ -55,21 +54,16 @@ def profiles(draw: st.DrawFn) -> DatasetProfile:
     reward = (scale * reward).astype(np.float32).astype(np.float64)
     terminated = (rng.random(count) < draw(st.sampled_from([0.0, 0.5, 1.0]))).astype(float)
     returns = np.array([r.sum() for r in np.split(reward, np.cumsum(length)[:-1])])
-    low, high = np.quantile(returns, (0.05, 0.95))
-    return DatasetProfile(
-        dataset="made",
-        env="",
-        spaces=Spaces.of_spec(SPECS[draw(st.sampled_from(sorted(SPECS)))].to_json()),
+    return summarise(
+        "made",
+        SPECS[draw(st.sampled_from(sorted(SPECS)))],
         partially_observable=draw(st.booleans()),
-        trajectories=count,
-        steps=steps,
-        length=(float(np.median(length)), float(np.quantile(length, 0.95)), float(length.max())),
-        terminated=float(terminated.mean()),
-        returns=(float(low), float(returns.mean()), float(high)),
-        best_return=float(returns.max()),
-        informative=1.0 - float(np.unique(reward, return_counts=True)[1].max()) / steps,
+        length=length.astype(np.float64),
+        returns=returns,
+        terminated=terminated,
+        best_tenth=-(-count // 10),
         reward=reward,
-        sampled_length=length.astype(np.float64),
+        sampled_length=length,
         sampled_terminated=terminated,
     )
 

@@ -7,12 +7,13 @@ import json
 import uuid
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 import torch
 
 from amago_model.agent import make_agent
-from amago_model.config import BinaryFilterConfig, Spaces, TransformerConfig
+from amago_model.config import BinaryFilterConfig, TransformerConfig
 from collector.builtin.generate import Behaviour, generate
 from collector.builtin.generate_cartpole import CartPolePositionNoisy
 from collector.builtin.generate_random import GridworldRandom, RecallRandom
@@ -21,8 +22,8 @@ from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
-from trainer.data.snapshot import sql_condition
-from trainer.dataset_profile import DatasetProfile, read_profile
+from trainer.data.snapshot import best_condition, sql_condition
+from trainer.dataset_profile import DatasetProfile, read_profile, summarise
 from trainer.derived_settings import SCALE, Derived, apply_settings, derive_settings
 from trainer.main import main
 from trainer.options import resolve
@@ -46,26 +47,17 @@ def make_profile(
     length = np.array([len(r) for r in rewards], dtype=np.float64)
     returns = np.array([sum(r) for r in rewards])
     reward = np.concatenate([np.array(r, dtype=np.float64) for r in rewards])
-    counts = np.unique(reward, return_counts=True)[1]
-    profile = DatasetProfile(
-        dataset="made",
-        env="Made-v0",
-        spaces=Spaces.of_spec(spec.to_json()),
+    profile = summarise(
+        "made",
+        spec,
         partially_observable=False,
-        trajectories=len(rewards),
-        steps=len(reward),
-        length=(float(np.median(length)), float(np.quantile(length, 0.95)), float(length.max())),
-        terminated=float(terminated),
-        returns=(
-            float(np.quantile(returns, 0.05)),
-            float(returns.mean()),
-            float(np.quantile(returns, 0.95)),
-        ),
-        best_return=float(returns.max()),
-        informative=1.0 - counts.max() / len(reward),
+        length=length,
+        returns=returns,
+        terminated=(ends := np.full(len(rewards), float(terminated))),
+        best_tenth=-(-len(rewards) // 10),
         reward=reward,
         sampled_length=length,
-        sampled_terminated=np.full(len(rewards), float(terminated)),
+        sampled_terminated=ends,
     )
     return dataclasses.replace(profile, **changes)
 
@@ -135,6 +127,84 @@ def test_what_a_flag_sets_is_the_basis_of_what_depends_on_it() -> None:
     assert found["agent.losses.target_high"] == pytest.approx(returns.high + margin, rel=0.05)
     assert found["agent.critic.popart.init_mean"] == pytest.approx(3 * returns.mean, rel=0.01)
     assert found["agent.critic.popart.init_nu"] == pytest.approx(9 * returns.variance, rel=0.01)
+
+
+def derived_with(profile: DatasetProfile, *flags: str) -> dict[str, Derived]:
+    """By key, what the recipe offline derives beside these flags."""
+    resolved = resolve(["offline", "--dataset=made", *flags])
+    own = own_settings("offline")
+    found = derive_settings(profile, resolved.config, resolved.origins, own)
+    _, used = apply_settings(resolved.config, resolved.origins, own, found)
+    return {d.key: d for d in used}
+
+
+def test_a_kind_of_memory_by_flag_gets_what_a_memory_needs() -> None:
+    tagged = make_profile(DENSE, partially_observable=True)
+    with_memory = derived_with(make_profile(DENSE), "--agent.trajectory_encoder.kind=transformer")
+    assert with_memory["data.window"].value == 100
+    assert not with_memory["agent.timestep_encoder.hide_previous"].value
+    assert with_memory["agent.trajectory_encoder.context"].value == 101
+    without = derived_with(tagged, "--agent.trajectory_encoder.kind=feed_forward")
+    assert without["data.window"].value == 4
+    assert without["agent.timestep_encoder.hide_previous"].value
+
+
+def test_windows_batches_and_lengths_follow_each_other_and_their_reasons_are_true() -> None:
+    assert derived_with(make_profile(DENSE), "--agent.losses.n_step=10")["data.window"].value == 16
+    wide = derived_with(make_profile(DENSE, steps=100_000), "--data.window=64")
+    assert wide["data.batch"].value == 8 and "512 transitions" in wide["data.batch"].reason
+    assert wide["updates"].value == 3000
+    assert "each sampled about 15.4 times" in wide["updates"].reason
+    short = derived_with(make_profile(SPARSE), "--data.window=2")
+    assert short["agent.losses.filter.n_step"].value == 2
+    assert derived_with(make_profile(DENSE), "--updates=50")["schedule.publish_every"].value == 10
+    sparse = make_profile(SPARSE, steps=60_000)
+    assert "each sampled about 34.1 times" in derived_with(sparse)["updates"].reason
+
+
+def test_many_short_episodes_do_not_hide_the_long_ones() -> None:
+    """Most steps are in the long ones, and batches are drawn by steps."""
+    rng = np.random.default_rng(0)
+    lengths = [*[2] * 600, *[400] * 25]
+    found = derived(make_profile([rng.normal(size=n).tolist() for n in lengths]))
+    assert found["agent.losses.gamma"] == 0.99 and found["data.window"] == 4
+    one_long = make_profile([[-1e-3]] * 300 + [[-1.0] * 5000])
+    found = derived(one_long)
+    assert found["agent.losses.gamma"] >= 0.99
+    assert found["agent.losses.dpg_weight"] > 0.0, "not all trajectories are alike"
+
+
+def test_what_hardly_any_trajectories_share_is_not_compared() -> None:
+    """One block of ten steps, in one trajectory, is equal to itself."""
+    short = [[float(x) for x in np.random.default_rng(i).permutation(6)] for i in range(99)]
+    for also in ([], [[1.0] * 10 + [5.0 / 2] * 2]):
+        assert make_profile([*short, *also]).difference == np.inf
+
+
+def test_what_is_embedded_or_hidden_from_the_policy_makes_no_wide_network() -> None:
+    spec = EnvSpec.of(Discrete(500), Discrete(6), env="Made-v0")
+    assert make_profile(DENSE, spec=spec).observation_width == 32
+
+
+@pytest.mark.parametrize(
+    ("returns", "best"),
+    [
+        (list(range(100)), 10),
+        ([0] * 92 + [1] * 8, 8),  # rare successes, not all ties of the 90th percentile
+        ([0] * 40 + [1] * 60, 60),
+        ([1] * 100, 100),
+        ([-300] * 5 + [0] * 90 + [1] * 5, 5),
+    ],
+)
+def test_the_best_tenth_are_the_best_where_many_returns_are_equal(returns, best) -> None:
+    with duckdb.connect() as db:
+        db.execute('create table trajectories (dataset text, purpose text, "return" double)')
+        rows = [("made", "train", float(x)) for x in returns]
+        db.executemany("insert into trajectories values (?, ?, ?)", rows)
+        bc10 = recipe("bc10").where.replace("{dataset}", "made")
+        for condition in (best_condition("dataset = 'made'", 0.1), bc10):
+            found = db.execute(f"select count(*) from trajectories where {condition}").fetchone()
+            assert found == (best,)
 
 
 @pytest.mark.parametrize("flag", ["kind=binary", "threshold=0"])
@@ -391,6 +461,13 @@ def test_recommend_prints_reasons_json_and_a_file_for_training(
     file.write_text(capsys.readouterr().out)
     config = resolve(["offline", "--dataset", dataset, "--config", str(file)]).config
     assert config.agent.losses.gamma == found["agent.losses.gamma"]["value"]
+    assert recommend([dataset, "--where", "length > 6", "--memory", "gru"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith(f"--dataset {dataset} --where 'length > 6' --memory gru --run NAME")
+    assert recommend([dataset, "--where", "length > 6", "--toml"]) == 0
+    file.write_text(capsys.readouterr().out)
+    words = ["offline", "--dataset", dataset, "--config", str(file)]
+    assert resolve(words).config.where == "length > 6"
     assert recommend(["nothing-here"]) == 1
     assert "nothing-here" in capsys.readouterr().err
 
@@ -419,8 +496,9 @@ def test_an_imported_file_declares_that_memory_is_needed(
 
 
 def test_a_resumed_run_keeps_its_numbers_although_the_data_changed(
-    service, dataset, tmp_path, monkeypatch
+    service, dataset, tmp_path, monkeypatch, capsys
 ) -> None:
+    """Nor does it follow settings that its data or numbers would have to change for."""
     monkeypatch.setenv("STEPWELL_URL", service.url)
     words = ["offline", "--dataset", dataset, "--run", "grown", *TINY]
     words += ["--output", str(tmp_path), "--data.cache", str(tmp_path / "cache")]
@@ -434,3 +512,30 @@ def test_a_resumed_run_keeps_its_numbers_although_the_data_changed(
         after = client.run("grown").config
     assert after["agent"]["losses"] == before["agent"]["losses"]
     assert after["origins"]["agent.losses.gamma"].startswith("derived: half an episode")
+    for key, value in (("memory", "gru"), ("where", "length > 6")):
+        assert main([*words, "--updates", "9", f"--{key}", value]) == 2
+        said = capsys.readouterr().err
+        assert f"{key}: run grown began with" in said and "train under another --run" in said
+
+
+def test_what_is_counted_and_data_without_known_actions(
+    service, tmp_path, monkeypatch, capsys
+) -> None:
+    """Trajectories that are preferred are counted once. Without a known action nothing is learned,
+    and the run says so instead of beginning."""
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    spec = make_spec(action_known=True)
+    with service.client() as client:
+        for name, known in (("some-known", None), ("none-known", False)):
+            client.create_dataset(name, spec)
+            found = [make_trajectory(spec, length=12, seed=i) for i in range(60)]
+            if known is not None:
+                blank = np.zeros(12, bool)
+                found = [dataclasses.replace(t, action_known=blank) for t in found]
+            client.post(name, found, wait_sealed=True)
+    words = ["offline", *TINY, "--updates", "2", "--output", str(tmp_path), "--data.best-share=0.5"]
+    words += ["--data.cache", str(tmp_path / "cache"), "--data.validation", "0"]
+    assert main([*words, "--dataset", "some-known", "--run", "some-known"]) == 0
+    assert "60 trajectories, 720 steps" in capsys.readouterr().out
+    assert main([*words, "--dataset", "none-known", "--run", "none-known"]) == 1
+    assert "no step of the selected trajectories has a known action" in capsys.readouterr().err

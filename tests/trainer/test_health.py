@@ -95,6 +95,20 @@ def test_every_check_is_tried_here():
     assert {check.key for check in CHECKS} == BROKEN.keys() | {"gradient_norm", "targets_follow"}
 
 
+@pytest.mark.parametrize(
+    ("bound", "value", "wrong", "advice"),
+    [
+        ("target_low", 50, {"value/q_max": 60.0}, "target_low=50 is above all of them: lower it"),
+        ("target_high", -50, {"value/q_min": -60.0}, "=-50 is below all of them: raise it"),
+    ],
+)
+def test_a_bound_outside_the_data_is_named(bound, value, wrong, advice):
+    """The other bound would contradict it, so setting that is no advice."""
+    health = Health(config_of(f"--agent.losses.{bound.replace('_', '-')}={value}"))
+    ring(health, HEALTHY | wrong, 101)
+    assert any(alarm.message.endswith(advice) for alarm in health.standing.values())
+
+
 def test_a_gradient_is_compared_with_that_after_the_warm_up():
     health = Health(config_of())
     assert ring(health, HEALTHY, 101) == ([], [])

@@ -82,6 +82,11 @@ class Manifest:
         """Total number of transitions."""
         return int(self.length.sum())
 
+    @property
+    def distinct(self) -> NDArray[np.intp]:
+        """One row of each trajectory: several components of a mixture may have it."""
+        return np.unique(self.ids, return_index=True)[1]
+
     def without(self, shards: Sequence[str]) -> Manifest:
         """The manifest without shards that cannot be read. Returns self if `shards` is empty."""
         bad = set(shards) & set(self.shards)
@@ -158,16 +163,30 @@ def sql_condition(config: TrainConfig) -> str:
     return f"{condition} and ({where})" if where else condition
 
 
+def best_condition(condition: str, fraction: float) -> str:
+    """The SQL condition of the `fraction` with the highest returns among the trajectories of a
+    `condition`, and of those with the same return as the last of them.
+
+    If these are five times as many or more, because most returns are equal, it is that of the
+    trajectories with higher returns: with rare successes, of the successes. Where there are no
+    higher ones, all with the highest return are the best.
+    """
+
+    def over(statistic: str) -> str:
+        return f"(select {statistic} from trajectories where {condition})"
+
+    last, limit = (f'quantile_cont("return", {max(0.0, 1 - n * fraction):g})' for n in (1, 5))
+    higher = f'"return" > {over(limit)} or {over(f"""{limit} >= max("return")""")}'
+    return f'"return" >= {over(last)} and ({higher})'
+
+
 def _selection(config: TrainConfig) -> dict[str, Any]:
     """The arguments of `Client.create_snapshot` that select trajectories."""
     data = config.data
     if data.best_share:
         condition = sql_condition(config)
         select = f"select id from trajectories where {condition}"
-        best = (
-            f'{select} and "return" >= (select quantile_cont("return", '
-            f"{1.0 - data.best_fraction}) from trajectories where {condition})"
-        )
+        best = f"{select} and {best_condition(condition, data.best_fraction)}"
         shares = [(select, 1.0 - data.best_share), (best, data.best_share)]
         return {"sources": [{"select": sql, "share": share} for sql, share in shares]}
     # A share that is 0 now may grow later: the snapshot includes all components that may ever be

@@ -244,12 +244,18 @@ class SnapshotViews:
         conditioned = config.agent.return_conditioning is not None
         view = open_view(self.cache, fields, sampler, start, return_to_go=conditioned)
         if held is not None:
-            view = replace(view, held_back=len(held))
+            view = replace(view, held_back=len(held.distinct))
             if self.world.is_main:
                 drawn = validation_sampler(held, config.data)
                 other = open_view(self.cache, fields, drawn, return_to_go=conditioned)
                 fixed = Loader([other], config.data)
                 view = replace(view, validation=tuple(fixed.load(i).batch for i in range(BATCHES)))
+        known = next((c for c in view.columns if c.field.name == "action_known"), None)
+        if known is not None and not any(known.trajectory(i).any() for i in range(len(trained))):
+            raise DataError(
+                "no step of the selected trajectories has a known action (action_known), so there "
+                "is nothing to learn from; select others by `where`, or record the actions"
+            )
         # Relabeling changes rewards, so those of the data say nothing then.
         if self.world.is_main and config.agent.critic is not None and view.relabeling is None:
             rewards = next(column for column in view.columns if column.field.name == "reward")
@@ -316,8 +322,9 @@ class SnapshotViews:
     def summary(self) -> list[str]:
         """Lines that say what the newest snapshot contains."""
         found = self.manifest
+        steps = found.length[distinct := found.distinct].sum()
         lines = [
-            f"{len(found)} trajectories, {found.steps} steps, {len(found.shards)} shards"
+            f"{len(distinct)} trajectories, {steps} steps, {len(found.shards)} shards"
             f" of snapshot {found.snapshot}"
         ]
         if self.config.data.validation:
