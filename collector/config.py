@@ -168,6 +168,7 @@ class EvaluateConfig(EnvironmentConfig):
       stepwell evaluate --policy demo --env Pendulum-v1 --episodes 30
       stepwell evaluate --policy demo/7 --env Hopper-v5 --seeds 1000 --json
       stepwell evaluate --policy demo --env Hopper-v5 --episodes 10 --follow
+      stepwell evaluate --policy demo --env Hopper-v5 --videos 3
       stepwell evaluate --random --env Pendulum-v1 --no-upload
     """
 
@@ -189,6 +190,9 @@ class EvaluateConfig(EnvironmentConfig):
     """Number of episodes, one per seed."""
     seeds: int = Field(0, ge=0)
     """The first seed; episode i is reset with seeds + i."""
+    videos: int = Field(0, ge=0)
+    """Record videos of the first so many episodes, also of each policy with RUN/all, --follow and
+    --against. MP4 needs imageio-ffmpeg; without it they are GIFs."""
     sample: bool = False
     """Sample actions from the policy instead of taking its greedy actions."""
     target_return: float | None = None
@@ -228,6 +232,10 @@ class EvaluateConfig(EnvironmentConfig):
             raise ValueError("every: needs --policy RUN/all, or --follow")
         if self.against and (self.every_version or self.against.partition("/")[2] == ALL):
             raise ValueError("against: compares two policies; leave out RUN/all and --follow")
+        if self.videos and not self.upload:
+            raise ValueError("videos: are kept with the score at the service; leave upload on")
+        if self.videos > self.episodes:
+            raise ValueError(f"videos: at most one for each of {self.episodes} episodes")
         if self.every_version and self.run:
             raise ValueError("run: each version has an eval run of its own; leave run out")
         if self.vectorization == "native":

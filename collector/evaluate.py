@@ -2,7 +2,8 @@
 
 An evaluation collects episodes with greedy actions in a dataset with purpose "eval". Each episode
 has a fixed seed, and actions are computed in chunks of a constant size, so the results do not
-depend on the number of parallel environments.
+depend on the number of parallel environments. Therefore videos are made afterwards: the episodes of
+the first seeds are played again in one environment that renders.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from collector.registered_run import (
 )
 from collector.rollout import Rollout
 from collector.stats import mean_metrics
+from collector.video import RenderedEnv, open_rendered_env
 from stepwell.client import Client
 from stepwell.confidence_intervals import RESAMPLES, bootstrap_mean, iqm
 from stepwell.errors import InvalidSpace, StepwellError
@@ -207,7 +209,7 @@ def _play(
     envs: Envs,
     actor: Actor,
     interface: Interface,
-    make_env: Callable[[], Env],
+    make_env: Callable[[], Env] | None,
     seeds: Sequence[int],
     metadata: TrajectoryMetadata,
     policy_id: str,
@@ -292,12 +294,17 @@ def run_evaluation(
     run: Run | None = None
     played = 0
     notes: dict[str, Any] = {}
+    say = partial(console.print, soft_wrap=True, highlight=False)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(config.url, config.token))
         make_env = partial(configured_env, config)
         parallel = min(config.envs, config.episodes)
         envs = stack.enter_context(open_configured_envs(config, parallel))
         interface = configured_interface(config, envs)
+        rendered: RenderedEnv | None = None
+        if config.videos:  # before anything is created at the service
+            declared = envs[0].metadata if isinstance(envs, list) else envs.metadata
+            rendered = stack.enter_context(open_rendered_env(config, declared or {}))
         policy_id, player = _player(config, client)
         if isinstance(player, ActingPolicy):  # before anything is created at the service
             interface.check_policy(player.spaces, policy_id)
@@ -315,7 +322,7 @@ def run_evaluation(
                     interface,
                     dataset=dataset,
                     seed=config.seeds,
-                    say=partial(console.print, soft_wrap=True, highlight=False),
+                    say=say,
                 )
             )
             run.start_heartbeat(
@@ -329,6 +336,11 @@ def run_evaluation(
             tags=config.tags,
         )
         seeds = range(config.seeds, config.seeds + config.episodes)
+
+        def check_command(_: int) -> None:
+            if run is not None and run.command in ("stop", "drain"):
+                raise KeyboardInterrupt
+
         actor = _actor(player, interface, parallel, policy_id, config.sample, config.device)
         with Progress(console=console, disable=quiet or not console.is_terminal) as bar:
             task = bar.add_task(f"evaluate {policy_id}", total=len(seeds))
@@ -337,12 +349,27 @@ def run_evaluation(
                 nonlocal played
                 played = done
                 bar.update(task, completed=done)
-                if run is not None and run.command in ("stop", "drain"):
-                    raise KeyboardInterrupt
+                check_command(done)
 
             result = _play(envs, actor, interface, make_env, seeds, metadata, policy_id, on_episode)
         if run is not None:
             notes = _upload(config, run, result)
+            if rendered is not None and "evaluation" in notes:
+                actor = _actor(player, interface, 1, policy_id, config.sample, config.device)
+                play = partial(
+                    _play,
+                    [rendered],
+                    actor,
+                    interface,
+                    None,
+                    metadata=metadata,
+                    policy_id=policy_id,
+                    on_episode=check_command,
+                )
+                scored = list(zip(result.seeds, result.returns, result.lengths, strict=True))
+                notes["videos"] = _add_videos(
+                    run, notes["evaluation"], rendered, play, scored[: config.videos], say
+                )
     if run is not None and run.undelivered:
         notes["undelivered"] = run.undelivered
     return result, notes
@@ -419,3 +446,38 @@ def _upload(config: EvaluateConfig, run: Run, result: EvaluationResult) -> dict[
         run.problem = f"the score was not recorded: {error}"
         return notes
     return {"evaluation": evaluation.id, **notes}
+
+
+def _add_videos(
+    run: Run,
+    evaluation: str,
+    env: RenderedEnv,
+    play: Callable[[list[int]], EvaluationResult],
+    scored: Sequence[tuple[int, float, int]],
+    say: Callable[[str], object],
+) -> int:
+    """Play episodes, given as (seed, return, length), again, and store a video of each. Returns
+    their number; a failure is the run's problem, as the score is stored already."""
+    for number, (seed, total_reward, length) in enumerate(scored):
+        try:
+            with env.recording(length) as encoder:
+                shown = play([seed])
+                data = encoder.finish()
+            run.client.put_video(
+                evaluation,
+                seed,
+                data,
+                media_type=encoder.media_type,
+                total_reward=shown.returns[0],
+                length=shown.lengths[0],
+            )
+        except (StepwellError, OSError) as error:
+            run.problem = f"the video of seed {seed} was not recorded: {error}"
+            return number
+        if shown.returns[0] != total_reward:
+            say(
+                f"the video of seed {seed} shows another episode than the score: its return is "
+                f"{shown.returns[0]:.6g}, not {total_reward:.6g}; sampled actions, or the "
+                "environment, do not repeat with the seed"
+            )
+    return len(scored)

@@ -79,8 +79,9 @@ def client() -> Client:
     return _client(address(), os.environ.get("STEPWELL_TOKEN"))
 
 
-def read(seconds: float) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache a read for `seconds`. The address is part of the key; failures are never cached."""
+def read(seconds: float, entries: int = 200) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Cache the newest `entries` answers of a read for `seconds`. The address is part of the key;
+    failures are never cached."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         def answer(at: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -89,7 +90,7 @@ def read(seconds: float) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         # Streamlit identifies cached functions by name, so each needs a distinct name.
         answer.__qualname__ = f"read.{function.__qualname__}"
-        cached = st.cache_data(ttl=seconds, max_entries=200, show_spinner=False)(answer)
+        cached = st.cache_data(ttl=seconds, max_entries=entries, show_spinner=False)(answer)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -108,10 +109,12 @@ def refresh() -> None:
 # --- reads -------------------------------------------------------------------------------------
 
 
-def method(seconds: float, of_client: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
+def method(
+    seconds: float, of_client: Callable[Concatenate[Client, P], R], entries: int = 200
+) -> Callable[P, R]:
     """A cached read that calls one method of the client."""
 
-    @read(seconds)
+    @read(seconds, entries)
     @functools.wraps(of_client)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return of_client(client(), *args, **kwargs)
@@ -130,6 +133,9 @@ trajectory = method(3, Client.trajectory)
 steps = method(60, Client.steps)
 """A whole trajectory; it never changes, only its labels do."""
 query_schema = method(60, Client.query_schema)
+videos = method(3, Client.videos)
+video = method(60, Client.video, entries=8)
+"""The bytes of a video, which may be many megabytes."""
 
 
 def is_ready() -> bool:

@@ -39,6 +39,7 @@ from server.routes import (
     snapshots,
     tokens,
     trajectories,
+    videos,
     workers,
 )
 from server.service import Service, refuse_unknown_parameters
@@ -62,6 +63,7 @@ ROUTES = (
     run_metrics,
     policies,
     evaluations,
+    videos,
     workers,
     launches,
     tokens,

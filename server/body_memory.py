@@ -63,6 +63,7 @@ usable; with more bytes left the connection is closed."""
 _INGEST = re.compile(r"/v1/datasets/[^/]+/trajectories/?")
 _IMPORT = re.compile(r"/v1/datasets/[^/]+/imports/?")
 _POLICY = re.compile(r"/v1/runs/[^/]+/policies/[^/]+/?")
+_VIDEO = re.compile(r"/v1/evaluations/[^/]+/videos/[^/]+/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def body_limits(settings: Settings, method: str, path: str) -> BodyLimits:
         return BodyLimits(settings.max_upload, held=STREAM_BYTES)
     if method == "PUT" and _POLICY.fullmatch(path):
         return BodyLimits(settings.max_policy, held=STREAM_BYTES)
+    if method == "PUT" and _VIDEO.fullmatch(path):
+        return BodyLimits(settings.max_video, held=STREAM_BYTES)
     return BodyLimits(settings.max_json, JSON_WEIGHT)
 
 

@@ -6,8 +6,8 @@
     the next start   → a quarantined file that was restored is `live` again
 
 Trajectories in a quarantined shard are still listed, but left out of SQL `steps` and new snapshots,
-and those responses name the shard. Policies and snapshots have no such state: reading a damaged one
-is an error that names the file.
+and those responses name the shard. Policies, videos and snapshots have no such state: reading a
+damaged one is an error that names the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection
 from server.checksums import Corrupt, Examined, Source, examine
 from server.index.db import Database
 from server.index.sql_tables import EXCLUDED
-from server.index.tables import policies, segments, shards, trajectories
+from server.index.tables import segments, shards, trajectories
 from server.problems import ProblemError, not_found
 from server.storage.store import Store
 from stepwell.failpoints import failpoint
@@ -122,7 +122,7 @@ class IntegrityChecker:
         return bool(hit)
 
     def damaged_file(self, where: str) -> ProblemError:
-        """The error for a damaged policy or snapshot, which is named in the log and in /readyz."""
+        """The error for a damaged file, which is named in the log and in /readyz."""
         if where not in self.damaged_files:
             self.damaged_files.add(where)
             log.error("a stored file is damaged", file=where)
@@ -133,24 +133,25 @@ class IntegrityChecker:
             expected="the bytes that were written",
         )
 
-    def verify_policy(self, pk: int, step: Step | None = None) -> bool:
-        """Read a whole policy file and store the time; False if it is damaged."""
-        p = policies.c
+    def verify_file(self, table: sa.Table, pk: int, step: Step | None = None) -> bool:
+        """Read the whole file of a row of `tables.FILES` and store the time; False if it is
+        damaged."""
+        t = table.c
         with self._db.read() as connection:
-            row = connection.execute(sa.select(policies).where(p.pk == pk)).one_or_none()
+            row = connection.execute(sa.select(table).where(t.pk == pk)).one_or_none()
         if row is None:
             return True
-        where = f"policies/{row.file}"
-        found = _examined(self._store.path("policies", row.file), step)
+        where = f"{table.name}/{row.file}"
+        found = _examined(self._store.path(table.name, row.file), step)
         if found is None or found.sha256 != row.sha256:
             with self._db.read() as connection:  # it may have been deleted or replaced
-                still = connection.execute(sa.select(p.file).where(p.pk == pk)).scalar()
+                still = connection.execute(sa.select(t.file).where(t.pk == pk)).scalar()
             if still == row.file:
                 self.damaged_file(where)
                 return False
             return True
         self.damaged_files.discard(where)
-        self._keep(policies, pk, found)
+        self._keep(table, pk, found)
         return True
 
     def _keep(self, table: sa.Table, pk: int, found: Examined) -> None:

@@ -109,7 +109,7 @@ def _refuse_lost_index(settings: Settings) -> None:
     """Refuse an empty index over a directory with data: a sweep would delete all data files."""
     if settings.index_file.exists():
         return
-    for pattern in ("shards/*/*.parquet", "segments/*", "policies/*"):
+    for pattern in ("shards/*/*.parquet", "segments/*", "policies/*", "videos/*"):
         if found := next(settings.data.glob(pattern), None):
             raise IndexUnusable(
                 f"{settings.index_file} is missing, but {found.parent} holds data; restore it from"
@@ -139,9 +139,9 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="rows of this page")]
 Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="`next` of the previous page")]
 
 
-def raw_body(media_type: str) -> dict[str, Any]:
+def raw_body(*media_types: str) -> dict[str, Any]:
     """`openapi_extra` of a route that reads the raw body."""
-    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types}
     return {"requestBody": {"required": True, "content": content}}
 
 

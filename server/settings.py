@@ -21,7 +21,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="STEPWELL_", extra="ignore", frozen=True)
 
     data: Path
-    """Directory that holds everything: index, segments, shards, policies. Created if missing."""
+    """Directory that holds everything: index, segments, shards, policies, videos. Created if
+    missing."""
     host: str = "127.0.0.1"
     """Address to listen on. Any address but loopback requires a token."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -44,6 +45,8 @@ class Settings(BaseSettings):
     """Largest offline dataset uploaded for import."""
     max_policy: int = 1 * GIB
     """Largest policy file."""
+    max_video: int = 64 * MIB
+    """Largest video of an evaluated episode."""
     body_memory: int = 512 * MIB
     """Memory for all request bodies together, held from before the first byte is read until the
     response; an eighth is reserved for small ones. JSON counts 32 times, uploads to a file 3 MiB.

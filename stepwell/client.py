@@ -7,7 +7,7 @@ with Client("http://127.0.0.1:8000") as client:
     print(client.sql("select count(*), avg(return) from trajectories").rows)
 
 health · datasets · trajectories · uploads and jobs · SQL · snapshots and shards
-runs and metrics · policies · evaluations · workers · launches · tokens
+runs and metrics · policies · evaluations · videos · workers · launches · tokens
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from stepwell.messages import (
     Series,
     Snapshot,
     Token,
+    Video,
     Worker,
 )
 from stepwell.spaces import EnvSpec
@@ -852,6 +853,55 @@ class Client(Transport):
     ) -> list[Evaluation]:
         """Return the matching evaluations, newest first."""
         return self.items(Evaluation, "/v1/evaluations", env=env, run=run, policy=policy)
+
+    def put_video(
+        self,
+        evaluation: str,
+        seed: int,
+        data: bytes,
+        *,
+        media_type: str,
+        total_reward: float,
+        length: int,
+    ) -> Video:
+        """Store a video of the episode of `seed` with an evaluation (its id).
+
+        `media_type` is "video/mp4" or "image/gif". `total_reward` and `length` (steps) are those of
+        the episode that the video shows. Safe to repeat; raises `Conflict` if the evaluation has
+        another video of that seed.
+        """
+        return self.ask(
+            Video,
+            "PUT",
+            route("evaluations", evaluation, "videos", int(seed)),
+            params={"return": total_reward, "length": length},
+            content=data,
+            headers={"Content-Type": media_type},
+        )
+
+    def videos(self, evaluation: str) -> list[Video]:
+        """Return the videos of an evaluation (its id), without their bytes."""
+        return self.items(Video, route("evaluations", evaluation, "videos"))
+
+    def video(self, evaluation: str, seed: int) -> bytes:
+        """Return the bytes of a video.
+
+        Raises `NotFound`, `Gone` if it is damaged, or `CodecError` if the bytes do not match their
+        digest.
+        """
+        path = route("evaluations", evaluation, "videos", int(seed))
+        response = self.call("GET", path, accept="*/*")
+        promised, digest = etag_of(response), hashlib.sha256(response.content).hexdigest()
+        if promised != digest:
+            raise CodecError(
+                f"the video of seed {seed} of {evaluation} arrived damaged",
+                expected=promised or "an ETag",
+                got=digest,
+            )
+        return response.content
+
+    def delete_video(self, evaluation: str, seed: int) -> None:
+        self.call("DELETE", route("evaluations", evaluation, "videos", int(seed)))
 
     # --- workers ----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The bodies of the HTTP API, version 1. These names are the API: docs/http.md lists them by route.
 
     names, limits, errors · datasets · consumers · ingest · trajectories · jobs · SQL · snapshots
-    runs · policies · evaluations · workers · launches · tokens · health
+    runs · policies · evaluations · videos · workers · launches · tokens · health
 
 Requests forbid unknown fields, so a typo is an error. Responses may gain fields, so clients ignore
 unknown ones. Times are Unix seconds (float). Names of datasets and runs match `NAME`.
@@ -70,6 +70,8 @@ Limit = Annotated[int, Field(ge=1, le=2**53)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 ARROW = "application/vnd.apache.arrow.stream"
+MP4, GIF = "video/mp4", "image/gif"
+"""Media types of videos."""
 PROBLEM = "application/problem+json"
 
 
@@ -622,6 +624,22 @@ class Evaluation(CreateEvaluation):
     model_config = ConfigDict(extra="ignore")
 
     id: str
+    created_at: float
+
+
+class Video(Response):
+    """A video of one episode of an evaluation."""
+
+    evaluation: str
+    """Id of the evaluation."""
+    seed: int
+    total_reward: float = Field(alias="return", serialization_alias="return")
+    """Return of the episode that is shown, the sum of its rewards."""
+    length: int
+    """Steps of the episode that is shown."""
+    media_type: Literal["video/mp4", "image/gif"]
+    sha256: str
+    bytes: int
     created_at: float
 
 

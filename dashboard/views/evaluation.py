@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,8 @@ SQL = (
 
 DRAWN = 40
 """Maximum number of bars in the chart."""
+VIDEO_WIDTH = 480
+"""Pixels."""
 
 
 @components.view(
@@ -170,6 +173,7 @@ def _drill(mine: list[Any]) -> None:
             f"FROM evaluations WHERE id = {formatting.literal(one.id)}"
         )
         components.table(frame, "episodes_table", sql=sql, height=250)
+    _videos(one)
     page = components.page("trajectories")
     if page is not None and one.dataset:
         st.page_link(
@@ -179,3 +183,29 @@ def _drill(mine: list[Any]) -> None:
     if one.details:
         with st.expander("Details"):
             st.code(components.show_json(one.details), language=None)
+
+
+def _videos(one: Any) -> None:
+    """Play the episodes of an evaluation that were recorded as videos."""
+    found = {video.seed: video for video in api.videos(one.id)}
+    if not found:
+        player = ["--random"] if one.policy == "random" else ["--policy", one.policy]
+        command = ["stepwell", "evaluate", *player, "--env", one.env, "--videos", "3"]
+        message = "No episode of this evaluation was recorded as a video; another one with videos:"
+        components.empty(message, shlex.join(command))
+        return
+    if st.session_state.get("video") not in found:
+        st.session_state.pop("video", None)
+
+    def label(seed: int) -> str:
+        video = found[seed]
+        return f"seed {seed}: return {video.total_reward:.6g}, {video.length:,} steps"
+
+    seed = st.selectbox("Video", list(found), key="video", format_func=label)
+    data = api.video(one.id, seed)
+    if found[seed].media_type.startswith("image/"):
+        st.image(data, width=VIDEO_WIDTH)
+    else:
+        st.video(data, format=found[seed].media_type, loop=True, width=VIDEO_WIDTH)
+    sql = f"SELECT * FROM videos WHERE evaluation = {formatting.literal(one.id)} ORDER BY seed"
+    components.sql_note(sql)

@@ -13,12 +13,12 @@ from sqlalchemy.engine import Connection
 from server.checksums import Source, examine
 from server.index.db import Database
 from server.index.tables import (
+    FILES,
     TRIGGERS,
     counters,
     datasets,
     leases,
     partition_stats,
-    policies,
     segments,
     shards,
     snapshots,
@@ -38,6 +38,10 @@ from stepwell.spaces import EnvSpec
 REBUILD = "stepwell fsck --rebuild --data DIR"
 RESTORE = "restore the file from a backup, or accept the loss of the trajectories in it"
 RESTORE_SHARD = "restore the file from a backup: the next start verifies it and makes it live"
+CURES = {
+    "policies": "publish the policy again",
+    "videos": "restore the file from a backup, or delete the video",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,16 +278,17 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
             )
 
 
-def check_policies(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
-    """Every policy against its checksum."""
-    rows = c.execute(sa.select(policies.c.file, policies.c.sha256)).all()
-    report.checked["policies"] = len(rows)
-    for row in rows:
-        path = store.path("policies", row.file)
-        if not path.exists():
-            yield FsckProblem(f"policies/{row.file}", "missing", "publish the policy again")
-        elif examine(path).sha256 != row.sha256:
-            yield FsckProblem(f"policies/{row.file}", "damaged", "publish the policy again")
+def check_files(c: Connection, store: Store, report: Report) -> Iterator[FsckProblem]:
+    """Every policy and every video against its checksum."""
+    for table in FILES:
+        rows = c.execute(sa.select(table.c.file, table.c.sha256)).all()
+        report.checked[table.name] = len(rows)
+        for row in rows:
+            where, path = f"{table.name}/{row.file}", store.path(table.name, row.file)
+            if not path.exists():
+                yield FsckProblem(where, "missing", CURES[table.name])
+            elif examine(path).sha256 != row.sha256:
+                yield FsckProblem(where, "damaged", CURES[table.name])
 
 
 def check_orphans(db: Database, store: Store) -> Iterator[FsckProblem]:

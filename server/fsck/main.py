@@ -63,7 +63,7 @@ def _check(db: Database, store: Store, deep: bool) -> Report:
             checks.check_segments(connection, store, report, deep),
             checks.check_shards(connection, store, report, deep),
             checks.check_snapshots(connection, store, report),
-            checks.check_policies(connection, store, report),
+            checks.check_files(connection, store, report),
         ):
             report.problems.extend(found)
     report.problems.extend(checks.check_orphans(db, store))

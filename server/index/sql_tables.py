@@ -59,6 +59,11 @@ TABLES: dict[str, list[tuple[str, str]]] = {
         *(("normalised", "DOUBLE"), ("seeds", "BIGINT[]"), ("returns", "DOUBLE[]")),
         *(("lengths", "BIGINT[]"), ("details", "VARCHAR"), ("created_at", "DOUBLE")),
     ],
+    "videos": [
+        *(("evaluation", "VARCHAR"), ("seed", "BIGINT"), ("return", "DOUBLE")),
+        *(("length", "BIGINT"), ("media_type", "VARCHAR"), ("sha256", "VARCHAR")),
+        *(("bytes", "BIGINT"), ("created_at", "DOUBLE")),
+    ],
     "workers": [
         *(("id", "VARCHAR"), ("role", "VARCHAR"), ("run", "VARCHAR"), ("host", "VARCHAR")),
         *(("pid", "BIGINT"), ("policy", "VARCHAR"), ("state", "VARCHAR")),
@@ -127,6 +132,9 @@ SMALL: dict[str, str] = {
         SELECT id, run, policy, env, dataset, episodes, mean, iqm, ci_low, ci_high, confidence,
             normalised, seeds, returns, lengths, details, created_at
         FROM evaluations ORDER BY pk""",
+    "videos": """
+        SELECT e.id, v.seed, v."return", v.length, v.media_type, v.sha256, v.bytes, v.created_at
+        FROM videos AS v JOIN evaluations AS e ON e.pk = v.evaluation_pk ORDER BY v.pk""",
     "workers": """
         SELECT id, role, run, host, pid, policy, state, counters, last_error, command, started_at,
             heartbeat_at

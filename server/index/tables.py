@@ -9,7 +9,7 @@
                └─< leases                         … while one of these is unexpired
     runs ─┬─< metrics                             workers   launches   tokens   jobs   audit
           ├─< policies ─< policy_aliases          counters  (change_id, epoch, …)
-          └─< evaluations
+          └─< evaluations ─< videos
 
 Times (`_at`) are Unix seconds, for people. Deadlines are in the service's uptime (`_uptime`,
 seconds; db.py), which no jump of the wall clock changes. JSON is stored as text; it is a `Text`
@@ -42,7 +42,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0011"
+REVISION = "0012"
 """The migration this code expects; a test holds it equal to the newest file in migrations."""
 
 metadata = MetaData(
@@ -291,7 +291,7 @@ leases = Table(
     PrimaryKeyConstraint("snapshot_pk", "holder"),
 )
 
-# --- runs, policies, evaluations ------------------------------------------------------------------
+# --- runs, policies, evaluations, videos ----------------------------------------------------------
 
 runs = Table(
     "runs",
@@ -377,6 +377,27 @@ evaluations = Table(
     Column("details", JSON, nullable=False, server_default="{}"),
     Column("created_at", Float, nullable=False),
 )
+
+videos = Table(
+    "videos",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("evaluation_pk", ForeignKey("evaluations.pk"), nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("return", Float, nullable=False),  # of the episode that is shown
+    Column("length", BigInteger, nullable=False),
+    Column("media_type", String(16), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("file", String(128), nullable=False),  # in videos/
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("verified_at", Float),
+    Column("checksums", LargeBinary, nullable=False),  # like those of shards
+    UniqueConstraint("evaluation_pk", "seed"),
+)
+
+FILES = (policies, videos)
+"""Tables with a row for each file of the folder of the same name."""
 
 # --- workers, jobs, tokens, audit -----------------------------------------------------------------
 

@@ -21,14 +21,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.checksums import examine
-from server.index.tables import metadata, policies, runs
+from server.index.tables import FILES, metadata, policies, runs
 from server.storage.store import Store, sync_directory
 from stepwell.errors import InvalidData
 from stepwell.messages import CreateRun
 from stepwell.spaces import EnvSpec
 
 # In this order: each refers only to earlier ones.
-TABLES = ("runs", "metrics", "policies", "policy_aliases", "evaluations", "tokens", "audit")
+TABLES = (
+    *("runs", "metrics", "policies", "policy_aliases", "evaluations", "videos"),
+    *("tokens", "audit"),
+)
 LABELS = ("tags", "flags", "notes")
 CAPACITY = ("capacity_trajectories", "capacity_steps", "capacity_bytes")
 DATASET = (
@@ -38,20 +41,20 @@ DATASET = (
 ROWS_AT_ONCE = 1000
 LONGEST_HEADER = 100_000_000
 MAX_NUMBER = 2**53
-ASIDE = "lost-policies"
 
 
 @dataclass(slots=True)
 class Recovered:
     """What was recovered. `datasets`: name → columns. `labels`: trajectory → labels set after it
-    was stored. `aside`: policy files without a row, linked in `lost-policies`.
+    was stored. `aside`: (folder, name) of files without a row, linked in `lost-policies` and
+    `lost-videos`.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels: dict[str, dict[str, Any]] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
-    aside: list[str] = field(default_factory=list)
+    aside: list[tuple[str, str]] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
     """Policy files that differ from what the old index says."""
 
@@ -61,12 +64,12 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
     found = Recovered(counts=dict.fromkeys(TABLES, 0))
     if old is None or not _is_index(old):
         found.lost += [
-            "runs with their metrics and logs, evaluations, tokens, the audit",
+            "runs with their metrics and logs, evaluations with their videos, tokens, the audit",
             "capacities, descriptions and tags of datasets; labels set on trajectories after"
             " they were stored, including 'protected'",
         ]
         return found
-    files = set(store.names("policies"))
+    files = {table.name: set(store.names(table.name)) for table in FILES}
     kept: dict[str, set[int]] = {}
     with contextlib.closing(sqlite3.connect(f"file:{old}?mode=ro", uri=True)) as source:
         for table in TABLES:
@@ -115,39 +118,43 @@ def from_old_index(connection: Connection, store: Store, old: Path | None) -> Re
     return found
 
 
-def from_policy_files(connection: Connection, store: Store, recovered: Recovered) -> None:
-    """Insert rows for policy files without a row; set aside files that do not name their run.
+def from_files(connection: Connection, store: Store, recovered: Recovered) -> None:
+    """Insert rows for policy files without a row; set aside policies that do not name their run,
+    and videos, which never name their evaluation.
 
     A trainer's policy names its run and its version. Orphan sweeping would delete the other files
     if they stayed in place: the caller deletes them after the commit, so that a crash before it
     leaves the old index with all its files.
     """
-    known = set(connection.execute(sa.select(policies.c.file)).scalars())
-    folder = store.root / ASIDE
-    for name in sorted(set(store.names("policies")) - known):
-        path = store.path("policies", name)
-        document = _policy_document(path)
-        if (
-            name in recovered.damaged
-            or document is None
-            or not _add_policy(connection, path, document, recovered)
-        ):
-            folder.mkdir(exist_ok=True)
+    for table, missing in zip(FILES, ("run and version", "evaluation and seed"), strict=True):
+        known = set(connection.execute(sa.select(table.c.file)).scalars())
+        aside = [
+            name
+            for name in sorted(set(store.names(table.name)) - known)
+            if table is not policies or not _add_policy(connection, store, name, recovered)
+        ]
+        if not aside:
+            continue
+        folder = store.root / f"lost-{table.name}"
+        folder.mkdir(exist_ok=True)
+        for name in aside:
             (folder / name).unlink(missing_ok=True)
-            os.link(path, folder / name)
-            recovered.aside.append(name)
-    if recovered.aside:
+            os.link(store.path(table.name, name), folder / name)
+            recovered.aside.append((table.name, name))
         sync_directory(folder)
         sync_directory(store.root)
         recovered.lost.append(
-            f"run and version of {len(recovered.aside)} policy files; they are kept in {folder}"
+            f"{missing} of {len(aside)} files of {table.name}; they are kept in {folder}"
         )
 
 
-def _add_policy(
-    connection: Connection, path: Path, document: dict[str, Any], recovered: Recovered
-) -> bool:
-    """Insert the policy, and its run if missing; returns whether the policy exists now."""
+def _add_policy(connection: Connection, store: Store, name: str, recovered: Recovered) -> bool:
+    """Insert the policy of a file that names its run, and the run if missing; returns whether the
+    policy exists now."""
+    path = store.path("policies", name)
+    document = None if name in recovered.damaged else _policy_document(path)
+    if document is None:
+        return False
     extra, version = document["extra"], document["step"]
     made = path.stat().st_mtime
     try:
@@ -241,7 +248,8 @@ class _Rows:
             there = {row[1] for row in self._source.execute(f"PRAGMA table_info({self._table})")}
             names = [name for name in self._columns if name in there]
             if not names:
-                self.trouble = "there is no such table"
+                # Indexes from before revision 0012 have no videos.
+                self.trouble = "" if self._table == "videos" else "there is no such table"
                 return
             cursor = self._source.execute(f"SELECT {', '.join(names)} FROM {self._table}")
             for row in cursor:
@@ -250,12 +258,14 @@ class _Rows:
             self.trouble = str(error)
 
 
-def _fits(table: str, row: dict[str, Any], kept: dict[str, set[int]], files: set[str]) -> bool:
+def _fits(
+    table: str, row: dict[str, Any], kept: dict[str, set[int]], files: dict[str, set[str]]
+) -> bool:
     """Whether everything that the row refers to exists."""
     for key in metadata.tables[table].foreign_keys:
         if row[key.parent.name] not in kept[key.column.table.name]:
             return False
-    return table != "policies" or row["file"] in files
+    return table not in files or row["file"] in files[table]
 
 
 def _has_checksums(row: dict[str, Any], store: Store, recovered: Recovered) -> bool:

@@ -15,7 +15,7 @@ import structlog
 
 from server.checksums import Source
 from server.index.db import Database
-from server.index.tables import policies, shards, snapshots
+from server.index.tables import FILES, shards, snapshots
 from server.ingest.bulk_insert import FOLDER, SUFFIX
 from server.ingest.index_rows import find_known
 from server.storage.shards import ShardDamaged, read_footer
@@ -40,13 +40,14 @@ def orphans(db: Database, store: Store) -> list[Orphan]:
     # Files first, index second: a file that is committed in between is then known, not an orphan.
     files = {folder: store.names(folder) for folder in ("shards/fifo", "shards/protected")}
     importing = {n.removesuffix(SUFFIX) for n in store.names(FOLDER) if n.endswith(SUFFIX)}
-    files |= {folder: store.names(folder) for folder in ("snapshots", "policies")}
+    tables = (snapshots, *FILES)
+    files |= {table.name: store.names(table.name) for table in tables}
     with db.read() as connection:
         s = shards.c
         rows = connection.execute(sa.select(s.partition, s.id).where(s.state != "deleted"))
         there = {(f"shards/{row[0]}", f"{row[1]}.parquet") for row in rows}
-        there |= {("snapshots", r[0]) for r in connection.execute(sa.select(snapshots.c.file))}
-        there |= {("policies", r[0]) for r in connection.execute(sa.select(policies.c.file))}
+        for table in tables:
+            there |= {(table.name, r[0]) for r in connection.execute(sa.select(table.c.file))}
     found: list[Orphan] = []
     for folder, names in files.items():
         for name in names:

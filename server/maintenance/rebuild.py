@@ -28,7 +28,7 @@ from server.ingest.evict import evict_over_capacity
 from server.ingest.index_rows import chunks, insert_rows, insert_segment, row_of
 from server.ingest.seal import NewShard, insert_shard_row
 from server.ingest.segments import MAGIC, Record, SegmentDamaged, SegmentFile
-from server.maintenance.index_recovery import Recovered, from_old_index, from_policy_files
+from server.maintenance.index_recovery import Recovered, from_files, from_old_index
 from server.storage.shards import Entry, ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store, Stored, sync_directory
 from stepwell.errors import InvalidData
@@ -48,6 +48,7 @@ class Rebuilt:
     metrics: int = 0
     policies: int = 0
     evaluations: int = 0
+    videos: int = 0
     labelled: int = 0
     """Trajectories whose tags, flags, notes or protection were set after they were stored."""
     unreadable: list[str] = field(default_factory=list)
@@ -93,17 +94,17 @@ def rebuild(data: Path) -> Rebuilt:
             _read_segments(connection, store, found, result)
             _read_shards(connection, store, found, result)
             _insert(connection, found, result, recovered)
-            from_policy_files(connection, store, recovered)
+            from_files(connection, store, recovered)
             next_epoch(connection)
-            for name in ("runs", "metrics", "policies", "evaluations"):
+            for name in ("runs", "metrics", "policies", "evaluations", "videos"):
                 setattr(result, name, recovered.counts[name])
             result.lost += [*recovered.lost, *ALWAYS_LOST]
             failpoint("rebuild.before_commit")
     finally:
         db.close()
     _replace(index, new)
-    for name in recovered.aside:
-        store.delete("policies", name)
+    for folder, name in recovered.aside:
+        store.delete(folder, name)
     return result
 
 

@@ -17,7 +17,7 @@ import structlog
 
 from server.checksums import STEP
 from server.index.db import Database
-from server.index.tables import policies, shards
+from server.index.tables import FILES, shards
 from server.integrity import IntegrityChecker
 from server.settings import Settings
 from server.telemetry import Telemetry
@@ -75,14 +75,14 @@ class Scrubber:
         count = 0
         while not self._stop.is_set() and (due := self._due(now)) is not None:
             table, pk = due
-            verify = (
-                self._integrity.verify_shard if table is shards else self._integrity.verify_policy
-            )
             began = time.monotonic()
-            sound = verify(pk, self._step)
+            if table is shards:
+                sound = self._integrity.verify_shard(pk, self._step)
+            else:
+                sound = self._integrity.verify_file(table, pk, self._step)
             self._telemetry.scrub_files.labels("sound" if sound else "damaged").inc()
-            if not sound and table is policies:
-                self._put_off(pk, now)
+            if not sound and table is not shards:
+                self._put_off(table, pk, now)
             # A small file costs a commit, so it counts as a full step.
             self._pause(STEP / self._rate - (time.monotonic() - began))
             count += 1
@@ -116,12 +116,10 @@ class Scrubber:
                     found.append((row.verified_at or 0.0, table, row.pk))
         return min(found, key=lambda one: one[0])[1:] if found else None
 
-    def _put_off(self, pk: int, now: float) -> None:
-        """Postpone a damaged policy, which stays in place, so that the next file is read."""
+    def _put_off(self, table: sa.Table, pk: int, now: float) -> None:
+        """Postpone a damaged file, which stays in place, so that the next one is read."""
         with self._db.write() as connection:
-            connection.execute(
-                sa.update(policies).where(policies.c.pk == pk).values(verified_at=now)
-            )
+            connection.execute(sa.update(table).where(table.c.pk == pk).values(verified_at=now))
 
     def _step(self, descriptor: int, offset: int, count: int) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -140,7 +138,7 @@ class Scrubber:
 
 _TABLES = (
     (shards, shards.c.state.in_(("live", "retired"))),
-    (policies, sa.true()),
+    *((table, sa.true()) for table in FILES),
 )
 
 

@@ -1,27 +1,124 @@
-"""A stored file as a response: every byte is verified before it is sent, also for a Range.
+"""Stored files over HTTP: a body that becomes a file, and a file as a response.
 
-If the start of the file is damaged, the response is a problem. If damage is found later, the
-connection is aborted, so that an incomplete response never looks complete.
+    receive     body → DIR/tmp (hashed while it streams)
+    insert_row  rename → one index row; the same bytes again replace a damaged file
+
+A file whose row was not written (a crash in between) is an orphan, which maintenance removes.
+
+Every byte is verified before it is sent, also for a Range. If the start of the file is damaged, the
+response is a problem. If damage is found later, the connection is aborted, so that an incomplete
+response never looks complete.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import sqlalchemy as sa
 import structlog
 from fastapi import Request
+from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.checksums import CheckedFile, Corrupt, Source
+from server.body_memory import STREAM_CHUNK
+from server.checksums import CheckedFile, Corrupt, Source, examine
 from server.problems import ProblemError
+from server.service import Service
+from server.storage.store import Stored, Writer
+from stepwell.failpoints import failpoint
 
+R = TypeVar("R")
 log = structlog.get_logger("stepwell.files")
 CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+HEAD_BYTES = 16
+"""First bytes of a body, which show its type."""
+
+
+async def receive(request: Request, writer: Writer) -> bytes:
+    """Write the body to `writer`; returns its first HEAD_BYTES."""
+    head, waiting = b"", bytearray()
+    async for chunk in request.stream():
+        waiting += chunk
+        if len(waiting) >= STREAM_CHUNK:
+            head = head or bytes(waiting[:HEAD_BYTES])
+            await run_in_threadpool(writer.write, bytes(waiting))
+            waiting.clear()
+    await run_in_threadpool(writer.write, bytes(waiting))
+    return head or bytes(waiting[:HEAD_BYTES])
+
+
+def media_type_of(request: Request) -> str:
+    """The declared media type of the body, without parameters; "" if there is none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def insert_row(
+    service: Service,
+    table: sa.Table,
+    writer: Writer,
+    insert: Callable[[Connection, Stored], tuple[int, R, bool]],
+    *,
+    points: tuple[str, str],
+) -> tuple[R, bool]:
+    """Complete a written file of a table of `tables.FILES`, and insert its row.
+
+    `insert(connection, file)` returns (pk of the row, result, whether the row is new), or raises:
+    then the file is deleted. Returns the result and whether the row is new. If the row exists
+    already, with the same bytes, the file replaces the stored one if that is damaged, and is
+    deleted otherwise. `points`: failpoints after the rename and after such a replacement.
+    """
+    stored = writer.commit()
+    failpoint(points[0])
+    try:
+        with service.db.write() as c:
+            pk, result, new = insert(c, stored)
+    except BaseException:
+        service.store.delete(table.name, stored.path.name)
+        raise
+    if not new and not _replace_damaged(service, table, pk, stored, points[1]):
+        service.store.delete(table.name, stored.path.name)
+    return result, new
+
+
+def _replace_damaged(
+    service: Service, table: sa.Table, pk: int, stored: Stored, point: str
+) -> bool:
+    """Replace a damaged file by the same bytes, received again. False if it is not damaged."""
+    t, folder = table.c, table.name
+    with service.db.read() as c:
+        row = c.execute(sa.select(t.file, t.sha256).where(t.pk == pk)).one_or_none()
+    if row is None:
+        return False
+    try:
+        if examine(service.store.path(folder, row.file)).sha256 == row.sha256:
+            return False
+    except OSError as error:
+        log.warning("a file cannot be read", file=f"{folder}/{row.file}", error=str(error))
+    with service.db.write() as c:
+        hit = c.execute(
+            sa.update(table)
+            .where(t.pk == pk, t.file == row.file)
+            .values(
+                file=stored.path.name,
+                bytes=stored.bytes,
+                checksums=stored.checksums,
+                verified_at=time.time(),
+            )
+        ).rowcount
+    failpoint(point)
+    if hit:
+        service.store.delete(folder, row.file)
+        service.integrity.damaged_files.discard(f"{folder}/{row.file}")
+        log.info("a damaged file was replaced", file=f"{folder}/{row.file}")
+    return bool(hit)
 
 
 class _BrokenOff(Exception):

@@ -1,9 +1,8 @@
 """Policies: published acting weights, addressed as run/version, immutable.
 
-    PUT  body → DIR/tmp (hashed while it streams) → rename → one index row → 201
+    PUT  body → file → one index row → 201 (files.py)
          the same bytes again → 200; other bytes under that version → 409
 
-A file whose row was not written (a crash in between) is an orphan, which maintenance removes.
 The service does not parse the bytes; the program that loads them does. `latest` is the greatest
 version, computed and never stored.
 """
@@ -16,25 +15,21 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-import structlog
 from fastapi import APIRouter, Header, Path, Request, Response
 from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
-from server.body_memory import STREAM_CHUNK
-from server.checksums import Source, examine
+from server.checksums import Source
 from server.index.db import find_pk, first_rows
 from server.index.tables import policies, policy_aliases, runs
 from server.problems import ProblemError
-from server.routes.files import StoredFile, matches
+from server.routes.files import StoredFile, insert_row, matches, media_type_of, receive
 from server.service import Cursor, Limit, Service, ServiceDep, raw_body
 from server.storage.store import Stored, Writer, new_name
-from stepwell.failpoints import failpoint
 from stepwell.messages import Alias, Document, Page, Policy, PutAlias
 
 router = APIRouter(prefix="/v1/runs/{name}", tags=["policies"])
-log = structlog.get_logger("stepwell.policies")
 LATEST = "latest"
 _DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(Document)
 MAX_NUMBER = 2**53
@@ -59,21 +54,14 @@ async def put_policy(
     metadata: Annotated[str | None, Header(alias="X-Stepwell-Metadata")] = None,
 ) -> Policy:
     """Publish (201). The same bytes again: 200. Other bytes for that version: 409."""
-    kind = request.headers.get("content-type", BYTES).partition(";")[0].strip().lower()
-    if kind != BYTES:
+    if (kind := media_type_of(request)) not in (BYTES, ""):
         raise ProblemError(
             415, "unsupported_media_type", "a policy is sent as bytes", expected=BYTES, got=kind
         )
     metadata_document = _parse_metadata(metadata)
     writer = await run_in_threadpool(_open_writer, service, name)
     with writer:
-        waiting = bytearray()
-        async for chunk in request.stream():
-            waiting += chunk
-            if len(waiting) >= STREAM_CHUNK:
-                await run_in_threadpool(writer.write, bytes(waiting))
-                waiting.clear()
-        await run_in_threadpool(writer.write, bytes(waiting))
+        await receive(request, writer)
         policy, new = await run_in_threadpool(
             _publish, service, name, version, writer, metadata_document
         )
@@ -112,86 +100,51 @@ def _publish(
 
     Raises 422 for an empty body, 409 if the version holds other bytes.
     """
-    stored = writer.commit()
-    failpoint("policy.after_rename")
-    try:
-        policy, new = _insert(service, run, version, stored, metadata)
-    except BaseException:
-        service.store.delete("policies", stored.path.name)
-        raise
-    if not new and not _replace_damaged(service, run, version, stored):
-        service.store.delete("policies", stored.path.name)
-    return policy, new
 
+    def insert(c: Connection, stored: Stored) -> tuple[int, Policy, bool]:
+        return _insert(c, run, version, stored, metadata)
 
-def _replace_damaged(service: Service, run: str, version: int, stored: Stored) -> bool:
-    """Replace a damaged policy by the same bytes, published again. False if it is not damaged."""
-    with service.db.read() as c:
-        row = _row(c, find_pk(c, runs, run), version)
-    if row is None:
-        return False
-    try:
-        if examine(service.store.path("policies", row["file"])).sha256 == row["sha256"]:
-            return False
-    except OSError as error:
-        log.warning("a policy cannot be read", file=row["file"], error=str(error))
-    with service.db.write() as c:
-        p = policies.c
-        hit = c.execute(
-            sa.update(policies)
-            .where(p.pk == row["pk"], p.file == row["file"])
-            .values(
-                file=stored.path.name,
-                bytes=stored.bytes,
-                checksums=stored.checksums,
-                verified_at=time.time(),
-            )
-        ).rowcount
-    failpoint("policy.after_replace")
-    if hit:
-        service.store.delete("policies", row["file"])
-        service.integrity.damaged_files.discard(f"policies/{row['file']}")
-        log.info("a damaged policy was replaced", run=run, version=version)
-    return bool(hit)
+    points = ("policy.after_rename", "policy.after_replace")
+    return insert_row(service, policies, writer, insert, points=points)
 
 
 def _insert(
-    service: Service, run: str, version: int, stored: Stored, metadata: dict[str, Any]
-) -> tuple[Policy, bool]:
+    c: Connection, run: str, version: int, stored: Stored, metadata: dict[str, Any]
+) -> tuple[int, Policy, bool]:
+    """(pk, policy, whether it is new)"""
     if stored.bytes == 0:
         raise ProblemError(
             422, "invalid_policy", "the body is empty", expected="the bytes of a policy file"
         )
-    with service.db.write() as c:
-        run_pk = find_pk(c, runs, run)
-        found = _row(c, run_pk, version)
-        if found is not None and found["sha256"] != stored.sha256:
-            raise ProblemError(
-                409,
-                "conflict",
-                f"policy {run}/{version} exists with other content; policies are immutable, publish"
-                " a new version",
-                expected=f"sha256 {found['sha256']}",
-                got=f"sha256 {stored.sha256}",
+    run_pk = find_pk(c, runs, run)
+    found = _row(c, run_pk, version)
+    if found is not None and found["sha256"] != stored.sha256:
+        raise ProblemError(
+            409,
+            "conflict",
+            f"policy {run}/{version} exists with other content; policies are immutable, publish"
+            " a new version",
+            expected=f"sha256 {found['sha256']}",
+            got=f"sha256 {stored.sha256}",
+        )
+    if found is None:
+        c.execute(
+            sa.insert(policies).values(
+                run_pk=run_pk,
+                version=version,
+                sha256=stored.sha256,
+                file=stored.path.name,
+                bytes=stored.bytes,
+                checksums=stored.checksums,
+                verified_at=time.time(),
+                step=metadata.get("step"),
+                metadata=metadata,
+                created_at=time.time(),
             )
-        if found is None:
-            c.execute(
-                sa.insert(policies).values(
-                    run_pk=run_pk,
-                    version=version,
-                    sha256=stored.sha256,
-                    file=stored.path.name,
-                    bytes=stored.bytes,
-                    checksums=stored.checksums,
-                    verified_at=time.time(),
-                    step=metadata.get("step"),
-                    metadata=metadata,
-                    created_at=time.time(),
-                )
-            )
-        row = _row(c, run_pk, version)
-        assert row is not None, "just written in this transaction"
-        return _policies(c, run, run_pk, [row])[0], found is None
+        )
+    row = _row(c, run_pk, version)
+    assert row is not None, "just written in this transaction"
+    return row["pk"], _policies(c, run, run_pk, [row])[0], found is None
 
 
 @router.get("/policies")

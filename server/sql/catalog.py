@@ -51,6 +51,7 @@ DESCRIPTIONS = {
     "metrics": "one row per run, key and step",
     "policies": "one row per published policy",
     "evaluations": "one row per evaluation of a policy on an environment",
+    "videos": "one row per video of an evaluated episode",
     "workers": "one row per process that reports to the service",
     "steps": "the columns that all datasets have in common; one row per observation (T+1 each)",
 }

@@ -33,6 +33,7 @@ FOLDERS = (
     "shards/protected",
     "snapshots",
     "policies",
+    "videos",
     "uploads",
     "mirror",
 )

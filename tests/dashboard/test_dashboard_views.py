@@ -1,5 +1,6 @@
 """Every page over a real service: empty, filled, and when nobody answers. Never a traceback."""
 
+import io
 import sqlite3
 import time
 import uuid
@@ -8,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import streamlit as st
+from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from dashboard import api, components
@@ -465,6 +467,40 @@ def test_evaluations_are_ranked_with_their_seeds(service, filled: str, page: Pag
     assert set(table["policy"]) == {f"{filled}-a/1", f"{filled}-b/1"}
     assert table["mean"].tolist() == [1.5, 1.5]
     assert drawn.dataframe[-1].value["return"].tolist() == [1.0, 2.0]
+
+
+def test_an_evaluation_without_videos_says_how_to_record_them(
+    service, filled: str, page: Page
+) -> None:
+    drawn = page("evaluation", service.url, env=f"Env-{filled}")
+    check(drawn)
+    assert len(drawn.get("video")) == len(drawn.get("image")) == 0
+    command = f"stepwell evaluate --policy {filled}-b/1 --env Env-{filled} --videos 3"
+    assert command in texts(drawn)
+
+
+def test_videos_of_an_evaluation_are_played(
+    service, filled: str, client: Client, page: Page
+) -> None:
+    """One at a time, with the return of what it shows."""
+    evaluation = client.evaluations(env=f"Env-{filled}")[0].id
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 255)]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    gif = {"media_type": "image/gif", "total_reward": 2.0, "length": 7}
+    client.put_video(evaluation, 1, file.getvalue(), **gif)
+    mp4 = {"media_type": "video/mp4", "total_reward": 1.25, "length": 1200}
+    client.put_video(evaluation, 0, b"\0\0\0\x20ftypisom", **mp4)
+    drawn = page("evaluation", service.url, env=f"Env-{filled}")
+    check(drawn)
+    assert "stepwell evaluate" not in texts(drawn)
+    choice = drawn.selectbox(key="video")
+    assert choice.options == ["seed 1: return 2, 7 steps", "seed 0: return 1.25, 1,200 steps"]
+    assert (len(drawn.get("image")), len(drawn.get("video"))) == (1, 0)
+    choice.set_value(0).run()
+    check(drawn)
+    assert (len(drawn.get("image")), len(drawn.get("video"))) == (0, 1)
+    assert drawn.get("video")[0].proto.loop
 
 
 def test_workers_show_their_heartbeat_and_a_line_to_copy(service, filled: str, page: Page) -> None:

@@ -21,13 +21,15 @@ from server.settings import Settings
 from stepwell import Client
 from stepwell.codec import decode, encode
 from stepwell.errors import StepwellError
-from stepwell.messages import ARROW
+from stepwell.messages import ARROW, GIF
 from stepwell.testing import make_spec, make_trajectory
 from stepwell.trajectory import Trajectory
 
 SPEC = make_spec(observation=3, action=1)
 KEPT, RING, RING_SIZE = "kept", "ring", 4
 IMPORTED_STEPS = 12
+VIDEO = b"GIF89a" + b"frames" * 1000
+SHOWN: dict[str, Any] = {"media_type": GIF, "total_reward": 1.5, "length": 7}
 EAGER = {
     "STEPWELL_SHARD_GRACE": "0",
     "STEPWELL_COMPACT_AFTER": "0",
@@ -48,6 +50,8 @@ class Ledger:
     unknown: list[Trajectory] = field(default_factory=list)
     """Sent to KEPT, not answered."""
     policies: dict[int, str] = field(default_factory=dict)
+    videos: list[str] = field(default_factory=list)
+    """Evaluations of which VIDEO was stored, for seed 0."""
     snapshots: dict[str, int] = field(default_factory=dict)
     imports: list[str] = field(default_factory=list)
     """Datasets whose import was reported as succeeded."""
@@ -93,6 +97,7 @@ class Traffic:
         data = f"policy {number}".encode() * 100
         self.client.publish_policy("r", number, data)
         self.ledger.policies[number] = hashlib.sha256(data).hexdigest()
+        self.put_video(self.evaluate())
         snapshot = self.client.create_snapshot(dataset=KEPT)
         self.ledger.snapshots[snapshot.id] = snapshot.trajectories
         self.client.release(snapshot.id)
@@ -100,6 +105,18 @@ class Traffic:
             self.upload("imported-1")
         self.post(RING, 2)
         self.client.flush(RING)
+
+    def evaluate(self) -> str:
+        """The id of a new evaluation."""
+        scores = {"mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
+        made = self.client.create_evaluation(
+            policy="p/1", env="E-v0", seeds=[0], returns=[1.0], **scores
+        )
+        return made.id
+
+    def put_video(self, evaluation: str) -> None:
+        self.client.put_video(evaluation, 0, VIDEO, **SHOWN)
+        self.ledger.videos.append(evaluation)
 
     def upload(self, name: str) -> None:
         rng = np.random.default_rng(0)
@@ -171,6 +188,9 @@ def judge(app: TestClient, ledger: Ledger) -> None:
     for version, sha256 in ledger.policies.items():
         data = app.get(f"/v1/runs/r/policies/{version}").raise_for_status().content
         assert hashlib.sha256(data).hexdigest() == sha256
+    for evaluation in ledger.videos:
+        video = app.get(f"/v1/evaluations/{evaluation}/videos/0").raise_for_status()
+        assert video.content == VIDEO
     for snapshot_id, count in ledger.snapshots.items():
         manifest = app.get(
             f"/v1/snapshots/{snapshot_id}/manifest", headers={"accept": "application/json"}

@@ -15,8 +15,12 @@ import pytest
 from server.fsck import main as fsck
 from stepwell.errors import Gone, ServiceUnreachable
 from tests.failpoints import failpoints_of
+from tests.faults.conftest import SHOWN, VIDEO
 
-ON_DAMAGE = ("quarantine.before_commit", "quarantine.after_commit", "policy.after_replace")
+ON_DAMAGE = (
+    *("quarantine.before_commit", "quarantine.after_commit"),
+    *("policy.after_replace", "video.after_replace"),
+)
 """Reached only where a file is damaged."""
 ON_REBUILD = tuple(name for name in failpoints_of("server") if name.startswith("rebuild."))
 
@@ -55,19 +59,25 @@ def test_dying_while_damage_is_dealt_with_leaves_nothing_wrong(
     before.post("kept", 2)
     before.client.flush("kept")
     before.client.publish_policy("r", 1, b"weights" * 1000)
+    evaluation = before.evaluate()
+    before.put_video(evaluation)
     (policy,) = (service.data / "policies").iterdir()
+    (video,) = (service.data / "videos").iterdir()
     (shard,) = (service.data / "shards" / "fifo").iterdir()
-    for path in (policy, shard):
+    for path in (policy, video, shard):
         content = bytearray(path.read_bytes())
         content[-100] ^= 4
         path.write_bytes(content)
     with pytest.raises(ServiceUnreachable):
         before.client.publish_policy("r", 1, b"weights" * 1000)
+        before.put_video(evaluation)
         before.client.sql("select sum(reward) from kept.steps")
     assert service.wait_exit() == -9, service.tail()
     with service.start(env={"STEPWELL_FAILPOINT": ""}).client() as client:
         client.publish_policy("r", 1, b"weights" * 1000)
         assert client.download_policy("r", 1).data == b"weights" * 1000
+        client.put_video(evaluation, 0, VIDEO, **SHOWN)
+        assert client.video(evaluation, 0) == VIDEO
         answer = client.sql("select count(*) from kept.steps", timeout=30)
         assert (answer.one(), [one.trajectories for one in answer.excluded]) == (0, [2])
         for trajectory_id in ledger.kept:
@@ -94,10 +104,12 @@ def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     before.post("kept", 1)
     before.client.publish_policy("r", 1, b"weights")
     ledger.policies[1] = hashlib.sha256(b"weights").hexdigest()
+    before.put_video(before.evaluate())
     service.kill()
     data = service.data
     assert (data / "index.sqlite-wal").stat().st_size, "the newest commits are in the WAL only"
     (data / "policies" / "pol_stray.bin").write_bytes(b"stray")
+    (data / "videos" / "vid_stray.gif").write_bytes(b"GIF89a stray")
 
     def rebuild(failpoint: str) -> int:
         command = [sys.executable, "-m", "server.fsck.main", "--rebuild", "--data", str(data)]
@@ -112,3 +124,4 @@ def test_a_rebuild_that_dies_leaves_the_old_index_or_the_new_one(
     assert fsck.check(data, deep=True).problems == []
     reopen(data, ledger)
     assert (data / "lost-policies" / "pol_stray.bin").read_bytes() == b"stray"
+    assert (data / "lost-videos" / "vid_stray.gif").read_bytes() == b"GIF89a stray"

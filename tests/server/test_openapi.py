@@ -55,6 +55,11 @@ def _raw(_context: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
+@schemathesis.serializer("video/mp4", "image/gif")
+def _video(_context: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     configure_logging("error")
@@ -85,6 +90,12 @@ def populate(http: TestClient) -> dict[str, str]:
     http.post("/v1/runs/d/metrics", json={"points": [point]})
     raw = {"content-type": "application/octet-stream"}
     http.put("/v1/runs/d/policies/1", content=b"weights", headers=raw)
+    evaluations = http.get("/v1/evaluations").json()["items"]
+    scores = {"returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
+    scored = {"policy": "d/1", "env": "e", "seeds": [0], **scores}
+    evaluations = evaluations or [http.post("/v1/evaluations", json=scored).json()]
+    url = f"/v1/evaluations/{evaluations[0]['id']}/videos/0?return=1&length=1"
+    http.put(url, content=b"GIF89a", headers={"content-type": "image/gif"})
     http.put("/v1/workers/d", json={"role": "train"})
     launches = http.get("/v1/launches").json()["items"]
     launch = launches[0] if launches else http.post("/v1/launches", json={"role": "train"}).json()
@@ -96,6 +107,7 @@ def populate(http: TestClient) -> dict[str, str]:
         **{"name": "d", "worker_id": "d", "alias": "best", "version": "1", "which": "latest"},
         **{"trajectory_id": info["id"], "shard_id": str(info["shard"])},
         **{"snapshot_id": snapshots[0]["id"], "launch_id": launch["id"]},
+        **{"evaluation_id": evaluations[0]["id"], "seed": "0"},
     }
 
 

@@ -127,7 +127,8 @@ def test_the_schema(client: TestClient) -> None:
     schema = QuerySchema.model_validate(client.get("/v1/query/schema").json())
     tables = {table.name: [column.name for column in table.columns] for table in schema.tables}
     assert {
-        *("trajectories", "datasets", "runs", "metrics", "policies", "evaluations", "workers"),
+        *("trajectories", "datasets", "runs", "metrics", "policies", "evaluations", "videos"),
+        "workers",
         *("steps", '"d".steps'),
     } == set(tables)
     assert tables['"d".steps'][:5] == ["dataset", "trajectory_id", "t", "obs", "action"]

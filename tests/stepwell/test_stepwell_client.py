@@ -545,6 +545,29 @@ def test_publishing_sends_bytes_and_describes_them():
     assert json.loads(sent.headers["X-Stepwell-Metadata"]) == {"name": "größe", "step": 500}
 
 
+def test_a_video_is_checked_against_its_digest():
+    digest = hashlib.sha256(b"GIF89a").hexdigest()
+    about = {"evaluation": "e", "seed": 3, "return": 1.5, "length": 2, "media_type": "image/gif"}
+    about |= {"sha256": digest, "bytes": 6, "created_at": 0.0}
+    client, script = connect(ok(about))
+    stored = client.put_video("e", 3, b"GIF89a", media_type="image/gif", total_reward=1.5, length=2)
+    assert (stored.seed, stored.total_reward) == (3, 1.5)
+    sent = script.requests[0]
+    assert (sent.method, sent.url.path, sent.content) == (
+        *("PUT", "/v1/evaluations/e/videos/3"),
+        b"GIF89a",
+    )
+    assert dict(sent.url.params) == {"return": "1.5", "length": "2"}
+    assert sent.headers["Content-Type"] == "image/gif"
+
+    def bytes_with(etag):
+        return lambda _: httpx2.Response(200, content=b"GIF89a", headers={"ETag": f'"{etag}"'})
+
+    assert connect(bytes_with(digest))[0].video("e", 3) == b"GIF89a"
+    with pytest.raises(CodecError, match="arrived damaged"):
+        connect(bytes_with("0"))[0].video("e", 3)
+
+
 # --- SQL --------------------------------------------------------------------------------------
 
 

@@ -233,13 +233,18 @@ def test_every_route_that_takes_a_body_waits_for_memory_before_it_reads(
     """Neither for a declared length nor for chunks, and answered with what to do."""
     live.create("name")
     live.http.post("/v1/runs", json={"name": "name", "kind": "train"})
+    scores = {"returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
+    scored = {"policy": "p", "env": "e", "seeds": [1], **scores}
+    evaluation = live.http.post("/v1/evaluations", json=scored).json()["id"]
     routes = routes_with_bodies(live.http)
     assert len(routes) > 15
     everything = reservation_of(live.service.body_memory, live.service.body_memory.total)
     for method, path, kind in routes:
-        path = path.replace("/version", "/1").replace("/worker_id", "/w")
+        path = path.replace("/version", "/1").replace("/worker_id", "/w").replace("/seed", "/1")
+        path = path.replace("/evaluation_id", f"/{evaluation}")
         for content in (b"{}", iter([b"{}"])):
             params = {"create": "true"} if path.endswith("imports") else {}
+            params |= {"return": "1", "length": "1"} if "/videos/" in path else {}
             answer = live.http.request(
                 method, path, content=content, params=params, headers={"content-type": kind}
             )
@@ -311,6 +316,7 @@ def test_a_request_without_memory_is_not_read(tmp_path: Path, short_wait: None) 
         ("PATCH", "/v1/runs/r", 1000, 32_000),
         ("POST", "/v1/runs/r/metrics", 1000, 32_000),
         ("PUT", "/v1/runs/r/policies/1", 1000, body_memory.STREAM_BYTES),
+        ("PUT", "/v1/evaluations/e/videos/1", 1000, body_memory.STREAM_BYTES),
         ("POST", "/v1/datasets/d/imports", 10**9, body_memory.STREAM_BYTES),
         ("GET", "/v1/runs", 0, 0),
     ],
@@ -575,6 +581,7 @@ def test_terms_know_every_route_that_takes_more_than_json(tmp_path: Path) -> Non
     assert (ingest.limit, ingest.weight, ingest.held) == (settings.max_body, 1, None)
     assert body_limits(settings, "POST", "/v1/datasets/d/imports").limit == settings.max_upload
     assert body_limits(settings, "PUT", "/v1/runs/r/policies/7").limit == settings.max_policy
+    assert body_limits(settings, "PUT", "/v1/evaluations/e/videos/7").limit == settings.max_video
     for method, path in (("GET", "/v1/datasets/d/trajectories"), ("POST", "/v1/new")):
         terms = body_limits(settings, method, path)
         assert (terms.limit, terms.weight) == (settings.max_json, 32)

@@ -19,7 +19,7 @@ SQL_WORKERS = 1
 
 @pytest.fixture
 def data(start: Callable[..., Any]) -> Path:
-    """A closed directory with two shards, a snapshot and a policy."""
+    """A closed directory with two shards, a snapshot, a policy and a video."""
     live = start()
     live.create(capacity={"trajectories": 10})
     for i in range(2):
@@ -29,6 +29,11 @@ def data(start: Callable[..., Any]) -> Path:
     live.http.post("/v1/runs", json={"name": "r", "kind": "train"})
     octets = {"content-type": "application/octet-stream"}
     assert live.http.put("/v1/runs/r/policies/1", content=b"weights", headers=octets).is_success
+    scores = {"seeds": [0], "returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
+    made = live.http.post("/v1/evaluations", json={"policy": "r/1", "env": "e", **scores}).json()
+    url = f"/v1/evaluations/{made['id']}/videos/0?return=1&length=1"
+    gif = {"content-type": "image/gif"}
+    assert live.http.put(url, content=b"GIF89a frames", headers=gif).is_success
     live.service.close()
     path: Path = live.data
     return path
@@ -66,6 +71,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "snapshot missing": (lambda d: first(d, "snapshots/*").unlink(), "cannot be read"),
     "policy damaged": (lambda d: flip(first(d, "policies/*")), "damaged"),
     "policy missing": (lambda d: first(d, "policies/*").unlink(), "missing"),
+    "video damaged": (lambda d: flip(first(d, "videos/*")), "damaged"),
+    "video missing": (lambda d: first(d, "videos/*").unlink(), "missing"),
     "row moved": (lambda d: sql(d, "UPDATE trajectories SET row_start = 5 WHERE seq = 2"), "foot"),
     "digest changed": (lambda d: sql(d, "UPDATE trajectories SET digest = 'x'"), "footer"),
     "totals wrong": (lambda d: sql(d, "UPDATE partition_stats SET steps = 1"), "totals"),

@@ -207,6 +207,35 @@ def test_a_damaged_policy_is_refused_and_publishing_it_again_cures_it(live: Any)
     assert [file] == list((live.data / "policies").iterdir()), "a good one is not replaced"
 
 
+def test_a_damaged_video_is_refused_and_storing_it_again_cures_it(
+    start: Callable[..., Any],
+) -> None:
+    """The scrub finds it, too, and goes on."""
+    live = start(scrub_rate=1 << 40)
+    live.service.scrub.close()
+    scores = {"returns": [1], "mean": 1, "iqm": 1, "ci_low": 1, "ci_high": 1}
+    body = {"policy": "p", "env": "e", "seeds": [0], **scores}
+    made = live.http.post("/v1/evaluations", json=body).json()
+    url, data = f"/v1/evaluations/{made['id']}/videos/0", b"GIF89a" + bytes(300_000)
+    gif = {"params": {"return": 1, "length": 1}, "headers": {"content-type": "image/gif"}}
+    assert live.http.put(url, content=data, **gif).status_code == 201
+    (file,) = (live.data / "videos").iterdir()
+    flip(file, 250_000)
+    response = live.http.get(url, headers={"range": "bytes=249000-251000"})
+    assert (response.status_code, response.json()["code"]) == (410, "damaged")
+    s = live.service
+    s.integrity.damaged_files.clear()
+    with s.db.write() as connection:
+        connection.exec_driver_sql("UPDATE videos SET verified_at = 1")
+    assert Scrubber(s.settings, s.db, s.integrity, s.telemetry).run_once(time.time()) == 1
+    assert s.integrity.damaged_files == {f"videos/{file.name}"}
+    assert file.name in live.http.get("/readyz").json()["detail"]
+    assert live.http.put(url, content=data, **gif).status_code == 200
+    assert live.http.get(url).content == data
+    assert live.http.get("/readyz").json()["status"] == "ok"
+    assert len(list((live.data / "videos").iterdir())) == 1
+
+
 def test_a_damaged_snapshot_is_refused_by_name(live: Any) -> None:
     sealed(live)
     made = live.http.post("/v1/snapshots", json={"dataset": "d"}).json()

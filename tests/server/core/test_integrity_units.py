@@ -152,11 +152,11 @@ def test_a_disk_that_cannot_be_read_now_condemns_nothing(
     with pytest.raises(OSError, match="too many"):
         checker.verify_shard(first.pk)
     with pytest.raises(OSError, match="too many"):
-        checker.verify_policy(policy_rows(stored)[0].pk)
+        checker.verify_file(policies, policy_rows(stored)[0].pk)
     assert checker.quarantined == set() == checker.damaged_files
     monkeypatch.setattr(module, "examine", Mock(side_effect=OSError(errno.EIO, "bad sector")))
     assert not checker.verify_shard(first.pk)
-    assert not checker.verify_policy(policy_rows(stored)[0].pk)
+    assert not checker.verify_file(policies, policy_rows(stored)[0].pk)
 
 
 def test_a_key_that_became_another_file_s_keeps_its_own_checksums(
@@ -186,16 +186,16 @@ def test_policies_are_refused_while_damaged_and_forgiven_when_restored(
     change(stored, policies, first.pk, verified_at=1.0)
     change(stored, policies, second.pk, verified_at=1.0)
     flip(path)
-    assert not checker.verify_policy(first.pk) and checker.verify_policy(second.pk)
+    assert not checker.verify_file(policies, first.pk) and checker.verify_file(policies, second.pk)
     assert checker.damaged_files == {f"policies/{first.file}"}
     assert [row.verified_at == 1.0 for row in policy_rows(stored)] == [True, False]
     path.unlink()
-    assert not checker.verify_policy(first.pk)
+    assert not checker.verify_file(policies, first.pk)
     shutil.copy(tmp_path / "good", path)
     steps: list[Any] = []
-    assert checker.verify_policy(first.pk, lambda *step: steps.append(step)) and steps
+    assert checker.verify_file(policies, first.pk, lambda *step: steps.append(step)) and steps
     assert checker.damaged_files == set() and policy_rows(stored)[0].verified_at > 1.0
-    assert checker.verify_policy(999)
+    assert checker.verify_file(policies, 999)
 
 
 @pytest.mark.parametrize("fate", ["deleted", "published anew"])
@@ -213,7 +213,7 @@ def test_a_policy_that_changes_while_it_is_read_is_no_damage(
             connection.execute(sa.delete(policies).where(policies.c.pk == first.pk))
 
     monkeypatch.setattr(module, "_examined", meanwhile)
-    assert stored.service.integrity.verify_policy(first.pk)
+    assert stored.service.integrity.verify_file(policies, first.pk)
     assert stored.service.integrity.damaged_files == set()
 
 

@@ -201,7 +201,9 @@ def test_a_lost_index_is_rebuilt_from_shards_and_segments(
     assert live.post(first[:1]) == [("duplicate", 1)]
 
 
-@pytest.mark.parametrize("left", ["shards/d/sh_1.parquet", "segments/seg_1.seg", "policies/p.bin"])
+@pytest.mark.parametrize(
+    "left", ["shards/d/sh_1.parquet", "segments/seg_1.seg", "policies/p.bin", "videos/v.gif"]
+)
 def test_no_empty_index_is_made_over_data(
     start: Callable[..., Any], tmp_path: Path, left: str
 ) -> None:
@@ -237,7 +239,8 @@ def policy_file(run: str, version: int) -> bytes:
 
 @pytest.fixture
 def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
-    """A service with runs, policies, metrics, an evaluation, and labels given after the fact."""
+    """A service with runs, policies, metrics, an evaluation with a video, and labels given after
+    the fact."""
     live = start()
     live.create(capacity={"trajectories": 4}, tags=["gold"])
     sent = make(6)
@@ -258,7 +261,10 @@ def registered(start: Callable[..., Any]) -> tuple[Any, list[Trajectory]]:
     assert live.http.put("/v1/runs/r/aliases/best", json={"version": 9}).status_code == 200
     scored = {"run": "r", "policy": "r/9", "env": "e", "seeds": [0], "returns": [1.0]}
     scored |= {"mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
-    assert live.http.post("/v1/evaluations", json=scored).status_code == 201
+    made = live.http.post("/v1/evaluations", json=scored)
+    url = f"/v1/evaluations/{made.json()['id']}/videos/0?return=1&length=3"
+    gif = {"content-type": "image/gif"}
+    assert live.http.put(url, content=b"GIF89a frames", headers=gif).status_code == 201
     return live, sent
 
 
@@ -268,14 +274,19 @@ def test_a_rebuild_takes_over_what_the_old_index_still_says(
     """Runs, their numbers, policies and aliases; limits of datasets; labels, protection among."""
     live, sent = registered
     asked = ("/v1/runs/r", "/v1/runs/r/metrics", "/v1/runs/r/policies", "/v1/evaluations")
+    (evaluation,) = live.http.get("/v1/evaluations").json()["items"]
+    videos = f"/v1/evaluations/{evaluation['id']}/videos"
+    asked = (*asked, videos)
     before = [live.http.get(path).json() for path in asked]
     data = crash(live, tmp_path / "old")
     result = rebuild(data)
     assert (result.runs, result.metrics, result.policies, result.labelled) == (1, 3000, 2, 1)
+    assert (result.evaluations, result.videos) == (1, 1)
     assert fsck.check(data, deep=True).problems == []
     live = reopen(start, data)
     assert [live.http.get(path).json() for path in asked] == before
     assert live.http.get("/v1/runs/r/policies/best").content == b"opaque"
+    assert live.http.get(f"{videos}/0").content == b"GIF89a frames"
     assert live.http.get("/v1/runs/r/log").text == "said\n"
     info, dataset = live.info(sent[5]), live.dataset()
     assert (info["partition"], info["tags"], info["flags"]) == ("protected", ["good"], ["seen"])
@@ -299,6 +310,8 @@ def test_without_an_index_policies_come_back_or_are_kept_aside(
     for word in ("metrics", "evaluations", "capacities", "labels", "tokens", "snapshots"):
         assert word in said.split("not restored:")[1]
     assert [p.read_bytes() for p in (data / "lost-policies").iterdir()] == [b"opaque"]
+    assert [p.read_bytes() for p in (data / "lost-videos").iterdir()] == [b"GIF89a frames"]
+    assert list((data / "videos").iterdir()) == []
     assert fsck.check(data).problems == []
     live = reopen(start, data)
     run = live.http.get("/v1/runs/r").json()
@@ -328,9 +341,13 @@ def test_a_damaged_index_gives_what_can_be_read_and_says_what_cannot(
 
 
 def make_old(data: Path, *statements: str) -> None:
-    """Make the index one from before the first release, without checksums of policies."""
+    """Make the directory one from before the first release, without checksums of policies, and
+    without videos."""
+    for video in (data / "videos").iterdir():
+        video.unlink()
     with closing(sqlite3.connect(data / "index.sqlite")) as index:
         index.execute("ALTER TABLE policies DROP COLUMN checksums")
+        index.execute("DROP TABLE videos")
         index.execute("UPDATE alembic_version SET version_num = '0004'")
         for statement in statements:
             index.execute(statement)
@@ -351,7 +368,7 @@ def test_a_rebuild_takes_policies_of_an_index_without_checksums(
     assert "stepwell fsck --rebuild" in capsys.readouterr().err
     result = rebuild(data)
     assert (result.runs, result.policies) == (1, 2)
-    assert not any("polic" in line for line in result.lost)
+    assert not any("polic" in line or line.startswith("videos") for line in result.lost)
     assert not (data / "lost-policies").exists()
     assert fsck.check(data, deep=True).problems == []
     live = reopen(start, data)

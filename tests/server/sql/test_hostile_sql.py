@@ -170,7 +170,7 @@ def target(make_world: Callable[..., Any]) -> Iterator[Any]:
     world.create("plain", spec)
     world.post("plain", [make_trajectory(spec, seed=s) for s in range(3)])
     (world.service.settings.data.parent / "secret").write_text(SECRET)
-    world.rows("select * from trajectories, runs, metrics, policies, evaluations, workers")
+    world.rows("select * from trajectories, runs, metrics, policies, evaluations, videos, workers")
     world.rows("select * from steps")
     before = fingerprint(world)
     yield world

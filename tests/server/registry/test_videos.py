@@ -1,0 +1,214 @@
+"""Videos of evaluations: put once, never changed, played by browsers, harmless in them."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from stepwell import ServiceUnreachable
+
+MP4, GIF = "video/mp4", "image/gif"
+FILM = b"\0\0\0\x20ftypisom" + os.urandom(2_500_000)
+ANIMATION = b"GIF89a" + b"frames" * 100
+SCORES = {"mean": 1.0, "iqm": 1.0, "ci_low": 1.0, "ci_high": 1.0}
+
+
+def evaluate(app: TestClient, seeds: tuple[int, ...] = (5, 6, 7)) -> str:
+    """The address of a new evaluation's videos."""
+    body = {"policy": "a/1", "env": "e", "seeds": list(seeds), "returns": [1.0] * len(seeds)}
+    made = app.post("/v1/evaluations", json=body | SCORES).json()
+    return f"/v1/evaluations/{made['id']}/videos"
+
+
+@pytest.fixture
+def videos(app: TestClient) -> str:
+    return evaluate(app)
+
+
+def put(
+    app: TestClient, videos: str, seed: object, data: Any, kind: str = MP4, **shown: object
+) -> httpx2.Response:
+    params = {"return": 2.5, "length": 9} | shown
+    return app.put(f"{videos}/{seed}", params=params, content=data, headers={"content-type": kind})
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "data" / "videos").iterdir())
+
+
+def nothing_stored(app: TestClient, videos: str, tmp_path: Path) -> bool:
+    left = [*files(tmp_path), *(tmp_path / "data" / "tmp").iterdir()]
+    return left == [] and app.get(videos).json()["items"] == []
+
+
+def test_the_bytes_come_back_as_they_went(app: TestClient, videos: str) -> None:
+    made = put(app, videos, 5, FILM)
+    assert made.status_code == 201
+    digest = hashlib.sha256(FILM).hexdigest()
+    said = made.json()
+    assert (said["evaluation"], said["seed"]) == (videos.split("/")[3], 5)
+    assert (said["return"], said["length"], said["media_type"]) == (2.5, 9, MP4)
+    assert (said["bytes"], said["sha256"]) == (len(FILM), digest)
+    got = app.get(f"{videos}/5")
+    assert got.content == FILM
+    assert (got.headers["etag"], got.headers["content-type"]) == (f'"{digest}"', MP4)
+    part = app.get(f"{videos}/5", headers={"range": "bytes=100-199"})
+    assert (part.status_code, part.content) == (206, FILM[100:200])
+    head = app.head(f"{videos}/5")
+    assert (head.content, head.headers["content-length"]) == (b"", str(len(FILM)))
+    again = app.get(f"{videos}/5", headers={"if-none-match": f'"{digest}"'})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_browser_is_told_to_do_nothing_with_it_but_play_it(app: TestClient, videos: str) -> None:
+    """It may be anybody's file, with a page behind its first bytes."""
+    page = b"GIF89a<script>alert(1)</script>"
+    assert put(app, videos, 5, page, GIF).status_code == 201
+    got = app.get(f"{videos}/5")
+    assert (got.content, got.headers["content-type"]) == (page, GIF)
+    assert got.headers["x-content-type-options"] == "nosniff"
+    assert got.headers["content-security-policy"].startswith("default-src 'none';")
+    assert "script" not in got.headers["content-security-policy"]
+    assert got.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_a_video_never_changes(app: TestClient, videos: str, tmp_path: Path) -> None:
+    """The same again is fine (a retry); another one is refused, and leaves no file behind."""
+    assert put(app, videos, 5, FILM).status_code == 201
+    assert put(app, videos, 5, FILM).status_code == 200
+    for data, kind, shown in (
+        (FILM + b"x", MP4, {}),
+        (ANIMATION, GIF, {}),
+        (FILM, MP4, {"length": 8}),
+    ):
+        refused = put(app, videos, 5, data, kind, **shown)
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+        assert hashlib.sha256(data).hexdigest() == refused.json()["got"]["sha256"]
+    assert app.get(f"{videos}/5").content == FILM
+    assert len(files(tmp_path)) == 1
+    assert list((tmp_path / "data" / "tmp").iterdir()) == []
+
+
+def test_the_list_has_pages_and_no_videos_of_others(app: TestClient, videos: str) -> None:
+    other = evaluate(app)
+    for seed in (7, 5):
+        assert put(app, videos, seed, ANIMATION, GIF).status_code == 201
+    assert put(app, other, 6, ANIMATION, GIF).status_code == 201
+    assert [v["seed"] for v in app.get(videos).json()["items"]] == [7, 5]
+    page = app.get(videos, params={"limit": 1}).json()
+    rest = app.get(videos, params={"limit": 1, "cursor": page["next"]}).json()
+    assert [v["seed"] for v in page["items"] + rest["items"]] == [7, 5]
+    assert rest["next"] is None
+    assert [v["seed"] for v in app.get(other).json()["items"]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        *((b"", kind) for kind in (MP4, GIF)),
+        *((b"<html><script>", kind) for kind in (MP4, GIF)),
+        *((ANIMATION, MP4), (FILM[:100], GIF), (b"ftypisom", MP4), (b"GIF90a", GIF)),
+    ],
+)
+def test_bytes_of_another_type_are_refused(
+    app: TestClient, videos: str, tmp_path: Path, data: bytes, kind: str
+) -> None:
+    answer = put(app, videos, 5, data, kind)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_video")
+    assert nothing_stored(app, videos, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["video/webm", "image/svg+xml", "application/octet-stream"])
+def test_other_media_types_are_refused(
+    app: TestClient, videos: str, tmp_path: Path, kind: str
+) -> None:
+    answer = put(app, videos, 5, FILM, kind)
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert answer.json()["expected"] == "video/mp4 or image/gif"
+    assert nothing_stored(app, videos, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shown", [{"return": "nan"}, {"return": "inf"}, {"return": ""}, {"length": 0}, {"steps": 3}]
+)
+def test_numbers_that_are_none_are_refused(
+    app: TestClient, videos: str, tmp_path: Path, shown: dict[str, object]
+) -> None:
+    answer = put(app, videos, 5, ANIMATION, GIF, **shown)
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
+    assert nothing_stored(app, videos, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [4, -1, "x", 2**63])
+def test_a_seed_that_the_evaluation_does_not_have_is_refused(
+    app: TestClient, videos: str, tmp_path: Path, seed: object
+) -> None:
+    answer = put(app, videos, seed, ANIMATION, GIF)
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
+    assert nothing_stored(app, videos, tmp_path)
+
+
+def test_an_unknown_evaluation_or_video_is_404(
+    app: TestClient, videos: str, tmp_path: Path
+) -> None:
+    ghost = "/v1/evaluations/ev_ghost/videos"
+    assert put(app, ghost, 5, ANIMATION, GIF).status_code == 404
+    for path in (ghost, f"{ghost}/5", f"{videos}/5"):
+        answer = app.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert "--videos" in answer.json()["detail"]
+    assert nothing_stored(app, videos, tmp_path)
+
+
+def test_a_body_beyond_the_limit_stores_nothing(
+    start_app: Callable[..., TestClient], tmp_path: Path
+) -> None:
+    """Also when no length was announced: it is counted while it streams."""
+    app = start_app(max_video=1000)
+    videos = evaluate(app)
+    for body in (FILM, (FILM[i : i + 100] for i in range(0, 5000, 100))):
+        answer = put(app, videos, 5, body)
+        assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+    assert nothing_stored(app, videos, tmp_path)
+
+
+def test_a_video_outlives_a_restart_and_can_be_deleted(
+    start_app: Callable[..., TestClient], tmp_path: Path
+) -> None:
+    videos = evaluate(app := start_app())
+    put(app, videos, 5, ANIMATION, GIF)
+    app = start_app()
+    assert app.get(f"{videos}/5").content == ANIMATION
+    assert app.delete(f"{videos}/5").status_code == 204
+    assert nothing_stored(app, videos, tmp_path)
+    assert app.delete(f"{videos}/5").status_code == app.get(f"{videos}/5").status_code == 404
+    assert len(app.get("/v1/evaluations").json()["items"]) == 1, "the score stays"
+
+
+def test_dying_between_file_and_row_loses_nothing_twice(start_service: Callable[..., Any]) -> None:
+    """The evaluator got no answer and sends again: one row, and the orphan is removed."""
+    service = start_service()
+    client = service.client(retry_for=0.0)
+    made = client.create_evaluation(policy="p", env="e", seeds=[3], returns=[1.0], **SCORES)
+    shown: dict[str, Any] = {"media_type": GIF, "total_reward": 1.0, "length": 2}
+    service.restart(env={"STEPWELL_FAILPOINT": "video.after_rename"})
+    with pytest.raises(ServiceUnreachable):
+        client.put_video(made.id, 3, ANIMATION, **shown)
+    assert service.wait_exit() == -signal.SIGKILL
+    assert len(list((service.data / "videos").iterdir())) == 1
+    service.restart()
+    assert client.videos(made.id) == []
+    assert list((service.data / "videos").iterdir()) == []
+    client.put_video(made.id, 3, ANIMATION, **shown)
+    assert client.video(made.id, 3) == ANIMATION
+    assert client.sql("select evaluation, seed, return, length, bytes from videos").rows == [
+        (made.id, 3, 1.0, 2, len(ANIMATION))
+    ]
+    client.delete_video(made.id, 3)
+    assert client.videos(made.id) == []
