@@ -39,6 +39,9 @@ UPDATES = 400
 SMALL = """--data.batch 16 --agent.actor.d-hidden 64 --agent.critic.d-hidden 64
 --schedule.log-every 10 --optimizer.warmup 50 --device cpu""".split()
 UNBOUNDED = "--agent.losses.target-low none --agent.losses.target-high none"
+UNSCALED = """--agent.critic.popart.init-mean 0 --agent.critic.popart.init-nu 100
+--agent.critic.init-scale 1"""
+"""First values that know nothing of the data: networks of usual size, and a scale of 10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +67,21 @@ CASES = (
     ),
     *(Case(f"healthy {name}", "grid", name) for name in ("offline", "bc10")),
     _broken(
-        "unbounded Q", "grid", f"{UNBOUNDED} --agent.losses.reward-multiplier 0.1", "q_above_data"
+        "unbounded Q",
+        "grid",
+        f"{UNBOUNDED} {UNSCALED} --agent.losses.reward-multiplier 0.1",
+        "q_above_data",
     ),
     _broken(
         "rewards too small",
         "grid",
-        "--agent.losses.reward-multiplier 0.01",
+        f"{UNSCALED} --agent.losses.reward-multiplier 0.01",
         "rewards_too_small",
     ),
     _broken(
         "rewards too small",
         "pendulum",
-        "--agent.losses.reward-multiplier 1e-5",
+        f"{UNSCALED} --agent.losses.reward-multiplier 1e-5",
         "rewards_too_small",
     ),
     _broken(
