@@ -115,6 +115,7 @@ def test_the_list_has_pages_and_no_videos_of_others(app: TestClient, videos: str
         *((b"<html><script>", kind) for kind in (MP4, GIF)),
         *((ANIMATION, MP4), (FILM[:100], GIF), (b"ftypisom", MP4), (b"GIF90a", GIF)),
     ],
+    ids=["none", "none-gif", "html", "html-gif", "gif-as-mp4", "mp4-as-gif", "late-ftyp", "gif90a"],
 )
 def test_bytes_of_another_type_are_refused(
     app: TestClient, videos: str, tmp_path: Path, data: bytes, kind: str
