@@ -67,7 +67,13 @@ def test_the_settings_of_a_file_are_accepted(file: Path) -> None:
     own, sections = _split([str(file)])
     args = _parse(own, sections)
     base = read_train_config([args.recipe])["config"]
-    growing = growing_data(base, args.updates_per_step, args.warm_up_steps)
+    growing = growing_data(
+        base,
+        collectors=args.collectors,
+        updates_per_step=args.updates_per_step,
+        warm_up_steps=args.warm_up_steps,
+        min_size=args.min_size,
+    )
     words = ["--run", "r", "--dataset", "d", *growing]
     config = read_train_config([args.recipe, *words, *sections["train"]])["config"]
     if config["derive"] == "off":
