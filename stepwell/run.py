@@ -73,7 +73,8 @@ EXAMPLES = """\
   stepwell run Pendulum-v1
   stepwell run stepwell/TMazePassive-v0 --env-args corridor_length=20 --train.updates 1500
   stepwell run examples/00_meta_frozen_lake.toml
-  stepwell run examples/00_meta_frozen_lake.toml --help    what this file is about
+  stepwell run examples/00_meta_frozen_lake.toml --help               what this file is about
+  stepwell run examples/00_meta_frozen_lake.toml examples/tiny.toml   in a minute: see it work
   stepwell run my_envs:Robot-v0 robot.toml --envs 16 --collectors 2 --data ./robot
   stepwell run Pendulum-v1 --url http://10.0.0.5:8000 --no-train    only collect and evaluate"""
 
