@@ -1,4 +1,12 @@
-"""An environment of your own: stepwell run examples.own_environment:Thermostat-v0"""
+"""An environment of your own, to learn in by one command:
+
+    stepwell run examples.own_environment:Thermostat-v0
+    python examples/own_environment.py
+
+The second command shows the best policy, in plain Python.
+"""
+
+import argparse
 
 import gymnasium
 import numpy as np
@@ -23,10 +31,13 @@ class Thermostat(gymnasium.Env):
 gymnasium.register("Thermostat-v0", Thermostat, max_episode_steps=50)
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     env = gymnasium.make("Thermostat-v0")
     obs, _ = env.reset(seed=0)
     total, done = 0.0, False
-    while not done:  # the best policy, in plain Python
+    while not done:  # the best policy
         obs, reward, terminated, done, _ = env.step(np.clip(-obs, -1.0, 1.0))
         total += reward
-    print(f"return of the best policy {total:.1f}; to learn it: {__doc__.partition(': ')[2]}")
+    print(f"return of the best policy {total:.1f}")

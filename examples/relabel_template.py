@@ -1,4 +1,7 @@
-"""A template of a custom relabeler.      python examples/relabel_template.py [DATASET]
+"""A template of a custom relabeler, to copy.
+
+    stepwell serve --data ./data
+    python examples/relabel_template.py [DATASET]
 
 A robot gets a place as its goal and rarely reaches it. Hindsight relabeling replaces the goal by a
 place that the robot did reach. This program records a few random walks and prints their return
@@ -7,7 +10,7 @@ before and after relabeling. Copied to a module, the relabeler is used in traini
     stepwell train offline --dataset walks --plugin my_module --data.relabel reach:within=0.1
 """
 
-import sys
+import argparse
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,7 +64,11 @@ def walks(spec: EnvSpec, count: int) -> Iterator[Trajectory]:
 
 
 if __name__ == "__main__":
-    dataset = sys.argv[1] if len(sys.argv) > 1 else "walks"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dataset", nargs="?", default="walks", help="(default: %(default)s)")
+    dataset = parser.parse_args().dataset
     spec = EnvSpec.of(
         {"where": Box((2,)), "goal": Box((2,)), "place": Box((2,))},
         Box((2,), low=-1.0, high=1.0),

@@ -58,8 +58,8 @@ class Option:
         return get_origin(self.hint) is tuple
 
     @property
-    def in_files_only(self) -> bool:
-        """A list of tables has no form as words."""
+    def is_tables(self) -> bool:
+        """A list of tables: each word is one, in JSON."""
         return self.is_list and bool(_models_in(get_args(self.hint)[0]))
 
     @property
@@ -273,10 +273,6 @@ def _words(argv: Sequence[str], known: Mapping[str, Option]) -> tuple[list[str],
             flags[positive] = False
             continue
         option = _option(flag, known, repr(flag)[1:-1])
-        if option.in_files_only:
-            raise _WrongWords(
-                f"{flag}: unknown setting of a command line; set it in a --config file"
-            )
         if option.hint is bool and not equals:
             flags[option.name] = True
             continue
@@ -293,7 +289,9 @@ def _value(option: Option, words: list[str]) -> Any:
     """Words as a JSON value of the setting's type."""
     adapter: TypeAdapter[Any] = TypeAdapter(option.hint)
     given: Any = words
-    if option.is_list:
+    if option.is_tables:
+        given = [_json(option.flag, word) for word in words]
+    elif option.is_list:
         given = words if words != [""] else []
     else:
         given = words[0]
@@ -305,6 +303,13 @@ def _value(option: Option, words: list[str]) -> Any:
         expected = problem.errors()[0]["msg"].replace("Input should be", "expected")
         expected = expected.split(", unable")[0]
         raise _WrongWords(f"{option.flag}: {expected}, got {' '.join(words)!r}") from None
+
+
+def _json(flag: str, word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        raise _WrongWords(f"{flag}: expected tables in JSON, got {word!r}") from None
 
 
 def _toml(path: str) -> dict[str, Any]:
@@ -455,8 +460,7 @@ def long_help(prog: str, about: str, known: Mapping[str, Option]) -> str:
     for option in known.values():
         kinds = f"  (kind {', '.join(dict.fromkeys(option.kinds))})" if option.kinds else ""
         kinds = "" if option.name.endswith(".kind") else kinds
-        where = "  (in config files only)" if option.in_files_only else ""
-        lines.append(f"  {option.flag} {_type(option.hint)} = {_value_shown(option)}{kinds}{where}")
+        lines.append(f"  {option.flag} {_type(option.hint)} = {_value_shown(option)}{kinds}")
         lines += textwrap.wrap(option.help, 94, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
@@ -484,7 +488,7 @@ def _type(hint: Any) -> str:
     if origin is Literal:
         return "|".join(map(str, args))
     if origin is tuple:
-        return f"{_type(args[0])} ..."
+        return f"{'JSON' if _models_in(args[0]) else _type(args[0])} ..."
     if origin is Annotated:
         return _type(args[0])
     if origin in (Union, UnionType):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import json
 import os
 import re
@@ -34,7 +35,7 @@ from stepwell._files import whole_file
 from stepwell._parent import PARENT
 from stepwell._ports import free_port
 from stepwell._processes import Processes, read_train_config
-from stepwell._run.parts import WARM_UP_STEPS, Plan, growing_data, parts
+from stepwell._run.parts import WARM_UP_STEPS, Plan, growing_data, parts, selected_data
 from stepwell._run.status import Line, read_status, scores
 from stepwell._run.supervisor import SERVICE, Part, Supervisor
 from stepwell._settings import flatten
@@ -60,7 +61,7 @@ The trainer makes --updates-per-step updates for each collected step: the faster
 stops everything (twice: at once); the same command continues. What breaks is started again.
 
 After these options, any setting of a part is a flag after its name: --train.X, --collect.X,
---evaluate.X, as in `stepwell train --help`; or a table of FILE.toml:
+--evaluate.X, as in `stepwell train --help`; or a table of FILE.toml, of which later ones win:
 
   recipe = "online"
   updates_per_step = 0.25
@@ -72,6 +73,8 @@ EXAMPLES = """\
   stepwell run Pendulum-v1
   stepwell run stepwell/TMazePassive-v0 --env-args corridor_length=20 --train.updates 1500
   stepwell run examples/00_meta_frozen_lake.toml
+  stepwell run examples/00_meta_frozen_lake.toml --help               what this file is about
+  stepwell run examples/00_meta_frozen_lake.toml examples/tiny.toml   in a minute: see it work
   stepwell run my_envs:Robot-v0 robot.toml --envs 16 --collectors 2 --data ./robot
   stepwell run Pendulum-v1 --url http://10.0.0.5:8000 --no-train    only collect and evaluate"""
 
@@ -83,8 +86,15 @@ def main(argv: list[str] | None = None) -> int:
     folder: Path = args.data.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     base = read_train_config([args.recipe])["config"]
-    growing = growing_data(base, args.updates_per_step, args.warm_up_steps)
-    words = [args.recipe, "--run", args.run, "--dataset", args.dataset or args.run, *growing]
+    growing = growing_data(
+        base,
+        collectors=args.collectors,
+        updates_per_step=args.updates_per_step,
+        warm_up_steps=args.warm_up_steps,
+        min_size=args.min_size,
+    )
+    words = [args.recipe, "--run", args.run, *growing]
+    words += selected_data(args.dataset or args.run, sections["train"])
     config = read_train_config([*words, *sections["train"]])["config"]
 
     def say(line: str) -> None:
@@ -140,7 +150,8 @@ def _stop(supervisor: Supervisor) -> None:
 
 def _require_data(plan: Plan, client: Client) -> None:
     """Raise `InvalidData` if settings must be derived from data that nobody will collect."""
-    if not plan.train or plan.warm_up_steps != 0:
+    selects_itself = not selected_data(plan.dataset, plan.more["train"])
+    if not plan.train or plan.warm_up_steps != 0 or selects_itself:
         return
     try:
         found = client.dataset(plan.dataset)
@@ -204,25 +215,36 @@ def _plan(
 def _watch(plan: Plan, client: Client, supervisor: Supervisor, console: Console) -> None:
     """Show what all parts do, until the trainer has made its last update."""
     with _screen(console, plan.run) as show:
-        while not _over(supervisor):
+        while not _over(supervisor, lambda: _has_ended(client, plan.run)):
             supervisor.check()
             supervisor.tick()
             show(lambda: read_status(client, plan, [*supervisor.parts.values()]))
             time.sleep(LOOK_EVERY)
 
 
-def _over(supervisor: Supervisor) -> bool:
+def _over(supervisor: Supervisor, run_has_ended: Callable[[], bool]) -> bool:
     """Whether the trainer has ended, and the evaluator has scored its last policy. Without a
-    trainer: whether the evaluator has ended, or all collectors have. Then the collectors stop."""
+    trainer: whether the evaluator has ended; without both, the run or all collectors. Then the
+    collectors stop."""
     parts = supervisor.parts
     collectors = [name for name in parts if name.startswith("collect-")]
     first = "train" if "train" in parts else "evaluate"
-    if first not in parts:
-        return all(parts[name].ended for name in collectors)
-    if not parts[first].ended:
+    if first in parts:
+        ended = parts[first].ended
+    else:
+        ended = all(parts[name].ended for name in collectors) or run_has_ended()
+    if not ended:
         return False
     supervisor.stop([name for name in collectors if not parts[name].ended])
     return "evaluate" not in parts or parts["evaluate"].ended
+
+
+def _has_ended(client: Client, run: str) -> bool:
+    """Whether a run whose trainer is elsewhere has begun and ended, as far as the service tells."""
+    try:
+        return client.run(run).status != "running"
+    except StepwellError:
+        return False
 
 
 def _service(args: argparse.Namespace, folder: Path, supervisor: Supervisor) -> bool:
@@ -351,10 +373,25 @@ def _split(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     return own, sections
 
 
+def _read_files(
+    paths: Sequence[Path], known: Mapping[str, Any], sections: dict[str, list[str]]
+) -> dict[str, Any]:
+    """The settings of this command in TOML files, of which later ones win; those of the parts go
+    before their words. Lists of later files are added to those of earlier ones."""
+    found: dict[str, Any] = {}
+    of_parts: dict[str, list[str]] = {name: [] for name in sections}
+    for path in paths:
+        for key, value in _read_file(path, known, of_parts).items():
+            found[key] = [*found.get(key, []), *value] if isinstance(value, list) else value
+    for name, words in of_parts.items():
+        sections[name][:0] = words
+    return found
+
+
 def _read_file(
     path: Path, known: Mapping[str, Any], sections: dict[str, list[str]]
 ) -> dict[str, Any]:
-    """The settings of this command in a TOML file; those of the parts go before their words."""
+    """The settings of this command in a TOML file; those of the parts are added to their words."""
     try:
         tree = tomllib.loads(path.read_text())
     except OSError as error:
@@ -364,14 +401,13 @@ def _read_file(
     for name, words in sections.items():
         if isinstance(tree.get(name), dict):
             table = flatten(tree.pop(name))
-            words[:0] = [word for key, value in table.items() for word in _words(key, value)]
+            words += [word for key, value in table.items() for word in _words(key, value)]
     found: dict[str, Any] = {}
     for key, value in tree.items():
         name = key.replace("-", "_")
         own = known.get(name)
-        if name not in known or name == "file":
-            names = sorted({*known, *SECTIONS} - {"file"})
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted({*known, *SECTIONS}), n=1, cutoff=0.0)[0]
             raise InvalidData(f"{path}: unknown setting {key!r}; the nearest known one is {near!r}")
         kinds = (list,) if isinstance(own, list) else (bool,) if own is True else (str, int, float)
         if not isinstance(value, kinds) or (isinstance(value, bool) and own is not True):
@@ -383,30 +419,42 @@ def _read_file(
 
 
 def _words(key: str, value: Any) -> list[str]:
-    """A setting of a file as words of a command line."""
+    """A setting of a file as words of a command line; the tables of a list as JSON."""
     if isinstance(value, list):
-        return [f"--{key}", *map(str, value)]
+        return [f"--{key}", *(json.dumps(v) if isinstance(v, dict) else str(v) for v in value)]
     return [f"--{key}={str(value).lower() if isinstance(value, bool) else value}"]
 
 
-def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespace:
+def _head(path: Path) -> str:
+    """The comment at the head of a file."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = common.parser("run", ABOUT, EXAMPLES)
     add = parser.add_argument
-    add("env", metavar="ENV", help="gymnasium id, as Pendulum-v1 or my_envs:Robot-v0; none if "
-        "FILE.toml has env = \"…\"")  # fmt: skip
-    add("file", metavar="FILE.toml", nargs="?", type=Path, help="settings; flags win")
+    add("env", metavar="ENV | FILE.toml", nargs="*",
+        help="gymnasium id, as Pendulum-v1 or my_envs:Robot-v0; none if a file has env = \"…\". "
+        "Files of settings: later ones win, flags win over files")  # fmt: skip
     add("--recipe", default="online", help="training recipe (default: %(default)s)")
     add("--run", default="", help="its name; a stopped run of this name goes on (default: ENV's)")
     add("--dataset", default="", help="for the episodes (default: the run's name)")
     add("--data", type=Path, default=Path("stepwell-run"), help="folder (default: %(default)s)")
-    add("--env-args", nargs="+", default=[], metavar="KEY=VALUE", help="of the environment")
+    add("--env-args", nargs="+", default=[], metavar="KEY=VALUE",
+        help="of the environment; they are added to those of files, or replace them by KEY"
+    )  # fmt: skip
     add("--plugin", nargs="+", default=[], metavar="MODULE", help="modules that register parts")
     add("--envs", type=int, default=8, help="environments per collector (default: %(default)s)")
-    add("--collectors", type=int, default=1, help="collector processes (default: %(default)s)")
+    add("--collectors", type=int, default=1,
+        help="collector processes (default: %(default)s). 0: learn from the dataset as it is; "
+        "with --updates-per-step: as collectors elsewhere add to it")  # fmt: skip
     add("--episodes", type=int, default=20, help="per evaluation (default: %(default)s)")
     add("--seed", type=int, default=0, help="of training and collecting (default: %(default)s)")
     add("--updates-per-step", type=float, metavar="X",
         help="updates per collected step (default: the recipe's, or 0.1)")  # fmt: skip
+    add("--min-size", type=int, metavar="N",
+        help="steps in the dataset before the first update (default: the recipe's)")  # fmt: skip
     add("--warm-up-steps", type=int, metavar="N",
         help="random steps before the first policy acts (default: 0; 2,000 for recipes that "
         "derive settings from data)")  # fmt: skip
@@ -416,17 +464,35 @@ def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespa
     add("--port", type=int, default=DEFAULT_PORT,
         help="of the service that it starts, if free; 0: any (default: %(default)s)")  # fmt: skip
     add("--token", help="default: STEPWELL_TOKEN")
+    return parser
+
+
+def _parse(words: list[str], sections: dict[str, list[str]]) -> argparse.Namespace:
+    parser = _parser()
+    asks_for_help = bool({"-h", "--help"} & {*words})
+    words = [word for word in words if word not in ("-h", "--help")]
     args = parser.parse_intermixed_args(words)
-    if args.file is not None or args.env.endswith(".toml"):
-        known = {name: parser.get_default(name) for name in vars(args)}
-        given = _read_file(args.file or Path(args.env), known, sections)
-        env = given.pop("env", "")
-        parser.set_defaults(**given)
-        args = parser.parse_intermixed_args(words)
-        if args.file is None:
-            if not env:
-                raise InvalidData(f"{args.env}: env", expected='env = "Pendulum-v1"', got="none")
-            args.env = env
+    files = [Path(word) for word in args.env if word.endswith(".toml")]
+    known = {name: parser.get_default(name) for name in vars(args)} | {"env": ""}
+    given = _read_files(files, known, sections)
+    in_files = [env] if (env := given.pop("env", "")) else []
+    named = [word for word in args.env if not word.endswith(".toml")] or in_files
+    env_args, plugins = given.pop("env_args", []), given.pop("plugin", [])
+    parser.set_defaults(**given)
+    if asks_for_help:
+        parser.description = "\n\n".join([*map(_head, files), ABOUT])
+        parser.print_help()
+        raise SystemExit(0)
+    args = parser.parse_intermixed_args(words)
+    if len(named) != 1:
+        parser.error(
+            f"expected one ENV, or FILE.toml with env = …, got {' '.join(named) or 'none'}"
+        )
+    args.env = named[0]
+    args.env_args = [
+        *{pair.partition("=")[0]: pair for pair in [*env_args, *args.env_args]}.values()
+    ]
+    args.plugin = [*dict.fromkeys([*plugins, *args.plugin])]
     for name, least in (("envs", 1), ("collectors", 0), ("episodes", 1), ("seed", 0)):
         if getattr(args, name) < least:
             parser.error(f"--{name}: expected at least {least}, got {getattr(args, name)}")

@@ -1,96 +1,253 @@
-"""Every example runs, as its first line says, against a real service."""
+"""Every example answers --help, has settings that fit its environment, and is in the README; those
+whose packages are installed run."""
 
+import importlib.util
+import json
 import os
+import re
+import runpy
 import subprocess
 import sys
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 
-from collector.config import CollectConfig, parse
-from collector.envs import make, parse_pairs
-from stepwell._processes import read_train_config
-from stepwell._run.parts import growing_data
-from stepwell.run import _parse, _split
+from amago_model.acting import ActingPolicy
+from amago_model.config import Spaces
+from collector.config import CollectConfig, EvaluateConfig, parse
+from collector.envs import interface_of, make, parse_pairs
+from stepwell import run as run_command
+from stepwell._run.parts import (
+    Plan,
+    collect_words,
+    evaluate_words,
+    growing_data,
+    selected_data,
+    train_words,
+)
+from trainer.options import resolve
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = {
-    "own_data.py": "mean reward",
-    "record_environment.py": "200 steps",
-    "any_learner.py": "update  40",
+EXAMPLES = ROOT / "examples"
+README = (EXAMPLES / "README.md").read_text()
+PROGRAMS = {
+    "18_own_data.py": "mean reward",
+    "19_record_environment.py": "200 steps",
+    "24_own_learner.py": "update  40",
+    "25_plain_policy.py": "episodes that fell",
     "relabel_template.py": "relabeled    mean return 1.00",
     "own_environment.py": "return of the best policy -",
-    "scripted_policy.py": "episodes that fell",
 }
-FILES = sorted((ROOT / "examples").glob("*.toml"))
-TINY = [
-    *("--envs", "2", "--episodes", "2", "--train.updates", "6", "--train.data.batch", "2"),
-    *("--train.data.window", "8", "--train.data.ratio.min-size", "20"),
-    *("--train.schedule.publish-every", "3"),
-]
-"""As examples/README.md says."""
+"""What each prints; all but the last take a dataset."""
+NEEDS = {"11_xland_rulesets.py": "xminigrid", "many_tasks.py": "minigrid"}
+"""Programs for packages that are not installed for development."""
+TESTED_BELOW = {"battles.py"}
+TINY, SMALL = EXAMPLES / "tiny.toml", EXAMPLES / "battles_small.toml"
+"""Second files."""
+FILES = sorted(set(EXAMPLES.glob("*.toml")) - {TINY, SMALL})
+PACKAGES = {
+    "02_gymnax": "gymnax",
+    "03_popgym": "popgym",
+    "07_meta_world": "metaworld",
+    "08_multi_game_atari": "ale_py",
+    "10_babyai": "minigrid",
+    "11_xland_minigrid": "xminigrid",
+}
+"""Of files whose environment is not installed for development; examples/README.md says when each
+was run."""
 
 
-def run(example: str, url: str, dataset: str, tmp_path: Path) -> str:
+def run(words: Sequence[str], tmp_path: Path, url: str = "") -> str:
+    """The output of a program in Python, which ends well."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example), dataset],
+        [sys.executable, *words],
         cwd=ROOT,
-        env={**os.environ, "STEPWELL_URL": url, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": "."},
+        env=variables(tmp_path, url),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def variables(tmp_path: Path, url: str = "") -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")}
+    own = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": "."}
+    own |= {"STEPWELL_URL": url, "STEPWELL_OUTBOX": str(tmp_path / "outbox")} if url else {}
+    return {**inherited, **own}
+
+
+def tiny(name: str, *words: str) -> list[str]:
+    """The command of examples/README.md that shows an example at work."""
+    command = ["-m", "stepwell.cli", "run", f"examples/{name}.toml", "examples/tiny.toml"]
+    return [*command, *words]
+
+
+# --- all of them ------------------------------------------------------------------------------
+
+
 def test_the_list_is_complete() -> None:
-    """A new example is a tested example, and stands in the table."""
-    present = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert present == set(EXAMPLES)
-    present |= {path.name for path in FILES}
-    table = (ROOT / "examples" / "README.md").read_text()
-    assert all(f"`{name}`" in table for name in present)
+    """A new example is a tested example, and stands in the README."""
+    programs = {path.name for path in EXAMPLES.glob("*.py")}
+    assert programs == {*PROGRAMS, *NEEDS, *TESTED_BELOW}
+    present = programs | {path.name for path in (*FILES, TINY, SMALL, *EXAMPLES.glob("*.ipynb"))}
+    assert not {name for name in present if f"`{name}`" not in README}
+    named = set(re.findall(r"`(\w+\.(?:py|toml|ipynb))`", README))
+    assert named == present
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_runs(example: str, service, name: str, tmp_path: Path) -> None:
-    """It ends well and prints what it promises."""
-    if example == "any_learner.py":
-        run("own_data.py", service.url, name, tmp_path)
-    assert EXAMPLES[example] in run(example, service.url, name, tmp_path)
+@pytest.mark.parametrize("name", sorted({*PROGRAMS, *NEEDS, *TESTED_BELOW}))
+def test_a_program_explains_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {**gymnasium.registry})
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        warnings.simplefilter("ignore")  # its environments are registered once more
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"examples/{name}" in said
+
+
+@pytest.mark.parametrize("file", [*FILES, TINY, SMALL], ids=lambda file: file.stem)
+def test_a_file_explains_itself(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command.main([str(file), "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert file.read_text().splitlines()[0].removeprefix("# ") in said
+    assert re.search(rf"^    stepwell run .*examples/{file.stem}\.toml", said, re.MULTILINE)
+
+
+def settings(*words: str) -> tuple[Any, Any]:
+    """The options of `stepwell run WORDS`, and the trainer's config; those of the other parts are
+    checked."""
+    own, sections = run_command._split(list(words))
+    args = run_command._parse(own, sections)
+    growing = growing_data(
+        resolve([args.recipe]).config.to_dict(),
+        collectors=args.collectors,
+        updates_per_step=args.updates_per_step,
+        warm_up_steps=args.warm_up_steps,
+        min_size=args.min_size,
+    )
+    plan = Plan(
+        **{name: getattr(args, name) for name in ("env", "env_args", "recipe", "run", "seed")},
+        **{name: getattr(args, name) for name in ("envs", "collectors", "train", "evaluate")},
+        dataset=args.dataset or args.run,
+        folder=Path("x"),
+        episodes=args.episodes,
+        growing=growing,
+        warm_up_steps=args.warm_up_steps,
+        plugins=args.plugin,
+        more=sections,
+    )
+    config = resolve(train_words(plan)[1:]).config
+    parse(CollectConfig, collect_words(plan, 0, config.to_dict())[1:], "stepwell collect")
+    parse(EvaluateConfig, evaluate_words(plan, config.to_dict())[1:], "stepwell evaluate")
+    assert bool(config.sources) != bool(selected_data(plan.dataset, sections["train"]))
+    return args, config
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_settings_of_a_file_are_accepted(file: Path) -> None:
-    """By the trainer and the collector, before anything is started."""
-    own, sections = _split([str(file)])
-    args = _parse(own, sections)
-    base = read_train_config([args.recipe])["config"]
-    growing = growing_data(base, args.updates_per_step, args.warm_up_steps)
-    words = ["--run", "r", "--dataset", "d", *growing]
-    config = read_train_config([args.recipe, *words, *sections["train"]])["config"]
-    if config["derive"] == "off":
-        context = config["agent"]["trajectory_encoder"]["context"]
-        assert context == config["data"]["window"] + 1, "all of a window is seen"
-    words = ["--env", args.env, "--env-args", *args.env_args, "--dataset", "d", "--policy", "p"]
-    parse(CollectConfig, [*words, *sections["collect"]], "stepwell collect")
-    make(args.env, parse_pairs(args.env_args, "--env-args")).close()
+    """By each part, before anything is started; and they fit the environment, if it is there."""
+    _, small = settings(str(file), str(TINY))
+    assert (small.updates, small.data.batch, small.data.window) == (6, 2, 8)
+    args, config = settings(str(file))
+    if config.derive == "off" and config.agent.trajectory_encoder.kind == "transformer":
+        context = config.agent.trajectory_encoder.context
+        assert context >= config.data.window + (args.recipe != "online"), "all of it is seen"
+    package = PACKAGES.get(file.stem)
+    if package and (importlib.util.find_spec(package) is None or "xland" in file.stem):
+        return  # XLand's needs a file of rulesets, too
+    env = make(args.env, parse_pairs(args.env_args, "--env-args"))
+    spaces = Spaces.of_spec(interface_of(env, args.env).spec.to_json())
+    env.close()
+    if config.derive == "off":
+        ActingPolicy(config.agent, spaces)
 
 
-@pytest.mark.parametrize(
-    "words", [["examples/00_meta_frozen_lake.toml"], ["examples.own_environment:Thermostat-v0"]]
-)
-def test_a_run_ends_with_scores(words: list[str], tmp_path: Path) -> None:
-    """The whole loop, tiny."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stepwell.cli", "run", *words, *TINY]
-        + ["--data", str(tmp_path), "--port", "0"],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("STEPWELL_")},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " finished, " in done.stdout and "--policy" in done.stdout
+# --- programs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", PROGRAMS)
+def test_an_example_runs(example: str, service, name: str, tmp_path: Path) -> None:
+    """It ends well and prints what it promises."""
+    words = [] if example == "own_environment.py" else [name]
+    if example == "24_own_learner.py":
+        run(["examples/18_own_data.py", name], tmp_path, service.url)
+    assert PROGRAMS[example] in run([f"examples/{example}", *words], tmp_path, service.url)
+
+
+@pytest.mark.parametrize("example", NEEDS)
+def test_an_example_for_another_package_runs(example: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS[example])
+    words = {"many_tasks.py": "BabyAITasks-v0"}.get(example, str(tmp_path / "rulesets.bz2"))
+    run([f"examples/{example}", words], tmp_path)
+
+
+def test_the_notebook_runs(service, tmp_path: Path) -> None:
+    """Its cells one after the other; it is stored without outputs."""
+    notebook = json.loads((EXAMPLES / "26_tour.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    program = tmp_path / "tour.py"
+    program.write_text("\n\n".join("".join(cell["source"]) for cell in cells))
+    said = run(["-W", "error", str(program)], tmp_path, service.url)
+    learned = float(re.findall(r"'learned': ([\d.]+)", said)[0])
+    assert learned >= 400, said
+
+
+# --- files, tiny ------------------------------------------------------------------------------
+
+
+def test_a_run_ends_with_scores(tmp_path: Path) -> None:
+    """The whole loop, in an environment of one's own."""
+    said = run(tiny("20_own_environment", "--data", str(tmp_path), "--port", "0"), tmp_path)
+    assert " finished, " in said and "--policy" in said
+
+
+def test_one_collects_and_another_learns(service, tmp_path: Path) -> None:
+    """Each by a command of its own, at one service; both end with the last update."""
+    learn = tiny("22_learn_only", "--data", str(tmp_path / "learn"), "--run", "apart")
+    collect = tiny("21_collect_only", "--data", str(tmp_path / "collect"), "--run", "apart")
+    with (tmp_path / "learn.txt").open("w") as log:
+        learner = subprocess.Popen(
+            [sys.executable, *learn, "--dataset", "apart"],
+            cwd=ROOT,
+            env=variables(tmp_path / "learner", service.url),
+            stdout=log,
+            stderr=log,
+        )
+        run([*collect, "--dataset", "apart"], tmp_path, service.url)
+        assert learner.wait(300) == 0, (tmp_path / "learn.txt").read_text()
+    assert "run apart finished" in (tmp_path / "learn.txt").read_text()
+
+
+def test_battles_are_mixed_and_no_illegal_action_is_played(service, tmp_path: Path) -> None:
+    """Each batch has the shares of the file; the policy gives illegal actions no probability."""
+    data = ["examples/battles.py", "--dataset", "battles"]
+    table = run([*data, "--battles", "20"], tmp_path, service.url)
+    assert [line.split()[0] for line in table.splitlines()] == [
+        "ladder-high",
+        "ladder-low",
+        "self-play",
+    ]
+    files = [f"examples/{name}.toml" for name in ("15_battles", "battles_small", "tiny")]
+    more = ["--train.data.batch", "4", "--data", str(tmp_path)]
+    run(["-m", "stepwell.cli", "run", *files, *more], tmp_path, service.url)
+    with service.client() as client:
+        metrics = client.run("battle-small").latest
+        assert [metrics[f"data/share_{i}"] for i in range(3)] == [0.5, 0.25, 0.25]
+        unknown = client.sql("select count(*) from battles.steps where not action_known").one()
+        assert unknown > 20
+    said = run([*data, "--check", "battle-small"], tmp_path, service.url)
+    assert "0 illegal actions" in said

@@ -12,7 +12,10 @@ import psutil
 import pytest
 
 from stepwell import Client
+from stepwell.errors import InvalidData
+from stepwell.run import _parse, _split
 from stepwell.testing import wait_until
+from trainer.options import resolve
 
 RUN = [sys.executable, "-m", "stepwell.cli", "run", "stepwell/Recall-v0", "--port", "0"]
 SMALL = """
@@ -181,6 +184,66 @@ def test_what_cannot_work_is_refused_at_once(
     process = start(*words)
     assert process.wait(60) in (1, 2)
     assert reason in _said(tmp_path)
+
+
+def parsed(*words: str) -> tuple[Any, dict[str, list[str]]]:
+    own, sections = _split([*words])
+    return _parse(own, sections), sections
+
+
+def test_later_files_win_and_flags_win_over_files(tmp_path: Path) -> None:
+    """Arguments of the environment and plug-ins add up."""
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(
+        'env = "A-v0"\nenvs = 4\nenv_args = ["size=5", "slip=0"]\nplugin = ["mine"]\n'
+        "[train]\nupdates = 1\ndata.batch = 1\n"
+    )
+    two.write_text('envs = 3\nmin-size = 7\nenv_args = ["size=6"]\n[train]\nupdates = 2\n')
+    args, sections = parsed(str(one), str(two), "--train.updates", "3", "--env-args", "slip=1")
+    assert (args.env, args.envs, args.min_size, args.plugin) == ("A-v0", 3, 7, ["mine"])
+    assert args.env_args == ["size=6", "slip=1"]
+    assert sections["train"] == [
+        *("--updates=1", "--data.batch=1", "--updates=2"),
+        *("--updates", "3"),
+    ]
+    assert parsed("B-v0", str(one), "--envs", "9")[0].env == "B-v0"
+    with pytest.raises(InvalidData, match="two.toml: unknown setting 'episode'.*'episodes'"):
+        two.write_text("episode = 3")
+        parsed(str(one), str(two))
+
+
+def test_the_tables_of_a_mixture_reach_the_trainer_whole(tmp_path: Path) -> None:
+    file = tmp_path / "mixture.toml"
+    select = "SELECT id FROM trajectories WHERE dataset = 'a \\\\ b'"
+    table = f'[[train.sources]]\nselect = "{select}"\nshare = '
+    file.write_text(f'env = "A-v0"\n{table}0.5\n{table}0.5\n')
+    _, sections = parsed(str(file))
+    config = resolve(["offline", *sections["train"]]).config
+    assert [source.select for source in config.sources] == [select.replace("\\\\", "\\")] * 2
+
+
+def test_the_help_of_a_file_begins_with_its_comment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And shows its values as the defaults."""
+    file = tmp_path / "robot.toml"
+    file.write_text("# A robot.\n#\n#     stepwell run robot.toml\nenvs = 33\n# not this\n")
+    with pytest.raises(SystemExit) as ended:
+        parsed(str(file), "--help")
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "A robot.\n\n    stepwell run robot.toml\n\nCollect" in said
+    assert "(default: 33)" in said and "not this" not in said
+
+
+@pytest.mark.parametrize("words", [[], ["A-v0", "B-v0"]])
+def test_one_environment_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(*words)
+    assert ended.value.code == 2
+    assert f"expected one ENV, or FILE.toml with env = …, got {' '.join(words) or 'none'}" in (
+        capsys.readouterr().err
+    )
 
 
 def _versions(client: Client) -> int:

@@ -238,7 +238,8 @@ class TrainConfig(RunSettings):
     where: str = ""
     """SQL condition over `trajectories`, e.g. "return > 50"; {dataset} is the dataset's name."""
     sources: tuple[SourceConfig, ...] = ()
-    """A mixture of sources instead of one dataset (only in config files and recipes)."""
+    """A mixture of sources instead of one dataset: in a file as tables [[sources]], as words in
+    JSON."""
     snapshot: str = ""
     """Id of an existing snapshot to train on, instead of a dataset."""
     derive: Literal["off", "shape", "all"] = "off"

@@ -51,11 +51,19 @@ class Plan:
 
 
 def growing_data(
-    config: Mapping[str, Any], updates_per_step: float | None, warm_up_steps: int | None
+    config: Mapping[str, Any],
+    *,
+    collectors: int,
+    updates_per_step: float | None,
+    warm_up_steps: int | None,
+    min_size: int | None,
 ) -> list[str]:
     """What a trainer needs for data that grow, where `config`, the recipe's, has none of its own:
     a wait for the first episodes, looks for new ones, and a ratio. Settings are derived when all
-    steps of the warm-up are there."""
+    steps of the warm-up are there, unless `min_size` says when the first update is made. Nothing
+    if no collector is started, and no ratio asked for: then the data are those that there are."""
+    if not collectors and updates_per_step is None:
+        return []
     data = config["data"]
     words: list[str] = []
     if not data["wait_for_data"]:
@@ -66,14 +74,23 @@ def growing_data(
         updates_per_step = UPDATES_PER_STEP
     if updates_per_step is not None:
         words += ["--data.ratio.updates-per-step", str(updates_per_step)]
-    if config["derive"] != "off":
-        words += ["--data.ratio.min-size", str(warm_up_steps or WARM_UP_STEPS)]
+    if min_size is None and config["derive"] != "off":
+        min_size = warm_up_steps or WARM_UP_STEPS
+    if min_size is not None:
+        words += ["--data.ratio.min-size", str(min_size)]
     return words
+
+
+def selected_data(dataset: str, words: Sequence[str]) -> list[str]:
+    """The trainer's dataset; none where the user's words select a mixture or a snapshot."""
+    given = {word.partition("=")[0] for word in words}
+    return [] if given & {"--sources", "--snapshot"} else ["--dataset", dataset]
 
 
 def train_words(plan: Plan) -> list[str]:
     """`stepwell train`."""
-    words = ["train", plan.recipe, "--run", plan.run, "--dataset", plan.dataset]
+    words = ["train", plan.recipe, "--run", plan.run]
+    words += selected_data(plan.dataset, plan.more["train"])
     words += ["--output", str(plan.folder / "runs"), "--seed", str(plan.seed)]
     return [*words, *_plugins(plan), *plan.growing, *plan.more["train"]]
 

@@ -1,9 +1,12 @@
-"""A rule in plain Python plays, and is recorded.     python examples/scripted_policy.py [DATASET]
+"""A policy in plain Python plays in eight environments at once, and is recorded.
 
-Eight environments at once. The trained policy of a run would be `stepwell.load_policy("run/best")`.
+    stepwell serve --data ./data
+    python examples/25_plain_policy.py [DATASET]
+
+The trained policy of a run would be `stepwell.load_policy("run/best")`.
 """
 
-import sys
+import argparse
 import tempfile
 
 import gymnasium
@@ -12,7 +15,11 @@ import numpy as np
 from collector.record import record
 from stepwell import Client
 
-dataset = sys.argv[1] if len(sys.argv) > 1 else "cartpole-by-rule"
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("dataset", nargs="?", default="cartpole-by-rule", help="(default: %(default)s)")
+dataset = parser.parse_args().dataset
 
 with Client() as client, tempfile.TemporaryDirectory() as outbox:
     envs = record(

@@ -1,6 +1,12 @@
-"""Record an environment, with any policy.      python examples/record_environment.py [DATASET]"""
+"""Record an environment, whoever plays it.
 
-import sys
+    stepwell serve --data ./data
+    python examples/19_record_environment.py [DATASET]
+
+Here the player always pushes to the left; it could be a person, or an agent of another library.
+"""
+
+import argparse
 import tempfile
 
 import gymnasium
@@ -8,7 +14,11 @@ import gymnasium
 from collector.record import record
 from stepwell import Client
 
-dataset = sys.argv[1] if len(sys.argv) > 1 else "pendulum-by-hand"
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("dataset", nargs="?", default="pendulum-by-hand", help="(default: %(default)s)")
+dataset = parser.parse_args().dataset
 
 with Client() as client, tempfile.TemporaryDirectory() as outbox:
     env = record(

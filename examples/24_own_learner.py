@@ -1,9 +1,14 @@
-"""A custom learner on data selected by SQL.      python examples/any_learner.py [DATASET]
+"""A learner of your own on data selected by SQL.
 
-Behaviour cloning of the better half of a dataset, with a small torch network.
+    stepwell serve --data ./data
+    python examples/18_own_data.py
+    python examples/24_own_learner.py [DATASET]
+
+Behaviour cloning of the better half of a dataset, with a small torch network. The dataset has one
+observation of numbers, called `observation`, and continuous actions.
 """
 
-import sys
+import argparse
 
 import torch
 from torch import nn
@@ -11,7 +16,11 @@ from torch import nn
 from stepwell import Client
 from trainer.data import stream
 
-dataset = sys.argv[1] if len(sys.argv) > 1 else "robot"
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("dataset", nargs="?", default="robot", help="(default: %(default)s)")
+dataset = parser.parse_args().dataset
 torch.manual_seed(0)
 select = f"""
 select id from trajectories where dataset = '{dataset}' and return >=

@@ -1,12 +1,22 @@
-"""Store arrays in a dataset and query them with SQL.      python examples/own_data.py [DATASET]"""
+"""Store arrays of your own in a dataset, and query them with SQL.
 
-import sys
+    stepwell serve --data ./data
+    python examples/18_own_data.py [DATASET]
+
+Five episodes of random numbers stand for those of a robot.
+"""
+
+import argparse
 
 import numpy as np
 
 from stepwell import Box, Client, EnvSpec
 
-dataset = sys.argv[1] if len(sys.argv) > 1 else "robot"
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("dataset", nargs="?", default="robot", help="(default: %(default)s)")
+dataset = parser.parse_args().dataset
 rng = np.random.default_rng(0)
 spec = EnvSpec.of(Box((7,)), Box((2,), low=-1.0, high=1.0), env="robot-arm")
 

@@ -1,0 +1,163 @@
+"""Environments that play another task in each episode: BabyAI, Atari and Meta-World.
+
+    BabyAITasks-v0      tasks with one instruction of at most nine words         stepwell[minigrid]
+    AtariGames-v0       games with all 18 actions, frames of 84 x 84 x 3         stepwell[atari]
+    MetaWorldTasks-v0   reach-v3 or another task, ml10, ml45: each goal is new   metaworld
+
+They are used by the files 07, 08 and 10 beside this one. To see what they do:
+
+    python examples/many_tasks.py BabyAITasks-v0
+
+All tasks of an environment share one observation and one action space, so that one policy plays
+them and one dataset has them. The column `env` of a trajectory is the task's name.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+
+import gymnasium
+import numpy as np
+
+from collector.texts import BABYAI_WORDS, TextWords
+
+MULTI_GAME_ATARI = (
+    "Pong Boxing Breakout Gopher MsPacman ChopperCommand CrazyClimber BattleZone Qbert Seaquest"
+)
+HARDER_WORDS = ("Debug", "Seq", "Synth", "Boss", "Order", "Two", "Doors")
+"""In the names of BabyAI's tasks with several instructions, or without an end."""
+
+
+class ManyTasks(gymnasium.Env):
+    """Each episode is one of `tasks`, made when it is first played. Consecutive seeds play all of
+    them in turn, so that an evaluation is fair."""
+
+    metadata = {"render_modes": [], "partially_observable": True}
+
+    def __init__(self, tasks: Mapping[str, Callable[[], gymnasium.Env]]):
+        self._make, self._made = tasks, {}
+        self._env = self._task(next(iter(tasks)))
+        self.observation_space = self._env.observation_space
+        self.action_space = self._env.action_space
+
+    def _task(self, name):
+        if name not in self._made:
+            self._made[name] = self._make[name]()
+        return self._made[name]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        name = [*self._make][seed % len(self._make)]
+        self._env = self._task(name)
+        obs, info = self._env.reset(seed=seed, options=options)
+        return obs, {**info, "env_name": name}
+
+    def step(self, action):
+        return self._env.step(action)
+
+    def close(self):
+        for env in self._made.values():
+            env.close()
+
+
+def babyai(tasks="", max_words=9):
+    """`tasks`: names as GoToLocal-v0, separated by spaces; none means all that fit."""
+    import minigrid  # noqa: F401 - registers the tasks
+
+    def make(name):
+        env = gymnasium.make(f"BabyAI-{name}", disable_env_checker=True)
+        return TextWords(env, sorted(BABYAI_WORDS), max_words)
+
+    known = [i.removeprefix("BabyAI-") for i in gymnasium.registry if i.startswith("BabyAI-")]
+    fit = [name for name in known if not any(word in name for word in HARDER_WORDS)]
+    return ManyTasks({name: lambda name=name: make(name) for name in tasks.split() or fit})
+
+
+class SmallFrames(gymnasium.ObservationWrapper):
+    """Frames of any size as size x size x 3, each pixel the mean of the area it stands for."""
+
+    def __init__(self, env, size):
+        super().__init__(env)
+        self._size = size
+        self.observation_space = gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
+
+    def observation(self, frame):
+        import torch
+
+        image = torch.from_numpy(frame).permute(2, 0, 1)[None].float()
+        small = torch.nn.functional.interpolate(image, (self._size, self._size), mode="area")
+        return small[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
+
+
+def atari(games=MULTI_GAME_ATARI, size=84, frameskip=5, sticky=0.25):
+    """`games`: as "Pong Breakout". Rewards are not clipped, and a lost life ends nothing."""
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+
+    def make(game):
+        env = gymnasium.make(
+            f"ALE/{game}-v5",
+            frameskip=frameskip,
+            repeat_action_probability=sticky,
+            full_action_space=True,
+            disable_env_checker=True,
+        )
+        return SmallFrames(env, size)
+
+    return ManyTasks({game: lambda game=game: make(game) for game in games.split()})
+
+
+class RandomGoal(gymnasium.Wrapper):
+    """A task of Meta-World with one of its `goals`, by the seed of the episode."""
+
+    def __init__(self, env, goals):
+        super().__init__(env)
+        self._goals = goals
+
+    def reset(self, *, seed=None, options=None):
+        goal = np.random.default_rng(seed).integers(len(self._goals))
+        self.env.set_task(self._goals[goal])
+        return self.env.reset(seed=seed, options=options)
+
+
+def metaworld(benchmark="reach-v3", split="train"):
+    """`benchmark`: the name of a task, ml10 or ml45; `split`: train or test."""
+    import metaworld
+
+    many = {"ml10": metaworld.ML10, "ml45": metaworld.ML45}
+    found = many[benchmark]() if benchmark in many else metaworld.ML1(benchmark)
+    classes = getattr(found, f"{split}_classes")
+
+    def make(name):
+        goals = [goal for goal in getattr(found, f"{split}_tasks") if goal.env_name == name]
+        return RandomGoal(classes[name](), goals)
+
+    return ManyTasks({name: lambda name=name: make(name) for name in classes})
+
+
+ENVIRONMENTS = {
+    "BabyAITasks-v0": babyai,
+    "AtariGames-v0": atari,
+    "MetaWorldTasks-v0": metaworld,
+}
+for _id, _make in ENVIRONMENTS.items():
+    gymnasium.register(_id, _make)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("env", choices=ENVIRONMENTS)
+    parser.add_argument("--episodes", type=int, default=3, help="(default: %(default)s)")
+    args = parser.parse_args()
+    env = gymnasium.make(args.env, disable_env_checker=True)
+    print(f"observations: {env.observation_space}\nactions: {env.action_space}")
+    for seed in range(args.episodes):
+        obs, info = env.reset(seed=seed)
+        env.action_space.seed(seed)
+        total, steps, done = 0.0, 0, False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total, steps, done = total + float(reward), steps + 1, terminated or truncated
+        print(f"{info['env_name']}: {steps} random steps, return {total:.2f}")
