@@ -461,7 +461,13 @@ def long_help(prog: str, about: str, known: Mapping[str, Option]) -> str:
         kinds = f"  (kind {', '.join(dict.fromkeys(option.kinds))})" if option.kinds else ""
         kinds = "" if option.name.endswith(".kind") else kinds
         lines.append(f"  {option.flag} {_type(option.hint)} = {_value_shown(option)}{kinds}")
-        lines += textwrap.wrap(option.help, 94, initial_indent="      ", subsequent_indent="      ")
+        lines += textwrap.wrap(
+            option.help,
+            94,
+            initial_indent="      ",
+            subsequent_indent="      ",
+            break_on_hyphens=False,
+        )
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from stepwell._settings import flatten, override
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
 from trainer.data.returns import NEGLIGIBLE
+from trainer.data.validation import FEWEST
 from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
 from trainer.errors import SettingError
 
@@ -304,7 +305,7 @@ def _sampling(p: DatasetProfile) -> list[Derived]:
         Derived("data.draw", "steps", "every step counts equally, however long its episode"),
         Derived("data.padding", "right", "so that the last steps of an episode start windows"),
     ]
-    if p.trajectories >= 40:
+    if p.trajectories >= FEWEST:
         reason = f"{p.trajectories} trajectories: some are held back to watch the losses"
         found.append(Derived("data.validation", 0.05, reason))
     if p.spaces.action.kind == "continuous":
