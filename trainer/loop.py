@@ -406,11 +406,11 @@ def _refuse_other_data(before: dict[str, object], config: TrainConfig) -> None:
     """Raise `SettingError` for settings that a resumed run would not follow: it keeps its data,
     unless it looks for new data, and what was derived from them."""
     keys = ("derive", "memory", "snapshot", "dataset", "where", "sources")
-    old, now = before, config.to_dict()
+    now = config.to_dict()
     for key in keys[: 3 if config.data.refresh_every else None]:
-        if old.get(key) != now[key]:
+        if before.get(key) != now[key]:
             raise SettingError(
-                f"{key}: run {config.run} began with {old.get(key)!r}, which cannot change to "
+                f"{key}: run {config.run} began with {before.get(key)!r}, which cannot change to "
                 f"{now[key]!r} when it is resumed; train under another --run, or begin this one "
                 "anew with --resume never"
             )

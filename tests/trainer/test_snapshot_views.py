@@ -166,9 +166,10 @@ def test_a_thousand_refreshes_keep_memory_flat(fake, tmp_path, monkeypatch):
     fields = 3
     assert more[WindowSampler] <= 5 and more[Manifest] <= 6, more
     assert more[MappedColumns] <= 5 * fields, more
-    # Of each refresh its line in the history stays, an id and a step; a view is 30 times that. The
-    # median: another thread of the process may import something once.
-    assert np.median(np.diff(sizes)) / 25 < 1500, sizes
+    # Of each refresh its line in the history stays, an id and a step; a view is 30 times that. All
+    # intervals but one, in which another thread of the process may import something.
+    growth = sorted(np.diff(sizes))[:-1]
+    assert sum(growth) / (25 * len(growth)) < 1500, sizes
     assert len(data.history) == REFRESHES + 1
     assert len(list((tmp_path / "home/snapshots").glob("*.arrow"))) <= 5 + LONGEST_CHAIN
     assert len(data.leases._held) <= 5
