@@ -87,8 +87,21 @@ def test_a_run_has_one_task(tmp_path: Path) -> None:
 
 
 def test_settings_are_derived_from_the_whole_warm_up() -> None:
-    """And collectors elsewhere do not play the same episodes."""
+    """Unless `--min-size` says when the first update is made, or the settings are the recipe's."""
     data = {"wait_for_data": 0, "refresh_every": 0, "ratio": None}
-    words = growing_data({"derive": "all", "data": data}, None, 700)
-    assert words[words.index("--data.ratio.min-size") + 1] == "700"
-    assert "--data.ratio.min-size" not in growing_data({"derive": "off", "data": data}, 1.0, None)
+
+    def words(derive: str, warm_up_steps: int | None, min_size: int | None = None) -> list[str]:
+        return growing_data(
+            {"derive": derive, "data": data},
+            collectors=1,
+            updates_per_step=None,
+            warm_up_steps=warm_up_steps,
+            min_size=min_size,
+        )
+
+    def size_in(words: list[str]) -> str:
+        return words[words.index("--data.ratio.min-size") + 1]
+
+    assert size_in(words("all", 700)) == "700"
+    assert size_in(words("all", 700, min_size=50)) == "50"
+    assert "--data.ratio.min-size" not in words("off", 700)
