@@ -241,8 +241,8 @@ def _option(name: str, known: Mapping[str, Option], written: str = "") -> Option
         raise _WrongWords(f"{written or name}: expected a table of settings")
     leaf = path.rsplit(".", 1)[-1]
     same = [other for other in known if other.rsplit(".", 1)[-1] == leaf]
-    near = same or difflib.get_close_matches(path, known, n=1, cutoff=0.0)
-    raise _WrongWords(f"unknown setting {written or name!r}; the nearest known one is {near[0]!r}")
+    near = difflib.get_close_matches(path, same or known, n=1, cutoff=0.0)[0]
+    raise _WrongWords(f"unknown setting {written or name!r}; the nearest known one is {near!r}")
 
 
 # ------------------------------------------------------------------------------ words and files

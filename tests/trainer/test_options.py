@@ -73,6 +73,12 @@ def test_print_config_shows_the_settings_and_trains_nothing(tmp_path, capsys):
     assert "the nearest known one is 'bc'" in capsys.readouterr().err
 
 
+def test_an_unknown_setting_names_the_nearest_with_the_same_ending():
+    """Of many with the same last word, the one whose section was meant."""
+    with pytest.raises(SettingError, match=r"nearest known one is 'agent\.losses\.filter\.kind'"):
+        resolve(["offline", "--dataset", "d", "--losses.filter.kind", "exp"])
+
+
 def test_later_wins_and_every_value_says_where_it_came_from(tmp_path):
     """Recipe, two files, a flag: each overrides the one before."""
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
