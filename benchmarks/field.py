@@ -3,9 +3,9 @@
     python -m benchmarks.field                       the table
     python -m benchmarks.field --make FOLDER [NAME …] makes what is missing in the folder
 
-Half of the datasets may be used to fit a rule ("fit"). The other half, with some of each kind, is
-only reported ("held-out"). A file is a pure function of its command; delete it when the generator
-has changed.
+At most half of the datasets may be used to fit a rule ("fit"). The others, with some of each kind,
+are only reported ("held-out"). A file is a pure function of its command; delete it when the
+generator has changed.
 """
 
 from __future__ import annotations
@@ -78,6 +78,33 @@ FIELD = (
     Dataset("pendulum-mixed", "control", HELD_OUT, "pendulum-mixed", PENDULUM),
     Dataset("lunarlander", "control", FIT, "lunarlander-noisy", LANDER),
     Dataset("lunarlander-discrete", "control", FIT, "lunarlander-discrete-noisy", LANDER_DISCRETE),
+    Dataset("mountaincar", "control", FIT, "mountaincar-noisy", "MountainCar-v0"),
+    Dataset(
+        "mountaincar-continuous",
+        "control",
+        HELD_OUT,
+        "mountaincar-continuous-noisy",
+        "MountainCarContinuous-v0",
+    ),
+    Dataset("acrobot", "control", HELD_OUT, "acrobot-noisy", "Acrobot-v1"),
+    Dataset(
+        "inverted-double-pendulum",
+        "control",
+        HELD_OUT,
+        "inverted-double-pendulum-noisy",
+        "InvertedDoublePendulum-v5",
+    ),
+    Dataset("reacher", "control", HELD_OUT, "reacher-noisy", "Reacher-v5"),
+    Dataset("pusher", "control", HELD_OUT, "pusher-noisy", "Pusher-v5"),
+    Dataset("taxi", "control", HELD_OUT, "taxi-noisy", "Taxi-v4"),
+    Dataset(
+        "cliff-walking",
+        "control",
+        HELD_OUT,
+        "cliff-walking-noisy",
+        "CliffWalking-v1",
+        {"max_episode_steps": 100},
+    ),
     Dataset("halfcheetah-medium", "locomotion", FIT, "halfcheetah-medium", HALFCHEETAH),
     Dataset("halfcheetah-replay", "locomotion", HELD_OUT, "halfcheetah-replay", HALFCHEETAH),
     Dataset("halfcheetah-expert", "locomotion", HELD_OUT, "halfcheetah-expert", HALFCHEETAH),
@@ -92,6 +119,8 @@ FIELD = (
     Dataset("walker2d-mixed", "locomotion", HELD_OUT, "walker2d-medium-expert", WALKER2D),
     Dataset("hopper-early", "locomotion", FIT, "hopper-early", HOPPER),
     Dataset("walker2d-early", "locomotion", HELD_OUT, "walker2d-early", WALKER2D),
+    Dataset("swimmer", "locomotion", FIT, "swimmer-noisy", "Swimmer-v5"),
+    Dataset("bipedal-walker", "locomotion", FIT, "bipedal-walker-noisy", "BipedalWalker-v3"),
     Dataset("maze2d-medium", "maze", FIT, "maze2d-medium", MAZE2D_MEDIUM_ID),
     Dataset("maze2d-large", "maze", HELD_OUT, "maze2d-large", MAZE2D_LARGE_ID),
     Dataset("maze2d-30", "sparse", FIT, "maze2d-sparse --successes 0.3", MAZE2D_MEDIUM_ID),
@@ -104,6 +133,14 @@ FIELD = (
         "gridworld-random --episodes 1000 --env-args size=10 limit=40",
         GRIDWORLD_ID,
         {"size": 10, "limit": 40},
+    ),
+    Dataset(
+        "frozen-lake",
+        "sparse",
+        HELD_OUT,
+        "frozen-lake-noisy",
+        "FrozenLake-v1",
+        {"map_name": "8x8"},
     ),
     Dataset(
         "tmaze-20",

@@ -13,10 +13,22 @@ from rich.progress import Progress
 
 from collector.builtin.generate import Behaviour, generate
 from collector.builtin.generate_ars import ARS_KINDS, ArsBehaviour
+from collector.builtin.generate_bipedal_walker import BipedalWalkerNoisy
 from collector.builtin.generate_cartpole import CartPolePositionNoisy, CartPoleVelocityNoisy
+from collector.builtin.generate_classic_control import (
+    AcrobotNoisy,
+    MountainCarContinuousNoisy,
+    MountainCarNoisy,
+)
 from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
 from collector.builtin.generate_maze2d import Maze2dLarge, Maze2dMedium, Maze2dSparse
+from collector.builtin.generate_mujoco import (
+    InvertedDoublePendulumNoisy,
+    PusherNoisy,
+    ReacherNoisy,
+    SwimmerNoisy,
+)
 from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch
 from collector.builtin.generate_random import (
     BanditContinuous,
@@ -25,6 +37,7 @@ from collector.builtin.generate_random import (
     RecallRandom,
 )
 from collector.builtin.generate_tmaze import TMazePassiveCoin
+from collector.builtin.generate_toy_text import CliffWalkingNoisy, FrozenLakeNoisy, TaxiNoisy
 from stepwell._exit_message import fail
 from stepwell.errors import InvalidData, StepwellError
 
@@ -63,6 +76,17 @@ KINDS: dict[str, type[Behaviour]] = {
     "maze2d-medium": Maze2dMedium,
     "maze2d-large": Maze2dLarge,
     "maze2d-sparse": Maze2dSparse,
+    "mountaincar-noisy": MountainCarNoisy,
+    "mountaincar-continuous-noisy": MountainCarContinuousNoisy,
+    "acrobot-noisy": AcrobotNoisy,
+    "inverted-double-pendulum-noisy": InvertedDoublePendulumNoisy,
+    "reacher-noisy": ReacherNoisy,
+    "pusher-noisy": PusherNoisy,
+    "swimmer-noisy": SwimmerNoisy,
+    "bipedal-walker-noisy": BipedalWalkerNoisy,
+    "frozen-lake-noisy": FrozenLakeNoisy,
+    "taxi-noisy": TaxiNoisy,
+    "cliff-walking-noisy": CliffWalkingNoisy,
     **ARS_KINDS,
 }
 

@@ -102,12 +102,13 @@ class Request:
         """Discrete actions are int32."""
         return np.int32 if isinstance(self.env.action_space, spaces.Discrete) else np.float32
 
-    def action(self, behaviour: Behaviour, observation: NDArray[np.float32]) -> NDArray[Any]:
+    def action(self, behaviour: Behaviour, observation: NDArray[np.float32]) -> Any:
         """The behaviour's action in the recorded dtype, as it is executed. The behaviour sees what
         `Modified` hides."""
         base = self.env.unwrapped
         seen = base.full_observation if isinstance(base, Modified) else observation
-        action = np.asarray(behaviour.act(seen), self.action_dtype)
+        # A discrete action becomes a numpy scalar: toy text's tables have no key that is an array.
+        action = np.asarray(behaviour.act(seen), self.action_dtype)[()]
         return np.append(action, self.action_dtype(0)) if self.constant_action else action
 
     def fulfilled(self, rows: int, episodes: int) -> bool:
@@ -216,6 +217,8 @@ def generate(
     }
     if env.metadata.get("partially_observable"):
         metadata["partially_observable"] = 1
+    if isinstance(env.observation_space, spaces.Discrete):
+        metadata["discrete_observations"] = int(env.observation_space.n)
     if env_args:
         metadata["environment_kwargs"] = json.dumps(env_args)
     write_d4rl(path, columns, metadata)
@@ -244,8 +247,11 @@ def _play_episodes(behaviour: Behaviour, request: Request) -> tuple[Columns, lis
             rows.append((obs, action, float(reward), next_obs, terminated, cut))
             obs, earned, over = next_obs, earned + float(reward), terminated or truncated
         returns.append(earned)
-    pixels = env.observation_space.dtype == np.uint8
-    obs_dtype = np.uint8 if pixels else np.float32
+    obs_dtype: type[np.uint8 | np.int32 | np.float32] = np.float32
+    if env.observation_space.dtype == np.uint8:
+        obs_dtype = np.uint8
+    elif isinstance(env.observation_space, spaces.Discrete):
+        obs_dtype = np.int32
     names = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
     dtypes = (obs_dtype, request.action_dtype, np.float32, obs_dtype, np.bool_, np.bool_)
     columns = zip(names, dtypes, zip(*rows, strict=True), strict=True)

@@ -2,7 +2,7 @@
 
 Observations   floats: a Box without bounds, float64 converted to float32 (agents compute in
                float32; a warning says so); uint8: a Box 0 … 255; other integers: an unbounded Box
-               of their type
+               of their type, or with `metadata/discrete_observations = N`: Discrete(N)
 Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete; whole
                numbers stored as floats: only with `?action=discrete:N`, since a robot may move
                by 1.0; other floats: a Box with guessed bounds: ±1 where all values are within
@@ -43,6 +43,7 @@ def choose_spec(
     actions: Array,
     infos: dict[str, Array],
     dropped: dict[str, str],
+    metadata: dict[str, Any],
     options: ImportOptions,
     warnings: list[str],
 ) -> EnvSpec:
@@ -57,7 +58,7 @@ def choose_spec(
             got=str(obs.dtype),
         )
     return EnvSpec.of(
-        _observation_space(obs),
+        _observation_space(obs, metadata.get("discrete_observations")),
         _action_space(actions, options),
         infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
         env=options.env,
@@ -79,21 +80,27 @@ def fit(
         if array.dtype == np.float64:
             warnings.append(f"{name}: float64 stored as float32")
     fitted = {k: _info(k, infos.get(k), s, len(obs), dropped) for k, s in spec.infos.items()}
+    obs = _cast("observations", obs, space)
+    if next_obs is not None:
+        next_obs = _cast("next_observations", next_obs, space)
+    if not isinstance(space, Box):  # the bounds of observations are often wrong
+        _check_inside("observations", obs, space)
+        if next_obs is not None:
+            _check_inside("next_observations", next_obs, space)
     action_space = spec.actions[DEFAULT_ACTION]
     actions = _cast("actions", actions, action_space)
-    if why := why_outside(action_space, actions):
+    _check_inside("actions", actions, action_space)
+    return obs, actions, next_obs, fitted
+
+
+def _check_inside(name: str, array: Array, space: Space) -> None:
+    if why := why_outside(space, array):
         raise ImportRefused(
-            f"actions are outside their space: {why}",
-            expected=space_to_json(action_space),
+            f"{name} are outside their space: {why}",
+            expected=space_to_json(space),
             got=why,
             code="schema_mismatch",
         )
-    return (
-        _cast("observations", obs, space),
-        actions,
-        None if next_obs is None else _cast("next_observations", next_obs, space),
-        fitted,
-    )
 
 
 def _info(key: str, array: Array | None, space: Space, rows: int, dropped: dict[str, str]) -> Array:
@@ -142,7 +149,15 @@ def _check_names(
         warnings.append(f"infos that the dataset does not have, dropped: {', '.join(more)}")
 
 
-def _observation_space(obs: Array) -> Space:
+def _observation_space(obs: Array, states: Any) -> Space:
+    if states is not None:
+        if type(states) is not int or not 1 <= states <= MAX_DISCRETE:
+            raise ImportRefused(
+                "metadata/discrete_observations",
+                expected=f"an integer in 1 … {MAX_DISCRETE}",
+                got=str(states)[:50],
+            )
+        return Discrete(states)
     dtype = "float32" if obs.dtype == np.float64 else obs.dtype.name
     shape = obs.shape[1:] or (1,)
     if dtype == "uint8":

@@ -1,4 +1,4 @@
-"""The table of datasets: every command works, and half of each kind is held out."""
+"""The table of datasets: every command works, and some of each kind are held out."""
 
 import json
 from collections import Counter
@@ -19,16 +19,18 @@ QUICK = [
     "find-block-4",
     "bandit-continuous",
     "maze2d-10",
+    "frozen-lake",
+    "cliff-walking",
 ]
 
 
-def test_names_are_unique_and_half_of_the_datasets_is_held_out() -> None:
-    """As many datasets to fit a rule as to report it, and some for both in every kind."""
+def test_names_are_unique_and_at_most_half_of_the_datasets_fit_a_rule() -> None:
+    """No more datasets to fit a rule than to report it, and some for both in every kind."""
     assert len(BY_NAME) == len(FIELD)
     every = Counter(dataset.kind for dataset in FIELD)
     fit = Counter(dataset.kind for dataset in FIELD if dataset.group == FIT)
     assert all(0 < fit[kind] < number for kind, number in every.items())
-    assert 2 * sum(fit.values()) == len(FIELD)
+    assert 2 * sum(fit.values()) <= len(FIELD)
     assert len({dataset.command for dataset in FIELD}) == len(FIELD)
 
 

@@ -12,10 +12,28 @@ import pytest
 from numpy.typing import NDArray
 
 from collector.builtin.__main__ import KINDS, main
-from collector.builtin.generate import MissingPackage, first_episode_seed, generate, write_d4rl
+from collector.builtin.generate import (
+    Behaviour,
+    MissingPackage,
+    first_episode_seed,
+    generate,
+    write_d4rl,
+)
+from collector.builtin.generate_bipedal_walker import BipedalWalkerNoisy
 from collector.builtin.generate_cartpole import CartPolePositionNoisy, CartPoleVelocityNoisy
+from collector.builtin.generate_classic_control import (
+    AcrobotNoisy,
+    MountainCarContinuousNoisy,
+    MountainCarNoisy,
+)
 from collector.builtin.generate_find_block import FindBlockNoisy
 from collector.builtin.generate_lunarlander import LunarLanderDiscreteNoisy, LunarLanderNoisy
+from collector.builtin.generate_mujoco import (
+    InvertedDoublePendulumNoisy,
+    PusherNoisy,
+    ReacherNoisy,
+    SwimmerNoisy,
+)
 from collector.builtin.generate_pendulum import PendulumMixed, PendulumStitch, expert_torque
 from collector.builtin.generate_random import (
     BanditContinuous,
@@ -24,6 +42,12 @@ from collector.builtin.generate_random import (
     RecallRandom,
 )
 from collector.builtin.generate_tmaze import TMazePassiveCoin
+from collector.builtin.generate_toy_text import (
+    CliffWalkingNoisy,
+    FrozenLakeNoisy,
+    TaxiNoisy,
+    best_actions,
+)
 from stepwell.errors import InvalidData
 
 Columns = dict[str, NDArray[Any]]
@@ -40,6 +64,17 @@ GENERATORS = {
     "cartpole": (CartPolePositionNoisy, ("f4", (2,)), ("i4", ())),
     "cartpole-velocity": (CartPoleVelocityNoisy, ("f4", (2,)), ("i4", ())),
     "find-block": (FindBlockNoisy, ("u1", (6, 18, 3)), ("i4", ())),
+    "mountaincar": (MountainCarNoisy, ("f4", (2,)), ("i4", ())),
+    "mountaincar-continuous": (MountainCarContinuousNoisy, ("f4", (2,)), ("f4", (1,))),
+    "acrobot": (AcrobotNoisy, ("f4", (6,)), ("i4", ())),
+    "inverted-double-pendulum": (InvertedDoublePendulumNoisy, ("f4", (9,)), ("f4", (1,))),
+    "reacher": (ReacherNoisy, ("f4", (10,)), ("f4", (2,))),
+    "pusher": (PusherNoisy, ("f4", (23,)), ("f4", (7,))),
+    "swimmer": (SwimmerNoisy, ("f4", (8,)), ("f4", (2,))),
+    "bipedal-walker": (BipedalWalkerNoisy, ("f4", (24,)), ("f4", (4,))),
+    "frozen-lake": (FrozenLakeNoisy, ("i4", ()), ("i4", ())),
+    "taxi": (TaxiNoisy, ("i4", ()), ("i4", ())),
+    "cliff-walking": (CliffWalkingNoisy, ("i4", ()), ("i4", ())),
 }
 
 
@@ -143,15 +178,18 @@ def test_replaying_the_file_gives_the_file(files: dict[str, Path], name: str) ->
     """The environment named in metadata, reset with the recorded seeds and given the recorded
     actions, yields the recorded observations, rewards and endings, bit for bit."""
     columns, about = read(files[name]), metadata(files[name])
+    dtype = columns["observations"].dtype  # MuJoCo's own are float64
     kwargs = json.loads(about.get("environment_kwargs", b"{}"))
     env = gymnasium.make(about["environment"].decode(), **kwargs)
     assert about["first_episode_seed"] == first_episode_seed(3)
     for i, episode in enumerate(episodes(columns)):
         obs, _ = env.reset(seed=int(about["first_episode_seed"]) + i)
-        np.testing.assert_array_equal(obs, columns["observations"][episode.start])
+        np.testing.assert_array_equal(
+            np.asarray(obs, dtype), columns["observations"][episode.start]
+        )
         for t in range(episode.start, episode.stop):
             obs, reward, terminated, truncated, _ = env.step(columns["actions"][t])
-            np.testing.assert_array_equal(obs, columns["next_observations"][t])
+            np.testing.assert_array_equal(np.asarray(obs, dtype), columns["next_observations"][t])
             assert np.float32(reward) == columns["rewards"][t]
             assert terminated == columns["terminals"][t]
             assert truncated == columns["timeouts"][t]
@@ -205,6 +243,17 @@ def test_the_demos_data_has_no_good_episode_to_copy(tmp_path: Path) -> None:
         ("recall", 10_000, (0.2, 0.3), (1, 1)),
         ("cartpole", 20_000, (130, 210), (500, 500)),
         ("find-block", 3000, (3.3, 3.7), (5, 5)),
+        ("mountaincar", 5000, (-195, -178), (-175, -140)),
+        ("mountaincar-continuous", 5000, (70, 90), (92, 97)),
+        ("acrobot", 5000, (-280, -190), (-125, -90)),
+        ("inverted-double-pendulum", 5000, (900, 3000), (9300, 9360)),
+        ("reacher", 5000, (-54, -40), (-28, -10)),
+        ("pusher", 5000, (-75, -55), (-45, -33)),
+        ("swimmer", 5000, (-20, 15), (10, 50)),
+        ("bipedal-walker", 5000, (-110, -60), (-110, 300)),
+        ("frozen-lake", 5000, (0.01, 0.08), (0, 0)),
+        ("taxi", 5000, (-130, -70), (1, 7)),
+        ("cliff-walking", 5000, (-520, -340), (-40, -15)),
     ],
 )
 def test_returns_are_as_documented(
@@ -265,14 +314,47 @@ def test_progress_rises_to_the_total(tmp_path: Path) -> None:
     assert calls == [(200, 500), (400, 500), (500, 500)]
 
 
-def test_without_box2d_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"),
+    [
+        (LunarLanderNoisy, "box2d.lunar_lander", "box2d"),
+        (BipedalWalkerNoisy, "box2d.bipedal_walker", "box2d"),
+        (SwimmerNoisy, "mujoco.swimmer_v5", "mujoco"),
+        (ReacherNoisy, "mujoco.reacher_v5", "mujoco"),
+        (InvertedDoublePendulumNoisy, "mujoco.inverted_double_pendulum_v5", "mujoco"),
+        (PusherNoisy, "mujoco.pusher_v5", "mujoco"),
+    ],
+)
+def test_without_a_package_the_error_says_what_to_install(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Behaviour],
+    module: str,
+    extra: str,
 ) -> None:
-    """Only LunarLander needs Box2D; its absence costs one sentence, and no half file stays."""
-    monkeypatch.setitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", None)
-    with pytest.raises(MissingPackage, match=r'pip install "gymnasium\[box2d\]"'):
-        generate(LunarLanderNoisy, tmp_path / "out.hdf5", steps=100)
+    """The absence of Box2D or MuJoCo costs one sentence, and no half file stays."""
+    monkeypatch.setitem(sys.modules, f"gymnasium.envs.{module}", None)
+    with pytest.raises(MissingPackage, match=rf'pip install "gymnasium\[{extra}\]"'):
+        generate(kind, tmp_path / "out.hdf5", steps=100)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_best_actions_solve_toy_text() -> None:
+    """Along the cliff: up, eleven steps to the right, down. Else: what leads to a reward, a nearer
+    one rather than one that is hardly larger, and the first of equally good actions."""
+    cliff: Any = gymnasium.make("CliffWalking-v1").unwrapped
+    best = best_actions(cliff.P)
+    assert [best[36], *best[24:35], best[35]] == [0, *[1] * 11, 2]
+    stay, later = (1.0, 0, 0.0, False), (1.0, 1, 0.0, False)
+    end, less = (1.0, 1, 1.0, True), (1.0, 1, 0.995, True)
+    assert best_actions({0: {0: [stay], 1: [later]}, 1: {0: [end], 1: [less]}}).tolist() == [1, 0]
+    assert best_actions({0: {0: [later], 1: [less]}, 1: {0: [end], 1: [end]}}).tolist() == [1, 0]
+
+
+def test_the_number_of_discrete_observations_is_in_the_metadata(files: dict[str, Path]) -> None:
+    assert metadata(files["taxi"])["discrete_observations"] == 500
+    assert metadata(files["frozen-lake"])["discrete_observations"] == 64
+    assert "discrete_observations" not in metadata(files["acrobot"])
 
 
 COLUMNS: Columns = {

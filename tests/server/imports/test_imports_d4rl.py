@@ -258,6 +258,23 @@ def test_images_and_scalars_as_observations(read: Read) -> None:
     assert read(arrays)[0].spec.observations["observation"] == Box((1,), "float32")
 
 
+def test_observations_are_discrete_if_the_file_says_of_how_many(read: Read) -> None:
+    arrays = table(6, terminals=[5])
+    arrays["observations"] = np.array([0, 2, 1, 2, 0, 1], np.int32)
+    arrays["next_observations"] = np.array([2, 1, 2, 0, 1, 3], np.int32)
+    assert read(arrays)[0].spec.observations["observation"] == Box((1,), "int32")
+    arrays["metadata/discrete_observations"] = 4
+    found, made = read(arrays)
+    assert found.spec.observations["observation"] == Discrete(4)
+    assert made[0].obs["observation"].tolist() == [0, 2, 1, 2, 0, 1, 3]
+    for states, says in ((2, "^observations are outside"), (3, "^next_observations are outside")):
+        with pytest.raises(ImportRefused, match=says):
+            read(arrays | {"metadata/discrete_observations": states})
+    for wrong in (0, 10**9, 4.0, np.bytes_("4")):
+        with pytest.raises(ImportRefused, match="metadata/discrete_observations"):
+            read(arrays | {"metadata/discrete_observations": wrong})
+
+
 def test_big_endian_files_read_the_same(read: Read) -> None:
     arrays = table(10, timeouts=[4, 9])
     other = {k: v.astype(v.dtype.newbyteorder(">")) for k, v in arrays.items()}
