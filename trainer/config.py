@@ -121,7 +121,8 @@ class DataConfig(RunSettings):
     """Also train on evaluation episodes, which are excluded by default."""
     validation: float = Field(0.0, ge=0, le=0.5)
     """Share of trajectories that are held back from training, chosen by a hash of their ids; their
-    losses are the metrics validation/…. Nothing is held back from fewer than 20 trajectories."""
+    losses are the metrics validation/…. Of fewer than 20 trajectories nothing is held back, of more
+    at least one."""
     cache: Path = Field(default_factory=lambda: default_cache())
     """Folder for this node's copy of the shards, as columns; shared by all runs and processes."""
     cache_gb: float = Field(50.0, gt=0)

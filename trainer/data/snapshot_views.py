@@ -328,7 +328,7 @@ class SnapshotViews:
             f" of snapshot {found.snapshot}"
         ]
         if self.config.data.validation:
-            few = f" (of fewer than {FEWEST} nothing is)" * (len(found) < FEWEST)
+            few = f" (of fewer than {FEWEST} nothing is)" * (not self.held_back)
             lines.append(f"{self.held_back} more trajectories are held back for validation{few}")
         return lines
 
