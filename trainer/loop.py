@@ -296,8 +296,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "progress/skipped": learner.skipped,
                     "optimizer/learning_rate": learner.learning_rate(update - 1),
                     "data/wait_fraction": clock.wait_fraction(),
-                    "data/trajectories": len(loaded.manifest),
-                    "data/steps": loaded.manifest.steps,
+                    "data/trajectories": len(loaded.manifest.distinct),
+                    "data/steps": loaded.manifest.distinct_steps,
                     **(view := loader.view(loaded.step)).sampler.metrics(loaded.step),
                     **(limiter.metrics() if limiter is not None else {}),
                 }

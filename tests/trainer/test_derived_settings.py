@@ -537,5 +537,9 @@ def test_what_is_counted_and_data_without_known_actions(
     words += ["--data.cache", str(tmp_path / "cache"), "--data.validation", "0"]
     assert main([*words, "--dataset", "some-known", "--run", "some-known"]) == 0
     assert "60 trajectories, 720 steps" in capsys.readouterr().out
+    with service.client() as client:
+        keys = ["data/trajectories", "data/steps"]
+        metrics = client.metrics("some-known", keys)
+    assert [metrics[key].values for key in keys] == [[60], [720]]
     assert main([*words, "--dataset", "none-known", "--run", "none-known"]) == 1
     assert "no step of the selected trajectories has a known action" in capsys.readouterr().err

@@ -170,14 +170,11 @@ class SnapshotViews:
             self._start("open", partial(self._open, self._coming, left_out))
             return False
         view, digest = result
-        old, view = self.manifest, replace(view, start=update + loader.lookahead)
+        before, view = _size(self.manifest), replace(view, start=update + loader.lookahead)
         loader.add_view(view)
         self._adopt(view, digest, self._left_out)
         self._coming = ""
-        self._echo(
-            f"from update {view.start} on: {len(self.manifest)} trajectories, "
-            f"{self.manifest.steps} steps (were {len(old)}, {old.steps})"
-        )
+        self._echo(f"from update {view.start} on: {_size(self.manifest)} (before: {before})")
         return True
 
     def _start(self, phase: str, task: Callable[[], Any]) -> None:
@@ -322,11 +319,7 @@ class SnapshotViews:
     def summary(self) -> list[str]:
         """Lines that say what the newest snapshot contains."""
         found = self.manifest
-        steps = found.length[distinct := found.distinct].sum()
-        lines = [
-            f"{len(distinct)} trajectories, {steps} steps, {len(found.shards)} shards"
-            f" of snapshot {found.snapshot}"
-        ]
+        lines = [f"{_size(found)}, {len(found.shards)} shards of snapshot {found.snapshot}"]
         if self.config.data.validation:
             few = f" (of fewer than {FEWEST} nothing is)" * (not self.held_back)
             lines.append(f"{self.held_back} more trajectories are held back for validation{few}")
@@ -352,6 +345,10 @@ class SnapshotViews:
             wait([self._task], timeout=5.0)
         if self.leases is not None:
             self.leases.close()
+
+
+def _size(manifest: Manifest) -> str:
+    return f"{len(manifest.distinct)} trajectories, {manifest.distinct_steps} steps"
 
 
 def _view_at(history: list[dict[str, Any]], update: int) -> int:
