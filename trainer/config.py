@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from amago_model.config import AgentConfig, Settings
+from stepwell._plural import pluralize
 from trainer.errors import SettingError
 
 
@@ -321,9 +322,10 @@ class TrainConfig(RunSettings):
                 f"digit, got {self.run!r}"
             )
         if self.processes > 1 and self.data.batch % self.processes:
+            windows = pluralize(self.data.batch, "window is", "windows are")
             raise ValueError(
-                f"data.batch: {self.data.batch} windows are not divisible by {self.processes} "
-                "processes; choose a multiple"
+                f"data.batch: {windows} not divisible by {self.processes} processes; choose a "
+                "multiple"
             )
         if self.schedule.validate_every and not self.data.validation:
             raise ValueError(
@@ -349,8 +351,8 @@ class TrainConfig(RunSettings):
         ramp = self.data.ramp_updates
         if ramp and all(source.last_share == source.share for source in self.sources):
             raise ValueError(
-                f"data.ramp_updates: {ramp} updates, but no source has a share_end that differs "
-                "from its share; give some, or set data.ramp_updates to 0"
+                f"data.ramp_updates: {pluralize(ramp, 'update')}, but no source has a share_end "
+                "that differs from its share; give some, or set data.ramp_updates to 0"
             )
         if not ramp and any(source.share_end is not None for source in self.sources):
             raise ValueError(

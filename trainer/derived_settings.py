@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amago_model.errors import AmagoError
+from stepwell._plural import pluralize
 from stepwell._settings import flatten, override
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
@@ -329,7 +330,7 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
         f"{mean:.4g}), and {share:.0%} of the variance of rewards lies between trajectories: they "
         "are "
         + ("good or bad as a whole, so most" if whole else "mixed in themselves, so half")
-        + f" of each batch is from the best {p.best_tenth:,}"
+        + f" of each batch is from the {p.best_tenth:,} best"
     )
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
 
@@ -349,7 +350,8 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
             "would prefer actions by their errors"
         )
     elif is_small(p):
-        reason = f"{p.trajectories} trajectories of {p.steps:,} steps are too few for critics"
+        trajectories = pluralize(p.trajectories, "trajectory", "trajectories")
+        reason = f"too little data for critics ({trajectories}, {pluralize(p.steps, 'step')})"
     else:
         reason = (
             f"rewards are sparse ({p.informative:.2%} of the steps) and follow from the past: what "
@@ -362,7 +364,8 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
         Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
-        reason = f"most of each batch is from the best {p.best_tenth:,} trajectories"
+        best = pluralize(p.best_tenth, "best trajectory", "best trajectories")
+        reason = f"most of each batch is from the {best}"
         found.append(Derived("data.best_share", 0.8, reason))
     return found
 
@@ -381,8 +384,8 @@ def _filter(p: DatasetProfile, window: int) -> list[Derived]:
         n_step = max(1, min(SPARSE_STEPS, int(p.length[0]), window))
         reason = (
             f"sparse rewards ({p.informative:.2%} of the steps): one action changes the value less "
-            f"than the critics' errors, so the outcomes of {n_step} actions of the data are "
-            "compared, and values are those of its better actions"
+            f"than the critics' errors, so the outcomes of {pluralize(n_step, 'action')} of the "
+            "data are compared, and values are those of its better actions"
         )
         chosen = {
             f"{FILTER}kind": "exp",
@@ -420,8 +423,9 @@ def _updates(p: DatasetProfile, transitions: int, passes: int) -> Derived:
     wanted = passes * p.steps / transitions
     updates = int(min(max(math.ceil(wanted / 1000) * 1000, 3000), 20_000))
     times = updates * transitions / p.steps
-    reason = f"{p.steps:,} steps, each sampled about {times:.3g} times; at least 3,000 updates, at "
-    return Derived("updates", updates, f"{reason}most 20,000")
+    size = pluralize(p.steps, "step")
+    reason = f"{size}, each sampled about {times:.3g} times; at least 3,000 updates, at most 20,000"
+    return Derived("updates", updates, reason)
 
 
 def _schedule(updates: int) -> list[Derived]:

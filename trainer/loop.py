@@ -23,6 +23,7 @@ from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
 from stepwell import EnvSpec
 from stepwell._plugins import import_plugins
+from stepwell._plural import pluralize
 from stepwell._settings import flatten
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -119,7 +120,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 found, enough = client.dataset(config.dataset), config.data.ratio.min_size
                 if (steps := found.fifo.steps + found.protected.steps) < enough:
                     if not said:
-                        show(f"waiting for {enough:,} steps to derive settings from: {steps:,} now")
+                        wanted = pluralize(enough, "step")
+                        show(f"waiting for {wanted} to derive settings from: {steps:,} now")
                         said = True
                     return None
             return select()
@@ -186,7 +188,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
             health = Health(config, resumed.state.get("alarms", ()))
-            echo(f"resumed after {update} updates, from {resumed.path}")
+            echo(f"resumed after {pluralize(update, 'update')}, from {resumed.path}")
             before = resumed.state["config"]["data"].get("ratio")
             same_ratio = before == config.to_dict()["data"]["ratio"]
         del resumed  # frees its tensors

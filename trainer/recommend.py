@@ -9,6 +9,7 @@ import sys
 
 from amago_model.errors import AmagoError
 from stepwell._exit_message import fail
+from stepwell._plural import pluralize
 from stepwell.commands import common
 from stepwell.errors import StepwellError
 from trainer.dataset_profile import read_profile
@@ -42,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         low, mean, high = profile.returns
         print(
             f"{profile.dataset} ({profile.env or 'no environment named'}): "
-            f"{profile.trajectories:,} trajectories, {profile.steps:,} steps, "
+            f"{pluralize(profile.trajectories, 'trajectory', 'trajectories')}, "
+            f"{pluralize(profile.steps, 'step')}, "
             f"returns {low:.4g} to {high:.4g} (5th to 95th percentile; mean {mean:.4g}), "
             f"{profile.terminated:.0%} of the trajectories terminate\n"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import uuid
 from pathlib import Path
 
@@ -313,6 +314,22 @@ def test_episodes_of_one_step_equal_returns_and_few_trajectories_break_nothing()
             OFFLINE, {}, own_settings("offline"), derive_settings(profile, OFFLINE)
         )
         assert config == TrainConfig.from_dict(config.to_dict()) and used
+
+
+def test_reasons_of_one_trajectory_and_one_step_are_in_the_singular() -> None:
+    profiles = [
+        make_profile([[1.0]]),
+        make_profile([[0.0] * 3]),
+        make_profile([[0.0]] * 190 + [[1.0]] * 10),  # sparse, compares the outcome of one action
+        make_profile([[7.0 + i % 2] * 10 for i in range(60)], best_tenth=1),
+    ]
+    reasons = [d.reason for p in profiles for d in derive_settings(p, OFFLINE)]
+    assert any("(1 trajectory, 1 step)" in reason for reason in reasons)
+    assert any("the 1 best trajectory" in reason for reason in reasons)
+    assert any("of 1 action of the data" in reason for reason in reasons)
+    assert not [
+        reason for reason in reasons if re.search(r"\b1 (trajectorie|step|action)s", reason)
+    ]
 
 
 def test_memory_is_asked_for_never_guessed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections import defaultdict
 
@@ -214,9 +215,18 @@ def test_a_run_on_little_data_says_that_nothing_is_held_back(fake, tmp_path):
     assert "validation/loss/critic" not in curves(tmp_path, "few")
 
 
+def test_what_a_run_on_one_trajectory_says_is_in_the_singular(fake, tmp_path):
+    service = fake(SPEC)
+    service.add_shard([make_trajectory(SPEC, length=1, seed=0)])
+    said = trained(service, tmp_path, "one", "--updates=1", "--schedule.validate-every=1")
+    assert any(line.startswith("1 trajectory, 1 step, 1 shard of snapshot ") for line in said)
+    assert (tmp_path / "one" / "run.log").read_text().endswith("finished after 1 update\n")
+    assert not [line for line in said if re.search(r"\b1 (trajectorie|step|update|shard)s", line)]
+
+
 def test_a_run_on_a_few_more_holds_one_back(fake, tmp_path):
     said = trained(serving(fake, 20), tmp_path, "enough", "--data.validation=0.001")
-    assert "1 more trajectories are held back for validation" in said
+    assert "1 more trajectory is held back for validation" in said
     assert "validation/loss/critic" in curves(tmp_path, "enough")
 
 

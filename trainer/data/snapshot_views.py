@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, StepwellError
 from trainer.config import TrainConfig
@@ -312,17 +313,19 @@ class SnapshotViews:
 
     def _progress(self, done: int, total: int) -> None:
         if done == total or done % max(1, total // 10) == 0:
-            self._echo(f"columns of {done} of {total} shards are on this node")
+            self._echo(f"columns of {done} of {pluralize(total, 'shard')} are on this node")
 
     # --- for others -----------------------------------------------------------------------------
 
     def summary(self) -> list[str]:
         """Lines that say what the newest snapshot contains."""
         found = self.manifest
-        lines = [f"{_size(found)}, {len(found.shards)} shards of snapshot {found.snapshot}"]
+        shards = pluralize(len(found.shards), "shard")
+        lines = [f"{_size(found)}, {shards} of snapshot {found.snapshot}"]
         if self.config.data.validation:
             few = f" (of fewer than {FEWEST} nothing is)" * (not self.held_back)
-            lines.append(f"{self.held_back} more trajectories are held back for validation{few}")
+            more = pluralize(self.held_back, "more trajectory is", "more trajectories are")
+            lines.append(f"{more} held back for validation{few}")
         return lines
 
     @property
@@ -348,7 +351,8 @@ class SnapshotViews:
 
 
 def _size(manifest: Manifest) -> str:
-    return f"{len(manifest.distinct)} trajectories, {manifest.distinct_steps} steps"
+    trajectories = pluralize(len(manifest.distinct), "trajectory", "trajectories")
+    return f"{trajectories}, {pluralize(manifest.distinct_steps, 'step')}"
 
 
 def _view_at(history: list[dict[str, Any]], update: int) -> int:
