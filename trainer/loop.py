@@ -367,7 +367,7 @@ def _derive(
         echo("note: settings are only derived from one dataset; the recipe's own values are used")
         return []
     profile, own = read_profile(client, config), own_settings(config.recipe)
-    return [asdict(d) for d in derive_settings(profile, config, origins, own)]
+    return [asdict(d) for d in derive_settings(profile, config, origins, own, echo)]
 
 
 class _Clock:

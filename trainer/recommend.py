@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         with common.connect(args) as client:
             profile = read_profile(client, config)
         own = own_settings(config.recipe)
-        derived = derive_settings(profile, config, resolved.origins, own)
-        _, settings = apply_settings(config, resolved.origins, own, derived)
+        derived = derive_settings(profile, config, resolved.origins, own, _say)
+        _, settings = apply_settings(config, resolved.origins, own, derived, _say)
     except (StepwellError, AmagoError) as error:
         return fail("stepwell recommend", error)
     if args.json:
@@ -56,6 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         same += ["--memory", args.memory] if args.memory != "auto" else []
         print(f"\ntrain with them: {shlex.join(same)} --run NAME")
     return 0
+
+
+def _say(warning: str) -> None:
+    print(f"stepwell: {warning}", file=sys.stderr)
 
 
 def _toml(value: object) -> str:
