@@ -16,6 +16,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api
+from stepwell._plural import pluralize
 
 LIVE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
@@ -338,7 +339,8 @@ def excluded_warning(excluded: list[Any]) -> None:
     names = ", ".join(f"`{one.file}` ({one.trajectories} of {one.dataset})" for one in excluded[:5])
     more = f" and {len(excluded) - 5} more" if len(excluded) > 5 else ""
     st.warning(
-        f"{lost:,} trajectories are left out, because their files are damaged: {names}{more}."
-        " Restore these files from a backup; `stepwell fsck` names the cure.",
+        f"{pluralize(lost, 'trajectory is', 'trajectories are')} left out, because "
+        f"their files are damaged: {names}{more}. Restore these files from a backup; "
+        "`stepwell fsck` names the cure.",
         icon=":material/heart_broken:",
     )

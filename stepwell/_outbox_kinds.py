@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._outbox_folder import Destination, Entry
+from stepwell._plural import pluralize
 from stepwell.codec import END_OF_STREAM, TrajectoryStream, read_header
 from stepwell.errors import CodecError, InvalidData, NotFound
 from stepwell.messages import IngestItem, MetricPoint
@@ -48,7 +49,7 @@ class Kind:
     service. Raises errors of the service."""
 
     def count(self, number: int) -> str:
-        return f"{number} {self.one if number == 1 else self.many}"
+        return pluralize(number, self.one, self.many)
 
 
 def as_json(**fields: Any) -> bytes:

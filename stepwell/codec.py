@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from stepwell._plural import pluralize
 from stepwell.errors import CodecError, InvalidData, InvalidTrajectory
 from stepwell.schema import (
     ACTION_KNOWN,
@@ -177,7 +178,7 @@ def from_batch(batch: pa.RecordBatch, metadata: dict[bytes, bytes], spec: EnvSpe
         raise CodecError(
             "row count and header disagree",
             expected=f"{header.get('length')} + 1 rows",
-            got=f"{batch.num_rows} rows",
+            got=pluralize(batch.num_rows, "row"),
         )
     terminated, truncated = header.get("terminated"), header.get("truncated")
     for name, flag in ((TERMINATED, terminated), (TRUNCATED, truncated)):

@@ -27,6 +27,7 @@ from stepwell._compare.pictures import curves_svg, intervals_svg
 from stepwell._compare.schedule import Chain, Recipe, Schedule, given_settings, seconds_left
 from stepwell._files import whole_file
 from stepwell._locks import take_lock
+from stepwell._plural import pluralize
 from stepwell._processes import Processes, read_train_config, stop
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -213,7 +214,7 @@ def progress(schedule: Schedule) -> tuple[float, str]:
         chain.recipe.updates if chain.done or chain.problem else chain.trained for chain in chains
     )
     ended = sum(chain.done or bool(chain.problem) for chain in chains)
-    text = f"{ended} of {len(chains)} runs done"
+    text = f"{ended} of {pluralize(len(chains), 'run')} done"
     for chain in chains:
         if chain.job is not None:
             trains = chain.doing == chain.run

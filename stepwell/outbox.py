@@ -50,6 +50,7 @@ from stepwell._outbox_folder import (
     set_aside,
 )
 from stepwell._outbox_kinds import KINDS, as_json, describe, policy_item
+from stepwell._plural import pluralize
 from stepwell.codec import encode
 from stepwell.errors import (
     BadRequest,
@@ -463,7 +464,8 @@ class Outbox:
             if self.when_full == "raise" or size > self.max_bytes:
                 raise OutboxError(
                     f"the outbox {self.directory} is full: {self.pending_bytes} bytes wait in "
-                    f"{len(self._waiting)} items, {size} more exceed {self.max_bytes}; "
+                    f"{pluralize(len(self._waiting), 'item')}, {size} more exceed "
+                    f"{self.max_bytes}; "
                     f"last error: {self.last_error or 'none'}"
                 )
             self._changed.wait(0.5)
@@ -599,7 +601,8 @@ class Outbox:
                 self._reject(entry, problem)
         if unclear:
             raise OutboxError(
-                f"the service did not say what became of {unclear} of {len(group)} items; "
+                f"the service did not say what became of {unclear} of "
+                f"{pluralize(len(group), 'item')}; "
                 f"is {self.destination.url or 'it'} a Stepwell service?"
             )
         if later:

@@ -33,6 +33,7 @@ from rich.text import Text
 
 from stepwell._files import whole_file
 from stepwell._parent import PARENT
+from stepwell._plural import pluralize
 from stepwell._ports import free_port
 from stepwell._processes import Processes, read_train_config
 from stepwell._run.parts import WARM_UP_STEPS, Plan, growing_data, parts, selected_data
@@ -163,7 +164,7 @@ def _require_data(plan: Plan, client: Client) -> None:
             f"--warm-up-steps: recipe {plan.recipe} derives settings from data, so the first steps "
             "must be random, or in the dataset",
             expected=f"at least 1, or {WARM_UP_STEPS:,} steps in dataset {plan.dataset}",
-            got=f"0, and {steps:,} steps",
+            got=f"0, and {pluralize(steps, 'step')}",
         )
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell._plural import pluralize
 from stepwell.errors import InvalidSpace
 from stepwell.vocabulary import Vocabulary
 
@@ -151,7 +152,7 @@ def why_outside(space: Space, values: Array) -> str | None:
     """
     if values.dtype.kind == "f" and not all_finite(values):
         bad = int(np.count_nonzero(~np.isfinite(values)))
-        return f"{bad} values are NaN or infinite"
+        return f"{pluralize(bad, 'value is', 'values are')} NaN or infinite"
     if isinstance(space, Discrete):
         low, high = space.start, space.start + space.n - 1
     elif isinstance(space, MultiBinary):

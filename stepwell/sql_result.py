@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from stepwell import messages
+from stepwell._plural import pluralize
 from stepwell.errors import CodecError
 from stepwell.messages import ARROW
 from stepwell.spaces import Array
@@ -54,8 +55,9 @@ class SqlResult:
     def __repr__(self) -> str:
         more = ", truncated" if self.truncated else ""
         if self.excluded:
-            more += f", without {len(self.excluded)} damaged files"
-        return f"SqlResult({len(self)} rows × {self.columns}{more}, {self.elapsed_ms:.0f} ms)"
+            more += f", without {pluralize(len(self.excluded), 'damaged file')}"
+        rows = pluralize(len(self), "row")
+        return f"SqlResult({rows} × {self.columns}{more}, {self.elapsed_ms:.0f} ms)"
 
     def one(self) -> Any:
         """Return the single value of a result with one row and one column."""

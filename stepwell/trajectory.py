@@ -28,6 +28,7 @@ import numpy as np
 import uuid_utils
 from numpy.typing import NDArray
 
+from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
 from stepwell.metadata import TrajectoryMetadata
 from stepwell.spaces import (
@@ -119,10 +120,11 @@ class Trajectory:
                     )
                 if len(array) != rows:
                     count = "T+1" if rows > steps else "T"
+                    count += f"; T={pluralize(steps, 'reward')}"
                     raise InvalidTrajectory(
                         f"{what}[{key}]",
-                        expected=f"{rows} rows ({count}; T={steps} rewards)",
-                        got=f"{len(array)} rows",
+                        expected=f"{pluralize(rows, 'row')} ({count})",
+                        got=pluralize(len(array), "row"),
                     )
                 # Infos may contain NaN; arrays that an agent reads may not.
                 if what != "infos" and array.dtype.kind == "f" and not all_finite(array):
@@ -342,7 +344,9 @@ def _end_flag(name: str, value: Any, steps: int) -> bool:
     flags = flags.reshape(-1)
     if len(flags) != steps:
         raise InvalidTrajectory(
-            name, expected=f"a boolean or {steps} flags", got=f"{len(flags)} flags"
+            name,
+            expected=f"a boolean or {pluralize(steps, 'flag')}",
+            got=pluralize(len(flags), "flag"),
         )
     if bool(flags[:-1].any()):
         raise InvalidTrajectory(

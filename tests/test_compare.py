@@ -202,7 +202,7 @@ def test_further_seeds_are_not_mixed_with_those_on_other_data(finished, service_
         env="Pendulum-v1",
     )
     status, output = comparison.finish("--recipes", "bc", "--seeds", "0-2", *TWO_POLICIES)
-    assert status == 2 and "1 trajectories were added to tiny-data after run tiny-bc" in output
+    assert status == 2 and "1 trajectory was added to tiny-data after run tiny-bc" in output
     assert "tiny-bc-2 would learn from other data" in output
     status, output = comparison.finish("--recipes", "bc,bc10", "--seeds", "0-1", *TWO_POLICIES)
     assert status == 0, "nothing new is trained"

@@ -33,6 +33,7 @@ from amago_model.agent import Agent, make_agent
 from amago_model.config import AgentConfig, Spaces
 from amago_model.errors import ConfigError, SpaceError
 from stepwell._files import whole_file
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound
 from stepwell.failpoints import failpoint
@@ -134,7 +135,8 @@ def refuse_second_start(run: str, home: Path, client: Client) -> None:
     versions = [version for version in versions if version]  # 0: no update is lost with it
     if not versions and not lost:
         return
-    what = [f"{lost} checkpoints that are not whole"] if lost else []
+    damaged = pluralize(lost, "checkpoint that is", "checkpoints that are")
+    what = [f"{damaged} not whole"] if lost else []
     what += [f"published policies, the newest {run}/{max(versions)}"] if versions else []
     raise CheckpointError(
         f"run {run} has {' and '.join(what)}, but no whole checkpoint in "

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from amago_model.config import AgentConfig, Settings
+from stepwell._plural import pluralize
 from trainer.errors import SettingError
 
 
@@ -121,7 +122,8 @@ class DataConfig(RunSettings):
     """Also train on evaluation episodes, which are excluded by default."""
     validation: float = Field(0.0, ge=0, le=0.5)
     """Share of trajectories that are held back from training, chosen by a hash of their ids; their
-    losses are the metrics validation/…. Nothing is held back from fewer than 20 trajectories."""
+    losses are the metrics validation/…. Of fewer than 20 trajectories nothing is held back, of more
+    at least one."""
     cache: Path = Field(default_factory=lambda: default_cache())
     """Folder for this node's copy of the shards, as columns; shared by all runs and processes."""
     cache_gb: float = Field(50.0, gt=0)
@@ -320,9 +322,10 @@ class TrainConfig(RunSettings):
                 f"digit, got {self.run!r}"
             )
         if self.processes > 1 and self.data.batch % self.processes:
+            windows = pluralize(self.data.batch, "window is", "windows are")
             raise ValueError(
-                f"data.batch: {self.data.batch} windows are not divisible by {self.processes} "
-                "processes; choose a multiple"
+                f"data.batch: {windows} not divisible by {self.processes} processes; choose a "
+                "multiple"
             )
         if self.schedule.validate_every and not self.data.validation:
             raise ValueError(
@@ -348,8 +351,8 @@ class TrainConfig(RunSettings):
         ramp = self.data.ramp_updates
         if ramp and all(source.last_share == source.share for source in self.sources):
             raise ValueError(
-                f"data.ramp_updates: {ramp} updates, but no source has a share_end that differs "
-                "from its share; give some, or set data.ramp_updates to 0"
+                f"data.ramp_updates: {pluralize(ramp, 'update')}, but no source has a share_end "
+                "that differs from its share; give some, or set data.ramp_updates to 0"
             )
         if not ramp and any(source.share_end is not None for source in self.sources):
             raise ValueError(

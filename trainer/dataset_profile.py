@@ -6,7 +6,7 @@ All numbers come from SQL queries to the service; rewards are those of a sample 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ BLOCK = 10
 """Steps whose mean reward is one observation in `consistency`."""
 COMPARED = 5
 """Fewer trajectories do not show whether they are equally good."""
+FAR = 10.0
+"""Returns are far from the others if they are farther away than this many times the distance from
+the 5th to the 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +156,7 @@ class DatasetProfile:
     def discounted(self, gamma: float) -> ReturnRange:
         """Discounted returns to the end of each trajectory. Where a trajectory is truncated, its
         mean reward is assumed to continue for ever."""
-        length = self.sampled_length.astype(np.int64)
-        mean = np.add.reduceat(self.reward, np.cumsum(length) - length) / length
-        after = np.where(self.sampled_terminated > 0, 0.0, mean / (1.0 - gamma))
-        found = returns_to_go(self.reward, length, gamma, after)
+        found = self._returns_to_go(gamma)
         p5, p95 = np.quantile(found, (0.05, 0.95))
         return ReturnRange(
             low=float(found.min()),
@@ -165,6 +165,50 @@ class DatasetProfile:
             p95=float(p95),
             mean=float(found.mean()),
             variance=float(found.var()),
+        )
+
+    @property
+    def _length(self) -> NDArray[np.int64]:
+        return self.sampled_length.astype(np.int64)
+
+    @property
+    def _starts(self) -> NDArray[np.int64]:
+        """[n] where in `reward` the sampled trajectories begin."""
+        return np.cumsum(self._length) - self._length
+
+    @property
+    def sampled_returns(self) -> Floats:
+        """[n] the undiscounted returns of the sampled trajectories."""
+        return np.add.reduceat(self.reward, self._starts)
+
+    def _returns_to_go(self, gamma: float) -> Floats:
+        mean = self.sampled_returns / self._length
+        after = np.where(self.sampled_terminated > 0, 0.0, mean / (1.0 - gamma))
+        return returns_to_go(self.reward, self._length, gamma, after)
+
+    def outliers(self, gamma: float) -> NDArray[np.bool_]:
+        """[n] which sampled trajectories have discounted returns that are far from the others.
+
+        Not those with higher returns that a few steps earn: these may be the successes to learn.
+        """
+        found = self._returns_to_go(gamma)
+        p5, p95 = np.quantile(found, (0.05, 0.95))
+        far = FAR * (p95 - p5)
+        below: NDArray[np.bool_] = np.minimum.reduceat(found, self._starts) < p5 - far
+        above: NDArray[np.bool_] = np.maximum.reduceat(found, self._starts) > p95 + far
+        others = self.reward[np.repeat(~(below | above), self._length)]
+        for i in np.flatnonzero(above) if len(others) else ():
+            usual = np.median(self.reward[self._starts[i] :][: self._length[i]])
+            above[i] = not others.min() <= usual <= others.max()
+        return below | above
+
+    def without(self, outliers: NDArray[np.bool_]) -> DatasetProfile:
+        """The profile with a sample that lacks these [n] trajectories."""
+        return replace(
+            self,
+            reward=self.reward[np.repeat(~outliers, self._length)],
+            sampled_length=self.sampled_length[~outliers],
+            sampled_terminated=self.sampled_terminated[~outliers],
         )
 
 

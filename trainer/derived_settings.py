@@ -7,15 +7,20 @@ resumed run does not derive them again. docs/training.md explains the rule.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from amago_model.errors import AmagoError
+from stepwell._plural import pluralize
 from stepwell._settings import flatten, override
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
-from trainer.data.returns import NEGLIGIBLE
+from trainer.data.returns import NEGLIGIBLE, Floats
 from trainer.data.validation import FEWEST
 from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
 from trainer.errors import SettingError
@@ -23,6 +28,11 @@ from trainer.errors import SettingError
 SCALE = 10.0
 """Spread of the discounted returns, in units of the multiplied reward. Critics start with outputs
 of about 1: returns much smaller than that would drown in them."""
+VISIBLE = 1.0
+"""Least distance from the 5th to the 95th percentile of the returns, in the same units: smaller
+differences drown in the critics' first outputs. It is 2% of the range of returns."""
+FEW = 0.1
+"""Outliers are at most this share of the trajectories."""
 SPARSE = 0.1
 """Rewards are sparse if a smaller share of the steps has another reward than the usual one."""
 TRANSITIONS = 256
@@ -70,13 +80,15 @@ def derive_settings(
     config: TrainConfig,
     origins: Mapping[str, str] | None = None,
     own: Collection[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Derived]:
     """The settings for a dataset.
 
     `config.derive` selects all, or only its shape: sampling, memory, networks, the critics' first
     values and length, which every algorithm needs. `origins` tells where the config's values come
     from, `own` are the settings of the recipe itself: what it, a file or a flag sets is the basis
-    of the settings that depend on it.
+    of the settings that depend on it. `say` is called with a warning if a few extreme returns set
+    the scale of rewards.
     """
     decided, flat = origins or {}, flatten(config.to_dict())
 
@@ -118,6 +130,9 @@ def derive_settings(
     found = [discount, *rewards, *first, n_step]
     if clone:
         return [*found, *_cloning(profile), *shape]
+    if config.agent.critic is not None and basis(rewards[0]) == rewards[0].value:
+        if warning := _outlier_warning(profile, gamma, rewards[0], config.where):
+            say(warning)
     found += [*_imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
         found += _filter(profile, basis(window))
@@ -189,6 +204,55 @@ def _rewards(p: DatasetProfile, gamma: float) -> list[Derived]:
         Derived("agent.losses.target_low", low, bounds),
         Derived("agent.losses.target_high", high, bounds),
     ]
+
+
+def _outlier_warning(p: DatasetProfile, gamma: float, scale: Derived, where: str) -> str:
+    """A warning if a few trajectories have returns so extreme that the scale of rewards, a fifth of
+    the range, hides how the others differ; else "". Sparse rewards are meant to be scaled so."""
+    returns = p.discounted(gamma)
+    most = returns.p95 - returns.p5
+    if is_sparse(p) or most * SCALE >= VISIBLE * returns.spread:
+        return ""
+    if most <= 1e-6 * max(abs(returns.p5), abs(returns.p95)):  # rounding
+        return ""
+    outliers = p.outliers(gamma)
+    if not 0 < outliers.sum() <= FEW * len(outliers):
+        return ""
+    others = p.without(outliers).discounted(gamma)
+    if others.spread > returns.spread / 2:
+        return ""
+    better = f"set --{scale.key}={_one_digit(SCALE / others.spread):g}"
+    if condition := _condition_of_others(p.sampled_returns, outliers):
+        condition = f"({where}) and {condition}" if where else condition
+        better = f"select the others with --where {shlex.quote(condition)}, or {better}"
+    count = pluralize(int(outliers.sum()), "trajectory", "trajectories")
+    sampled = "" if len(outliers) == p.trajectories else " sampled ones"
+    return (
+        f"warning: 90% of the discounted returns are within {most:.4g}, but their range is "
+        f"{returns.high - returns.low:.4g} because of {count} of {len(outliers):,}{sampled}: it "
+        f"sets {scale.key}={scale.value:g}, so critics hardly see how the other returns "
+        f"differ; {better}"
+    )
+
+
+def _condition_of_others(returns: Floats, outliers: NDArray[np.bool_]) -> str:
+    """The SQL condition that the outliers alone do not meet; "" if no return separates them."""
+    others, extreme = returns[~outliers], returns[outliers]
+    below, above = extreme[extreme < others.min()], extreme[extreme > others.max()]
+    if len(below) + len(above) < len(extreme):
+        return ""
+    limits = []
+    if len(below):
+        limits.append(f'"return" > {_between(below.max(), others.min())}')
+    if len(above):
+        limits.append(f'"return" < {_between(others.max(), above.min())}')
+    return " and ".join(limits)
+
+
+def _between(low: float, high: float) -> str:
+    """A short number near the middle of two."""
+    digits = 1 - math.floor(math.log10(high - low))
+    return f"{round((low + high) / 2, digits):.15g}"
 
 
 def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[Derived]:
@@ -329,7 +393,7 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
         f"{mean:.4g}), and {share:.0%} of the variance of rewards lies between trajectories: they "
         "are "
         + ("good or bad as a whole, so most" if whole else "mixed in themselves, so half")
-        + f" of each batch is from the best {p.best_tenth:,}"
+        + f" of each batch is from the {p.best_tenth:,} best"
     )
     return [*found, Derived("data.best_share", 0.8 if whole else 0.5, reason)]
 
@@ -349,7 +413,8 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
             "would prefer actions by their errors"
         )
     elif is_small(p):
-        reason = f"{p.trajectories} trajectories of {p.steps:,} steps are too few for critics"
+        trajectories = pluralize(p.trajectories, "trajectory", "trajectories")
+        reason = f"too little data for critics ({trajectories}, {pluralize(p.steps, 'step')})"
     else:
         reason = (
             f"rewards are sparse ({p.informative:.2%} of the steps) and follow from the past: what "
@@ -362,7 +427,8 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
         Derived("agent.losses.critic_weight", 0.01, "critics learn, but do not shape the encoder"),
     ]
     if _has_better_ones(p):
-        reason = f"most of each batch is from the best {p.best_tenth:,} trajectories"
+        best = pluralize(p.best_tenth, "best trajectory", "best trajectories")
+        reason = f"most of each batch is from the {best}"
         found.append(Derived("data.best_share", 0.8, reason))
     return found
 
@@ -381,8 +447,8 @@ def _filter(p: DatasetProfile, window: int) -> list[Derived]:
         n_step = max(1, min(SPARSE_STEPS, int(p.length[0]), window))
         reason = (
             f"sparse rewards ({p.informative:.2%} of the steps): one action changes the value less "
-            f"than the critics' errors, so the outcomes of {n_step} actions of the data are "
-            "compared, and values are those of its better actions"
+            f"than the critics' errors, so the outcomes of {pluralize(n_step, 'action')} of the "
+            "data are compared, and values are those of its better actions"
         )
         chosen = {
             f"{FILTER}kind": "exp",
@@ -420,8 +486,9 @@ def _updates(p: DatasetProfile, transitions: int, passes: int) -> Derived:
     wanted = passes * p.steps / transitions
     updates = int(min(max(math.ceil(wanted / 1000) * 1000, 3000), 20_000))
     times = updates * transitions / p.steps
-    reason = f"{p.steps:,} steps, each sampled about {times:.3g} times; at least 3,000 updates, at "
-    return Derived("updates", updates, f"{reason}most 20,000")
+    size = pluralize(p.steps, "step")
+    reason = f"{size}, each sampled about {times:.3g} times; at least 3,000 updates, at most 20,000"
+    return Derived("updates", updates, reason)
 
 
 def _schedule(updates: int) -> list[Derived]:

@@ -22,6 +22,7 @@ from rich.progress import Progress
 from amago_model.errors import AmagoError
 from stepwell._exit_message import fail
 from stepwell._plugins import import_plugins
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import StepwellError
@@ -285,7 +286,8 @@ def _print(
     common.print_table(columns, rows)
     print(
         f"\nestimate: expected return from initial states, discounted by {found.gamma:g}; from "
-        f"{found.trajectories:,} trajectories, {found.steps:,} steps"
+        f"{pluralize(found.trajectories, 'trajectory', 'trajectories')}, "
+        f"{pluralize(found.steps, 'step')}"
     )
     if reason == "estimate":
         chosen = found.estimates[best]
@@ -299,8 +301,8 @@ def _print(
             "the interval of another is above its)"
         )
     else:
-        count = len(evaluated)
-        print(f"{done}evaluation in an environment ({count} of {len(found.estimates)} versions)")
+        count = f"{len(evaluated)} of {pluralize(len(found.estimates), 'version')}"
+        print(f"{done}evaluation in an environment ({count})")
 
 
 # --- the command line -----------------------------------------------------------------------------

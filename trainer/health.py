@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from stepwell._plural import pluralize
 from trainer.config import TrainConfig
 from trainer.data.returns import DataReturns
 
@@ -347,7 +348,8 @@ def _tau_message(x: Reading) -> str:
 
 def _skipped_message(x: Reading) -> str:
     return (
-        f"{x['progress/skipped']:.0f} updates had a gradient that is not finite and were skipped; "
+        f"{pluralize(int(x['progress/skipped']), 'update was', 'updates were')} skipped, because "
+        "the gradient was not finite; "
         f"{x.config.optimizer.max_bad_updates} of them end the run. Try a lower "
         "optimizer.learning_rate or agent.losses.reward_multiplier"
     )

@@ -35,6 +35,7 @@ from amago_model.runtime.optimizer import (
     gradient_norm,
     step_adamw,
 )
+from stepwell._plural import pluralize
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import TrainerError
 
@@ -73,7 +74,8 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     world = accelerator.num_processes
     if config.processes and world != config.processes:
         raise WorldError(
-            f"expected {config.processes} processes (--processes), but {world} run; start them "
+            f"expected {pluralize(config.processes, 'process', 'processes')} (--processes), but "
+            f"{pluralize(world, 'process runs', 'processes run')}; start them "
             f"with: stepwell train … --processes {config.processes} (some forms of `accelerate "
             "launch` on CPU silently start one)"
         )
@@ -253,8 +255,8 @@ class Learner:
                 )
         if self.skipped >= self.config.max_bad_updates:
             return True, TrainingDiverged(
-                f"{self.skipped} updates had a NaN or infinite gradient, the last one {update}; "
-                "lower optimizer.learning_rate, or look at the samples named above"
+                f"{pluralize(self.skipped, 'update')} had a NaN or infinite gradient, the last one "
+                f"{update}; lower optimizer.learning_rate, or look at the samples named above"
             )
         return True, None
 

@@ -23,6 +23,7 @@ from amago_model.encoders.modalities import unused_settings
 from amago_model.encoders.timestep import TimestepEncoder
 from stepwell import EnvSpec
 from stepwell._plugins import import_plugins
+from stepwell._plural import pluralize
 from stepwell._settings import flatten
 from stepwell._signals import stop_signals
 from stepwell.client import Client
@@ -119,7 +120,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                 found, enough = client.dataset(config.dataset), config.data.ratio.min_size
                 if (steps := found.fifo.steps + found.protected.steps) < enough:
                     if not said:
-                        show(f"waiting for {enough:,} steps to derive settings from: {steps:,} now")
+                        wanted = pluralize(enough, "step")
+                        show(f"waiting for {wanted} to derive settings from: {steps:,} now")
                         said = True
                     return None
             return select()
@@ -186,7 +188,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
             health = Health(config, resumed.state.get("alarms", ()))
-            echo(f"resumed after {update} updates, from {resumed.path}")
+            echo(f"resumed after {pluralize(update, 'update')}, from {resumed.path}")
             before = resumed.state["config"]["data"].get("ratio")
             same_ratio = before == config.to_dict()["data"]["ratio"]
         del resumed  # frees its tensors
@@ -296,8 +298,8 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "progress/skipped": learner.skipped,
                     "optimizer/learning_rate": learner.learning_rate(update - 1),
                     "data/wait_fraction": clock.wait_fraction(),
-                    "data/trajectories": len(loaded.manifest),
-                    "data/steps": loaded.manifest.steps,
+                    "data/trajectories": len(loaded.manifest.distinct),
+                    "data/steps": loaded.manifest.distinct_steps,
                     **(view := loader.view(loaded.step)).sampler.metrics(loaded.step),
                     **(limiter.metrics() if limiter is not None else {}),
                 }
@@ -365,7 +367,7 @@ def _derive(
         echo("note: settings are only derived from one dataset; the recipe's own values are used")
         return []
     profile, own = read_profile(client, config), own_settings(config.recipe)
-    return [asdict(d) for d in derive_settings(profile, config, origins, own)]
+    return [asdict(d) for d in derive_settings(profile, config, origins, own, echo)]
 
 
 class _Clock:

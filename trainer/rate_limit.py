@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 
 from stepwell._background import BackgroundLoop
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import NotFound, StepwellError
 from stepwell.messages import Consumer, SampleRatio
@@ -66,11 +67,13 @@ class RateLimiter:
         ratio = answer.ratio
         if answer.inserted < ratio.min_size:
             return (
-                f"{answer.inserted:,} of {ratio.min_size:,} steps are there (data.ratio.min_size)"
+                f"{answer.inserted:,} of {pluralize(ratio.min_size, 'step is', 'steps are')} there "
+                "(data.ratio.min_size)"
             )
         return (
-            f"{answer.inserted:,} steps were collected, and {ratio.samples_per_insert:g} samples "
-            f"per step allow {answer.samples_until:,}, less than one more batch (data.ratio)"
+            f"{pluralize(answer.inserted, 'step was', 'steps were')} collected, and "
+            f"{ratio.samples_per_insert:g} samples per step allow {answer.samples_until:,}, less "
+            "than one more batch (data.ratio)"
         )
 
     def metrics(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ import sys
 
 from amago_model.errors import AmagoError
 from stepwell._exit_message import fail
+from stepwell._plural import pluralize
 from stepwell.commands import common
 from stepwell.errors import StepwellError
 from trainer.dataset_profile import read_profile
@@ -27,8 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         with common.connect(args) as client:
             profile = read_profile(client, config)
         own = own_settings(config.recipe)
-        derived = derive_settings(profile, config, resolved.origins, own)
-        _, settings = apply_settings(config, resolved.origins, own, derived)
+        derived = derive_settings(profile, config, resolved.origins, own, _say)
+        _, settings = apply_settings(config, resolved.origins, own, derived, _say)
     except (StepwellError, AmagoError) as error:
         return fail("stepwell recommend", error)
     if args.json:
@@ -42,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         low, mean, high = profile.returns
         print(
             f"{profile.dataset} ({profile.env or 'no environment named'}): "
-            f"{profile.trajectories:,} trajectories, {profile.steps:,} steps, "
+            f"{pluralize(profile.trajectories, 'trajectory', 'trajectories')}, "
+            f"{pluralize(profile.steps, 'step')}, "
             f"returns {low:.4g} to {high:.4g} (5th to 95th percentile; mean {mean:.4g}), "
             f"{profile.terminated:.0%} of the trajectories terminate\n"
         )
@@ -54,6 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         same += ["--memory", args.memory] if args.memory != "auto" else []
         print(f"\ntrain with them: {shlex.join(same)} --run NAME")
     return 0
+
+
+def _say(warning: str) -> None:
+    print(f"stepwell: {warning}", file=sys.stderr)
 
 
 def _toml(value: object) -> str:

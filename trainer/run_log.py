@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from stepwell._plural import pluralize
 from stepwell.errors import OutboxError
 from stepwell.outbox import Outbox
 
@@ -41,7 +42,7 @@ class RunLog(logging.Handler):
                     self._left_out += len(lines)
                     return
                 if self._left_out:
-                    lines.insert(0, f"{stamp} ({self._left_out} lines left out)\n")
+                    lines.insert(0, f"{stamp} ({pluralize(self._left_out, 'line')} left out)\n")
                 with self._path.open("a") as file:
                     file.write("".join(lines))
                 self._outbox.put_log(self._run, "".join(lines))

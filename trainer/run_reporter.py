@@ -19,6 +19,7 @@ from typing import Any
 
 from amago_model.agent import Agent
 from stepwell._files import cut_incomplete_line, remove_unfinished, whole_file
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import Conflict, OutboxError, OutboxInUse, ServiceUnreachable
 from stepwell.failpoints import failpoint
@@ -244,9 +245,8 @@ class RunReporter:
         """The last lines on the screen: status, standing alarms, how to evaluate the policies."""
         lines = [f"run {self.config.run} {self.status}"]
         if self._alarms:
-            count = len(self._alarms)
-            each = "alarm" if count == 1 else "alarms"
-            lines.append(f"warning: {count} {each}: {self._alarms[0].summary}")
+            count = pluralize(len(self._alarms), "alarm")
+            lines.append(f"warning: {count}: {self._alarms[0].summary}")
         if self.status == "finished":
             command = ["stepwell", "evaluate", "--policy", self.config.run, "--env", self._env]
             command += [word for name in self.config.plugin for word in ("--plugin", name)]
@@ -324,7 +324,8 @@ class RunReporter:
         status = self.status
         if error is not None:
             status, self.error = "failed", f"{type(error).__name__}: {error}"
-        self._log(f"{status} after {self.update} updates" + f": {self.error}" * bool(self.error))
+        reason = f": {self.error}" * bool(self.error)
+        self._log(f"{status} after {pluralize(self.update, 'update')}{reason}")
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._run_log)
         self.outbox.flush(self.config.schedule.drain_timeout)

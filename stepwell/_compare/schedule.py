@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stepwell._plural import pluralize
 from stepwell._processes import Job, Processes, stop
 from stepwell._settings import flatten
 from stepwell.client import Client
@@ -143,10 +144,10 @@ class Schedule:
             0
         ]
         if added:
+            count = pluralize(added, "trajectory was", "trajectories were")
             raise OtherSettings(
-                f"{added:,} trajectories were added to {self.dataset} after run {first.name} of "
-                f"this comparison had read it, so {new} would learn from other data; choose "
-                "another --name"
+                f"{count} added to {self.dataset} after run {first.name} of this comparison had "
+                f"read it, so {new} would learn from other data; choose another --name"
             )
 
     def run(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepwell._plural import pluralize
 from stepwell._run.parts import Plan
 from stepwell._run.supervisor import Part
 from stepwell.client import Client
@@ -43,7 +44,8 @@ def _of(client: Client, plan: Plan, part: Part) -> tuple[str, str]:
         d = client.dataset(plan.dataset)
         episodes = d.fifo.trajectories + d.protected.trajectories
         steps = d.fifo.steps + d.protected.steps
-        return "running", f"{client.url}, {episodes:,} episodes, {steps:,} steps"
+        size = f"{pluralize(episodes, 'episode')}, {pluralize(steps, 'step')}"
+        return "running", f"{client.url}, {size}"
     if kind == "train":
         return _train(client.run(plan.run), client.workers())
     if kind == "evaluate":
@@ -70,7 +72,8 @@ def _train(run: Run, workers: Sequence[Worker]) -> tuple[str, str]:
 
 def _collect(client: Client, worker: Worker) -> tuple[str, str]:
     c = worker.counters
-    parts = [f"{c.get('episodes', 0):,.0f} episodes, {c.get('env_steps', 0):,.0f} steps"]
+    parts = [pluralize(int(c.get("episodes", 0)), "episode")]
+    parts.append(pluralize(int(c.get("env_steps", 0)), "step"))
     parts.append(f"{c.get('steps_per_second', 0):,.0f}/s")
     returns = client.run(worker.run).latest.get("collect/return") if worker.run else None
     if returns is not None:

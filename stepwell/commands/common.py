@@ -145,10 +145,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
 def size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:

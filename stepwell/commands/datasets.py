@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, InvalidSpace
@@ -154,9 +155,8 @@ def delete_dataset(client: Client, args: argparse.Namespace) -> common.Answer:
     if not args.yes:
         dataset = client.dataset(args.name)
         count = dataset.fifo.trajectories + dataset.protected.trajectories
-        raise InvalidData(
-            f"this removes {args.name} and its {count} trajectories; add --yes to do it"
-        )
+        trajectories = pluralize(count, "trajectory", "trajectories")
+        raise InvalidData(f"this removes {args.name} and its {trajectories}; add --yes to do it")
     client.delete_dataset(args.name)
     return {"removed": args.name}, lambda: print(f"removed {args.name}")
 
@@ -213,4 +213,5 @@ def _space(data: dict[str, object]) -> str:
 
 
 def _stats(stats: PartitionStats) -> str:
-    return f"{stats.trajectories:,} trajectories, {stats.steps:,} steps, {common.size(stats.bytes)}"
+    trajectories = pluralize(stats.trajectories, "trajectory", "trajectories")
+    return f"{trajectories}, {pluralize(stats.steps, 'step')}, {common.size(stats.bytes)}"

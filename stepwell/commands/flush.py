@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell._plural import pluralize
 from stepwell.commands import common
 
 
@@ -20,5 +21,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         common.print_json(result)
     else:
-        print(f"sealed {result.sealed} trajectories into {result.shards} shards")
+        sealed = pluralize(result.sealed, "trajectory", "trajectories")
+        print(f"sealed {sealed} into {pluralize(result.shards, 'shard')}")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 
+from stepwell._plural import pluralize
 from stepwell.commands import common
 from stepwell.messages import PARTIALLY_OBSERVABLE
 
@@ -97,9 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     result = job.result or {}
     for warning in result.get("warnings", []):
         print(f"stepwell: note: {common.printable(str(warning))}", file=sys.stderr)
-    print(
-        f"{args.file.name} → {result.get('dataset', args.dataset)}: "
-        f"{common.number(result.get('trajectories'))} trajectories, "
-        f"{common.number(result.get('steps'))} steps"
-    )
+    trajectories = pluralize(result.get("trajectories", 0), "trajectory", "trajectories")
+    steps = pluralize(result.get("steps", 0), "step")
+    print(f"{args.file.name} → {result.get('dataset', args.dataset)}: {trajectories}, {steps}")
     return 0

@@ -24,6 +24,7 @@ from stepwell._outbox_folder import (
     summarise,
 )
 from stepwell._outbox_kinds import describe
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.commands import common
 from stepwell.errors import InvalidData, OutboxError, OutboxInUse
@@ -127,7 +128,8 @@ def send_outboxes(client: Client, args: argparse.Namespace) -> int:
     if args.json:
         common.print_json({"sent": sent, "outboxes": results})
     else:
-        print(f"sent {sent} items of {len(wanted)} outboxes")
+        outboxes = pluralize(len(wanted), "outbox", "outboxes")
+        print(f"sent {pluralize(sent, 'item')} of {outboxes}")
     for result in problems:
         print(f"stepwell outbox: {common.printable(result['problem'])}", file=sys.stderr)
     return 1 if problems else 0

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import defaultdict
 
+from stepwell._plural import pluralize
 from stepwell._signals import stop_signals
 from stepwell.client import MAX_POINTS, Client
 from stepwell.commands import common
@@ -82,8 +83,11 @@ def export_runs(client: Client, args: argparse.Namespace) -> common.Answer:
         {"run": t.run.name, "status": t.run.status, "points": t.copied, "to": args.to}
         for t in trackers
     ]
-    line = "{run} ({status}): {points:,} new points in {to}"
-    return copied, lambda: print(*(line.format(**one) for one in copied), sep="\n")
+    lines = [
+        f"{t.run.name} ({t.run.status}): {pluralize(t.copied, 'new point')} in {args.to}"
+        for t in trackers
+    ]
+    return copied, lambda: print(*lines, sep="\n")
 
 
 def copy_new(client: Client, tracker: Tracker) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv
 
+from stepwell._plural import pluralize
 from stepwell.commands import common
 from stepwell.errors import InvalidData
 from stepwell.sql_result import SqlResult
@@ -65,11 +66,12 @@ def main(argv: list[str] | None = None) -> int:
     else:
         common.print_table(result.columns, result.rows, empty="no rows")
     if result.truncated:
-        print(f"stepwell: only the first {len(result)} rows; raise --limit", file=sys.stderr)
+        rows = pluralize(len(result), "row")
+        print(f"stepwell: only the first {rows}; raise --limit", file=sys.stderr)
     for one in result.excluded:
         print(
-            f"stepwell: warning: {one.trajectories} trajectories of {one.dataset} are left out:"
-            f" {one.file} is damaged; see stepwell fsck",
+            f"stepwell: warning: {pluralize(one.trajectories, 'trajectory', 'trajectories')} of "
+            f"{one.dataset} left out: {one.file} is damaged; see stepwell fsck",
             file=sys.stderr,
         )
     return 0
@@ -110,4 +112,4 @@ def _write_arrow(result: SqlResult, path: Path) -> None:
             writer.write_table(table)
     except OSError as error:
         raise InvalidData(f"cannot write {path}: {error}") from None
-    print(f"{len(result)} rows written to {path}", file=sys.stderr)
+    print(f"{pluralize(len(result), 'row')} written to {path}", file=sys.stderr)

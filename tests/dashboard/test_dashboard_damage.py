@@ -34,15 +34,15 @@ def test_pages_and_the_command_line_say_what_is_left_out(
     url = ["--url", fresh_service.url]
     assert sql.main(["select count(*) from steps", *url]) == 0
     out, err = capsys.readouterr()
-    assert "10" in out and f"1 trajectories of d are left out: {shard.stem} is damaged" in err
+    assert "10" in out and f"1 trajectory of d left out: {shard.stem} is damaged" in err
     assert sql.main(["select count(*) from steps", "--json", *url]) == 0
     lost = {"dataset": "d", "file": shard.stem, "trajectories": 1}
     assert json.loads(capsys.readouterr().out)["excluded"] == [lost]
-    assert repr(client.sql("select 1 from steps")).count("without 1 damaged files") == 1
+    assert repr(client.sql("select 1 from steps")).count("without 1 damaged file,") == 1
 
     st.cache_data.clear()  # a page may show what it read a few seconds ago
     for view in ("console", "datasets"):
         drawn = page(view, fresh_service.url, q="SELECT count(*) FROM steps LIMIT 5")
         assert not drawn.exception
         (warning,) = drawn.warning
-        assert shard.stem in warning.value and "1 trajectories are left out" in warning.value
+        assert shard.stem in warning.value and "1 trajectory is left out" in warning.value

@@ -257,7 +257,7 @@ def test_sql_in_every_format(run, ask, dataset, name, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(query))
     assert run("sql")[1].startswith("length")
     status, out, err = run("sql", query, "--limit", "1")
-    assert status == 0 and "only the first 1 rows" in err
+    assert status == 0 and "only the first 1 row;" in err
     assert "6" in run("sql", "select count(*) - 3 as n from steps", "--dataset", name)[1]
     assert "trajectories" in run("sql", "--schema")[1]
     assert ask("sql", "--schema")["tables"]

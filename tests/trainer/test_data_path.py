@@ -291,7 +291,7 @@ def test_a_corrupt_shard_is_named_and_left_out(fake, tmp_path, caplog):
     assert {name.split("@")[0] for name in loader.load(0).ids} <= ids
     for shard in ("sh_0000", "sh_0001", "sh_0002"):
         service.path(shard).write_bytes(b"not parquet")
-    with pytest.raises(DataError, match="none of the snapshot's 3 shards"):
+    with pytest.raises(DataError, match="3 of 3 shards of the snapshot cannot be read"):
         Cache(tmp_path / "other", 1e9, service).ensure(manifest, fields_of(service.spec))
 
 

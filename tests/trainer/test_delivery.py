@@ -277,7 +277,7 @@ def test_what_an_ended_run_keeps_is_sent_by_a_command(
     assert cli.main(["outbox", "list", str(tmp_path)]) == 0
     assert "run kept" in capsys.readouterr().out
     assert cli.main(given) == 0
-    assert capsys.readouterr().out == "sent 4 items of 1 outboxes\n"
+    assert capsys.readouterr().out == "sent 4 items of 1 outbox\n"
     assert client.metrics("kept", ["loss"])["loss"].values == [0.5]
     assert "it was dark" in client.run_log("kept")
     assert client.download_policy("kept").data == copy_path(home, 3).read_bytes()

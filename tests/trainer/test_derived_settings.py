@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import uuid
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -315,6 +317,66 @@ def test_episodes_of_one_step_equal_returns_and_few_trajectories_break_nothing()
         assert config == TrainConfig.from_dict(config.to_dict()) and used
 
 
+def test_reasons_of_one_trajectory_and_one_step_are_in_the_singular() -> None:
+    profiles = [
+        make_profile([[1.0]]),
+        make_profile([[0.0] * 3]),
+        make_profile([[0.0]] * 190 + [[1.0]] * 10),  # sparse, compares the outcome of one action
+        make_profile([[7.0 + i % 2] * 10 for i in range(60)], best_tenth=1),
+    ]
+    reasons = [d.reason for p in profiles for d in derive_settings(p, OFFLINE)]
+    assert any("(1 trajectory, 1 step)" in reason for reason in reasons)
+    assert any("the 1 best trajectory" in reason for reason in reasons)
+    assert any("of 1 action of the data" in reason for reason in reasons)
+    assert not [
+        reason for reason in reasons if re.search(r"\b1 (trajectorie|step|action)s", reason)
+    ]
+
+
+def warnings(rewards: list[list[float]], *flags: str, **changes: Any) -> list[str]:
+    """The warnings of settings derived from trajectories with these rewards."""
+    said: list[str] = []
+    resolved = resolve(["offline", "--dataset=made", *flags])
+    profile, own = make_profile(rewards, **changes), own_settings("offline")
+    derive_settings(profile, resolved.config, resolved.origins, own, said.append)
+    return said
+
+
+VARIED = [[i % 5 + 0.01 * (t % 7) for t in range(100)] for i in range(100)]
+HUGE = [-1e5] * 100
+
+
+def test_a_few_extreme_returns_that_set_the_scale_of_rewards_are_told() -> None:
+    """With how many they are, and a condition and a multiplier that suit the others."""
+    (said,) = warnings([*VARIED[1:], HUGE])
+    assert "because of 1 trajectory of 100: it sets agent.losses.reward_multiplier=1e-05" in said
+    assert """--where '"return" > -5000000'""" in said
+    usual = derived(make_profile(VARIED[1:]))["agent.losses.reward_multiplier"]
+    assert said.endswith(f"set --agent.losses.reward_multiplier={usual:g}")
+    (said,) = warnings([*VARIED[1:], HUGE], "--where", "length > 5", trajectories=4000)
+    assert """--where '(length > 5) and "return" > -5000000'""" in said
+    assert "1 trajectory of 100 sampled ones" in said
+    crash = [*VARIED[0][:-1], -1e5]
+    assert "because of 2 trajectories of 100" in warnings([*VARIED[2:], crash, crash])[0]
+    other_unit = [[1000.0 * x for x in rewards] for rewards in VARIED[-2:]]
+    (said,) = warnings([*VARIED[1:-2], HUGE, *other_unit])
+    assert """--where '"return" > -5000000 and "return" < 150000'""" in said
+    (said,) = warnings([*VARIED[1:], [1e5] * 50 + [-1e5] * 49 + [200 - 1e5]])
+    assert "--where" not in said and "; set --agent" in said, "its return is like the others'"
+
+
+def test_successes_and_usual_returns_are_no_extreme_ones() -> None:
+    success = [[*rewards[:-1], 1e5] for rewards in VARIED[:3]]
+    crashes = [[*rewards[:-1], -1e5] for rewards in VARIED[:20]]
+    flat = [[1.0] * 500] * 97 + [[1.0] * 20] * 3
+    quiet = [VARIED, DENSE, SPARSE, [[0.0] * 99 + [float(i == 3)] for i in range(300)], flat]
+    for rewards in [*quiet, [*VARIED[3:], *success], [*VARIED[20:], *crashes]]:
+        assert warnings(rewards) == [] == warnings(rewards, terminated=False)
+    # Where the range sets no scale that critics learn with, it does not matter.
+    assert warnings([*VARIED[1:], HUGE], "--agent.losses.reward_multiplier=1") == []
+    assert warnings([*VARIED[1:5], HUGE]) == [], "too few for critics"
+
+
 def test_memory_is_asked_for_never_guessed() -> None:
     key = "agent.trajectory_encoder.kind"
     long = make_profile(DENSE)
@@ -472,6 +534,32 @@ def test_recommend_prints_reasons_json_and_a_file_for_training(
     assert "nothing-here" in capsys.readouterr().err
 
 
+def test_recommend_and_train_warn_of_an_extreme_return(
+    service, tmp_path, monkeypatch, capsys
+) -> None:
+    """On stderr, so that the file of --toml has only settings; in the run's log."""
+    monkeypatch.setenv("STEPWELL_URL", service.url)
+    spec = make_spec(env="Tiny-v0")
+    found = [make_trajectory(spec, length=20, seed=i) for i in range(60)]
+    found[7] = dataclasses.replace(found[7], rewards=np.full(20, -1e4, np.float32))
+    with service.client() as client:
+        client.create_dataset("extreme", spec)
+        client.post("extreme", found, wait_sealed=True)
+    assert recommend(["extreme", "--toml"]) == 0
+    shown = capsys.readouterr()
+    warning = "warning: 90% of the discounted returns are within"
+    assert f"stepwell: {warning}" in shown.err and "1 trajectory of 60" in shown.err
+    assert warning not in shown.out
+    words = ["offline", "--dataset", "extreme", *TINY, "--updates", "1", "--output", str(tmp_path)]
+    words += ["--data.cache", str(tmp_path / "cache"), "--run"]
+    assert main([*words, "extreme"]) == 0
+    assert warning in capsys.readouterr().out
+    assert warning in (tmp_path / "extreme" / "run.log").read_text()
+    where = ["--where", '"return" > -1e5']
+    assert recommend(["extreme", *where]) == 0
+    assert warning not in capsys.readouterr().err
+
+
 def test_an_imported_file_declares_that_memory_is_needed(
     service, capsys, tmp_path, monkeypatch
 ) -> None:
@@ -537,5 +625,9 @@ def test_what_is_counted_and_data_without_known_actions(
     words += ["--data.cache", str(tmp_path / "cache"), "--data.validation", "0"]
     assert main([*words, "--dataset", "some-known", "--run", "some-known"]) == 0
     assert "60 trajectories, 720 steps" in capsys.readouterr().out
+    with service.client() as client:
+        keys = ["data/trajectories", "data/steps"]
+        metrics = client.metrics("some-known", keys)
+    assert [metrics[key].values for key in keys] == [[60], [720]]
     assert main([*words, "--dataset", "none-known", "--run", "none-known"]) == 1
     assert "no step of the selected trajectories has a known action" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_checkpoints_none_of_which_is_whole_are_not_passed_over_in_silence(servi
     service.published.clear()
     for path in home.glob("checkpoints/*"):
         path.write_text("{}")
-    with pytest.raises(CheckpointError, match="1 checkpoints that are not whole"):
+    with pytest.raises(CheckpointError, match="1 checkpoint that is not whole"):
         train(quiet, service, RunInfo(), lambda _: None)
 
 

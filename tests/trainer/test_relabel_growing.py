@@ -145,7 +145,7 @@ def test_a_run_whose_data_grows_is_resumed_bit_by_bit(service, tmp_path, monkeyp
             grow(service)
 
     train(config, service, RunInfo(), hear)
-    assert "from update 11 on: 6 trajectories, 34 steps (were 4, 24)" in said
+    assert "from update 11 on: 6 trajectories, 34 steps (before: 4 trajectories, 24 steps)" in said
     whole = {key: curve(tmp_path, key) for key in ("loss/total", "data/sample_checksum")}
     seen = curve(tmp_path, "data/trajectories")
     assert [seen[update] for update in (1, 11, 12, 30)] == [4, 4, 6, 6]

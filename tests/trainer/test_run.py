@@ -224,7 +224,7 @@ def test_settings_are_derived_when_enough_is_there(service, tmp_path):
         wait_until(lambda: 0 in {p.version for p in _policies(client, "enough")}, PATIENCE)
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
-    assert "3 trajectories of 60 steps are too few" in output
+    assert "too little data for critics (3 trajectories, 60 steps)" in output
 
 
 def _policies(client, run):
@@ -388,7 +388,7 @@ def test_a_world_of_another_size_is_refused(service, dataset, tmp_path):
         timeout=PATIENCE,
     )
     assert done.returncode == 1
-    assert "expected 2 processes (--processes), but 1 run" in done.stderr
+    assert "expected 2 processes (--processes), but 1 process runs" in done.stderr
 
 
 def test_growing_data_and_an_outage(fresh_service, tmp_path):

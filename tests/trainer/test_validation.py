@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections import defaultdict
 
@@ -85,6 +86,26 @@ def test_little_data_is_all_trained_on(fake, tmp_path):
     small = np.flatnonzero(np.bincount(mixture.component) < 20)
     assert small.tolist() == [2] and set(held.component.tolist()) == {0, 1}
     assert np.bincount(trained.component)[2] == 19
+
+
+def test_of_enough_trajectories_at_least_one_is_held_back_and_none_that_was_trained_on(
+    fake, tmp_path
+):
+    """However small the share is. A trajectory that is added may take the place of the first."""
+    service = serving(fake, 20, first=280)
+    before = manifest_of(service, tmp_path)
+    trained, held = hold_back(before, 0.001)
+    assert len(ids(held)) == 1 and ids(trained) | ids(held) == ids(before) and len(trained) == 19
+    assert ids(held) <= ids(hold_back(before, 0.5)[1])
+    assert hold_back(before, 0.0) == (before, None)
+    for more in range(300, 360, 10):
+        service.add_shard([trajectory(number) for number in range(more, more + 10)])
+        grown, its = hold_back(manifest_of(service, tmp_path), 0.001)
+        assert len(ids(its)) == 1 and not ids(its) & ids(trained)
+        trained = grown
+    assert ids(its) != ids(held)  # else the loop would show nothing
+    _, held = hold_back(manifest_of(serving(fake, 40), tmp_path / "two", sources=2), 0.001)
+    assert len(ids(held)) == 1
 
 
 def test_validation_windows_are_the_same_for_each_seed_and_of_held_back_data(fake, tmp_path):
@@ -192,6 +213,21 @@ def test_a_run_on_little_data_says_that_nothing_is_held_back(fake, tmp_path):
     said = trained(serving(fake, 12), tmp_path, "few")
     assert "0 more trajectories are held back for validation (of fewer than 20 nothing is)" in said
     assert "validation/loss/critic" not in curves(tmp_path, "few")
+
+
+def test_what_a_run_on_one_trajectory_says_is_in_the_singular(fake, tmp_path):
+    service = fake(SPEC)
+    service.add_shard([make_trajectory(SPEC, length=1, seed=0)])
+    said = trained(service, tmp_path, "one", "--updates=1", "--schedule.validate-every=1")
+    assert any(line.startswith("1 trajectory, 1 step, 1 shard of snapshot ") for line in said)
+    assert (tmp_path / "one" / "run.log").read_text().endswith("finished after 1 update\n")
+    assert not [line for line in said if re.search(r"\b1 (trajectorie|step|update|shard)s", line)]
+
+
+def test_a_run_on_a_few_more_holds_one_back(fake, tmp_path):
+    said = trained(serving(fake, 20), tmp_path, "enough", "--data.validation=0.001")
+    assert "1 more trajectory is held back for validation" in said
+    assert "validation/loss/critic" in curves(tmp_path, "enough")
 
 
 @pytest.mark.parametrize(

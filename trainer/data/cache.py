@@ -36,6 +36,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stepwell._files import TEMPORARY, whole_file
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import CodecError, Gone, NotFound, ServiceUnreachable
 from stepwell.failpoints import failpoint
@@ -100,8 +101,9 @@ class Cache:
             if progress is not None:
                 progress(done + 1, len(used))
         if len(unreadable) == len(used):
+            every = pluralize(len(used), "shard")
             raise DataError(
-                f"none of the snapshot's {len(used)} shards can be read; the first: "
+                f"{len(used)} of {every} of the snapshot cannot be read; the first: "
                 f"{next(iter(unreadable.values()))}"
             )
         return unreadable

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell._plural import pluralize
 from trainer.config import DataConfig, SourceConfig
 from trainer.data.snapshot import DataError, Manifest
 from trainer.errors import SettingError
@@ -71,8 +72,8 @@ class WindowSampler:
     ):
         if config.batch % world:
             raise SettingError(
-                f"data.batch: {config.batch} windows cannot be shared by {world} processes; "
-                f"choose a multiple of {world}"
+                f"data.batch: {pluralize(config.batch, 'window')} cannot be shared by {world} "
+                f"processes; choose a multiple of {world}"
             )
         self.manifest, self.config, self.world = manifest, config, world
         self.key = philox_key(seed, manifest.digest)

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,15 @@ class Manifest:
 
     @property
     def steps(self) -> int:
-        """Total number of transitions."""
+        """Total number of transitions, those of several components several times."""
         return int(self.length.sum())
 
     @property
+    def distinct_steps(self) -> int:
+        """Total number of transitions, each trajectory once."""
+        return int(self.length[self.distinct].sum())
+
+    @cached_property  # sorts all ids
     def distinct(self) -> NDArray[np.intp]:
         """One row of each trajectory: several components of a mixture may have it."""
         return np.unique(self.ids, return_index=True)[1]

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from stepwell._plural import pluralize
 from stepwell.client import Client
 from stepwell.errors import Gone, NotFound, StepwellError
 from trainer.config import TrainConfig
@@ -170,14 +171,11 @@ class SnapshotViews:
             self._start("open", partial(self._open, self._coming, left_out))
             return False
         view, digest = result
-        old, view = self.manifest, replace(view, start=update + loader.lookahead)
+        before, view = _size(self.manifest), replace(view, start=update + loader.lookahead)
         loader.add_view(view)
         self._adopt(view, digest, self._left_out)
         self._coming = ""
-        self._echo(
-            f"from update {view.start} on: {len(self.manifest)} trajectories, "
-            f"{self.manifest.steps} steps (were {len(old)}, {old.steps})"
-        )
+        self._echo(f"from update {view.start} on: {_size(self.manifest)} (before: {before})")
         return True
 
     def _start(self, phase: str, task: Callable[[], Any]) -> None:
@@ -315,21 +313,19 @@ class SnapshotViews:
 
     def _progress(self, done: int, total: int) -> None:
         if done == total or done % max(1, total // 10) == 0:
-            self._echo(f"columns of {done} of {total} shards are on this node")
+            self._echo(f"columns of {done} of {pluralize(total, 'shard')} are on this node")
 
     # --- for others -----------------------------------------------------------------------------
 
     def summary(self) -> list[str]:
         """Lines that say what the newest snapshot contains."""
         found = self.manifest
-        steps = found.length[distinct := found.distinct].sum()
-        lines = [
-            f"{len(distinct)} trajectories, {steps} steps, {len(found.shards)} shards"
-            f" of snapshot {found.snapshot}"
-        ]
+        shards = pluralize(len(found.shards), "shard")
+        lines = [f"{_size(found)}, {shards} of snapshot {found.snapshot}"]
         if self.config.data.validation:
-            few = f" (of fewer than {FEWEST} nothing is)" * (len(found) < FEWEST)
-            lines.append(f"{self.held_back} more trajectories are held back for validation{few}")
+            few = f" (of fewer than {FEWEST} nothing is)" * (not self.held_back)
+            more = pluralize(self.held_back, "more trajectory is", "more trajectories are")
+            lines.append(f"{more} held back for validation{few}")
         return lines
 
     @property
@@ -352,6 +348,11 @@ class SnapshotViews:
             wait([self._task], timeout=5.0)
         if self.leases is not None:
             self.leases.close()
+
+
+def _size(manifest: Manifest) -> str:
+    trajectories = pluralize(len(manifest.distinct), "trajectory", "trajectories")
+    return f"{trajectories}, {pluralize(manifest.distinct_steps, 'step')}"
 
 
 def _view_at(history: list[dict[str, Any]], update: int) -> int:

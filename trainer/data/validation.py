@@ -1,7 +1,8 @@
 """Trajectories held back from training, whose losses show overfitting.
 
 A trajectory is held back if a hash of its id falls into the share, so it stays held back when data
-is added. The fixed windows of validation are the first samples of the held-back trajectories.
+is added; if no hash does, the trajectory with the smallest hash is. The fixed windows of validation
+are the first samples of the held-back trajectories.
 """
 
 from __future__ import annotations
@@ -34,14 +35,23 @@ def validation_interval(schedule: ScheduleConfig) -> int:
 def hold_back(manifest: Manifest, share: float) -> tuple[Manifest, Manifest | None]:
     """The manifests of the trajectories to train on and of those held back; None if there are none.
 
-    A trajectory that is also in a source with fewer than FEWEST trajectories is not held back.
+    A trajectory that is also in a source with fewer than FEWEST trajectories is not held back. Of
+    the others at least one is. The result depends on the ids in each source only, so it is the same
+    in all processes and after a resume.
+
+    When data is added, no earlier trajectory becomes held back; one that was held back only because
+    its hash is the smallest is trained on if a new one has a smaller hash. This cannot be promised
+    in two cases, in which a run may have trained on what it holds back later: a source grows to
+    FEWEST trajectories (or one leaves the few best ones of data.best_share), and the only held-back
+    trajectory is deleted.
     """
     hashes = _hashes(manifest.ids)
-    held = hashes < np.uint64(min(share, 1.0) * 2.0**64)
     small = np.bincount(manifest.component, minlength=len(manifest.shares)) < FEWEST
-    held &= ~np.isin(hashes, hashes[small[manifest.component]])
-    if not held.any():
+    free = ~np.isin(hashes, hashes[small[manifest.component]])
+    if not share or not free.any():
         return manifest, None
+    held = hashes < np.uint64(min(share, 1.0) * 2.0**64)
+    held = free & (held | (hashes == hashes[free].min()))
     return manifest.only(~held, f"without {share}"), manifest.only(held, f"only {share}")
 
 
