@@ -19,6 +19,7 @@ from stepwell.client import Client
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.returns import NEGLIGIBLE, Floats, returns_to_go
+from trainer.data.sampler import Ints
 from trainer.data.snapshot import best_condition, sql_condition
 from trainer.errors import SettingError
 
@@ -27,7 +28,9 @@ SAMPLED_STEPS = 200_000
 MAX_TRAJECTORIES = 1_000_000
 TIMEOUT = 60.0
 BLOCK = 10
-"""Steps whose mean reward is one observation in `consistency`."""
+"""Steps whose mean reward is one observation in `difference`, and at least in `consistency`."""
+PARTS = 8
+"""Parts of a long trajectory; the mean reward of one is an observation in `consistency`."""
 COMPARED = 5
 """Fewer trajectories do not show whether they are equally good."""
 FAR = 10.0
@@ -108,17 +111,21 @@ class DatasetProfile:
         """Share of the variance of rewards that lies between trajectories, 0 to 1: high if each
         trajectory is good or bad as a whole, low if the quality changes within them.
 
-        Rewards are means of 10 steps, in trajectories of at least 20; 0 without such trajectories.
+        Rewards are means of an eighth of a long trajectory (at least 10 steps), relative to those
+        of the same steps of the other trajectories: else beginnings, which are alike, and the
+        steps of a gait would hide how good the trajectories are. 0 if fewer than five have two such
+        parts.
         (Variances are unbiased, as in a one-way analysis of variance: else, with two means per
         trajectory, noise alone would give 0.5.)
         """
-        means = [mean for mean in self._block_means() if len(mean) >= 2]
-        if not means:
+        block = max(BLOCK, int(self.long_length) // PARTS)
+        means = [mean for mean in self._block_means(block) if len(mean) >= 2]
+        if len(means) < COMPARED:
             return 0.0
-        every = np.concatenate(means)
-        variance = float(every.var(ddof=1))
-        residual = np.concatenate([mean - mean.mean() for mean in means])
-        within = float(np.square(residual).sum()) / (len(every) - len(means))
+        residual, _, of = _residuals(means)
+        inner = residual - (np.bincount(of, residual) / np.bincount(of))[of]
+        within = float(np.square(inner).sum()) / (len(of) - len(means))
+        variance = float(residual.var(ddof=1))
         size = float(np.square(self.reward).mean())
         return max(0.0, 1.0 - within / variance) if variance > NEGLIGIBLE * size else 0.0
 
@@ -130,27 +137,24 @@ class DatasetProfile:
         0 without rewards; infinite if fewer than half of the trajectories have 10 steps that at
         least five of them have, so that nothing can be compared.
         """
-        means = [mean for mean in self._block_means() if len(mean)]
+        means = [mean for mean in self._block_means(BLOCK) if len(mean)]
         if not self.reward.any():
             return 0.0
         if len(means) < max(COMPARED, len(self.sampled_length) / 2):
             return math.inf
-        every = np.concatenate(means)
-        place = np.concatenate([np.arange(len(mean)) for mean in means])
-        every, place = every[known := np.bincount(place)[place] >= COMPARED], place[known]
+        residual, place, _ = _residuals(means)
         count = np.bincount(place)
-        residual = every - (np.bincount(place, every) / count)[place]
         deviation = np.sqrt(np.bincount(place, np.square(residual)) / (count - 1))
-        size = float(np.abs(every).mean())
-        return float((deviation * count).sum() / len(every)) / size if size > 0.0 else 0.0
+        size = float(np.abs(np.concatenate([mean[: len(count)] for mean in means])).mean())
+        return float((deviation * count).sum() / len(place)) / size if size > 0.0 else 0.0
 
-    def _block_means(self) -> list[Floats]:
-        """The mean rewards of each 10 steps of each trajectory."""
+    def _block_means(self, block: int) -> list[Floats]:
+        """The mean rewards of each `block` steps of each trajectory."""
         length = self.sampled_length.astype(np.int64)
         starts = np.cumsum(length) - length
         return [
-            self.reward[start : start + n * BLOCK].reshape(n, BLOCK).mean(axis=1)
-            for start, n in zip(starts, length // BLOCK, strict=True)
+            self.reward[start : start + n * block].reshape(n, block).mean(axis=1)
+            for start, n in zip(starts, length // block, strict=True)
         ]
 
     def discounted(self, gamma: float) -> ReturnRange:
@@ -305,6 +309,18 @@ def summarise(
         sampled_length=sampled_length.astype(np.float64),
         sampled_terminated=sampled_terminated.astype(np.float64),
     )
+
+
+def _residuals(means: list[Floats]) -> tuple[Floats, Ints, Ints]:
+    """Means relative to the average of the same place, where at least five trajectories have one:
+    these [k], their places [k], and the numbers of their trajectories [k]."""
+    every = np.concatenate(means)
+    place = np.concatenate([np.arange(len(mean)) for mean in means])
+    of = np.repeat(np.arange(len(means)), [len(mean) for mean in means])
+    known = np.bincount(place)[place] >= COMPARED
+    every, place, of = every[known], place[known], of[known]
+    average = np.bincount(place, every) / np.bincount(place)
+    return every - average[place], place, of
 
 
 def weighted_quantile(values: Floats, weights: Floats, q: float) -> float:

@@ -39,9 +39,11 @@ TRANSITIONS = 256
 """Transitions per update without memory."""
 MEMORY_TRANSITIONS = 1024
 """Transitions per update with memory."""
-CONSISTENT = 0.3
+CONSISTENT = 0.25
 """Trajectories are good or bad as a whole if a larger share of the variance of rewards lies between
-them. In replays of one learning agent it is 0.3 to 0.6, in data of mixed actions below 0.1."""
+them. In replays of one learning agent it is 0.3 to 0.8, in data of mixed actions below 0.2."""
+SAME_QUALITY = 1 / 3
+"""What follows an action in the data is of its quality if a larger share lies between them."""
 NARROW = 0.25
 """Trajectories are equally good if their returns differ by a smaller share of the mean, and the
 same steps of different trajectories, too. Data of one policy: below 0.2; of mixed ones: 0.5 up."""
@@ -51,14 +53,13 @@ RETURN_SPREAD = 3.0
 """Spread of the undiscounted returns as an input, of similar size as normalised observations."""
 FIRST_OUTPUTS = 0.1
 """Factor of the initial weights of the critics' output layer."""
-SPARSE_STEPS = 10
-"""Steps that sparse rewards travel at once, and actions whose outcomes are compared, where actions
-are continuous."""
+LONG_STEPS = 10
+"""Steps that late rewards travel at once, and continuous actions whose outcomes are compared."""
 FILTER = "agent.losses.filter."
 MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
 """Who sets one of these decides how much the policy follows critics."""
-PASSES, SPARSE_PASSES, CLONING_PASSES = 15, 30, 3
+PASSES, LONG_PASSES, CLONING_PASSES = 15, 30, 3
 """How often an average step is sampled during training; twice as often where ten actions are
 compared; if all actions are imitated, soon enough: later the policy learns their noise by heart."""
 WITHOUT_MEMORY = ("feed_forward", "identity")
@@ -110,7 +111,7 @@ def derive_settings(
     clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
     window = _window(profile, remembers, basis(n_step))
     batch = _batch(basis(window), remembers, basis(n_step))
-    passes = SPARSE_PASSES if basis(n_step) >= SPARSE_STEPS and not remembers else PASSES
+    passes = LONG_PASSES if basis(n_step) >= LONG_STEPS and not remembers else PASSES
     passes = CLONING_PASSES if clone and not recalls else passes
     transitions = basis(window) * basis(batch)
     updates = _updates(profile, transitions, passes)
@@ -277,19 +278,27 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
 
 def _n_step(p: DatasetProfile) -> Derived:
     key = "agent.losses.n_step"
-    longest = {"discrete": 5, "continuous": SPARSE_STEPS}.get(p.spaces.action.kind, 1)
-    if is_sparse(p) and longest > 1:
+    longest = {"discrete": 5, "continuous": LONG_STEPS}.get(p.spaces.action.kind, 1)
+    if (is_sparse(p) and longest > 1) or _compares_outcomes(p):
         n_step = max(1, min(longest, int(p.length[0])))
-        return Derived(
-            key, n_step, f"sparse rewards ({p.informative:.2%} of the steps) travel faster"
-        )
+        return Derived(key, n_step, f"{_late(p)}; they travel faster")
     reason = "multi-step returns would be biased to the data's actions"
     return Derived(key, 1, reason)
 
 
 def _compares_outcomes(p: DatasetProfile) -> bool:
-    """Whether advantages compare the outcomes of several actions, not of one."""
-    return is_sparse(p) and p.spaces.action.kind == "continuous"
+    """Whether advantages compare the outcomes of several actions, not of one: where an action's
+    effect comes late, and the actions after it are of the same quality."""
+    whole = p.consistency > SAME_QUALITY and _has_better_ones(p)
+    late = is_sparse(p) or (p.terminated > 0.5 and whole)
+    return late and p.spaces.action.kind == "continuous"
+
+
+def _late(p: DatasetProfile) -> str:
+    """Why the effects of actions come late."""
+    if is_sparse(p):
+        return f"sparse rewards ({p.informative:.2%} of the steps)"
+    return f"{p.terminated:.0%} of the trajectories terminate, so mistakes cost later rewards"
 
 
 def _window(p: DatasetProfile, remembers: bool, n_step: int) -> Derived:
@@ -306,7 +315,7 @@ def _window(p: DatasetProfile, remembers: bool, n_step: int) -> Derived:
 
 def _batch(window: int, remembers: bool, n_step: int) -> Derived:
     budget, why = TRANSITIONS, ""
-    if n_step >= SPARSE_STEPS:
+    if n_step >= LONG_STEPS:
         budget = 2 * TRANSITIONS
         why = f"; {n_step} steps are compared, so a part of each window sees too few"
     if remembers:
@@ -382,7 +391,7 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
     """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
     weight = "agent.losses.dpg_weight"
     found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
-    if _compares_outcomes(p):
+    if is_sparse(p) and _compares_outcomes(p):
         return found  # the filter compares outcomes; whole trajectories have hardly any
     if not _has_better_ones(p):
         return found
@@ -444,11 +453,11 @@ def _filter(p: DatasetProfile, window: int) -> list[Derived]:
         # nothing, those would turn their noise into weights, and not even a clone would be learned.
         chosen: dict[str, Any] = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
     elif _compares_outcomes(p):
-        n_step = max(1, min(SPARSE_STEPS, int(p.length[0]), window))
+        n_step = max(1, min(LONG_STEPS, int(p.length[0]), window))
         reason = (
-            f"sparse rewards ({p.informative:.2%} of the steps): one action changes the value less "
-            f"than the critics' errors, so the outcomes of {pluralize(n_step, 'action')} of the "
-            "data are compared, and values are those of its better actions"
+            f"{_late(p)}: one action changes the value less than the critics' errors, so the "
+            f"outcomes of {pluralize(n_step, 'action')} of the data are compared, and values are "
+            "those of its better actions"
         )
         chosen = {
             f"{FILTER}kind": "exp",

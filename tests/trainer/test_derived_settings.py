@@ -69,7 +69,8 @@ def derived(profile: DatasetProfile, **changes) -> dict[str, object]:
     return {d.key: d.value for d in derive_settings(profile, config)}
 
 
-DENSE = [[float(i % 7)] * 100 for i in range(60)]
+DENSE = [[float((i + t // 10) % 7) for t in range(100)] for i in range(60)]
+WHOLE = [[float(i % 7)] * 100 for i in range(60)]
 SPARSE = [[0.0] * 29 + [float(i % 7 == 0)] for i in range(60)]
 
 
@@ -290,6 +291,24 @@ def test_sparse_rewards_compare_the_outcomes_of_several_actions() -> None:
         found = derived(other)
         assert "agent.losses.value_expectile" not in found and "data.best_share" in found
         assert found.get("agent.losses.filter.n_step") is None
+
+
+def test_where_mistakes_show_late_the_outcomes_of_several_actions_are_compared() -> None:
+    """If the actions that follow are of the same quality, and end the trajectory sooner or later.
+    A gait, which all have, hides nothing."""
+    keys = ("agent.losses.n_step", "agent.losses.filter.n_step", "data.best_share")
+    gait = np.sin(np.arange(100) / 3) * 20
+    walking = [list(np.array(r) + gait) for r in WHOLE]
+    for rewards in (WHOLE, walking):
+        found = derived(make_profile(rewards))
+        assert [found[key] for key in keys] == [10, 10, 0.8]
+        assert found["agent.losses.value_expectile"] == 0.9
+    goes_on = make_profile(WHOLE, terminated=False)
+    choices = make_profile(WHOLE, spec=DISCRETE)
+    for other, share in ((goes_on, 0.8), (choices, 0.8), (make_profile(DENSE), 0.5)):
+        found = derived(other)
+        assert found["agent.losses.n_step"] == 1 and found["data.best_share"] == share
+        assert "agent.losses.filter.n_step" not in found
 
 
 def test_returns_of_truncated_trajectories_go_on() -> None:
