@@ -31,6 +31,8 @@ BLOCK = 10
 """Steps whose mean reward is one observation in `difference`, and at least in `consistency`."""
 PARTS = 8
 """Parts of a long trajectory; the mean reward of one is an observation in `consistency`."""
+SPARSE = 0.1
+"""Rewards are sparse if a smaller share of the steps has another reward than the usual one."""
 COMPARED = 5
 """Fewer trajectories do not show whether they are equally good."""
 FAR = 10.0
@@ -95,6 +97,11 @@ class DatasetProfile:
     def long_length(self) -> float:
         """The length of long trajectories, which long ones among many short ones determine, too."""
         return max(self.length[1], self.usual_length)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether few steps have another reward than the usual one; not so if all are equal."""
+        return 0.0 < self.informative < SPARSE
 
     @property
     def observation_width(self) -> int:

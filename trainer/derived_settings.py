@@ -7,34 +7,19 @@ resumed run does not derive them again. docs/training.md explains the rule.
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from amago_model.errors import AmagoError
 from stepwell._plural import pluralize
-from stepwell._settings import flatten, override
+from stepwell._settings import flatten
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import TrainConfig
-from trainer.data.returns import NEGLIGIBLE, Floats
+from trainer.data.returns import NEGLIGIBLE
 from trainer.data.validation import FEWEST
 from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
-from trainer.errors import SettingError
+from trainer.derived import Derived, is_free
+from trainer.derived_rewards import one_digit, outlier_warning, reward_settings
 
-SCALE = 10.0
-"""Spread of the discounted returns, in units of the multiplied reward. Critics start with outputs
-of about 1: returns much smaller than that would drown in them."""
-VISIBLE = 1.0
-"""Least distance from the 5th to the 95th percentile of the returns, in the same units: smaller
-differences drown in the critics' first outputs. It is 2% of the range of returns."""
-FEW = 0.1
-"""Outliers are at most this share of the trajectories."""
-SPARSE = 0.1
-"""Rewards are sparse if a smaller share of the steps has another reward than the usual one."""
 TRANSITIONS = 256
 """Transitions per update without memory."""
 MEMORY_TRANSITIONS = 1024
@@ -64,16 +49,6 @@ PASSES, LONG_PASSES, CLONING_PASSES = 15, 30, 3
 compared; if all actions are imitated, soon enough: later the policy learns their noise by heart."""
 WITHOUT_MEMORY = ("feed_forward", "identity")
 """Kinds of trajectory encoders."""
-
-
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """One derived setting."""
-
-    key: str
-    """Dotted name of the setting."""
-    value: Any
-    reason: str
 
 
 def derive_settings(
@@ -106,7 +81,7 @@ def derive_settings(
         remembers = flat[f"{MEMORY}kind"] not in WITHOUT_MEMORY
     conditioned = config.agent.return_conditioning is not None
     discount, n_step = _gamma(profile), _n_step(profile)
-    recalls = remembers and is_sparse(profile) and _has_better_ones(profile)
+    recalls = remembers and profile.sparse and _has_better_ones(profile)
     clone = config.derive == "all" and (is_narrow(profile) or is_small(profile) or recalls)
     clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
     window = _window(profile, remembers, basis(n_step))
@@ -126,28 +101,18 @@ def derive_settings(
     losses = config.agent.losses
     if config.derive == "shape":
         return [*shape, *_first_values(profile, losses.gamma, losses.reward_multiplier)]
-    rewards = _rewards(profile, gamma := basis(discount))
+    rewards = reward_settings(profile, gamma := basis(discount))
     first = _first_values(profile, gamma, basis(rewards[0]))
     found = [discount, *rewards, *first, n_step]
     if clone:
         return [*found, *_cloning(profile), *shape]
     if config.agent.critic is not None and basis(rewards[0]) == rewards[0].value:
-        if warning := _outlier_warning(profile, gamma, rewards[0], config.where):
+        if warning := outlier_warning(profile, gamma, rewards[0], config.where):
             say(warning)
     found += [*_imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
         found += _filter(profile, basis(window))
     return found
-
-
-def is_free(key: str, origins: Mapping[str, str]) -> bool:
-    """Whether neither a file nor a flag sets a setting."""
-    return origins.get(key, "default").startswith(("default", "recipe "))
-
-
-def is_sparse(profile: DatasetProfile) -> bool:
-    """Whether few steps have another reward than the usual one. A constant reward is not sparse."""
-    return 0.0 < profile.informative < SPARSE
 
 
 def is_narrow(profile: DatasetProfile) -> bool:
@@ -172,7 +137,7 @@ def _gamma(p: DatasetProfile) -> Derived:
     key = "agent.losses.gamma"
     if long <= 1:
         return Derived(key, 0.0, "episodes of one step: there is no future reward")
-    if is_sparse(p):
+    if p.sparse:
         horizon = min(max(long, 20.0), 200.0)
         why = f"rewards are sparse ({p.informative:.2%} of the steps), so the horizon is an episode"
     else:
@@ -180,80 +145,6 @@ def _gamma(p: DatasetProfile) -> Derived:
         why = "half an episode, at most 100 steps, is the horizon"
     gamma = round(1.0 - 1.0 / horizon, 3)
     return Derived(key, gamma, f"{why}; long episodes have {long:g} steps")
-
-
-def _rewards(p: DatasetProfile, gamma: float) -> list[Derived]:
-    returns = p.discounted(gamma)
-    extent = f"discounted returns are {returns.low:.4g} to {returns.high:.4g}"
-    if returns.spread <= NEGLIGIBLE * max(abs(returns.low), abs(returns.high)):
-        return [Derived("agent.losses.reward_multiplier", 1.0, f"{extent}: all are equal")]
-    multiplier = _one_digit(SCALE / returns.spread)
-    most = f"most of them within {returns.p95 - returns.p5:.4g}"
-    if returns.spread > returns.p95 - returns.p5:
-        most += f", and a fifth of their range is {returns.spread:.4g}"
-    # Truncated episodes hide what comes after, and better policies exceed the data.
-    share = 0.1 if p.terminated > 0.5 or is_sparse(p) else 0.5
-    margin = share * (returns.high - returns.low)
-    low, high = _round(returns.low - margin, returns), _round(returns.high + margin, returns)
-    bounds = f"{extent}; a margin of {share:.0%}"
-    return [
-        Derived(
-            "agent.losses.reward_multiplier",
-            multiplier,
-            f"{extent}, {most}: scaled to about {SCALE:g}",
-        ),
-        Derived("agent.losses.target_low", low, bounds),
-        Derived("agent.losses.target_high", high, bounds),
-    ]
-
-
-def _outlier_warning(p: DatasetProfile, gamma: float, scale: Derived, where: str) -> str:
-    """A warning if a few trajectories have returns so extreme that the scale of rewards, a fifth of
-    the range, hides how the others differ; else "". Sparse rewards are meant to be scaled so."""
-    returns = p.discounted(gamma)
-    most = returns.p95 - returns.p5
-    if is_sparse(p) or most * SCALE >= VISIBLE * returns.spread:
-        return ""
-    if most <= 1e-6 * max(abs(returns.p5), abs(returns.p95)):  # rounding
-        return ""
-    outliers = p.outliers(gamma)
-    if not 0 < outliers.sum() <= FEW * len(outliers):
-        return ""
-    others = p.without(outliers).discounted(gamma)
-    if others.spread > returns.spread / 2:
-        return ""
-    better = f"set --{scale.key}={_one_digit(SCALE / others.spread):g}"
-    if condition := _condition_of_others(p.sampled_returns, outliers):
-        condition = f"({where}) and {condition}" if where else condition
-        better = f"select the others with --where {shlex.quote(condition)}, or {better}"
-    count = pluralize(int(outliers.sum()), "trajectory", "trajectories")
-    sampled = "" if len(outliers) == p.trajectories else " sampled ones"
-    return (
-        f"warning: 90% of the discounted returns are within {most:.4g}, but their range is "
-        f"{returns.high - returns.low:.4g} because of {count} of {len(outliers):,}{sampled}: it "
-        f"sets {scale.key}={scale.value:g}, so critics hardly see how the other returns "
-        f"differ; {better}"
-    )
-
-
-def _condition_of_others(returns: Floats, outliers: NDArray[np.bool_]) -> str:
-    """The SQL condition that the outliers alone do not meet; "" if no return separates them."""
-    others, extreme = returns[~outliers], returns[outliers]
-    below, above = extreme[extreme < others.min()], extreme[extreme > others.max()]
-    if len(below) + len(above) < len(extreme):
-        return ""
-    limits = []
-    if len(below):
-        limits.append(f'"return" > {_between(below.max(), others.min())}')
-    if len(above):
-        limits.append(f'"return" < {_between(others.max(), above.min())}')
-    return " and ".join(limits)
-
-
-def _between(low: float, high: float) -> str:
-    """A short number near the middle of two."""
-    digits = 1 - math.floor(math.log10(high - low))
-    return f"{round((low + high) / 2, digits):.15g}"
 
 
 def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[Derived]:
@@ -279,7 +170,7 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
 def _n_step(p: DatasetProfile) -> Derived:
     key = "agent.losses.n_step"
     longest = {"discrete": 5, "continuous": LONG_STEPS}.get(p.spaces.action.kind, 1)
-    if (is_sparse(p) and longest > 1) or _compares_outcomes(p):
+    if (p.sparse and longest > 1) or _compares_outcomes(p):
         n_step = max(1, min(longest, int(p.length[0])))
         return Derived(key, n_step, f"{_late(p)}; they travel faster")
     reason = "multi-step returns would be biased to the data's actions"
@@ -290,13 +181,13 @@ def _compares_outcomes(p: DatasetProfile) -> bool:
     """Whether advantages compare the outcomes of several actions, not of one: where an action's
     effect comes late, and the actions after it are of the same quality."""
     whole = p.consistency > SAME_QUALITY and _has_better_ones(p)
-    late = is_sparse(p) or (p.terminated > 0.5 and whole)
+    late = p.sparse or (p.terminated > 0.5 and whole)
     return late and p.spaces.action.kind == "continuous"
 
 
 def _late(p: DatasetProfile) -> str:
     """Why the effects of actions come late."""
-    if is_sparse(p):
+    if p.sparse:
         return f"sparse rewards ({p.informative:.2%} of the steps)"
     return f"{p.terminated:.0%} of the trajectories terminate, so mistakes cost later rewards"
 
@@ -332,7 +223,7 @@ def _memory(p: DatasetProfile, memory: str, remembers: bool, window: int) -> lis
 def _memory_kind(p: DatasetProfile, memory: str, remembers: bool) -> Derived:
     key = f"{MEMORY}kind"
     kind, why = "gru", "rewards are dense: a GRU learns from imitation and critics at once"
-    if is_sparse(p):
+    if p.sparse:
         kind, why = "transformer", "rewards are sparse: one step of many may have to be remembered"
     if remembers and memory == "auto":
         tagged = (
@@ -391,7 +282,7 @@ def _imitation(p: DatasetProfile) -> list[Derived]:
     """What the actor follows: values (DPG), or the data, and the best of it more than the rest."""
     weight = "agent.losses.dpg_weight"
     found = [Derived(weight, 0.05, "imitates the data's good actions; values refine them a little")]
-    if is_sparse(p) and _compares_outcomes(p):
+    if p.sparse and _compares_outcomes(p):
         return found  # the filter compares outcomes; whole trajectories have hardly any
     if not _has_better_ones(p):
         return found
@@ -474,7 +365,7 @@ def _filter(p: DatasetProfile, window: int) -> list[Derived]:
 def _conditioning(p: DatasetProfile) -> list[Derived]:
     low, _, high = p.returns
     target, why = high, "the 95th percentile of the returns; the highest ones may be luck"
-    if is_sparse(p):  # fewer than one in twenty trajectories may have a reward at all
+    if p.sparse:  # fewer than one in twenty trajectories may have a reward at all
         target = p.best_return
         why = f"the highest return, as rewards are sparse ({p.informative:.2%} of the steps)"
     spread = max(high - low, 0.5 * (p.best_return - low))
@@ -485,7 +376,7 @@ def _conditioning(p: DatasetProfile) -> list[Derived]:
         Derived(f"{key}.target_return", float(f"{target:.6g}"), why),
         Derived(
             f"{key}.scale",
-            _one_digit(RETURN_SPREAD / spread),
+            one_digit(RETURN_SPREAD / spread),
             f"returns differ by about {spread:.4g}: scaled to about {RETURN_SPREAD:g}",
         ),
     ]
@@ -506,51 +397,3 @@ def _schedule(updates: int) -> list[Derived]:
         Derived("schedule.publish_every", every, "five policies per run"),
         Derived("schedule.checkpoint_every", every, "with each policy"),
     ]
-
-
-def _one_digit(x: float) -> float:
-    """x rounded to one significant digit."""
-    return float(f"{x:.0e}")
-
-
-def _round(x: float, returns: Any) -> float:
-    """x rounded to a hundredth of the returns' range."""
-    digits = 2 - math.floor(math.log10(returns.high - returns.low))
-    return round(x, digits)
-
-
-# ----------------------------------------------------------------------------- into a run's config
-
-
-def apply_settings(
-    config: TrainConfig,
-    origins: Mapping[str, str],
-    own: Collection[str],
-    derived: Iterable[Derived],
-    say: Callable[[str], None] = lambda _: None,
-) -> tuple[TrainConfig, list[Derived]]:
-    """Add derived settings to a config.
-
-    Args:
-        config: the config of recipe, files and flags.
-        origins: where its values come from.
-        own: the settings that the recipe itself sets, without those of its base.
-        derived: settings from `derive_settings`.
-        say: called with a line about each that contradicts what a file or flag sets.
-
-    Returns:
-        The new config, and the settings that are in it: no file, flag or `own` decides them, they
-        contradict none of these, and they exist for the chosen kinds of encoder, actor and critic.
-    """
-    free = [d for d in derived if d.key not in own and is_free(d.key, origins)]
-    used = []
-    for d in sorted(free, key=lambda d: not d.key.endswith(".kind")):  # kinds first, they decide
-        if d.key not in flatten(config.to_dict()):
-            continue
-        try:
-            config = override(config, {d.key: d.value})
-        except (AmagoError, SettingError) as error:
-            say(f"warning: {d.key}={d.value!r} ({d.reason}) is left out: {error}")
-            continue
-        used.append(d)
-    return config, used

@@ -34,7 +34,8 @@ from trainer.data.snapshot import create_snapshot
 from trainer.data.snapshot_views import SnapshotViews
 from trainer.data.validation import validation_interval
 from trainer.dataset_profile import read_profile
-from trainer.derived_settings import Derived, apply_settings, derive_settings
+from trainer.derived import Derived, apply_settings
+from trainer.derived_settings import derive_settings
 from trainer.distributed import World
 from trainer.errors import SettingError
 from trainer.first_data import starts_untrained, wait_for_data

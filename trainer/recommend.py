@@ -13,7 +13,8 @@ from stepwell._plural import pluralize
 from stepwell.commands import common
 from stepwell.errors import StepwellError
 from trainer.dataset_profile import read_profile
-from trainer.derived_settings import apply_settings, derive_settings
+from trainer.derived import apply_settings
+from trainer.derived_settings import derive_settings
 from trainer.options import resolve
 from trainer.recipes import own_settings
 

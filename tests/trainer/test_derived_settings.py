@@ -26,7 +26,9 @@ from stepwell.testing import make_spec, make_trajectory
 from trainer.config import TrainConfig
 from trainer.data.snapshot import best_condition, sql_condition
 from trainer.dataset_profile import DatasetProfile, read_profile, summarise
-from trainer.derived_settings import SCALE, Derived, apply_settings, derive_settings
+from trainer.derived import Derived, apply_settings
+from trainer.derived_rewards import SCALE
+from trainer.derived_settings import derive_settings
 from trainer.main import main
 from trainer.options import resolve
 from trainer.recipes import RECIPES, own_settings, recipe
