@@ -172,7 +172,7 @@ def _n_step(p: DatasetProfile) -> Derived:
     longest = {"discrete": 5, "continuous": LONG_STEPS}.get(p.spaces.action.kind, 1)
     if (p.sparse and longest > 1) or _compares_outcomes(p):
         n_step = max(1, min(longest, int(p.length[0])))
-        return Derived(key, n_step, f"{_late(p)}; they travel faster")
+        return Derived(key, n_step, f"{_late(p)}: what an action leads to is known sooner")
     reason = "multi-step returns would be biased to the data's actions"
     return Derived(key, 1, reason)
 
@@ -189,7 +189,10 @@ def _late(p: DatasetProfile) -> str:
     """Why the effects of actions come late."""
     if p.sparse:
         return f"sparse rewards ({p.informative:.2%} of the steps)"
-    return f"{p.terminated:.0%} of the trajectories terminate, so mistakes cost later rewards"
+    return (
+        f"mistakes show late ({p.terminated:.0%} of the trajectories terminate, and "
+        f"{p.consistency:.0%} of the variance of rewards lies between them)"
+    )
 
 
 def _window(p: DatasetProfile, remembers: bool, n_step: int) -> Derived:
