@@ -160,6 +160,9 @@ def report(folder: Path, recorded: Mapping[str, Any] | None = None) -> dict[str,
             "rows": old["rows"] | rows,
             "curves": [p for p in old["curves"] if p["recipe"] not in rows] + curves,
         }
+    for name, found in datasets.items():  # a dataset that was looked at changes its group
+        if name in BY_NAME:
+            found["group"] = BY_NAME[name].group
     order = [d.name for d in FIELD]
     names = sorted(datasets, key=lambda n: (order.index(n) if n in order else -1, n))
     datasets = {name: datasets[name] for name in names}

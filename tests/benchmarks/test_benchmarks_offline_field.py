@@ -87,7 +87,7 @@ def test_recorded_rows_stay_until_the_folder_has_them(folder: Path) -> None:
         return {**row(recipe, 7.0), "commit": "old"}
 
     recorded = {
-        "recall": {"kind": "memory", "group": "fit", "memory": True, "env": "R",
+        "recall": {"kind": "memory", "group": "held-out", "memory": True, "env": "R",
                    "rows": {"bc": old("bc")}, "curves": []},
         "gridworld": {"kind": "sparse", "group": "fit", "memory": False, "env": "E",
                       "rows": {"bc": old("bc"), "iql": old("iql")},
@@ -96,6 +96,7 @@ def test_recorded_rows_stay_until_the_folder_has_them(folder: Path) -> None:
     found = report(folder, recorded)["datasets"]
     assert list(found) == ["pendulum-stitch", "lunarlander", "gridworld", "recall"]
     assert found["recall"]["rows"]["bc"]["commit"] == "old"
+    assert found["recall"]["group"] == "fit"  # as in the field today
     rows = found["gridworld"]["rows"]
     assert {r: (x["iqm"], x["commit"]) for r, x in rows.items()} == {
         "offline": (1.0, "c"), "bc": (9.0, "c"), "iql": (7.0, "old")
