@@ -29,6 +29,8 @@ SIGMA_RANGE = (0.1, 10.0)
 
 LEAST_OVERFIT = 3.0
 """Ratio of the critic losses of held-back and training data below which the alarm ends."""
+RISEN = 1.25
+"""A loss has risen if it is this many times its first median: less is chance."""
 FLAT_UPDATES = 2000
 """Updates before which values may be the same in all states."""
 LARGEST_SIGMA = 1e4
@@ -95,17 +97,23 @@ class Check:
 
 
 class Health:
-    """The checks of one run. `standing` are the alarms that have begun and not ended."""
+    """The checks of one run. `standing` are the alarms that have begun and not ended, `first` the
+    first medians after the warm-up."""
 
-    def __init__(self, config: TrainConfig, standing: Sequence[Mapping[str, Any]] = ()):
-        """`standing`: alarms of a checkpoint, as JSON."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        standing: Sequence[Mapping[str, Any]] = (),
+        first: Mapping[str, float] | None = None,
+    ):
+        """`standing` (as JSON) and `first` are those of a checkpoint."""
         self._config = config
         self._warmup = max(config.optimizer.warmup, min(config.updates // 10, MAX_WARMUP))
         losses = config.agent.losses
         cloned = losses.filter.kind == "behavior_cloning" and losses.dpg_weight == 0
         self._follows_values = not cloned or bool(config.agent.custom.losses)
         self._seen: dict[str, deque[float]] = {}
-        self._first: dict[str, float] = {}
+        self.first: dict[str, float] = dict(first or {})
         self.standing: dict[str, Alarm] = {a["key"]: Alarm(**a) for a in standing}
 
     def check(
@@ -123,8 +131,8 @@ class Health:
         full = {name: median(seen) for name, seen in self._seen.items() if len(seen) == WINDOW}
         if not full:
             return [], []
-        self._first = full | self._first  # some metrics are logged less often
-        reading = Reading(full, self._config, returns, self._first)
+        self.first = full | self.first  # some metrics are logged less often
+        reading = Reading(full, self._config, returns, self.first)
         begun: list[Alarm] = []
         ended: list[Alarm] = []
         for check in CHECKS:
@@ -270,7 +278,7 @@ def _overfit(x: Reading) -> float:
     trained, held_back = x["loss/critic"], x["validation/loss/critic"]
     ratio = held_back / max(trained, 0.03)
     # data.best_share trains on other trajectories than are held back: the losses differ anyway.
-    risen = held_back > x.first["validation/loss/critic"]
+    risen = held_back > RISEN * x.first["validation/loss/critic"]
     if x.config.data.best_share and ratio > LEAST_OVERFIT and not risen:
         raise KeyError("validation/loss/critic")
     return ratio

@@ -188,7 +188,9 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
             checkpoints.restore(resumed, agent, learner.optimizer)
             update = int(resumed.state["update"])
             learner.skipped = int(resumed.state["skipped"])
-            health = Health(config, resumed.state.get("alarms", ()))
+            health = Health(
+                config, resumed.state.get("alarms", ()), resumed.state.get("first_medians")
+            )
             echo(f"resumed after {pluralize(update, 'update')}, from {resumed.path}")
             before = resumed.state["config"]["data"].get("ratio")
             same_ratio = before == config.to_dict()["data"]["ratio"]
@@ -247,6 +249,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
                     "snapshot_views": data.history,
                     "skipped": learner.skipped,
                     "alarms": [alarm.to_json() for alarm in health.standing.values()],
+                    "first_medians": health.first,
                     "samples": update * config.data.batch,
                     "config": config.to_dict(),
                     "derived": derived,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stepwell import Box, Discrete, EnvSpec, Trajectory
+from trainer.checkpoint import newest
 from trainer.data.returns import DataReturns
 from trainer.health import CHECKS, WINDOW, Health
 from trainer.loop import RunInfo, train
@@ -166,8 +167,11 @@ def test_the_best_trajectories_have_a_lower_loss_than_those_held_back():
     wrong = HEALTHY | {"validation/loss/critic": 0.7}
     health = Health(config_of("--data.best-share=0.5", "--dataset=made"))
     assert ring(health, wrong, 101, 20) == ([], [])
-    worse = ring(health, wrong | {"validation/loss/critic": 0.8}, 121)
-    assert [key for _, key in worse[0]] == ["critic_overfits"]
+    assert ring(health, wrong | {"validation/loss/critic": 0.8}, 121) == ([], [])  # chance
+    resumed = Health(config_of("--data.best-share=0.5", "--dataset=made"), first=health.first)
+    for each in (health, resumed):
+        worse = ring(each, wrong | {"validation/loss/critic": 0.9}, 141)
+        assert [key for _, key in worse[0]] == ["critic_overfits"]
     assert ring(Health(config_of()), wrong, 101)[0] == [(105, "critic_overfits")]
 
 
@@ -348,10 +352,11 @@ def test_broken_runs_say_so_in_their_last_lines(fake, tmp_path, kind, words, exp
 
 
 def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
-    """Its last lines and its row have them, although it logs too little to raise them again."""
+    """Its last lines and its row have them, although it logs too little to raise them again. What
+    it compares with stays, too."""
     service = fake(LINE)
     service.add_shard(shaped(LINE, 30))
-    kept = []
+    kept, first = [], []
     for updates, starts in ((60, True), (62, False)):
         said: list[str] = []
         config = resolve(
@@ -365,6 +370,10 @@ def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
         train(config, service, RunInfo(), said.append)
         assert any("targets_follow at update" in line for line in said) == starts
         kept.append((said[-3], service.runs["again"].pop("alarms")))
+        saved = newest(tmp_path / "again" / "checkpoints")
+        assert saved is not None
+        first.append(saved.state["first_medians"])
+    assert first[0] == first[1] and first[0]["optimizer/gradient_norm"] > 0
     assert kept[0] == kept[1] and kept[0][0].startswith("warning: ")
     assert "targets_follow" in {alarm["key"] for alarm in kept[0][1]}
 
