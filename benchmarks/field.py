@@ -82,7 +82,7 @@ FIELD = (
     Dataset(
         "mountaincar-continuous",
         "control",
-        HELD_OUT,
+        FIT,
         "mountaincar-continuous-noisy",
         "MountainCarContinuous-v0",
     ),
@@ -299,6 +299,14 @@ FIELD = (
         "lunarlander-discrete-noisy --reward-scale 1e4",
         MODIFIED_ID,
         _modified(LANDER_DISCRETE, reward_scale=1e4),
+    ),
+    Dataset(
+        "acrobot-loud",
+        "reward scale",
+        HELD_OUT,
+        "acrobot-noisy --reward-scale 1e4",
+        MODIFIED_ID,
+        _modified("Acrobot-v1", reward_scale=1e4),
     ),
     Dataset(
         "pendulum-loud",

@@ -32,7 +32,9 @@ BLOCK = 10
 PARTS = 8
 """Parts of a long trajectory; the mean reward of one is an observation in `consistency`."""
 SPARSE = 0.1
-"""Rewards are sparse if a smaller share of the steps has another reward than the usual one."""
+"""Rewards are sparse if a smaller share of the steps is informative."""
+MOST = 0.9
+"""This share of all differences to the median reward is most of them."""
 COMPARED = 5
 """Fewer trajectories do not show whether they are equally good."""
 FAR = 10.0
@@ -85,7 +87,9 @@ class DatasetProfile:
     best_tenth: int
     """Number of trajectories that data.best_share prefers."""
     informative: float
-    """Share of steps whose reward is not the most frequent one: small if rewards are sparse."""
+    """Share of the steps whose reward is not the most frequent one, or which hold most of the
+    differences to the median, see `informative_share`: small if rewards are sparse, also beside a
+    small cost of each step."""
     reward: Floats
     """[M] rewards of the sampled trajectories, one trajectory after the other."""
     sampled_length: Floats
@@ -100,7 +104,7 @@ class DatasetProfile:
 
     @property
     def sparse(self) -> bool:
-        """Whether few steps have another reward than the usual one; not so if all are equal."""
+        """Whether few steps are informative. A constant reward is not sparse."""
         return 0.0 < self.informative < SPARSE
 
     @property
@@ -296,7 +300,6 @@ def summarise(
     them, in the same units, the rewards [M], lengths and endings. See DatasetProfile."""
     low, high = np.quantile(returns, (0.05, 0.95))
     median, long = np.quantile(length, (0.5, 0.95))
-    counts = np.unique(reward, return_counts=True)[1]
     return DatasetProfile(
         dataset=dataset,
         env=spec.env,
@@ -311,7 +314,7 @@ def summarise(
         best_return=float(returns.max()),
         low_return=min(float(low), weighted_quantile(returns, length, 0.05)),
         best_tenth=best_tenth,
-        informative=1.0 - float(counts.max()) / len(reward),
+        informative=informative_share(reward, sampled_length),
         reward=reward.astype(np.float64),
         sampled_length=sampled_length.astype(np.float64),
         sampled_terminated=sampled_terminated.astype(np.float64),
@@ -328,6 +331,29 @@ def _residuals(means: list[Floats]) -> tuple[Floats, Ints, Ints]:
     every, place, of = every[known], place[known], of[known]
     average = np.bincount(place, every) / np.bincount(place)
     return every - average[place], place, of
+
+
+def informative_share(reward: NDArray[Any], length: NDArray[Any]) -> float:
+    """The share of the steps whose rewards tell something, of trajectories [n] with rewards [M].
+
+    These are the steps with another reward than the most frequent one; or, if fewer, those that
+    hold 90% of all differences to the median, as a reward for success does beside a small cost of
+    each step. The latter only if they are successes: mostly above the median, and few in their
+    trajectories, too, unlike those of a trajectory in another unit.
+    """
+    unusual = 1.0 - float(np.unique(reward, return_counts=True)[1].max()) / len(reward)
+    above = reward.astype(np.float64) - np.median(reward)
+    difference = np.abs(above)
+    falling = np.sort(difference)[::-1]
+    held = falling.cumsum()
+    if held[-1] == 0.0:
+        return unusual
+    large = difference >= falling[np.searchsorted(held, MOST * held[-1])]
+    each = length.astype(np.int64)
+    within = np.add.reduceat(large, np.cumsum(each) - each, dtype=np.int64)
+    if above[large].sum() < 0.0 or large.sum() >= SPARSE * each[within > 0].sum():
+        return unusual
+    return min(unusual, float(large.mean()))
 
 
 def weighted_quantile(values: Floats, weights: Floats, q: float) -> float:

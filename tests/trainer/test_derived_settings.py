@@ -101,6 +101,21 @@ def test_sparse_rewards_get_bounds_long_horizons_and_multi_step_returns() -> Non
     assert derived(make_profile(DENSE))["agent.losses.n_step"] == 1
 
 
+def test_a_success_beside_a_cost_of_each_step_is_sparse() -> None:
+    """As if there were no cost. A crash, a dense reward or a trajectory in another unit is not."""
+    rng = np.random.default_rng(0)
+    cost = -rng.uniform(0, 0.1, (60, 200))
+    success, crash = cost.copy(), cost.copy()
+    success[::2, -1], crash[::2, -1] = 100.0, -100.0
+    unit = cost.copy()
+    unit[7] *= -1e4
+    profile = make_profile(success.tolist())
+    assert profile.sparse and profile.informative == pytest.approx(1 / 400)
+    assert derived(profile)["agent.losses.n_step"] == 10
+    for other in (cost, crash, unit):
+        assert not make_profile(other.tolist()).sparse
+
+
 @pytest.mark.parametrize("name", ["offline", "iql", "td3bc"])
 def test_values_begin_at_the_returns_of_the_data(name: str) -> None:
     """All values of an untrained agent are near the mean of the returns. With the settings of
