@@ -16,7 +16,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import api
-from stepwell._plural import pluralize
+from dashboard.formatting import pluralize
 
 LIVE_SECONDS = 5.0
 IDLE_SECONDS = 30.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from stepwell._plural import pluralize as pluralize  # numbers of things
 from stepwell.commands import common
 
 
