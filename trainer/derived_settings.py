@@ -202,7 +202,7 @@ def _window(p: DatasetProfile, remembers: bool, n_step: int) -> Derived:
         return Derived("data.window", max(1, min(long, 128)), why)
     why = "few transitions per window: without memory, diverse batches learn faster"
     if n_step > 1:
-        why += f"; the first ones see {n_step} steps ahead"
+        why += f"; long enough for returns of {n_step} steps"
     wanted = n_step + max(3, n_step // 2 + 1)
     return Derived("data.window", max(1, min(wanted, long)), why)
 
@@ -211,7 +211,7 @@ def _batch(window: int, remembers: bool, n_step: int) -> Derived:
     budget, why = TRANSITIONS, ""
     if n_step >= LONG_STEPS:
         budget = 2 * TRANSITIONS
-        why = f"; {n_step} steps are compared, so a part of each window sees too few"
+        why = f"; returns of {n_step} steps leave few in a window, so there are twice as many"
     if remembers:
         budget, why = MEMORY_TRANSITIONS, ""
     batch = max(8, budget // window // 8 * 8)
