@@ -43,6 +43,7 @@ from collector.registered_run import (
 from collector.rollout import Rollout
 from collector.stats import CollectorStatistics, load_clock, save_clock
 from collector.warm_up import WarmUpActor
+from stepwell._plural import pluralize
 from stepwell._signals import stop_signals
 from stepwell.client import Client
 from stepwell.errors import NotFound, Undelivered
@@ -121,7 +122,7 @@ def collect(
                     _play(config, control, rollout, run, stats, update, pacing, source)
                 pacing.close()
             if run.outbox.pending:
-                say(f"sending the last {run.outbox.pending} episodes …")
+                say(f"sending the last {pluralize(run.outbox.pending, 'episode')} …")
             run.outbox.flush(config.drain_timeout)
             run.status = "stopped" if control.stopping else "finished"
         finally:
@@ -328,4 +329,4 @@ def episode_seeds(seed: int, episodes: int = 0) -> Iterator[int]:
 def _print_summary(stats: CollectorStatistics, say: Callable[[str], object]) -> None:
     mean = "" if stats.mean_return is None else f", mean return {stats.mean_return:.1f}"
     broken = f", {stats.broken} broken: {stats.error}" if stats.broken else ""
-    say(f"{stats.episodes} episodes, {stats.steps} steps{mean}{broken}")
+    say(f"{pluralize(stats.episodes, 'episode')}, {pluralize(stats.steps, 'step')}{mean}{broken}")

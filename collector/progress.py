@@ -11,6 +11,7 @@ from rich.progress import Progress, TextColumn
 
 from collector.config import CollectConfig
 from collector.stats import CollectorStatistics
+from stepwell._plural import pluralize
 from stepwell.outbox import Outbox
 
 BAR_EVERY, LINE_EVERY = 0.2, 30.0
@@ -47,8 +48,8 @@ def show_progress(
 
 def _describe(stats: CollectorStatistics, outbox: Outbox) -> str:
     parts = [
-        f"{stats.episodes} episodes",
-        f"{stats.steps} steps",
+        pluralize(stats.episodes, "episode"),
+        pluralize(stats.steps, "step"),
         f"{stats.steps_per_second:.0f}/s",
     ]
     if stats.recent:

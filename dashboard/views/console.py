@@ -7,7 +7,7 @@ import time
 import pandas as pd
 import streamlit as st
 
-from dashboard import api, charts, components
+from dashboard import api, charts, components, formatting
 
 EXAMPLES = {
     "What is there": (
@@ -73,7 +73,9 @@ def _answer(query: str, dataset: str | None, limit: int, seconds: float) -> None
     answer = api.sql(query, dataset=dataset, limit=limit, timeout=seconds)
     _remember(query, answer)
     more = " · more rows exist than were asked for" if answer.truncated else ""
-    st.caption(f"{len(answer.frame):,} rows in {answer.elapsed_ms:.0f} ms{more}")
+    st.caption(
+        f"{formatting.pluralize(len(answer.frame), 'row')} in {answer.elapsed_ms:.0f} ms{more}"
+    )
     components.excluded_warning(answer.excluded)
     components.table(answer.frame, "result")
     _quick_chart(answer.frame)
@@ -139,7 +141,7 @@ def _examples() -> None:
         with st.expander("History"):
             for moment, query, rows in reversed(history):
                 st.button(
-                    f"{' '.join(query.split())[:60]} ({rows} rows)",
+                    f"{' '.join(query.split())[:60]} ({formatting.pluralize(rows, 'row')})",
                     key=f"history_{moment}", on_click=_take, args=(query,), type="tertiary",
                 )  # fmt: skip
 

@@ -59,7 +59,7 @@ def show() -> None:
 
 
 def _label(evaluation: Any) -> str:
-    return f"{evaluation.policy} ({len(evaluation.returns)} episodes)"
+    return f"{evaluation.policy} ({formatting.pluralize(len(evaluation.returns), 'episode')})"
 
 
 def _intervals(mine: list[Any]) -> None:
@@ -199,7 +199,8 @@ def _videos(one: Any) -> None:
 
     def label(seed: int) -> str:
         video = found[seed]
-        return f"seed {seed}: return {video.total_reward:.6g}, {video.length:,} steps"
+        steps = formatting.pluralize(video.length, "step")
+        return f"seed {seed}: return {video.total_reward:.6g}, {steps}"
 
     seed = st.selectbox("Video", list(found), key="video", format_func=label)
     data = api.video(one.id, seed)

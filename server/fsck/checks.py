@@ -31,6 +31,7 @@ from server.maintenance.orphans import orphans
 from server.snapshots import manifests
 from server.storage.shards import ShardDamaged, check_digest, read_batches, read_footer
 from server.storage.store import Store
+from stepwell._plural import pluralize
 from stepwell.errors import InvalidData
 from stepwell.schema import arrow_schema
 from stepwell.spaces import EnvSpec
@@ -151,7 +152,11 @@ def check_segments(
         report.checked["spooled"] = report.checked.get("spooled", 0) + len(spooled)
         if row.name not in names:
             if spooled:
-                yield FsckProblem(where, f"missing, with {len(spooled)} trajectories", RESTORE)
+                yield FsckProblem(
+                    where,
+                    f"missing, with {pluralize(len(spooled), 'trajectory', 'trajectories')}",
+                    RESTORE,
+                )
             continue
         yield from _segment(store.path("segments", row.name), where, spooled, deep)
     for name in sorted(names - {row.name for row in rows}):
@@ -171,7 +176,11 @@ def check_segments(
 def _segment(path: Path, where: str, spooled: Any, deep: bool) -> Iterator[FsckProblem]:
     if path.stat().st_size <= len(MAGIC):
         if spooled:
-            yield FsckProblem(where, f"empty, with {len(spooled)} trajectories", RESTORE)
+            yield FsckProblem(
+                where,
+                f"empty, with {pluralize(len(spooled), 'trajectory', 'trajectories')}",
+                RESTORE,
+            )
         return
     try:
         file = SegmentFile(path)
@@ -272,7 +281,7 @@ def check_snapshots(c: Connection, store: Store, report: Report) -> Iterator[Fsc
             ).scalar()
             yield FsckProblem(
                 where,
-                f"{missing} trajectories of {row['id']} are missing",
+                f"{row['id']} misses {pluralize(missing, 'trajectory', 'trajectories')}",
                 "create the snapshot again",
                 note=longest is None or longest <= uptime / 1e3,
             )

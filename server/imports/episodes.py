@@ -41,6 +41,7 @@ from server.imports.raw_file import (
     check_dtype,
 )
 from server.imports.spec import choose_spec, fit
+from stepwell._plural import pluralize
 from stepwell.errors import InvalidTrajectory
 from stepwell.spaces import (
     DEFAULT_ACTION,
@@ -199,13 +200,21 @@ def _split(
         _cut(ends, max_steps)
     if not bool(ends[-1]):
         tail = rows - 1 - int(np.flatnonzero(ends)[-1]) if bool(ends.any()) else rows
-        warnings.append(f"the last {tail} steps have no end: kept as a truncated trajectory")
+        warnings.append(
+            "the last step has no end: kept as a truncated trajectory"
+            if tail == 1
+            else f"the last {tail:,} steps have no end: kept as a truncated trajectory"
+        )
         ends[-1] = True
     if both := int(np.count_nonzero(terminals & outs)):
-        warnings.append(f"{both} steps are both terminal and timeout: treated as terminated")
+        warnings.append(
+            f"{pluralize(both, 'step')} {'is' if both == 1 else 'are'} both terminal and timeout:"
+            " treated as terminated"
+        )
     if len(inside):
         warnings.append(
-            f"{len(inside)} terminals are followed by no reset: not ends, kept as info 'terminals'"
+            f"{pluralize(len(inside), 'terminal')} kept as info 'terminals', not as ends: no reset"
+            " follows"
         )
     _warn_of_jumps(obs, next_obs, ends, warnings)
     return np.flatnonzero(ends), len(inside) > 0
@@ -288,8 +297,8 @@ def _warn_of_jumps(
         broken += int(np.count_nonzero(apart & ~ends[start:stop]))
     if broken:
         warnings.append(
-            f"{broken} steps inside trajectories do not lead to the next row: timeouts may not"
-            " match resets"
+            f"after {pluralize(broken, 'step')} inside trajectories the next row is not what the"
+            " step led to: timeouts may not match resets"
         )
 
 
@@ -315,7 +324,7 @@ def _table(source: RawFile, name: str, rows: int, *, like: Array | None = None) 
     if array.ndim < 1 or len(array) != rows:
         raise ImportRefused(
             f"{name} has the wrong length",
-            expected=f"{rows} rows, as observations has",
+            expected=f"{pluralize(rows, 'row')}, as observations has",
             got=f"shape {array.shape}",
         )
     if array.ndim > 5:
@@ -338,7 +347,7 @@ def _column(source: RawFile, name: str, rows: int) -> Array:
     if array.shape != (rows,):
         raise ImportRefused(
             f"{name} has the wrong length",
-            expected=f"[{rows}] or [{rows}, 1], as observations has {rows} rows",
+            expected=f"[{rows}] or [{rows}, 1], as observations has {pluralize(rows, 'row')}",
             got=f"shape {array.shape}",
         )
     return _native(array)
@@ -369,7 +378,7 @@ def _unkeepable(name: str, array: Array, rows: int) -> str:
     if KEY.fullmatch(name) is None:
         return "its name has invalid characters"
     if array.ndim < 1 or len(array) != rows:
-        return f"not one row per step (shape {array.shape}, {rows} steps)"
+        return f"not one row per step (shape {array.shape}, {pluralize(rows, 'step')})"
     if array.ndim > 5:
         return f"too many dimensions (shape {array.shape})"
     if array.size == 0 or array.size // rows > MAX_ELEMENTS:

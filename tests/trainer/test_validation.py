@@ -221,7 +221,9 @@ def test_what_a_run_on_one_trajectory_says_is_in_the_singular(fake, tmp_path):
     said = trained(service, tmp_path, "one", "--updates=1", "--schedule.validate-every=1")
     assert any(line.startswith("1 trajectory, 1 step, 1 shard of snapshot ") for line in said)
     assert (tmp_path / "one" / "run.log").read_text().endswith("finished after 1 update\n")
-    assert not [line for line in said if re.search(r"(^|\s)1 (trajectorie|step|update|shard)s\b", line)]
+    assert not [
+        line for line in said if re.search(r"(^|\s)1 (trajectorie|step|update|shard)s\b", line)
+    ]
 
 
 def test_a_run_on_a_few_more_holds_one_back(fake, tmp_path):

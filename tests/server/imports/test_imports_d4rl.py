@@ -208,7 +208,7 @@ def test_timeouts_out_of_step_with_resets_are_told(read: Read) -> None:
     arrays["next_observations"] = following
     found, made = read(arrays)
     assert lengths(made) == [10, 10]
-    assert any("1 steps inside trajectories" in warning for warning in found.warnings)
+    assert any("after 1 step inside trajectories" in warning for warning in found.warnings)
 
 
 def test_integer_actions_are_choices(read: Read) -> None:
