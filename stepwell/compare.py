@@ -50,6 +50,8 @@ FIRST_EVALUATION_SEED, EPISODES = 900_000, 30
 LINE_SECONDS = 30.0
 """Seconds between two lines of progress, where the output is no terminal."""
 MAX_SEEDS = 1000
+OWN = ("run", "seed", "dataset", "tags", "output")
+"""Settings by which a comparison finds its runs and tells them apart."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 ABOUT = """\
@@ -383,6 +385,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     for option in ("episodes", "jobs"):
         if getattr(args, option) < 1:
             parser.error(f"--{option}: expected at least 1, got {getattr(args, option)}")
+    if args.first_seed < 0:
+        parser.error(f"--first-seed: expected at least 0, got {args.first_seed}")
     for path in args.config:
         if not path.is_file():
             parser.error(f"--config: no such file: {path}")
@@ -416,6 +420,11 @@ def _settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list[st
         if not dot or "=" not in setting or recipe not in recipes:
             raise ValueError(
                 f"--set: expected RECIPE.KEY=VALUE of {', '.join(recipes)}, got {word!r}"
+            )
+        if setting.partition("=")[0] in OWN:
+            raise ValueError(
+                f"--set: {', '.join(OWN)} of its runs are the comparison's own, got {word!r}; "
+                "see --seeds, --name and --output"
             )
         found.setdefault(recipe, []).append(f"--{setting}")
     return found

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from amago_model.heads.popart import LARGEST_SIGMA
 from stepwell._plural import pluralize
 from stepwell._settings import flatten
 from stepwell.messages import PARTIALLY_OBSERVABLE
@@ -139,12 +140,15 @@ def _gamma(p: DatasetProfile) -> Derived:
         return Derived(key, 0.0, "episodes of one step: there is no future reward")
     if p.sparse:
         horizon = min(max(long, 20.0), 200.0)
-        why = f"rewards are sparse ({p.informative:.2%} of the steps), so the horizon is an episode"
+        why = (
+            f"rewards are sparse ({p.informative:.2%} of the steps), so the horizon is an episode, "
+            "at least 20 and at most 200 steps"
+        )
     else:
         horizon = min(max(long / 2, 10.0), 100.0)
-        why = "half an episode, at most 100 steps, is the horizon"
+        why = "half an episode, at least 10 and at most 100 steps, is the horizon"
     gamma = round(1.0 - 1.0 / horizon, 3)
-    return Derived(key, gamma, f"{why}; long episodes have {long:g} steps")
+    return Derived(key, gamma, f"{why}; long episodes have {pluralize(round(long), 'step')}")
 
 
 def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[Derived]:
@@ -153,7 +157,8 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
     A wrong beginning is forgotten at the rate (1 - gamma) tau, more slowly than runs are long.
     """
     returns = p.discounted(gamma)
-    mean, variance = multiplier * returns.mean, multiplier**2 * returns.variance
+    mean = multiplier * returns.mean
+    variance = min(multiplier**2 * returns.variance, LARGEST_SIGMA**2)
     if variance <= NEGLIGIBLE * mean**2:
         variance = 1.0
     reason = (
@@ -372,16 +377,13 @@ def _conditioning(p: DatasetProfile) -> list[Derived]:
         target = p.best_return
         why = f"the highest return, as rewards are sparse ({p.informative:.2%} of the steps)"
     spread = max(high - low, 0.5 * (p.best_return - low))
-    if spread <= NEGLIGIBLE * max(1.0, abs(target)):
-        spread = abs(target) or 1.0
+    reason = f"returns differ by about {spread:.4g}: scaled to about {RETURN_SPREAD:g}"
+    if spread <= NEGLIGIBLE * max(abs(low), abs(p.best_return)):
+        spread, reason = abs(target) or 1.0, f"all returns are {target:.4g}"
     key = "agent.return_conditioning"
     return [
         Derived(f"{key}.target_return", float(f"{target:.6g}"), why),
-        Derived(
-            f"{key}.scale",
-            one_digit(RETURN_SPREAD / spread),
-            f"returns differ by about {spread:.4g}: scaled to about {RETURN_SPREAD:g}",
-        ),
+        Derived(f"{key}.scale", one_digit(RETURN_SPREAD / spread), reason),
     ]
 
 

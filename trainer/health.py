@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from amago_model.heads.popart import LARGEST_SIGMA
 from stepwell._plural import pluralize
 from trainer.config import TrainConfig
 from trainer.data.returns import DataReturns
@@ -33,8 +34,6 @@ RISEN = 1.25
 """A loss has risen if it is this many times its first median: less is chance."""
 FLAT_UPDATES = 2000
 """Updates before which values may be the same in all states."""
-LARGEST_SIGMA = 1e4
-"""PopArt's scale does not exceed this, in units of the multiplied reward."""
 
 ABOUT_VALUES = ("value/", "popart/", "loss/critic", "validation/loss/critic", "dormant/critic")
 """Metrics that are not checked if the policy follows no values (behaviour cloning)."""

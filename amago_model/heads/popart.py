@@ -14,6 +14,9 @@ from torch import Tensor
 from amago_model.config import PopArtConfig
 from amago_model.running_statistics import RunningMoments, Statistics
 
+LARGEST_SIGMA = 1e4
+"""The largest standard deviation, in units of the multiplied reward."""
+
 
 class PopArt(Statistics):
     """Statistics of G returns, one for each discount; the last dimension of every input is G."""
@@ -39,7 +42,7 @@ class PopArt(Statistics):
     @property
     def sigma(self) -> Tensor:
         """[G]: standard deviation of the returns, clipped to 0.01 .. 10^4."""
-        return self.moments.variance.clamp(1e-4, 1e8).sqrt()
+        return self.moments.variance.clamp(1e-4, LARGEST_SIGMA**2).sqrt()
 
     def apply_batch(self, x: Tensor, mask: Tensor) -> None:
         """Update with returns x [*mask.shape, G] where the mask is True."""

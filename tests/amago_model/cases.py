@@ -355,6 +355,13 @@ CASES |= {
     },
     "layer norm, discrete": {"critic": {"layer_norm": True, "n_layers": 2}},
     "layer norm, IQL": {"critic": {"layer_norm": True}, "losses": EXPECTILE},
+    "Gaussian": {"kind": "continuous", "actor": {"continuous": {"kind": "gaussian"}}},
+    "Gaussian, IQL": {
+        "kind": "continuous",
+        "masks": True,
+        "actor": {"continuous": {"kind": "gaussian", "std_high": 2.0}},
+        "losses": EXPECTILE | EXP | {"target_reduction": "min"},
+    },
     "AWAC": {
         "kind": "continuous",
         "losses": EXP | {"dpg_weight": 0.0, "target_reduction": "min", "use_target_actor": False},

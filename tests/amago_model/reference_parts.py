@@ -184,6 +184,8 @@ class SlowPolicy:
             if self.c.continuous.kind == "deterministic":
                 return self._smoothed(noise) if self.smoothed else self.x.tanh()
             loc, std = self._gaussian()
+            if self.c.continuous.kind == "gaussian":
+                return (loc.tanh() + std * noise).clamp(-1.0, 1.0)
             return (loc + std * noise).tanh()
         if self.space.kind == "multi_binary":
             on = [x.sigmoid() for x in self.x]
@@ -209,6 +211,9 @@ class SlowPolicy:
             return -sum(
                 ((a - x.tanh()) ** 2 for a, x in zip(action, self.x, strict=True)), NOTHING
             ) / len(self.x)
+        if self.space.kind == "continuous" and self.c.continuous.kind == "gaussian":
+            loc, std = self._gaussian()
+            return torch.distributions.Normal(loc.tanh(), std).log_prob(action).sum()
         if self.space.kind == "continuous":
             clip = self.c.continuous.log_prob_clip
             a = action.clamp(-clip, clip)

@@ -218,6 +218,9 @@ def test_seeds_are_numbers_and_ranges(text, seeds):
         (["--config", "nowhere.toml"], "no such file"),
         (["--set", "iql.updates=3"], "--set: expected RECIPE.KEY=VALUE of offline, bc, bc10"),
         (["--set", "bc.updates"], "--set"),
+        (["--set", "bc.seed=3"], "run, seed, dataset, tags, output of its runs"),
+        (["--set", "bc.dataset=other"], "run, seed, dataset, tags, output of its runs"),
+        (["--first-seed", "-1"], "--first-seed: expected at least 0, got -1"),
     ],
 )
 def test_a_wrong_command_line_is_refused(words, said, capsys):

@@ -136,6 +136,30 @@ def test_values_begin_at_the_returns_of_the_data(name: str) -> None:
         assert float(error) < 0.5  # networks of usual size: 1.3 to 2.2
 
 
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_returns_of_any_size_make_an_agent(factor: float) -> None:
+    """A baseline does not multiply rewards, and float32 has no square of such returns."""
+    profile = make_profile([[factor * x for x in r] for r in DENSE])
+    for name in ("offline", "iql"):
+        settings = derive_settings(profile, recipe(name))
+        config, _ = apply_settings(recipe(name), {}, own_settings(name), settings)
+        make_agent(config.agent, profile.spaces)
+
+
+@pytest.mark.parametrize(
+    ("length", "final", "said"),
+    [
+        (5, 2.0, "at least 10 and at most 100 steps, is the horizon; long episodes have 5 steps"),
+        (500, 2.0, "at least 10 and at most 100 steps, is the horizon; long episodes have 500"),
+        (1000, 0.0, "at least 20 and at most 200 steps; long episodes have 1,000 steps"),
+    ],
+)
+def test_the_reason_of_a_discount_names_its_limits(length: int, final: float, said: str) -> None:
+    rewards = [[final * (t % 3) for t in range(length - 1)] + [float(i)] for i in range(60)]
+    found = {d.key: d for d in derive_settings(make_profile(rewards), OFFLINE)}
+    assert said in found["agent.losses.gamma"].reason
+
+
 def test_what_a_flag_sets_is_the_basis_of_what_depends_on_it() -> None:
     flags = ["--agent.losses.gamma", "0.5", "--agent.losses.reward_multiplier", "3"]
     resolved = resolve(["offline", "--dataset=made", *flags])

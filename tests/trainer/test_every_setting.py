@@ -211,6 +211,7 @@ def test_the_short_help_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> 
     lines = helped("--help", capsys).splitlines()
     assert len(lines) <= 90 and max(map(len, lines)) <= 120
     assert "--help-all" in lines[-1]
+    assert '"return > 50"' in " ".join(lines), "a sentence does not end within an abbreviation"
 
 
 def test_the_schema_has_every_setting_and_loads_no_torch() -> None:

@@ -102,14 +102,16 @@ def test_the_target_is_a_high_return_and_the_scale_follows_the_spread():
     assert config.agent.trajectory_encoder.kind == "transformer" and config.data.window == 20
     assert not config.agent.timestep_encoder.hide_previous
     assert [d.reason for d in used if d.key.endswith("target_return")][0].startswith("the 95th")
-    for rewards, best in (
-        ([[0.0]] * 60, 0.0),
-        ([[-2.0]] * 60, -2.0),
-        ([[0.0]] * 59 + [[1.0]], 1.0),
+    for rewards, best, said in (
+        ([[0.0]] * 60, 0.0, "all returns are 0"),
+        ([[-2.0]] * 60, -2.0, "all returns are -2"),
+        ([[0.0]] * 59 + [[1.0]], 1.0, "returns differ by about 0.5: scaled to about 3"),
     ):
-        found = {d.key: d.value for d in derive_settings(make_profile(rewards), config)}
-        assert found["agent.return_conditioning.target_return"] == best
-        assert found["agent.return_conditioning.scale"] * max(abs(best), 1.0) <= 2 * RETURN_SPREAD
+        found = {d.key: d for d in derive_settings(make_profile(rewards), config)}
+        assert found["agent.return_conditioning.target_return"].value == best
+        scale = found["agent.return_conditioning.scale"]
+        assert scale.value * max(abs(best), 1.0) <= 2 * RETURN_SPREAD
+        assert scale.reason == said
     others = derive_settings(profile, recipe("bc").replace(dataset="made"))
     assert not [d for d in others if "return_conditioning" in d.key]
 
