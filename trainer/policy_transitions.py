@@ -120,7 +120,9 @@ def open_run_data(
     """
     trained = run.config.get("data", {})
     masked = {k: trained[k] for k in ("critic_mask", "mask_row") if trained.get("critic_mask")}
-    data = DataConfig(cache=cache or default_cache(), **masked)
+    trained_from = Path(trained.get("cache") or default_cache())  # perhaps on another machine
+    own = trained_from if trained_from.is_dir() else default_cache()
+    data = DataConfig(cache=cache or own, **masked)
     try:
         if not run.snapshots:
             raise DataError(f"run {run.name} has no snapshot: it has not begun to train")
