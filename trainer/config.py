@@ -238,7 +238,7 @@ class TrainConfig(RunSettings):
     dataset: str = ""
     """Dataset to train on, filtered by `where`; or use `sources` or `snapshot`."""
     where: str = ""
-    """SQL condition over `trajectories`, e.g. "return > 50"; {dataset} is the dataset's name."""
+    """SQL condition over `trajectories`, such as "return > 50"; {dataset} is the dataset's name."""
     sources: tuple[SourceConfig, ...] = ()
     """A mixture of sources instead of one dataset: in a file as tables [[sources]], as words in
     JSON."""
