@@ -12,8 +12,10 @@ import torch
 from amago_model.data.batch import encode_action
 from amago_model.policy_file import load_policy
 from stepwell import Box, Discrete, EnvSpec, Trajectory, TrajectoryMetadata
+from stepwell.errors import Gone
 from trainer import estimate as command
 from trainer import fitted_q
+from trainer import policy_transitions as policy_transitions_module
 from trainer.data.snapshot import LeaseKeeper
 from trainer.estimate import choose_best, main
 from trainer.fitted_q import Estimate
@@ -282,6 +284,26 @@ def test_of_much_data_some_whole_trajectories_are_used(service, run, tmp_path) -
     assert again.trajectories == 24  # selected again, by the dataset in the run's config
     low, high = again.bounds(0.9)
     assert low < again.value(0.9) < high
+
+
+def test_data_is_selected_again_where_trajectories_were_evicted(
+    service, run, tmp_path, monkeypatch
+) -> None:
+    """The service still knows the snapshot, but cannot serve its manifest."""
+    real = policy_transitions_module.load_manifest
+    with service.client() as client:
+        trained = client.run(run)
+
+        def load(client, snapshot, folder):
+            if snapshot == trained.snapshots[-1]:
+                raise Gone({"status": 410, "title": "gone", "code": "snapshot_expired"})
+            return real(client, snapshot, folder)
+
+        monkeypatch.setattr(policy_transitions_module, "load_manifest", load)
+        leases = LeaseKeeper(client, "test")
+        again = open_run_data(client, trained, leases, 10**6, tmp_path / "cache")
+        leases.close()
+    assert again.trajectories == 24 and again.snapshot != trained.snapshots[-1]
 
 
 def test_help_is_understood_without_torch(capsys) -> None:

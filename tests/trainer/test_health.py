@@ -207,6 +207,12 @@ def test_the_best_trajectories_have_a_lower_loss_than_those_held_back():
     assert ring(Health(config_of()), wrong, 101)[0] == [(105, "critic_overfits")]
 
 
+def test_a_diverged_value_is_a_number_that_json_has():
+    health = Health(config_of())
+    ring(health, HEALTHY | {"value/q_max": float("inf")}, 101)
+    assert health.standing["q_above_data"].value == 1e300
+
+
 def test_cloning_does_not_care_about_values():
     wrong = HEALTHY | BROKEN["q_above_data"][0] | BROKEN["rewards_too_small"][0]
     words = ["--agent.losses.filter.kind=behavior_cloning", "--agent.losses.tau=1"]
