@@ -100,7 +100,7 @@ def read(
 
     Args:
         common: names of the settings that --help shows; None shows all.
-        base: the config before files and flags are applied.
+        base: the config before files and flags are applied; --help shows its values.
         origin: the origin of values in `base` that differ from the defaults.
 
     Raises:
@@ -114,7 +114,7 @@ def read(
         elif "--help-all" in asked:
             print(long_help(prog, about, known))
         else:
-            print(short_help(prog, about, known, common))
+            print(short_help(prog, about, _with_values_of(base, known), common))
         raise SystemExit(0)
     given: dict[str, tuple[Any, str]] = {}
     try:
@@ -433,6 +433,18 @@ def json_schema(model: Any, title: str) -> dict[str, Any]:
         "properties": properties,
         "required": required,
         "additionalProperties": False,
+    }
+
+
+def _with_values_of(base: Any, known: Mapping[str, Option]) -> dict[str, Option]:
+    """The settings with the values of a config as defaults, where it has them."""
+    values = {} if base is None else flatten(base.to_dict())
+    return {
+        name: replace(
+            option,
+            default=tuple(v) if isinstance(v := values.get(name, option.default), list) else v,
+        )
+        for name, option in known.items()
     }
 
 

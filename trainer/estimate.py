@@ -9,6 +9,7 @@ Every estimate is stored as soon as it is known, so the same command continues a
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,8 @@ class RunEstimates:
     """Mean discounted return of the data from its initial states."""
     estimates: dict[int, Estimate] = field(default_factory=dict)
     """By version, in order."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """The possible returns, to which values are limited."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,7 +89,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(client: Client, args: argparse.Namespace) -> int:
-    run = client.run(args.run)
+    name, slash, _ = args.run.partition("/")
+    if slash:
+        raise SettingError(
+            f"{args.run} names a policy; expected a run: stepwell estimate {name}, and --versions "
+            "for some of its policies"
+        )
+    run = client.run(name)
+    published = [policy.version for policy in client.policies(name)]
     console = Console(stderr=True, highlight=False)
     with Progress(console=console, disable=args.json or not console.is_terminal) as bar:
         task = bar.add_task(f"estimate {run.name}", total=1.0)
@@ -100,14 +110,16 @@ def _run(client: Client, args: argparse.Namespace) -> int:
             cache=args.cache,
             on_progress=lambda share, text: bar.update(task, completed=share, description=text),
         )
-    evaluated = evaluated_versions(client, run.name, list(found.estimates))
-    best, reason = choose_best(found.estimates, evaluated)
-    if args.alias:
-        client.set_alias(run.name, "best", best)
+    evaluated = evaluated_versions(client, run.name, published)
+    best, reason = None, ""
+    if evaluated or max(published) in found.estimates:
+        best, reason = choose_best(found.estimates, evaluated)
+        if args.alias:
+            client.set_alias(run.name, "best", best)
     if args.json:
         common.print_json({**asdict(found), "best": best, "best_by": reason})
         return 0
-    _print(found, evaluated, best, reason, set_alias=args.alias)
+    _print(found, evaluated, best, published, set_alias=args.alias)
     return 0
 
 
@@ -180,6 +192,7 @@ def estimate_run(
         steps=data.steps,
         data=data.value(gamma),
         estimates=dict(sorted(known.items())),
+        bounds=bounds,
     )
 
 
@@ -266,7 +279,12 @@ def choose_best(
 
 
 def _print(
-    found: RunEstimates, evaluated: Mapping[int, float], best: int, reason: str, *, set_alias: bool
+    found: RunEstimates,
+    evaluated: Mapping[int, float],
+    best: int | None,
+    published: Sequence[int],
+    *,
+    set_alias: bool,
 ) -> None:
     rows: list[tuple[Any, ...]] = [
         (
@@ -289,20 +307,44 @@ def _print(
         f"{pluralize(found.trajectories, 'trajectory', 'trajectories')}, "
         f"{pluralize(found.steps, 'step')}"
     )
-    if reason == "estimate":
-        chosen = found.estimates[best]
+    if limited := _limited(found):
+        low, high = found.bounds
+        print(
+            f"at the limit of possible returns (those of the data and a margin, {low:.5g} … "
+            f"{high:.5g}), so the true value may be beyond: {', '.join(map(str, limited))}"
+        )
+    if found.trajectories == 1:
+        print("one trajectory shows no interval; these are the possible returns")
+    chosen = None if evaluated or best is None else found.estimates[best]
+    if chosen is not None:
         alike = [v for v, e in found.estimates.items() if v != best and e.high >= chosen.low]
         if alike:
             print(f"the intervals do not separate {best} from {', '.join(map(str, alike))}")
     done = f"{found.run}/best is version {best}, by " if set_alias else f"best: version {best}, by "
-    if reason == "estimate":
+    if best is None:
+        print(
+            "none is called best: nothing was evaluated in an environment, and the newest version, "
+            f"{max(published)}, is not estimated"
+        )
+    elif evaluated:
+        count = f"{len(evaluated)} of {pluralize(len(published), 'version')}"
+        print(f"{done}evaluation in an environment ({count})")
+    else:
         print(
             f"{done}the estimates, as nothing was evaluated in an environment (the newest, unless "
             "the interval of another is above its)"
         )
-    else:
-        count = f"{len(evaluated)} of {pluralize(len(found.estimates), 'version')}"
-        print(f"{done}evaluation in an environment ({count})")
+
+
+def _limited(found: RunEstimates) -> list[int]:
+    """The versions whose values are at a limit in all initial states."""
+    low, high = found.bounds
+    margin = 1e-6 * (high - low)
+    return [
+        version
+        for version, e in found.estimates.items()
+        if low < high and not low + margin < e.value < high - margin
+    ]
 
 
 # --- the command line -----------------------------------------------------------------------------

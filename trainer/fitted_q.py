@@ -59,7 +59,8 @@ class Estimate:
     value: float
     low: float
     high: float
-    """Bounds of the 95 % bootstrap interval; both are `value` with a single trajectory."""
+    """Bounds of the 95 % bootstrap interval; with a single trajectory, which shows nothing of
+    others, those of the possible returns."""
 
 
 class _Features:
@@ -68,7 +69,8 @@ class _Features:
     def __init__(self, data: Transitions, generator: torch.Generator):
         inputs = torch.cat((data.state, data.action), dim=1)
         std, mean = torch.std_mean(inputs, dim=0, correction=0)
-        varies = std > 1e-6  # constant inputs have no features
+        # Constant inputs have no features; rounding makes them differ by this much.
+        varies = std > 1e-6 * inputs.abs().amax(dim=0)
         std[data.state.shape[1] :].clamp_(min=MIN_ACTION_STD)
         self.mean, self.scale = mean, torch.where(varies, 1.0 / std, 0.0)
         fan_in = max(1, int(varies.sum()))
@@ -141,6 +143,9 @@ def estimate_value(
         return float((q * times).sum() / times.sum())
 
     everything = value(torch.ones(n_blocks))
+    if n_blocks == 1:
+        on_progress(1.0)
+        return Estimate(everything, low, high)
     drawn = rng.multinomial(n_blocks, np.full(n_blocks, 1.0 / n_blocks), RESAMPLES)
     values = []
     for done, count in enumerate(torch.from_numpy(drawn).to(torch.float32)):

@@ -115,6 +115,17 @@ class Health:
         self.first: dict[str, float] = dict(first or {})
         self.standing: dict[str, Alarm] = {a["key"]: Alarm(**a) for a in standing}
 
+    @property
+    def unchecked(self) -> str:
+        """Why no check has been made; empty after the first one."""
+        if self.first:
+            return ""
+        warmup = pluralize(self._warmup, "update")
+        return (
+            f"fewer than {WINDOW} logs after the warm-up of {warmup} "
+            f"(schedule.log_every={self._config.schedule.log_every})"
+        )
+
     def check(
         self, update: int, values: Mapping[str, float], returns: DataReturns | None
     ) -> tuple[list[Alarm], list[Alarm]]:
@@ -168,14 +179,21 @@ def _below(x: Reading) -> float:
     return (x.data.low - x["value/q_min"]) / x.data.spread
 
 
-def _remedy(x: Reading, bound: str, value: float) -> str:
-    """What to do about values outside the data's returns."""
-    gamma = f"a lower agent.losses.gamma (now {x.losses.gamma:g})"
+def _wrong_bound(x: Reading) -> str:
+    """What to do about a bound beyond all returns of the data; empty if there is none."""
     low, high = x.losses.target_low, x.losses.target_high
     if low is not None and low >= x.data.high:
         return f"agent.losses.target_low={low:g} is above all of them: lower it"
     if high is not None and high <= x.data.low:
         return f"agent.losses.target_high={high:g} is below all of them: raise it"
+    return ""
+
+
+def _remedy(x: Reading, bound: str, value: float) -> str:
+    """What to do about values outside the data's returns."""
+    gamma = f"a lower agent.losses.gamma (now {x.losses.gamma:g})"
+    if wrong := _wrong_bound(x):
+        return wrong
     if getattr(x.losses, bound) is not None:
         return f"Try {gamma}, or check the reward multiplier"
     return f"Try agent.losses.{bound}={value:.4g} or {gamma}"
@@ -201,11 +219,13 @@ def _at_bound(x: Reading) -> float:
 
 
 def _at_bound_message(x: Reading) -> str:
+    given = {"target_low": x.losses.target_low, "target_high": x.losses.target_high}
+    bounds = " or ".join(f"{name}={v:g}" for name, v in given.items() if v is not None)
+    remedy = _wrong_bound(x) or "Try wider bounds or a lower agent.losses.gamma"
     return (
-        f"{x['value/target_at_bound']:.0%} of the TD targets are at target_low="
-        f"{x.losses.target_low} or target_high={x.losses.target_high}; only "
+        f"{x['value/target_at_bound']:.0%} of the TD targets are at {bounds}; only "
         f"{x.data.at_extremes:.0%} of the data's returns are extreme: the critics cannot tell "
-        "actions apart. Try wider bounds or a lower agent.losses.gamma"
+        f"actions apart. {remedy}"
     )
 
 
@@ -246,6 +266,8 @@ def _scale(x: Reading) -> float:
     """PopArt's scale over the standard deviation of the data's returns."""
     if x.data.std == 0 or x.config.agent.critic is None or x.config.agent.critic.popart is None:
         raise KeyError("popart")
+    if _wrong_bound(x):  # values are on the bound's scale
+        raise KeyError("bound")
     return x["popart/sigma"] / x.data.std
 
 
@@ -255,21 +277,12 @@ def _too_large(x: Reading) -> float:
     return 1.0 / _scale(x) if clipped else 0.0
 
 
-def _small_rewards(x: Reading) -> str:
-    suggested = x.losses.reward_multiplier * _scale(x)
+def _scale_message(x: Reading, wrong: str) -> str:
+    suggested = float(f"{10.0 / x.data.std:.1g}")  # one digit, and 40 instead of 4e+01
     return (
-        f"rewards are too small for the critics: the returns of the data vary by {x.data.std:.4g}, "
-        f"and values are learned on a scale of {x['popart/sigma']:.4g}. Try "
-        f"agent.losses.reward_multiplier={suggested:.1g} (now {x.losses.reward_multiplier:g})"
-    )
-
-
-def _large_rewards(x: Reading) -> str:
-    suggested = 10.0 / x.data.std
-    return (
-        f"rewards are too large for the critics: the returns of the data vary by {x.data.std:.4g}, "
-        f"and values are learned on a scale of {x['popart/sigma']:.4g}. Try "
-        f"agent.losses.reward_multiplier={suggested:.1g} (now {x.losses.reward_multiplier:g})"
+        f"rewards are too {wrong} for the critics: the returns of the data vary by "
+        f"{x.data.std:.4g}, and values are learned on a scale of {x['popart/sigma']:.4g}. Try "
+        f"agent.losses.reward_multiplier={suggested:g} (now {x.losses.reward_multiplier:g})"
     )
 
 
@@ -296,10 +309,13 @@ def _rejected(x: Reading) -> float:
 
 
 def _rejected_message(x: Reading) -> str:
+    remedy = "agent.losses.filter.kind=exp, a lower threshold"
+    if x.losses.filter.kind == "exp":
+        remedy = f"a lower agent.losses.filter.beta (now {x.losses.filter.beta:g})"
     return (
         f"the filter accepts {x['policy/filter_acceptance']:.1%} of the data's actions: behaviour "
-        "cloning learns from almost none. Try agent.losses.filter.kind=exp, a lower threshold, or "
-        "look at the advantages (value/advantage_mean)"
+        f"cloning learns from almost none. Try {remedy}, or look at the advantages "
+        "(value/advantage_mean)"
     )
 
 
@@ -370,8 +386,16 @@ CHECKS = (
     Check("td_error", _td_error, 1.5, 1.0, _td_error_message),
     Check("values_flat", _flat, 4.0, 2.5, _flat_message),
     Check("targets_follow", _tau, 0.2, 0.2, _tau_message),
-    Check("rewards_too_small", _scale, HIGH_SIGMA, HIGH_SIGMA / 2, _small_rewards),
-    Check("rewards_too_large", _too_large, 1 / LOW_SIGMA, 5.0, _large_rewards),
+    Check(
+        "rewards_too_small",
+        _scale,
+        HIGH_SIGMA,
+        HIGH_SIGMA / 2,
+        lambda x: _scale_message(x, "small"),
+    ),
+    Check(
+        "rewards_too_large", _too_large, 1 / LOW_SIGMA, 5.0, lambda x: _scale_message(x, "large")
+    ),
     Check("critic_overfits", _overfit, 5.0, LEAST_OVERFIT, _overfit_message),
     Check("filter_rejects", _rejected, 0.99, 0.98, _rejected_message),
     Check("actions_saturated", _saturated, 0.85, 0.7, _saturated_message),

@@ -355,7 +355,7 @@ def train(config: TrainConfig, client: Client, info: RunInfo, echo: Callable[[st
         if reporter.status == "finished" and published != update:
             reporter.publish(agent, update, data)
     if world.is_main:
-        for line in reporter.closing_lines():
+        for line in reporter.closing_lines(health.unchecked):
             show(line)
     return reporter.status
 

@@ -26,23 +26,24 @@ RECIPE comes first, one of:
 or one of the ablations of docs/method.md, each a recipe without one part of the method.
 --config FILE.toml may be given several times; later ones win, and flags win over files.
 --print-config prints the resulting settings and the origin of each as JSON, without training.
+Values are those of the recipe {name}; --derive replaces some by what suits the dataset.
 
   stepwell train pendulum_stitch --dataset pendulum --run first --updates 500
   accelerate launch -m trainer.main offline --dataset hopper --run big"""
 
 COMMON = """
-run dataset where snapshot seed updates resume output plugin processes threads device precision
-compile data.batch data.window data.padding data.draw data.relabel data.refresh_every data.cache
-data.cache_gb optimizer.learning_rate optimizer.warmup optimizer.decay optimizer.grad_clip
-optimizer.accumulate schedule.log_every schedule.publish_every schedule.checkpoint_every
-agent.algorithm agent.timestep_encoder.n_layers agent.timestep_encoder.d_hidden
-agent.timestep_encoder.d_output agent.timestep_encoder.images.kind agent.trajectory_encoder.kind
-agent.trajectory_encoder.d_model agent.trajectory_encoder.n_layers agent.trajectory_encoder.n_heads
-agent.trajectory_encoder.context agent.trajectory_encoder.d_hidden agent.actor.d_hidden
-agent.actor.continuous.kind agent.critic.kind agent.critic.n_critics agent.critic.d_hidden
-agent.losses.gamma agent.losses.auxiliary_gammas agent.losses.reward_multiplier agent.losses.n_step
-agent.losses.dpg_weight agent.losses.bc_weight agent.losses.filter.kind
-agent.losses.tau
+run dataset where snapshot derive memory seed updates resume output plugin processes threads device
+precision compile data.batch data.window data.padding data.draw data.relabel data.refresh_every
+data.cache data.cache_gb optimizer.learning_rate optimizer.warmup optimizer.decay
+optimizer.grad_clip optimizer.accumulate schedule.log_every schedule.publish_every
+schedule.checkpoint_every agent.algorithm agent.timestep_encoder.n_layers
+agent.timestep_encoder.d_hidden agent.timestep_encoder.d_output agent.timestep_encoder.images.kind
+agent.trajectory_encoder.kind agent.trajectory_encoder.d_model agent.trajectory_encoder.n_layers
+agent.trajectory_encoder.n_heads agent.trajectory_encoder.context agent.trajectory_encoder.d_hidden
+agent.actor.d_hidden agent.actor.continuous.kind agent.critic.kind agent.critic.n_critics
+agent.critic.d_hidden agent.losses.gamma agent.losses.auxiliary_gammas
+agent.losses.reward_multiplier agent.losses.n_step agent.losses.dpg_weight agent.losses.bc_weight
+agent.losses.filter.kind agent.losses.tau
 """.split()
 """The settings that --help lists."""
 
@@ -68,7 +69,7 @@ def resolve(argv: Sequence[str]) -> Resolved[TrainConfig]:
         words,
         prog="stepwell train RECIPE",
         about=DESCRIPTION.format(
-            recipes=textwrap.indent(textwrap.fill(", ".join(RECIPES), 94), "  ")
+            name=name, recipes=textwrap.indent(textwrap.fill(", ".join(RECIPES), 94), "  ")
         ),
         common=COMMON,
         base=recipe(name),

@@ -32,7 +32,13 @@ from trainer.data.fields import fields_of
 from trainer.data.loader import SnapshotView, open_view
 from trainer.data.returns import data_returns, returns_to_go
 from trainer.data.sampler import Windows
-from trainer.data.snapshot import DataError, LeaseKeeper, create_snapshot, load_manifest
+from trainer.data.snapshot import (
+    DataError,
+    LeaseKeeper,
+    Manifest,
+    create_snapshot,
+    load_manifest,
+)
 from trainer.data.validation import validation_sampler
 from trainer.errors import SettingError
 from trainer.fitted_q import Transitions
@@ -112,7 +118,8 @@ def open_run_data(
     client: Client, run: Run, leases: LeaseKeeper, max_steps: int, cache: Path | None = None
 ) -> RunData:
     """The data of a run's newest snapshot; of more than `max_steps` steps evenly chosen
-    trajectories. If the service has deleted the snapshot, it is selected again.
+    trajectories. If the service has deleted the snapshot or evicted some of its trajectories, the
+    data is selected again.
 
     Raises:
         DataError: the run names neither a snapshot nor a dataset.
@@ -120,25 +127,26 @@ def open_run_data(
     """
     trained = run.config.get("data", {})
     masked = {k: trained[k] for k in ("critic_mask", "mask_row") if trained.get("critic_mask")}
-    data = DataConfig(cache=cache or default_cache(), **masked)
+    trained_from = Path(trained.get("cache") or default_cache())  # perhaps on another machine
+    own = trained_from if trained_from.is_dir() else default_cache()
+    data = DataConfig(cache=cache or own, **masked)
     try:
         if not run.snapshots:
             raise DataError(f"run {run.name} has no snapshot: it has not begun to train")
         snapshot = run.snapshots[-1]
-        client.snapshot(snapshot)
+        manifest = _manifest(client, snapshot)
     except (Gone, NotFound) as error:
         dataset = run.config.get("dataset")
         if not dataset:
             raise DataError(
-                f"the snapshot of run {run.name} is deleted ({error}), and its data cannot be "
+                f"the snapshot of run {run.name} cannot be read ({error}), and its data cannot be "
                 "selected again, because it was trained on a mixture"
             ) from error
         include = DataConfig(include_eval=bool(trained.get("include_eval")))
         again = TrainConfig(dataset=dataset, where=run.config.get("where", ""), data=include)
         snapshot = create_snapshot(client, again, f"estimate/{run.name}")
+        manifest = _manifest(client, snapshot)
     leases.hold(snapshot)
-    with TemporaryDirectory() as folder:
-        manifest = load_manifest(client, snapshot, Path(folder))
     keep = np.zeros(len(manifest), np.bool_)
     keep[np.unique(manifest.ids, return_index=True)[1]] = True  # mixtures share trajectories
     manifest = manifest.only(keep, "each once")
@@ -152,6 +160,11 @@ def open_run_data(
     view = open_view(columns, fields, validation_sampler(manifest, data))
     spaces = Spaces.of_spec(manifest.spec.to_json())
     return RunData(snapshot, spaces, manifest.spec.env, view)
+
+
+def _manifest(client: Client, snapshot: str) -> Manifest:
+    with TemporaryDirectory() as folder:
+        return load_manifest(client, snapshot, Path(folder))
 
 
 @torch.no_grad()

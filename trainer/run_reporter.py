@@ -241,9 +241,12 @@ class RunReporter:
         for alarm in ended:
             self.log(f"{alarm.key}: the alarm of update {alarm.update} is over at update {update}")
 
-    def closing_lines(self) -> list[str]:
-        """The last lines on the screen: status, standing alarms, how to evaluate the policies."""
+    def closing_lines(self, unchecked: str) -> list[str]:
+        """The last lines on the screen: status, standing alarms or why there can be none, how to
+        evaluate the policies."""
         lines = [f"run {self.config.run} {self.status}"]
+        if unchecked:
+            lines.append(f"its health was not checked: {unchecked}")
         if self._alarms:
             count = pluralize(len(self._alarms), "alarm")
             lines.append(f"warning: {count}: {self._alarms[0].summary}")

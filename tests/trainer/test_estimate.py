@@ -12,8 +12,10 @@ import torch
 from amago_model.data.batch import encode_action
 from amago_model.policy_file import load_policy
 from stepwell import Box, Discrete, EnvSpec, Trajectory, TrajectoryMetadata
+from stepwell.errors import Gone
 from trainer import estimate as command
 from trainer import fitted_q
+from trainer import policy_transitions as policy_transitions_module
 from trainer.data.snapshot import LeaseKeeper
 from trainer.estimate import choose_best, main
 from trainer.fitted_q import Estimate
@@ -135,6 +137,44 @@ def test_a_stopped_command_continues_and_repeats_nothing(
     assert list(other["estimates"]) == ["4"] and len(calls) == 8
 
 
+def test_without_the_newest_version_none_is_called_best(service, run, tmp_path, capsys) -> None:
+    some = estimated(capsys, tmp_path, run, "--versions", "2")
+    assert (some["best"], some["best_by"]) == (None, "")
+    main([run, "--cache", str(tmp_path / "cache"), "--versions", "2"])
+    assert "the newest version, 6, is not estimated" in capsys.readouterr().out
+    with service.client() as client:
+        assert alias(client, run) == []
+        client.create_evaluation(
+            policy=f"{run}/6", env="Walk-v0", seeds=[1], returns=[1.0],
+            mean=1.0, iqm=1.0, ci_low=1.0, ci_high=1.0,
+        )  # fmt: skip
+        some = estimated(capsys, tmp_path, run, "--versions", "2")  # another one is evaluated
+        assert (some["best"], some["best_by"]) == (6, "evaluation") and alias(client, run) == [6]
+    main([run, "--cache", str(tmp_path / "cache"), "--versions", "2"])
+    assert "by evaluation in an environment (1 of 3 versions)" in capsys.readouterr().out
+
+
+def test_an_estimate_at_the_limit_says_so(service, run, tmp_path, capsys) -> None:
+    """One trajectory, and values beyond what it shows."""
+    one = estimated(capsys, tmp_path, run, "--steps", "1")
+    low, high = one["bounds"]
+    assert {(e["low"], e["high"]) for e in one["estimates"].values()} == {(low, high)}
+    assert one["best"] == 6  # nothing separates it from others
+    main([run, "--cache", str(tmp_path / "cache"), "--steps", "1"])
+    out = capsys.readouterr().out
+    assert "one trajectory shows no interval" in out
+    found = command.RunEstimates(
+        run, 0.9, "sn", 2, 9, 0.5, {1: Estimate(1.0, 1.0, 1.0), 2: Estimate(0.9, 0.8, 1.0)}, (0, 1)
+    )
+    command._print(found, {}, 2, [1, 2], set_alias=True)
+    assert "a margin, 0 … 1), so the true value may be beyond: 1\n" in capsys.readouterr().out
+
+
+def test_columns_are_read_from_the_cache_of_the_training(service, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert main([run]) == 0 and not (tmp_path / "home").exists()
+
+
 def test_best_follows_evaluations_where_there_are_some(service, run, tmp_path, capsys) -> None:
     with service.client() as client:
         for version, mean in ((2, 5.0), (4, 1.0)):
@@ -164,6 +204,8 @@ def test_errors_name_what_there_is(service, run, capsys, monkeypatch) -> None:
     assert "nothing-here" in capsys.readouterr().err
     assert main([run, "--versions", "3"]) == 2
     assert "it has 2, 4, 6" in capsys.readouterr().err
+    assert main([f"{run}/6"]) == 2
+    assert f"expected a run: stepwell estimate {run}, " in capsys.readouterr().err
     with service.client() as client:
         client.create_run(f"{run}-played", "collect")
         client.create_run(f"{run}-empty", "train")
@@ -242,6 +284,26 @@ def test_of_much_data_some_whole_trajectories_are_used(service, run, tmp_path) -
     assert again.trajectories == 24  # selected again, by the dataset in the run's config
     low, high = again.bounds(0.9)
     assert low < again.value(0.9) < high
+
+
+def test_data_is_selected_again_where_trajectories_were_evicted(
+    service, run, tmp_path, monkeypatch
+) -> None:
+    """The service still knows the snapshot, but cannot serve its manifest."""
+    real = policy_transitions_module.load_manifest
+    with service.client() as client:
+        trained = client.run(run)
+
+        def load(client, snapshot, folder):
+            if snapshot == trained.snapshots[-1]:
+                raise Gone({"status": 410, "title": "gone", "code": "snapshot_expired"})
+            return real(client, snapshot, folder)
+
+        monkeypatch.setattr(policy_transitions_module, "load_manifest", load)
+        leases = LeaseKeeper(client, "test")
+        again = open_run_data(client, trained, leases, 10**6, tmp_path / "cache")
+        leases.close()
+    assert again.trajectories == 24 and again.snapshot != trained.snapshots[-1]
 
 
 def test_help_is_understood_without_torch(capsys) -> None:

@@ -191,9 +191,9 @@ def test_every_setting_has_a_sentence_under_it() -> None:
     assert all(field.description for field in settings.SourceConfig.model_fields.values())
 
 
-def helped(word: str, capsys: pytest.CaptureFixture[str]) -> str:
+def helped(word: str, capsys: pytest.CaptureFixture[str], recipe: str = "default") -> str:
     with pytest.raises(SystemExit):
-        resolve(["default", word])
+        resolve([recipe, word])
     return capsys.readouterr().out
 
 
@@ -209,9 +209,20 @@ def test_every_setting_and_its_sentence_is_in_the_whole_help(
 
 def test_the_short_help_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> None:
     lines = helped("--help", capsys).splitlines()
-    assert len(lines) <= 90 and max(map(len, lines)) <= 120
+    assert len(lines) <= 100 and max(map(len, lines)) <= 120
     assert "--help-all" in lines[-1]
     assert '"return > 50"' in " ".join(lines), "a sentence does not end within an abbreviation"
+    assert any(line.startswith("  --memory auto (or none, transformer, gru)") for line in lines)
+    assert not [line for line in lines if line.endswith((" e.g", " i.e"))]
+
+
+def test_the_short_help_has_the_values_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("default", "pendulum_stitch"):
+        config, text = resolve([name]).config, helped("--help", capsys, name)
+        assert f"  --updates {config.updates} " in text and f"the recipe {name};" in text
+        assert f"  --agent.losses.gamma {config.agent.losses.gamma:g} " in text
+        gammas = " ".join(map(str, config.agent.losses.auxiliary_gammas))
+        assert f"  --agent.losses.auxiliary-gammas {gammas} ".rstrip() in text
 
 
 def test_the_schema_has_every_setting_and_loads_no_torch() -> None:

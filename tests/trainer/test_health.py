@@ -43,8 +43,8 @@ BROKEN = {
         {"value/q_min": 0.48, "value/q_max": 0.5},
         ["between 0.48 and 0.5 ", "vary by 0.3:", "recipe bc"],
     ),
-    "rewards_too_small": ({"popart/sigma": 6.0}, ["by 0.3,", "scale of 6.", "multiplier=2 "]),
-    "rewards_too_large": ({"popart/sigma": 0.02}, ["multiplier=3e+01 "]),
+    "rewards_too_small": ({"popart/sigma": 6.0}, ["by 0.3,", "scale of 6.", "multiplier=30 "]),
+    "rewards_too_large": ({"popart/sigma": 0.02}, ["multiplier=30 "]),
     "critic_overfits": ({"validation/loss/critic": 0.7}, ["is 0.7,", "data 0.1:"]),
     "filter_rejects": ({"policy/filter_acceptance": 0.004}, ["0.4%"]),
     "actions_saturated": (
@@ -110,6 +110,38 @@ def test_a_bound_outside_the_data_is_named(bound, value, wrong, advice):
     assert any(alarm.message.endswith(advice) for alarm in health.standing.values())
 
 
+def test_a_wrong_bound_is_not_blamed_on_rewards_and_only_given_bounds_are_named():
+    wrong = {"value/target_at_bound": 1.0, "popart/sigma": 6.0}
+    health = Health(config_of("--agent.losses.target-high=-5"))
+    ring(health, HEALTHY | wrong, 101)
+    message = health.standing["targets_at_bound"].message
+    assert "targets are at target_high=-5; only" in message
+    assert message.endswith("apart. agent.losses.target_high=-5 is below all of them: raise it")
+    assert "rewards_too_small" not in health.standing
+    ring(inside := Health(config_of("--agent.losses.target-high=0.5")), HEALTHY | wrong, 101)
+    assert {"targets_at_bound", "rewards_too_small"} <= inside.standing.keys()
+
+
+def test_a_filter_that_rejects_is_told_what_its_kind_has():
+    rejected = HEALTHY | BROKEN["filter_rejects"][0]
+    for kind, advice in (("binary", "Try agent.losses.filter.kind=exp, a lower threshold,"),
+                         ("exp", "Try a lower agent.losses.filter.beta (now 1),")):  # fmt: skip
+        health = Health(config_of(f"--agent.losses.filter.kind={kind}"))
+        ring(health, rejected, 101)
+        assert advice in health.standing["filter_rejects"].message
+
+
+def test_a_run_too_short_for_its_checks_says_so():
+    health = Health(config_of("--schedule.log-every=20"))
+    ring(health, HEALTHY, 101, WINDOW - 1)
+    assert health.unchecked == (
+        "fewer than 5 logs after the warm-up of 100 updates (schedule.log_every=20)"
+    )
+    assert not Health(config_of(), first={"loss/bc": 1.0}).unchecked  # resumed
+    ring(health, HEALTHY, 105, 1)
+    assert not health.unchecked
+
+
 def test_a_gradient_is_compared_with_that_after_the_warm_up():
     health = Health(config_of())
     assert ring(health, HEALTHY, 101) == ([], [])
@@ -173,6 +205,12 @@ def test_the_best_trajectories_have_a_lower_loss_than_those_held_back():
         worse = ring(each, wrong | {"validation/loss/critic": 0.9}, 141)
         assert [key for _, key in worse[0]] == ["critic_overfits"]
     assert ring(Health(config_of()), wrong, 101)[0] == [(105, "critic_overfits")]
+
+
+def test_a_diverged_value_is_a_number_that_json_has():
+    health = Health(config_of())
+    ring(health, HEALTHY | {"value/q_max": float("inf")}, 101)
+    assert health.standing["q_above_data"].value == 1e300
 
 
 def test_cloning_does_not_care_about_values():
@@ -376,6 +414,17 @@ def test_a_resumed_run_still_has_its_alarms(fake, tmp_path):
     assert first[0] == first[1] and first[0]["optimizer/gradient_norm"] > 0
     assert kept[0] == kept[1] and kept[0][0].startswith("warning: ")
     assert "targets_follow" in {alarm["key"] for alarm in kept[0][1]}
+
+
+def test_a_short_run_ends_with_why_it_was_not_checked(fake, tmp_path):
+    words = ["--updates=40", "--agent.losses.tau=1"]
+    said, begun = trained(fake, tmp_path, LINE, shaped(LINE, 30), *words)
+    assert begun == set() and said[-4:-1] == [
+        "run tried finished",
+        "its health was not checked: fewer than 5 logs after the warm-up of 20 updates "
+        "(schedule.log_every=10)",
+        "evaluate: stepwell evaluate --policy tried --env Line-v0",
+    ]
 
 
 def test_actions_that_leave_the_data_ring(fake, tmp_path):
