@@ -105,8 +105,8 @@ def _as_env_error(env_id: str, kwargs: Mapping[str, Any] | None) -> Iterator[Non
         raise EnvError(f"{env_id} needs a package that is not installed: {error}{hint}") from None
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise EnvError(
-            f"no environment {env_id!r}: {error}. Name the module that registers a custom "
-            "environment with --plugin my.module, or in the id as my.module:Name-v0"
+            f"no environment {env_id!r}: {str(error).rstrip('.')}. Name the module that registers "
+            "a custom environment with --plugin my.module, or in the id as my.module:Name-v0"
         ) from None
     except (TypeError, ValueError) as error:
         raise EnvError(f"{env_id} does not accept {dict(kwargs or {})}: {error}") from None

@@ -262,7 +262,8 @@ def _report(args: argparse.Namespace, schedule: Schedule, folder: Path) -> int:
             "published": {"CORL": published} if published else {},
         }
         _write(args.json, json.dumps(report, indent=2))
-    return 1 if any(row.problems for row in rows) else 0
+    asked = {chain.recipe.name for chain in chains}
+    return 1 if any(row.problems for row in rows if row.recipe in asked) else 0
 
 
 def _rows(comparison: Comparison, chains: Sequence[Chain]) -> list[Row]:
@@ -325,7 +326,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _range(interval: Interval | None) -> str | None:
-    return f"{interval.low:.5g} … {interval.high:.5g}" if interval else None
+    if interval is None or interval.n < 2:  # one episode shows no spread
+        return None
+    return f"{interval.low:.5g} … {interval.high:.5g}"
 
 
 def _number(value: float | None) -> float | None:

@@ -170,6 +170,10 @@ def test_a_run_that_fails_is_reported_and_the_others_stay(finished, service_clie
     }
     assert points["bc", 5]["interval"]["value"] == rows["bc"]["mean"]
     ET.parse(comparison.folder / "comparisons" / NAME / "comparison-curves.svg")
+    # What another command asked for and lacks is told, and does not fail this one.
+    words = ("--recipes", "bc", "--seeds", "0,1", "--episodes", "3")
+    status, output = comparison.finish(*words, *TWO_POLICIES)
+    assert status == 0 and "failed: bc10, seed 0: not evaluated" in output, output
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from trainer.data.validation import FEWEST
 from trainer.dataset_profile import BLOCK, COMPARED, DatasetProfile
 from trainer.derived import Derived, is_free
 from trainer.derived_rewards import one_digit, outlier_warning, reward_settings
+from trainer.errors import SettingError
 
 TRANSITIONS = 256
 """Transitions per update without memory."""
@@ -65,7 +66,8 @@ def derive_settings(
     values and length, which every algorithm needs. `origins` tells where the config's values come
     from, `own` are the settings of the recipe itself: what it, a file or a flag sets is the basis
     of the settings that depend on it. `say` is called with a warning if a few extreme returns set
-    the scale of rewards.
+    the scale of rewards. Raises `SettingError` if `memory` contradicts the kind of memory that a
+    file or flag sets.
     """
     decided, flat = origins or {}, flatten(config.to_dict())
 
@@ -79,7 +81,13 @@ def derive_settings(
         memory == "auto" and profile.partially_observable
     )
     if not is_free(f"{MEMORY}kind", decided):
-        remembers = flat[f"{MEMORY}kind"] not in WITHOUT_MEMORY
+        kind = flat[f"{MEMORY}kind"]
+        if memory not in ("auto", kind, *(["none"] if kind in WITHOUT_MEMORY else [])):
+            raise SettingError(
+                f"memory={memory} and agent.trajectory_encoder.kind={kind} contradict each other: "
+                "leave one of them out"
+            )
+        remembers = kind not in WITHOUT_MEMORY
     conditioned = config.agent.return_conditioning is not None
     discount, n_step = _gamma(profile), _n_step(profile)
     recalls = remembers and profile.sparse and _has_better_ones(profile)

@@ -229,6 +229,27 @@ def _at_bound_message(x: Reading) -> str:
     )
 
 
+def _left_out(x: Reading) -> float:
+    """The share of the range of usual returns that is outside the bounds of the targets."""
+    low, high = x.data.usual
+    if high <= low or "value/td_error" not in x.metrics:  # most returns are equal; no critic
+        raise KeyError("usual")
+    target_low, target_high = x.losses.target_low, x.losses.target_high
+    lowest = low if target_low is None else max(low, target_low)
+    highest = high if target_high is None else min(high, target_high)
+    return 1.0 - max(highest - lowest, 0.0) / (high - low)
+
+
+def _left_out_message(x: Reading) -> str:
+    low, high = x.data.usual
+    return (
+        f"the bounds of the TD targets (agent.losses.target_low={x.losses.target_low}, "
+        f"target_high={x.losses.target_high}) leave out {_left_out(x):.0%} of the range of the "
+        f"data's returns, {low:.4g} … {high:.4g} without their extremes: the critics cannot tell "
+        "good from bad there. Try wider bounds, or the value none"
+    )
+
+
 def _td_error(x: Reading) -> float:
     if x.data.std == 0:
         raise KeyError("std")
@@ -383,6 +404,7 @@ CHECKS = (
     Check("q_above_data", _above, 0.5, 0.25, _q_above),
     Check("q_below_data", _below, 0.5, 0.25, _q_below),
     Check("targets_at_bound", _at_bound, 0.0, -0.05, _at_bound_message),
+    Check("bounds_too_narrow", _left_out, 0.5, 0.5, _left_out_message),
     Check("td_error", _td_error, 1.5, 1.0, _td_error_message),
     Check("values_flat", _flat, 4.0, 2.5, _flat_message),
     Check("targets_follow", _tau, 0.2, 0.2, _tau_message),

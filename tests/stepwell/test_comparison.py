@@ -78,6 +78,13 @@ def test_one_seed_has_the_interval_of_its_episodes():
     assert (one.low, one.high) == pytest.approx((plain.low, plain.high), abs=0.3)
 
 
+def test_one_episode_has_no_interval_in_the_table(capsys: pytest.CaptureFixture[str]):
+    for returns, shown in (([7.0], False), ([7.0, 7.0], True)):
+        interval = bootstrap_grouped_mean([returns])
+        compare.print_rows([Row("bc", 1, 7.0, 7.0, interval, interval, None, len(returns))], None)
+        assert ("7 … 7" in capsys.readouterr().out) == shown
+
+
 @pytest.mark.parametrize("groups", [[], [[]], [[1.0], []]])
 def test_a_mean_of_nothing_is_an_error(groups):
     with pytest.raises(ValueError, match="at least one"):

@@ -29,6 +29,7 @@ from trainer.dataset_profile import DatasetProfile, read_profile, summarise
 from trainer.derived import Derived, apply_settings
 from trainer.derived_rewards import SCALE
 from trainer.derived_settings import derive_settings
+from trainer.errors import SettingError
 from trainer.main import main
 from trainer.options import resolve
 from trainer.recipes import RECIPES, own_settings, recipe
@@ -191,6 +192,17 @@ def test_a_kind_of_memory_by_flag_gets_what_a_memory_needs() -> None:
     without = derived_with(tagged, "--agent.trajectory_encoder.kind=feed_forward")
     assert without["data.window"].value == 4
     assert without["agent.timestep_encoder.hide_previous"].value
+
+
+@pytest.mark.parametrize(
+    ("memory", "kind"), [("transformer", "gru"), ("none", "gru"), ("gru", "feed_forward")]
+)
+def test_memory_and_a_kind_that_contradict_each_other_are_refused(memory: str, kind: str) -> None:
+    flags = [f"--memory={memory}", f"--agent.trajectory_encoder.kind={kind}"]
+    with pytest.raises(SettingError, match=f"memory={memory} and .*kind={kind} contradict"):
+        derived_with(make_profile(DENSE), *flags)
+    derived_with(make_profile(DENSE), "--memory=gru", "--agent.trajectory_encoder.kind=gru")
+    derived_with(make_profile(DENSE), "--memory=none", "--agent.trajectory_encoder.kind=identity")
 
 
 def test_windows_batches_and_lengths_follow_each_other_and_their_reasons_are_true() -> None:

@@ -15,7 +15,7 @@ from trainer.loop import RunInfo, train
 from trainer.options import resolve
 from trainer.run_reporter import duration
 
-RETURNS = DataReturns(low=0.0, high=1.0, std=0.3, at_extremes=0.2)
+RETURNS = DataReturns(low=0.0, high=1.0, std=0.3, at_extremes=0.2, usual=(0.0, 0.8))
 HEALTHY = {
     "value/q_min": 0.1,
     "value/q_max": 0.9,
@@ -93,7 +93,22 @@ def test_each_check_rings_once_says_numbers_and_ends(key):
 
 
 def test_every_check_is_tried_here():
-    assert {check.key for check in CHECKS} == BROKEN.keys() | {"gradient_norm", "targets_follow"}
+    of_settings = {"bounds_too_narrow", "targets_follow"}
+    assert {check.key for check in CHECKS} == BROKEN.keys() | {"gradient_norm"} | of_settings
+
+
+def test_bounds_that_leave_out_most_returns_are_named():
+    """The usual returns are 0 to 0.8."""
+    narrow = Health(config_of("--agent.losses.target-low=0.1", "--agent.losses.target-high=0.3"))
+    assert [key for _, key in ring(narrow, HEALTHY, 101)[0]] == ["bounds_too_narrow"]
+    message = narrow.standing["bounds_too_narrow"].message
+    assert "(agent.losses.target_low=0.1, target_high=0.3) leave out 75% of" in message
+    assert "returns, 0 … 0.8 without" in message and narrow.standing["bounds_too_narrow"].summary
+    assert ring(Health(config_of("--agent.losses.target-high=0.5")), HEALTHY, 101) == ([], [])
+    equal = DataReturns(low=0.0, high=1.0, std=0.3, at_extremes=0.9, usual=(0.0, 0.0))
+    sparse = Health(config_of("--agent.losses.target-high=-1"))
+    ring(sparse, HEALTHY, 101, returns=equal)
+    assert "bounds_too_narrow" not in sparse.standing
 
 
 @pytest.mark.parametrize(
@@ -190,7 +205,7 @@ def test_values_may_be_equal_while_they_begin():
     for now, total in ((2400.0, 6000.0), (1900.0, 2000.0)):
         early = flat | {"progress/updates": now, "progress/total": total}
         assert ring(Health(config_of()), early, 101, 20) == ([], [])
-    constant = DataReturns(low=0.0, high=1.0, std=0.0, at_extremes=1.0)
+    constant = DataReturns(low=0.0, high=1.0, std=0.0, at_extremes=1.0, usual=(0.0, 1.0))
     assert ring(Health(config_of()), flat, 101, 20, returns=constant) == ([], [])
 
 

@@ -74,3 +74,11 @@ def test_extremes_are_counted_and_much_data_is_thinned(fake, tmp_path):
     assert (even.low, even.high) == (0.0, 0.0)  # every second trajectory
     steady = returns_of(fake, tmp_path / "c", [([5.0], True)] * 3, 0.9)
     assert steady.spread == pytest.approx(2.5)  # returns that hardly differ have a scale, too
+
+
+def test_usual_returns_are_those_without_the_extreme_twentieths(fake, tmp_path):
+    """One good and one bad trajectory of a hundred are unusual; of ten they are not."""
+    rare = [([-1000.0], True), *[([float(i % 2)], True) for i in range(98)], ([1000.0], True)]
+    assert returns_of(fake, tmp_path / "a", rare, 0.9).usual == (0.0, 1.0)
+    usual = returns_of(fake, tmp_path / "b", rare[:5] + rare[-5:], 0.9).usual
+    assert usual[0] < -100 and usual[1] > 100

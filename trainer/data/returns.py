@@ -32,6 +32,8 @@ class DataReturns:
     """Standard deviation over all steps."""
     at_extremes: float
     """Share of steps whose return is `low` or `high`: near 1 in a bandit with two rewards."""
+    usual: tuple[float, float]
+    """The returns without the lowest and the highest 5%."""
 
     @property
     def spread(self) -> float:
@@ -54,7 +56,9 @@ def data_returns(
     low, high = float(found.min()), float(found.max())
     near = 1e-6 * max(abs(low), abs(high))
     extreme = (found <= low + near) | (found >= high - near)
-    return DataReturns(low, high, float(found.std()), float(extreme.mean()))
+    p5, p95 = np.quantile(found, (0.05, 0.95))
+    at_extremes = float(extreme.mean())
+    return DataReturns(low, high, float(found.std()), at_extremes, (float(p5), float(p95)))
 
 
 def returns_to_go(reward: Floats, length: Ints, gamma: float, after: Floats) -> Floats:
