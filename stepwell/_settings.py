@@ -273,7 +273,7 @@ def _words(argv: Sequence[str], known: Mapping[str, Option]) -> tuple[list[str],
             flags[positive] = False
             continue
         option = _option(flag, known, repr(flag)[1:-1])
-        if option.hint is bool and not equals:
+        if option.hint is bool and not equals and rest[:1] not in (["true"], ["false"]):
             flags[option.name] = True
             continue
         if not equals:

@@ -158,6 +158,16 @@ def test_published_v3_is_published_whatever_kind_is_chosen():
     assert resolved.origins["agent.critic.soften_data_actions"] == "command line"
 
 
+@pytest.mark.parametrize("word", ["true", "false"])
+def test_a_switch_may_have_a_value(word):
+    """As a word of its own or after =, like any other setting."""
+    flag = "--agent.timestep-encoder.hide-previous"
+    for words in ([flag, word], [f"{flag}={word}"]):
+        config = resolve(["offline", *words, "--updates", "7"]).config
+        assert config.agent.timestep_encoder.hide_previous == (word == "true")
+        assert config.updates == 7
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
