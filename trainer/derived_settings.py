@@ -120,7 +120,7 @@ def derive_settings(
             say(warning)
     found += [*_imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        found += _filter(profile, basis(window))
+        found += _filter(profile, remembers, basis(window))
     return found
 
 
@@ -349,7 +349,7 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     return found
 
 
-def _filter(p: DatasetProfile, window: int) -> list[Derived]:
+def _filter(p: DatasetProfile, remembers: bool, window: int) -> list[Derived]:
     """The advantage filter, if it is not the recipe's."""
     if p.spaces.action.kind == "discrete":
         reason = (
@@ -373,6 +373,12 @@ def _filter(p: DatasetProfile, window: int) -> list[Derived]:
             f"{FILTER}n_step": n_step,
             "agent.losses.value_expectile": 0.9,
         }
+    elif remembers:
+        reason = (
+            "critics know the state from memory only, and are less exact: an exponential filter "
+            "follows large advantages and ignores small ones, of which a binary one keeps the sign"
+        )
+        chosen = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
     else:
         return []
     return [Derived(key, value, reason) for key, value in chosen.items()]

@@ -490,6 +490,15 @@ def test_with_memory_and_sparse_rewards_the_best_trajectories_are_imitated() -> 
     assert {d.key: d.value for d in chosen}[key] == "exp"
 
 
+def test_with_memory_the_filter_is_soft_for_continuous_actions_too() -> None:
+    """A binary one follows the sign of errors, which are larger where memory tells the state."""
+    tagged = dataclasses.replace(make_profile(DENSE), partially_observable=True)
+    keys = ("agent.losses.filter.kind", "agent.losses.filter.beta")
+    assert [derived(tagged)[key] for key in keys] == ["exp", 3.0]
+    assert [derived(tagged, memory="none").get(key) for key in keys] == [None, None]
+    assert "agent.losses.filter.batch_norm" not in derived(tagged)
+
+
 def test_memory_without_derived_settings_is_refused() -> None:
     with pytest.raises(Exception, match="memory: 'gru' has no effect without derive"):
         resolve(["pendulum_stitch", "--memory", "gru"])
