@@ -218,9 +218,14 @@ def _at_bound(x: Reading) -> float:
     return x["value/target_at_bound"] - max(0.97, 0.5 * (1.0 + x.data.at_extremes))
 
 
-def _at_bound_message(x: Reading) -> str:
+def _given_bounds(x: Reading) -> list[str]:
+    """The bounds of the targets that are set."""
     given = {"target_low": x.losses.target_low, "target_high": x.losses.target_high}
-    bounds = " or ".join(f"{name}={v:g}" for name, v in given.items() if v is not None)
+    return [f"{name}={v:g}" for name, v in given.items() if v is not None]
+
+
+def _at_bound_message(x: Reading) -> str:
+    bounds = " or ".join(_given_bounds(x))
     remedy = _wrong_bound(x) or "Try wider bounds or a lower agent.losses.gamma"
     return (
         f"{x['value/target_at_bound']:.0%} of the TD targets are at {bounds}; only "
@@ -243,10 +248,9 @@ def _left_out(x: Reading) -> float:
 def _left_out_message(x: Reading) -> str:
     low, high = x.data.usual
     return (
-        f"the bounds of the TD targets (agent.losses.target_low={x.losses.target_low}, "
-        f"target_high={x.losses.target_high}) leave out {_left_out(x):.0%} of the range of the "
-        f"data's returns, {low:.4g} … {high:.4g} without their extremes: the critics cannot tell "
-        "good from bad there. Try wider bounds, or the value none"
+        f"the bounds of the TD targets (agent.losses: {', '.join(_given_bounds(x))}) leave out "
+        f"{_left_out(x):.0%} of the range of the data's returns, {low:.4g} … {high:.4g} without "
+        "their extremes: the critics cannot tell good from bad there. Try wider bounds, or none"
     )
 
 

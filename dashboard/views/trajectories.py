@@ -88,7 +88,7 @@ def _list(where: str, total: int) -> None:
         f"LIMIT {PAGE} OFFSET {(number - 1) * PAGE}"
     )
     frame = api.sql(sql).frame
-    st.caption(f"{formatting.pluralize(total, 'matching trajectory', 'matching trajectories')}")
+    st.caption(formatting.pluralize(total, "matching trajectory", "matching trajectories"))
     chosen = components.table(
         _shown(frame), "trajectories", sql=sql, select="multi-row", height=320,
         columns={

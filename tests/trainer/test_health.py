@@ -102,7 +102,7 @@ def test_bounds_that_leave_out_most_returns_are_named():
     narrow = Health(config_of("--agent.losses.target-low=0.1", "--agent.losses.target-high=0.3"))
     assert [key for _, key in ring(narrow, HEALTHY, 101)[0]] == ["bounds_too_narrow"]
     message = narrow.standing["bounds_too_narrow"].message
-    assert "(agent.losses.target_low=0.1, target_high=0.3) leave out 75% of" in message
+    assert "(agent.losses: target_low=0.1, target_high=0.3) leave out 75% of" in message
     assert "returns, 0 … 0.8 without" in message and narrow.standing["bounds_too_narrow"].summary
     assert ring(Health(config_of("--agent.losses.target-high=0.5")), HEALTHY, 101) == ([], [])
     equal = DataReturns(low=0.0, high=1.0, std=0.3, at_extremes=0.9, usual=(0.0, 0.0))
