@@ -37,6 +37,24 @@ MOST = 0.9
 """This share of all differences to the median reward is most of them."""
 COMPARED = 5
 """Fewer trajectories do not show whether they are equally good."""
+REPEATED = 0.5
+"""Outcomes are compared if a larger share of the steps has a state and action that occur again."""
+RANDOM_SQL = """\
+with transition as (
+  select hash(obs) as state, action, is_last,
+    hash(reward, terminated, if(terminated, null, lead(obs) over w)) as outcome,
+    lead(is_last) over w and not terminated as cut
+  from steps where trajectory_id in (select id from ({chosen}))
+  window w as (partition by trajectory_id order by t)
+), counted as (
+  select state, action, outcome, count(*) as n from transition where not is_last and not cut
+  group by all
+), pair as (
+  select sum(n) as n, sum(n) - max(n) as unusual from counted group by state, action
+)
+select sum(n)::bigint, sum(n) filter (n > 1)::bigint, sum(unusual)::bigint from pair"""
+"""Steps, steps whose state and action occur again, and those of them whose outcome is not the most
+frequent one. After a truncation the outcome may be unknown."""
 FAR = 10.0
 """Returns are far from the others if they are farther away than this many times the distance from
 the 5th to the 95th percentile."""
@@ -96,6 +114,9 @@ class DatasetProfile:
     """[n] lengths of the sampled trajectories."""
     sampled_terminated: Floats
     """[n] whether they end in a termination."""
+    random_outcomes: float = 0.0
+    """Of steps with the same observation and action as others, the share whose outcome is not the
+    most frequent one. 0 if most observations occur once, or if actions are not discrete."""
 
     @property
     def long_length(self) -> float:
@@ -269,7 +290,7 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
     if not len(sample):
         raise SettingError(f"dataset {dataset!r}: no trajectory is sealed; run stepwell flush")
     columns = sample.to_arrow()
-    return summarise(
+    profile = summarise(
         dataset,
         spec,
         partially_observable=PARTIALLY_OBSERVABLE in found.tags,
@@ -281,6 +302,17 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
         sampled_length=columns["length"].to_numpy(),
         sampled_terminated=columns["terminated"].to_numpy(),
     )
+    if profile.spaces.action.kind != "discrete":
+        return profile
+    counts = client.sql(RANDOM_SQL.format(chosen=chosen), dataset=dataset, timeout=TIMEOUT)
+    return replace(profile, random_outcomes=random_share(*counts.rows[0]))
+
+
+def random_share(steps: int | None, repeated: int | None, unusual: int | None) -> float:
+    """The share of random outcomes, from the counts of RANDOM_SQL."""
+    if not steps or not repeated or repeated < REPEATED * steps:
+        return 0.0
+    return (unusual or 0) / repeated
 
 
 def summarise(

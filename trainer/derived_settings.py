@@ -42,6 +42,12 @@ FIRST_OUTPUTS = 0.1
 """Factor of the initial weights of the critics' output layer."""
 LONG_STEPS = 10
 """Steps that late rewards travel at once, and continuous actions whose outcomes are compared."""
+RANDOM = 0.1
+"""Outcomes are random if a larger share of those of the same state and action is not the most
+frequent one. In the data of deterministic environments it is 0."""
+RANDOM_TAU, RANDOM_CLIP = 0.05, 10.0
+"""One-step targets reach far states only if target networks follow soon; and a rare reward is a
+large error, which the usual clipping of gradients would make a smaller reward."""
 FILTER = "agent.losses.filter."
 MEMORY = "agent.trajectory_encoder."
 FOLLOWING = (FILTER, "agent.losses.dpg_weight", "agent.losses.critic_weight")
@@ -89,7 +95,8 @@ def derive_settings(
             )
         remembers = kind not in WITHOUT_MEMORY
     conditioned = config.agent.return_conditioning is not None
-    discount, n_step = _gamma(profile), _n_step(profile)
+    discount, random = _gamma(profile), _is_random(profile, remembers)
+    n_step = _n_step(profile, random)
     recalls = remembers and profile.sparse and _has_better_ones(profile)
     clone = config.derive == "all" and (is_narrow(profile) or is_small(profile) or recalls)
     clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
@@ -112,7 +119,7 @@ def derive_settings(
         return [*shape, *_first_values(profile, losses.gamma, losses.reward_multiplier)]
     rewards = reward_settings(profile, gamma := basis(discount))
     first = _first_values(profile, gamma, basis(rewards[0]))
-    found = [discount, *rewards, *first, n_step]
+    found = [discount, *rewards, *first, n_step, *(_one_step(profile) if random else [])]
     if clone:
         return [*found, *_cloning(profile), *shape]
     if config.agent.critic is not None and basis(rewards[0]) == rewards[0].value:
@@ -180,8 +187,36 @@ def _first_values(p: DatasetProfile, gamma: float, multiplier: float) -> list[De
     ]
 
 
-def _n_step(p: DatasetProfile) -> Derived:
+def _is_random(p: DatasetProfile, remembers: bool) -> bool:
+    """Whether rewards are rare and partly luck. With memory, what seems random may be hidden."""
+    rare = p.sparse and p.long_length > 1
+    return rare and p.random_outcomes > RANDOM and not remembers
+
+
+def _one_step(p: DatasetProfile) -> list[Derived]:
+    """How values spread without returns of several steps."""
+    return [
+        Derived(
+            "agent.losses.tau",
+            RANDOM_TAU,
+            "one-step targets reach distant states only if target networks follow soon",
+        ),
+        Derived(
+            "optimizer.grad_clip",
+            RANDOM_CLIP,
+            f"rewards are rare ({p.informative:.2%} of the steps): their errors count in full",
+        ),
+    ]
+
+
+def _n_step(p: DatasetProfile, random: bool) -> Derived:
     key = "agent.losses.n_step"
+    if random:
+        reason = (
+            f"outcomes are random ({p.random_outcomes:.0%} of those of the same observation and "
+            "action are unusual ones): in a sum of several rewards, luck looks like a good action"
+        )
+        return Derived(key, 1, reason)
     longest = {"discrete": 5, "continuous": LONG_STEPS}.get(p.spaces.action.kind, 1)
     if (p.sparse and longest > 1) or _compares_outcomes(p):
         n_step = max(1, min(longest, int(p.length[0])))

@@ -113,7 +113,9 @@ def plan(source: RawFile, options: ImportOptions, max_rows: int) -> Plan:
     ends, in_flags = _split(terminals, timeouts, obs, next_obs, options.max_steps, warnings)
     if in_flags:
         infos["terminals"] = terminals
-    spec = choose_spec(obs, actions, infos, source.dropped, source.metadata, options, warnings)
+    spec = choose_spec(
+        obs, actions, next_obs, infos, source.dropped, source.metadata, options, warnings
+    )
     obs, actions, next_obs, infos = fit(
         spec, obs, actions, next_obs, infos, source.dropped, warnings
     )

@@ -54,6 +54,8 @@ class ImportOptions:
     create: bool = False
     """Create the dataset from the file if it does not exist."""
     env: str = ""
+    observation: str = ""
+    """"" (derived from the data), "box" or "discrete:N"."""
     action: str = ""
     """"" (derived from the data), "box" or "discrete:N"."""
     action_low: tuple[float, ...] = ()

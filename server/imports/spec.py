@@ -1,8 +1,10 @@
 """Derives the spaces of a D4RL file's arrays, and converts the arrays to them.
 
 Observations   floats: a Box without bounds, float64 converted to float32 (agents compute in
-               float32; a warning says so); uint8: a Box 0 … 255; other integers: an unbounded Box
-               of their type, or with `metadata/discrete_observations = N`: Discrete(N)
+               float32; a warning says so); integers [N] from 0: Discrete(largest + 1), or as many
+               as `?observation=discrete:M` or `metadata/discrete_observations = M` says; other
+               uint8: a Box 0 … 255; other integers: an unbounded Box of their type;
+               `?observation=box` is always a Box
 Actions        integers [N] or [N, 1]: Discrete(largest + 1); integers [N, A]: MultiDiscrete; whole
                numbers stored as floats: only with `?action=discrete:N`, since a robot may move
                by 1.0; other floats: a Box with guessed bounds: ±1 where all values are within
@@ -36,11 +38,14 @@ from stepwell.spaces import (
 )
 
 MAX_DISCRETE = 100_000
+MOST_STATES = 4096
+"""Integers [N] up to here are taken for states: each becomes an input of its own."""
 
 
 def choose_spec(
     obs: Array,
     actions: Array,
+    next_obs: Array | None,
     infos: dict[str, Array],
     dropped: dict[str, str],
     metadata: dict[str, Any],
@@ -57,8 +62,9 @@ def choose_spec(
             expected=", ".join(DTYPES),
             got=str(obs.dtype),
         )
+    every = [obs] if next_obs is None else [obs, next_obs]
     return EnvSpec.of(
-        _observation_space(obs, metadata.get("discrete_observations")),
+        _observation_space(every, metadata.get("discrete_observations"), options, warnings),
         _action_space(actions, options),
         infos={key: Box(a.shape[1:], a.dtype.name) for key, a in infos.items()},
         env=options.env,
@@ -149,8 +155,19 @@ def _check_names(
         warnings.append(f"infos that the dataset does not have, dropped: {', '.join(more)}")
 
 
-def _observation_space(obs: Array, states: Any) -> Space:
-    if states is not None:
+def _observation_space(
+    every: list[Array], states: Any, options: ImportOptions, warnings: list[str]
+) -> Space:
+    """The space of `every` array of observations: [N, …], and that of the next ones, if given."""
+    kind, _, count = options.observation.partition(":")
+    if kind == "discrete":
+        return Discrete(_count("observation", count))
+    if kind not in ("", "box"):
+        raise ImportRefused(
+            "?observation=", expected="box or discrete:N", got=options.observation[:50]
+        )
+    obs = every[0]
+    if kind == "" and states is not None:
         if type(states) is not int or not 1 <= states <= MAX_DISCRETE:
             raise ImportRefused(
                 "metadata/discrete_observations",
@@ -158,6 +175,15 @@ def _observation_space(obs: Array, states: Any) -> Space:
                 got=str(states)[:50],
             )
         return Discrete(states)
+    if kind == "" and obs.ndim == 1 and obs.dtype.kind in "iu":
+        largest = max(int(array.max()) for array in every)
+        if min(int(array.min()) for array in every) >= 0 and largest < MOST_STATES:
+            warnings.append(
+                f"observations are whole numbers, 0 … {largest}: stored as Discrete({largest + 1})"
+                "; if the environment has more states, ?observation=discrete:N; if the numbers are "
+                "amounts, ?observation=box"
+            )
+            return Discrete(largest + 1)
     dtype = "float32" if obs.dtype == np.float64 else obs.dtype.name
     shape = obs.shape[1:] or (1,)
     if dtype == "uint8":
@@ -168,7 +194,7 @@ def _observation_space(obs: Array, states: Any) -> Space:
 def _action_space(actions: Array, options: ImportOptions) -> Space:
     kind, _, count = options.action.partition(":")
     if kind == "discrete":
-        return Discrete(_count(count))
+        return Discrete(_count("action", count))
     if kind not in ("", "box"):
         raise ImportRefused("?action=", expected="box or discrete:N", got=options.action[:50])
     if actions.dtype.kind in "iu" and kind == "":
@@ -177,10 +203,10 @@ def _action_space(actions: Array, options: ImportOptions) -> Space:
     return Box(shape, "float32", *_bounds(actions.reshape(len(actions), -1), options))
 
 
-def _count(text: str) -> int:
+def _count(option: str, text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_DISCRETE:
         raise ImportRefused(
-            "?action=discrete:N", expected=f"N in 1 … {MAX_DISCRETE}", got=text[:50]
+            f"?{option}=discrete:N", expected=f"N in 1 … {MAX_DISCRETE}", got=text[:50]
         )
     return int(text)
 

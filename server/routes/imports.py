@@ -29,6 +29,9 @@ async def upload(
     partition: Annotated[Partition, Query()] = "protected",
     create: Annotated[bool, Query(description="create the dataset if it does not exist")] = False,
     env: Annotated[str, Query(max_length=256, description="for instance Hopper-v5")] = "",
+    observation: Annotated[
+        str, Query(max_length=32, description="box or discrete:N, where the data is ambiguous")
+    ] = "",
     action: Annotated[
         str, Query(max_length=32, description="box or discrete:N, where the data is ambiguous")
     ] = "",
@@ -49,6 +52,7 @@ async def upload(
         partition=partition,
         create=create,
         env=env,
+        observation=observation,
         action=action,
         action_low=_numbers("action_low", action_low),
         action_high=_numbers("action_high", action_high),

@@ -55,7 +55,7 @@ def profiles(draw: st.DrawFn) -> DatasetProfile:
     reward = (scale * reward).astype(np.float32).astype(np.float64)
     terminated = (rng.random(count) < draw(st.sampled_from([0.0, 0.5, 1.0]))).astype(float)
     returns = np.array([r.sum() for r in np.split(reward, np.cumsum(length)[:-1])])
-    return summarise(
+    profile = summarise(
         "made",
         SPECS[draw(st.sampled_from(sorted(SPECS)))],
         partially_observable=draw(st.booleans()),
@@ -67,6 +67,7 @@ def profiles(draw: st.DrawFn) -> DatasetProfile:
         sampled_length=length,
         sampled_terminated=terminated,
     )
+    return dataclasses.replace(profile, random_outcomes=draw(st.sampled_from([0.0, 0.6])))
 
 
 @settings(max_examples=200, deadline=None)

@@ -23,6 +23,7 @@ from collector.builtin.generate_tmaze import TMazePassiveCoin
 from stepwell import Box, Discrete, EnvSpec, MultiDiscrete
 from stepwell.commands.imports import main as import_file
 from stepwell.testing import make_spec, make_trajectory
+from stepwell.trajectory import Trajectory
 from trainer.config import TrainConfig
 from trainer.data.snapshot import best_condition, sql_condition
 from trainer.dataset_profile import DatasetProfile, read_profile, summarise
@@ -100,6 +101,59 @@ def test_sparse_rewards_get_bounds_long_horizons_and_multi_step_returns() -> Non
     assert derived(make_profile(DENSE, spec=DISCRETE))["agent.losses.n_step"] == 1
     assert derived(make_profile(SPARSE))["agent.losses.n_step"] == 10
     assert derived(make_profile(DENSE))["agent.losses.n_step"] == 1
+
+
+def test_rare_rewards_that_are_partly_luck_get_one_step_targets() -> None:
+    """Not with memory, where what looks random may be hidden, nor where rewards are dense."""
+    lucky = make_profile(SPARSE, spec=DISCRETE, random_outcomes=0.3)
+    found = derived(lucky)
+    assert (found["agent.losses.n_step"], found["data.window"]) == (1, 4)
+    assert (found["agent.losses.tau"], found["optimizer.grad_clip"]) == (0.05, 10.0)
+    for other in (
+        derived(dataclasses.replace(lucky, random_outcomes=0.05)),
+        derived(lucky, memory="transformer"),
+        derived(make_profile(DENSE, spec=DISCRETE, random_outcomes=0.3)),
+    ):
+        assert not {"agent.losses.tau", "optimizer.grad_clip"} & other.keys()
+    assert derived(lucky, memory="transformer")["agent.losses.n_step"] == 5
+
+
+def test_random_outcomes_are_counted_where_states_occur_again(service) -> None:
+    """On ice, two of three steps go elsewhere; without it, none does. Of vectors nothing is known,
+    and a truncated trajectory's last outcome does not count."""
+    rng = np.random.default_rng(0)
+
+    def walk(kind: str) -> Trajectory:
+        at, states, actions = 4, [4], []
+        for _ in range(20):
+            actions.append(int(rng.integers(2)))
+            slip = int(rng.integers(3)) if kind == "ice" else 0
+            at = (at + (1 if actions[-1] else -1) * (1, 2, 3)[slip]) % 10
+            states.append(at)
+        if kind != "vectors":
+            obs = np.array(states)
+        else:
+            obs = np.stack([states, rng.normal(size=21)], 1).astype(np.float32)
+        if kind == "cut":
+            obs[-1] = obs[-2]
+        return Trajectory(
+            obs={"observation": obs},
+            actions={"action": np.array(actions)},
+            rewards=np.zeros(20, np.float32),
+            truncated=True,
+            final_obs_valid=kind != "cut",
+        )
+
+    found = {}
+    with service.client() as client:
+        for kind in ("ice", "none", "vectors", "cut"):
+            states = Box((2,)) if kind == "vectors" else Discrete(10)
+            client.create_dataset(f"walk-{kind}", EnvSpec.of(states, Discrete(2), env="Walk-v0"))
+            client.post(f"walk-{kind}", [walk(kind) for _ in range(50)], wait_sealed=True)
+            config = OFFLINE.replace(dataset=f"walk-{kind}")
+            found[kind] = read_profile(client, config).random_outcomes
+    assert found["ice"] == pytest.approx(2 / 3, abs=0.1)
+    assert found["none"] == found["vectors"] == found["cut"] == 0.0
 
 
 def test_a_success_beside_a_cost_of_each_step_is_sparse() -> None:

@@ -258,11 +258,53 @@ def test_images_and_scalars_as_observations(read: Read) -> None:
     assert read(arrays)[0].spec.observations["observation"] == Box((1,), "float32")
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_whole_numbers_as_observations_are_states(read: Read, dtype: str) -> None:
+    arrays = table(6, terminals=[5])
+    arrays["observations"] = np.array([0, 2, 1, 2, 0, 1], dtype)
+    found, made = read(arrays)
+    assert found.spec.observations["observation"] == Discrete(3)
+    assert made[0].obs["observation"].tolist()[:6] == [0, 2, 1, 2, 0, 1]
+    assert any("0 … 2: stored as Discrete(3)" in warning for warning in found.warnings)
+    arrays["next_observations"] = np.array([2, 1, 2, 0, 1, 5], dtype)
+    assert read(arrays)[0].spec.observations["observation"] == Discrete(6)
+    given = read(arrays, observation="discrete:9")[0]
+    assert given.spec.observations["observation"] == Discrete(9)
+    assert not any("stored as Discrete" in warning for warning in given.warnings)
+    box = read(arrays, observation="box")[0].spec.observations["observation"]
+    assert isinstance(box, Box)
+    assert (box.shape, box.dtype) == ((1,), dtype)
+    with pytest.raises(ImportRefused, match="^observations are outside"):
+        read(arrays, observation="discrete:2")
+    for wrong in ("discrete:0", "discrete:", "states"):
+        with pytest.raises(ImportRefused, match=r"^\?observation="):
+            read(arrays, observation=wrong)
+
+
+def test_other_whole_numbers_as_observations_stay_numbers(read: Read) -> None:
+    arrays = table(6, terminals=[5])
+    for values in ([0, -2, 1, 2, 0, 1], [0, 2, 1, 5000, 0, 1]):
+        arrays["observations"] = np.array(values, np.int32)
+        assert read(arrays)[0].spec.observations["observation"] == Box((1,), "int32")
+    arrays["observations"] = np.arange(12, dtype=np.int32).reshape(6, 2)
+    assert read(arrays)[0].spec.observations["observation"] == Box((2,), "int32")
+    arrays["observations"] = np.array([0, 2, 1, 2, 0, 1], np.float32)
+    assert read(arrays)[0].spec.observations["observation"] == Box((1,), "float32")
+    made = read(arrays, observation="discrete:4")[1]
+    assert made[0].obs["observation"].tolist()[:6] == [0, 2, 1, 2, 0, 1]
+    arrays["observations"][2] = 0.5
+    with pytest.raises(ImportRefused, match="^observations does not fit its type"):
+        read(arrays, observation="discrete:4")
+
+
 def test_observations_are_discrete_if_the_file_says_of_how_many(read: Read) -> None:
     arrays = table(6, terminals=[5])
     arrays["observations"] = np.array([0, 2, 1, 2, 0, 1], np.int32)
     arrays["next_observations"] = np.array([2, 1, 2, 0, 1, 3], np.int32)
-    assert read(arrays)[0].spec.observations["observation"] == Box((1,), "int32")
+    arrays["metadata/discrete_observations"] = 5
+    assert read(arrays)[0].spec.observations["observation"] == Discrete(5)
+    chosen = read(arrays, observation="discrete:6")[0]
+    assert chosen.spec.observations["observation"] == Discrete(6)
     arrays["metadata/discrete_observations"] = 4
     found, made = read(arrays)
     assert found.spec.observations["observation"] == Discrete(4)
