@@ -30,7 +30,7 @@ class ActingPolicy(nn.Module):
             obs, reward, done = step the environments; time_idx += 1
             hidden = policy.reset_hidden(hidden, done); time_idx[done] = 0; obs[done] = first one
 
-    With AgentConfig.return_conditioning, the hidden state is a pair: that of the memory, and the
+    With AgentConfig.return_conditioning, the hidden state is a tuple: that of the memory, and the
     return-to-go [N]. `act` sets the return-to-go to `target_return` where time_idx is 0, and
     subtracts prev_reward elsewhere.
     """
@@ -88,10 +88,12 @@ class ActingPolicy(nn.Module):
         previous_known: Tensor | None = None,
         return_to_go: Tensor | None = None,
         packing: Packing | None = None,
+        before: Tensor | None = None,
     ) -> Tensor:
         """Timestep vectors [B, L, d] of inputs [B, L, ...]; used in training and acting.
 
-        With a packing, the output is [1, M, d]: the timesteps that exist.
+        With a packing, the output is [1, M, d]: the timesteps that exist. `before` [B, numbers]:
+        the numbers observed in the timestep before, for differences.
 
         Raises:
             BatchError: return_to_go is missing, but the config has return_conditioning.
@@ -112,10 +114,14 @@ class ActingPolicy(nn.Module):
                 )
             shown = return_to_go.to(torch.float32) * conditioning.scale
             previous = torch.cat((previous, shown.unsqueeze(-1)), dim=-1)
+        given = {}
+        if self._sees_differences:
+            change = self.timestep_encoder.differences(obs, time_idx, valid, before)
+            given = {"differences": change}
         if packing is not None and supports_packing(self.timestep_encoder):
-            out: Tensor = self.timestep_encoder(obs, previous, valid, packing=packing)
+            out: Tensor = self.timestep_encoder(obs, previous, valid, packing=packing, **given)
             return out
-        timesteps = self.timestep_encoder(obs, previous, valid)
+        timesteps = self.timestep_encoder(obs, previous, valid, **given)
         return timesteps if packing is None else packing.pack(timesteps)
 
     def encode_trajectory(
@@ -170,13 +176,18 @@ class ActingPolicy(nn.Module):
     def initial_hidden(self, n: int, device: torch.device | str = "cpu") -> Hidden:
         """The hidden state at the start of n episodes."""
         memory = self.trajectory_encoder.initial_hidden(n, device)
-        return memory if not self._conditioned else (memory, torch.zeros(n, device=device))
+        more = []
+        if self._conditioned:
+            more.append(torch.zeros(n, device=device))
+        if self._sees_differences:
+            more.append(torch.zeros(n, self.timestep_encoder.d_differences, device=device))
+        return (memory, *more) if more else memory
 
     def reset_hidden(self, hidden: Hidden, done: Tensor) -> Hidden:
         """Reset the hidden state where done [n] bool is True. Use only the returned state."""
-        if self._conditioned:
-            memory, left = hidden
-            return self.trajectory_encoder.reset_hidden(memory, done), left
+        if self._conditioned or self._sees_differences:
+            memory, *more = hidden  # what follows is ignored where time_idx is 0
+            return self.trajectory_encoder.reset_hidden(memory, done), *more
         return self.trajectory_encoder.reset_hidden(hidden, done)
 
     @torch.no_grad()
@@ -215,28 +226,41 @@ class ActingPolicy(nn.Module):
             finally:
                 self.train()
         time, memory = time_idx.unsqueeze(1), hidden
-        return_to_go = None
+        return_to_go = before = None
+        kept: list[Tensor] = []
+        if self._conditioned or self._sees_differences:
+            memory, *kept = hidden
+        window = {key: value.unsqueeze(1) for key, value in obs.items()}
+        more: list[Tensor] = []
         if self._conditioned:
-            memory, left = hidden
-            left = torch.where(time_idx == 0, self._target(), left - prev_reward)
+            left = torch.where(time_idx == 0, self._target(), kept.pop(0) - prev_reward)
             return_to_go = left.unsqueeze(1)
+            more.append(left)
+        if self._sees_differences:
+            before = kept.pop(0)
+            more.append(self.timestep_encoder.observations.numbers(window).squeeze(1))
         timestep = self.encode_timesteps(
-            {key: value.unsqueeze(1) for key, value in obs.items()},
+            window,
             prev_action.unsqueeze(1),
             prev_reward.unsqueeze(1),
             time,
             return_to_go=return_to_go,
+            before=before,
         )
         state, memory = self.trajectory_encoder.step(timestep, time, memory)
         given = {"obs": {key: obs[key] for key in self.actor_keys}} if self.actor_keys else {}
         policy = self.actor.acting(state.squeeze(1), self.legal_actions(obs), **given)
         x = policy.sample(generator) if sample else policy.greedy()
         action = decode_action(self.spaces.action, x)
-        return action, (memory, left) if self._conditioned else memory
+        return action, (memory, *more) if more else memory
 
     @property
     def _conditioned(self) -> bool:
         return self.config.return_conditioning is not None
+
+    @property
+    def _sees_differences(self) -> bool:
+        return bool(getattr(self.timestep_encoder, "d_differences", 0))
 
     def _target(self) -> float:
         if self.target_return is None:

@@ -31,6 +31,8 @@ from pydantic_core import PydanticUndefined
 
 S = TypeVar("S")
 COMMAND_LINE = "command line"
+FIRST_SENTENCE = re.compile(r"(?<!\be\.g)[.;] ")
+"""Where the first sentence of a help text ends."""
 
 
 @dataclass(frozen=True)
@@ -457,7 +459,7 @@ def short_help(
     for option in shown:
         left = f"  {option.flag} {_shown(option)}".rstrip()
         # The choices of a kind say enough.
-        sentence = "" if option.name.endswith(".kind") else re.split("[.;] ", option.help)[0]
+        sentence = "" if option.name.endswith(".kind") else FIRST_SENTENCE.split(option.help)[0]
         lines += textwrap.wrap(
             sentence.rstrip("."), 100, initial_indent=f"{left:<38}  ", subsequent_indent=" " * 40
         ) or [left]

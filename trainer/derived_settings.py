@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from amago_model.config import TimestepEncoderConfig
+from amago_model.encoders.modalities import has_numbers
 from amago_model.heads.popart import LARGEST_SIGMA
 from stepwell._plural import pluralize
 from stepwell._settings import flatten
@@ -312,6 +314,9 @@ def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
         hide = "with memory, previous actions and rewards tell the state"
         small = "small enough for a CPU"
         found += [Derived(f"{MEMORY}n_heads", 4, small), Derived(f"{MEMORY}n_layers", 2, small)]
+        if not p.sparse and has_numbers(TimestepEncoderConfig(), p.spaces):
+            seen = "shows velocities, which a memory hardly sees in positions that change little"
+            found.append(Derived("agent.timestep_encoder.differences", True, seen))
     return [*found, Derived("agent.timestep_encoder.hide_previous", not remembers, hide)]
 
 

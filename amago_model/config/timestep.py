@@ -162,6 +162,10 @@ class TimestepEncoderConfig(Settings):
     """Normalisation of the output."""
     input_norm: InputNormConfig | None = Field(default_factory=InputNormConfig)
     """Normalise each plain number by running statistics of the training data; none: do not."""
+    differences: bool = False
+    """Add the difference of each observed number to the timestep before, normalised by running
+    statistics of its own: a velocity, where only positions are observed. 0 in the first timestep
+    of an episode or window."""
     show_reset: bool = False
     """Add a reset flag, not normalised: 1 at the first timestep of an episode, else 0. It
     distinguishes the start of an episode from a zero previous action and reward."""

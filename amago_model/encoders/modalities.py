@@ -107,6 +107,12 @@ def sees_one_image(config: TimestepEncoderConfig, spaces: Spaces) -> bool:
     return list(modalities_of(config, spaces).values()) == ["image"]
 
 
+def has_numbers(config: TimestepEncoderConfig, spaces: Spaces) -> bool:
+    """Whether the agent reads numbers, which have differences; categories have none."""
+    kinds = modalities_of(config, spaces).items()
+    return any(kind == "vector" and spaces.observations[key].n is None for key, kind in kinds)
+
+
 def unused_settings(config: AgentConfig, spaces: Spaces) -> list[str]:
     """Settings that differ from their defaults but have no effect with these spaces, for a warning.
     Each is a string like "actor.continuous.kind='beta'".
@@ -124,6 +130,7 @@ def unused_settings(config: AgentConfig, spaces: Spaces) -> list[str]:
         "actor.prob_low": action in ("discrete", "multi_discrete"),
         "actor.prob_high": action in ("discrete", "multi_discrete"),
         "timestep_encoder.kind": sees_one_image(encoder, spaces),
+        "timestep_encoder.differences": has_numbers(encoder, spaces),
     }
     plain = AgentConfig()
     found = [

@@ -23,20 +23,22 @@ from amago_model.running_statistics import RunningMoments
 class InputNorm(nn.Module):
     """Normalise each feature by its running mean and standard deviation over valid timesteps.
 
-    A feature with a standard deviation of at most 0.01 is centred but not scaled.
+    A feature with a standard deviation of at most `least` is centred but not scaled.
     """
 
-    def __init__(self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0) -> None:
+    def __init__(
+        self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0, least: float = 0.01
+    ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.least = width, least
         self.moments = RunningMoments((width,), beta=beta, init_nu=init_nu)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """x [B, L, F], valid [B, L] -> [B, L, F]. In training, updates the statistics first."""
         if self.training and valid is not None:
             self.moments.update(x, valid)
-        std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 1e-5)
-        scale = torch.where(std > 0.01, std, 1.0)
+        std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 0.1 * self.least**2)
+        scale = torch.where(std > self.least, std, 1.0)
         return ((x - self.moments.mean) / scale).clamp(-1e4, 1e4)
 
 
@@ -83,6 +85,8 @@ class ObservationFeatures(nn.Module):
             ]
         )
         raw = config.raw_numbers
+        self.number_keys = [key for key in self.vector_keys if self.spaces[key].n is None]
+        self.d_numbers = sum(vector_width(self.spaces[key], raw=raw) for key in self.number_keys)
         self.d_vectors = sum(vector_width(self.spaces[key], raw=raw) for key in self.vector_keys)
         self.d_encoded = sum(int(part.d_output) for part in self.encoders)  # type: ignore[arg-type, misc]
 
@@ -116,11 +120,15 @@ class ObservationFeatures(nn.Module):
 
     def vectors(self, obs: dict[str, Tensor]) -> list[Tensor]:
         """The plain numbers of each vector key, [B, L, features] each; zeros for hidden keys."""
-        raw, found = self.config.raw_numbers, []
-        for key in self.vector_keys:
-            part = vector_features(self.spaces[key], obs[key], raw=raw)
-            found.append(torch.zeros_like(part) if key in self.config.hide_keys else part)
-        return found
+        return [self._vector(key, obs) for key in self.vector_keys]
+
+    def numbers(self, obs: dict[str, Tensor]) -> Tensor:
+        """[B, L, d_numbers]: those of `vectors` that are no categories."""
+        return torch.cat([self._vector(key, obs) for key in self.number_keys], dim=-1)
+
+    def _vector(self, key: str, obs: dict[str, Tensor]) -> Tensor:
+        part = vector_features(self.spaces[key], obs[key], raw=self.config.raw_numbers)
+        return torch.zeros_like(part) if key in self.config.hide_keys else part
 
     def encoded(
         self, obs: dict[str, Tensor], valid: Tensor | None, shifts: Tensor | None

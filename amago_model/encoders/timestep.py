@@ -2,6 +2,7 @@
 
     reset flag, return-to-go (both optional) ─────────────────────────────┐
     plain numbers, few categories, previous reward and action ── whiten ──┤
+    differences of plain numbers (optional) ── whiten ────────────────────┤
     image ── convolutions, linear ────────────────────────────────────────┤
     tokens ── embedding, recurrent, linear, norm ─────────────────────────┼── MLP ── norm
     goals ── two linear, norm ────────────────────────────────────────────┘
@@ -11,7 +12,7 @@ With kind=image, for a single image, as published:
     previous reward and action ── symlog, linear, activation ──┐
     image ── convolutions, linear, activation ─────────────────┴── linear ── norm
 
-Timesteps are encoded independently; the memory is in trajectory.py.
+Timesteps are encoded independently, but for the differences; the memory is in trajectory.py.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from amago_model.encoders.observation_features import InputNorm, ObservationFeat
 from amago_model.errors import ConfigError
 from amago_model.layers import Linear, make_activation, make_mlp, make_norm, symlog
 
+SMALLEST = 1e-6
+"""Differences with a smaller standard deviation are rounding errors."""
+
 
 class TimestepEncoder(nn.Module):
     """Whiten plain numbers, encode the rest, concatenate (each kind sorted by key), MLP, norm.
@@ -48,14 +52,19 @@ class TimestepEncoder(nn.Module):
         self.d_previous = 1 + spaces.action.width
         self.d_unscaled = config.show_reset + return_conditioned
         """Inputs that are never normalised or hidden."""
+        self.d_differences = config.differences * self.observations.d_numbers
         self.input_norm: InputNorm | None = None
+        self.difference_norm: InputNorm | None = None
         self._make_layers()
 
     def _make_layers(self) -> None:
         """Create the layers after the networks of single observations."""
         config, observed = self.config, self.observations.d_vectors
         self.input_norm = _input_norm(config.input_norm, observed, self.d_previous)
+        if self.d_differences:  # the first variance of 0 is forgotten at once
+            self.difference_norm = InputNorm(self.d_differences, init_nu=0.0, least=SMALLEST)
         width = observed + self.d_previous + self.d_unscaled + self.observations.d_encoded
+        width += self.d_differences
         self.d_output = _scaled(config, "d_output", "out_norm", width)
         self.mlp: nn.Sequential = make_mlp(
             width,
@@ -84,12 +93,34 @@ class TimestepEncoder(nn.Module):
         x = torch.cat((*self.observations.vectors(obs), previous), dim=-1)
         return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0.0)
 
+    def differences(
+        self,
+        obs: dict[str, Tensor],
+        time_idx: Tensor,
+        valid: Tensor | None,
+        before: Tensor | None = None,
+    ) -> Tensor:
+        """The differences of numbers to the timestep before: obs[k] [B, L, *shape], time_idx and
+        valid [B, L] -> [B, L, d_differences].
+
+        `before` [B, d_differences]: the numbers in the timestep before the window, if they are
+        known. Differences are 0 where time_idx is 0, or one of both timesteps is not valid.
+        """
+        numbers = self.observations.numbers(obs)
+        first = numbers[:, :1] if before is None else before.unsqueeze(1)
+        change = numbers - torch.cat((first, numbers[:, :-1]), dim=1)
+        known = time_idx > 0
+        if valid is not None:
+            known = known & valid & torch.cat((valid[:, :1], valid[:, :-1]), dim=1)
+        return torch.where(known.unsqueeze(-1), change, 0.0)
+
     def forward(
         self,
         obs: dict[str, Tensor],
         previous: Tensor,
         valid: Tensor | None,
         packing: Packing | None = None,
+        differences: Tensor | None = None,
     ) -> Tensor:
         """obs[k] [B, L, *shape], previous [B, L, 1+A], valid [B, L] bool -> [B, L, d_output].
 
@@ -97,16 +128,20 @@ class TimestepEncoder(nn.Module):
         conditioning it has one more element, the scaled return-to-go. Invalid timesteps are read as
         zeros. valid None means that all timesteps are valid; statistics are then not updated and
         images not shifted. With a packing, the output is [1, M, d_output]: the timesteps that
-        exist.
+        exist. `differences` [B, L, d_differences] are needed if the config has them.
         """
         shifts = self.observations.draw_shifts(valid)
         if packing is not None:
             obs = self.observations.pack(obs, packing)
             previous = packing.pack(previous)
+            differences = None if differences is None else packing.pack(differences)
             valid = None if valid is None else packing.pack(valid)
             shifts = None if shifts is None else packing.pack(shifts)
         x = self._plain_features(self.plain(obs, previous, valid), valid)
         parts = [x, *self.observations.encoded(obs, valid, shifts)]
+        if self.difference_norm is not None:
+            assert differences is not None
+            parts.append(self.difference_norm(differences, valid))
         out: Tensor = self.out_norm(self.mlp(torch.cat(parts, dim=-1) if len(parts) > 1 else x))
         return out
 

@@ -165,6 +165,8 @@ def test_settings_that_fit_nothing_are_refused_by_name(spaces, changes: dict, wh
         ({"keys": ("type",), "images": PlainImageConfig(d_output=3)}, ["timestep_encoder.images"]),
         ({"keys": ("type",), "tokens": TokenConfig(d_hidden=3)}, ["timestep_encoder.tokens"]),
         ({"goals": GoalConfig(d_output=3)}, ["timestep_encoder.goals"]),
+        ({"keys": ("place",), "differences": True}, ["timestep_encoder.differences=True"]),
+        ({"differences": True}, []),
         ({"d_hidden": 3}, []),
     ],
 )

@@ -81,12 +81,56 @@ def test_the_reset_is_1_in_an_episodes_first_row_alone() -> None:
         assert x[..., 3].eq(0).all() and x[..., 4:6].eq(0).all() == ("hide_previous" in hidden)
 
 
-@torch.no_grad()
-def test_acting_shows_the_resets_that_windows_show(make_config) -> None:  # type: ignore[no-untyped-def]
-    """Two environments with episodes of other lengths, against one window for each episode."""
-    config = make_config(
-        GRU, encoder=SMALL.replace(show_reset=True, input_norm=InputNormConfig(previous=False))
+def test_differences_are_to_the_timestep_before_and_whitened_by_themselves() -> None:
+    """However small they are. 0 at a start, beside padding, and where a window begins."""
+    torch.manual_seed(0)
+    encoder = TimestepEncoder(SMALL.replace(differences=True), SPACES).train()
+    assert TimestepEncoder(SMALL, SPACES).difference_norm is None
+    speed = 1e-4 * torch.randn(4, 9, 3)
+    obs, valid = {"observation": 5.0 + speed.cumsum(1)}, torch.ones(4, 9, dtype=torch.bool)
+    valid[1, 4:] = False
+    time_idx = torch.arange(9).expand(4, 9) + 3
+    time_idx[2] = torch.tensor([7, 8, 9, 0, 1, 2, 3, 4, 5])
+    found = encoder.differences(obs, time_idx, valid)
+    shown = valid.clone()
+    shown[:, 0] = shown[2, 3] = False
+    torch.testing.assert_close(found[shown], speed[shown], atol=2e-6, rtol=0.0)
+    assert found[~shown].eq(0).all()
+    before = obs["observation"][:, 0] - 1.0
+    first = encoder.differences(obs, time_idx, valid, before)[:, 0]
+    torch.testing.assert_close(first, torch.ones(4, 3))
+    for _ in range(50):
+        x = _into_the_mlp(encoder, obs, torch.zeros(4, 9, 3), valid, None, found)
+    assert x[..., 6:][valid].std() == pytest.approx(1.0, abs=0.1)
+    hidden = SMALL.replace(differences=True, hide_keys=("observation",))
+    assert TimestepEncoder(hidden, SPACES).differences(obs, time_idx, None).eq(0).all()
+
+
+def test_categories_have_no_differences() -> None:
+    spaces = Spaces(
+        observations={
+            "cell": ObsSpace(shape=(), dtype="int64", n=5),
+            "speed": ObsSpace(shape=(2,), dtype="float32"),
+        },
+        action=SPACES.action,
     )
+    assert TimestepEncoder(SMALL.replace(differences=True), spaces).d_differences == 2
+    only = Spaces(observations={"cell": spaces.observations["cell"]}, action=SPACES.action)
+    assert TimestepEncoder(SMALL.replace(differences=True), only).difference_norm is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"show_reset": True, "input_norm": InputNormConfig(previous=False)},
+        {"differences": True},
+    ],
+    ids=["resets", "differences"],
+)
+def test_acting_shows_what_windows_show(make_config, inputs) -> None:  # type: ignore[no-untyped-def]
+    """Two environments with episodes of other lengths, against one window for each episode."""
+    config = make_config(GRU, encoder=SMALL.replace(**inputs))
     policy = ActingPolicy(config, SPACES).eval()
     episodes = [[3, 4], [5, 2]]
     seen: list[Tensor] = []
@@ -111,9 +155,15 @@ def test_acting_shows_the_resets_that_windows_show(make_config) -> None:  # type
             torch.testing.assert_close(acted[env, part], learned, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_changes_nothing_and_a_policy_file_brings_it_back(make_config, make_batch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("differences", [False, True])
+def test_padding_changes_nothing_and_a_policy_file_brings_it_back(
+    make_config,  # type: ignore[no-untyped-def]
+    make_batch,  # type: ignore[no-untyped-def]
+    differences: bool,
+) -> None:
     """Padding has time 0, but is no beginning."""
     inputs = {"show_reset": True, "input_norm": {"beta": 0.3, "previous": False}}
+    inputs |= {"differences": differences}
     config = make_config(GRU, encoder=SMALL.replace(**inputs))
     batch, seen = make_batch(SPACES, first=0), []
     for given in (batch, batch.padded(9)):

@@ -103,6 +103,7 @@ def test_every_option_has_its_sentence(capsys: pytest.CaptureFixture[str]) -> No
         text = capsys.readouterr().out
         for option in options(kind).values():
             assert option.help and f"  {option.flag} " in text, option.name
+        assert " e.g. Pendulum-v1 " in " ".join(text.split()), "cut within the sentence"
 
 
 def test_the_schema_of_a_command_loads_no_torch() -> None:

@@ -103,6 +103,20 @@ def test_sparse_rewards_get_bounds_long_horizons_and_multi_step_returns() -> Non
     assert derived(make_profile(DENSE))["agent.losses.n_step"] == 1
 
 
+def test_a_memory_of_dense_rewards_sees_differences_of_numbers() -> None:
+    key = "agent.timestep_encoder.differences"
+    assert derived(make_profile(DENSE), memory="gru")[key] is True
+    of_bc = derive_settings(make_profile(DENSE), recipe("bc").replace(memory="gru", dataset="m"))
+    assert key in {d.key for d in of_bc}
+    states = EnvSpec.of(Discrete(5), Discrete(2), env="Made-v0")
+    for without in (
+        derived(make_profile(DENSE)),
+        derived(make_profile(SPARSE), memory="transformer"),
+        derived(make_profile(DENSE, spec=states), memory="gru"),
+    ):
+        assert key not in without
+
+
 def test_rare_rewards_that_are_partly_luck_get_one_step_targets() -> None:
     """Not with memory, where what looks random may be hidden, nor where rewards are dense."""
     lucky = make_profile(SPARSE, spec=DISCRETE, random_outcomes=0.3)
