@@ -59,7 +59,9 @@ class Modified(gymnasium.Env[Any, Any]):
             known = set(hide) <= set(range(seen.shape[0])) and bool(shown)
             require(known, "hide", f"some of 0 … {seen.shape[0] - 1}, not all", list(hide))
             self._shown = shown
-            self.observation_space = spaces.Box(seen.low[shown], seen.high[shown])
+            self.observation_space = spaces.Box(
+                seen.low[shown], seen.high[shown], dtype=seen.dtype.type
+            )
             self.metadata["partially_observable"] = True
 
     def reset(
