@@ -82,16 +82,21 @@ MEMORIES = [
 ]
 
 
-@pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: memory["kind"])
+@pytest.mark.parametrize(
+    ("memory", "differences"),
+    [*((memory, False) for memory in MEMORIES), (MEMORIES[1], True)],
+    ids=[*(memory["kind"] for memory in MEMORIES), "gru, differences"],
+)
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
 def test_an_exported_program_acts_with_torch_alone(
-    env_id: str, memory: dict[str, Any], tmp_path: Path
+    env_id: str, memory: dict[str, Any], differences: bool, tmp_path: Path
 ) -> None:
     """Longer than the context of a Transformer; its arguments stay as they are."""
     torch.manual_seed(3)
     spaces = Spaces.of_spec(interface_of(make(env_id), env_id).spec.to_json())
     config = AgentConfig.from_dict({**SMALL, "trajectory_encoder": memory})
-    policy = Player(ActingPolicy(config, spaces))
+    encoder = config.timestep_encoder.replace(differences=differences)
+    policy = Player(ActingPolicy(config.replace(timestep_encoder=encoder), spaces))
     (tmp_path / "policy.pt2").write_bytes(policy.export())
     program = torch.export.load(tmp_path / "policy.pt2")
     act = program.module()
