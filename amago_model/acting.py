@@ -30,9 +30,10 @@ class ActingPolicy(nn.Module):
             obs, reward, done = step the environments; time_idx += 1
             hidden = policy.reset_hidden(hidden, done); time_idx[done] = 0; obs[done] = first one
 
-    With AgentConfig.return_conditioning, the hidden state is a tuple: that of the memory, and the
-    return-to-go [N]. `act` sets the return-to-go to `target_return` where time_idx is 0, and
-    subtracts prev_reward elsewhere.
+    The hidden state is that of the memory. With AgentConfig.return_conditioning or
+    timestep_encoder.differences it is a tuple: that of the memory, then the return-to-go [N], then
+    the numbers observed last [N, F], each if configured. `act` sets the return-to-go to
+    `target_return` where time_idx is 0, and subtracts prev_reward elsewhere.
     """
 
     def __init__(self, config: AgentConfig, spaces: Spaces) -> None:

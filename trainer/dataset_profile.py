@@ -39,6 +39,9 @@ COMPARED = 5
 """Fewer trajectories do not show whether they are equally good."""
 REPEATED = 0.5
 """Outcomes are compared if a larger share of the steps has a state and action that occur again."""
+LARGEST_STATE = 100
+"""Outcomes are compared for observations of at most this many numbers: images are too much to read,
+and hardly occur again."""
 RANDOM_SQL = """\
 with transition as (
   select hash(obs) as state, action, is_last,
@@ -116,7 +119,8 @@ class DatasetProfile:
     """[n] whether they end in a termination."""
     random_outcomes: float = 0.0
     """Of steps with the same observation and action as others, the share whose outcome is not the
-    most frequent one. 0 if most observations occur once, or if actions are not discrete."""
+    most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not
+    sparse, actions not discrete, or observations larger than LARGEST_STATE."""
 
     @property
     def long_length(self) -> float:
@@ -302,7 +306,8 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
         sampled_length=columns["length"].to_numpy(),
         sampled_terminated=columns["terminated"].to_numpy(),
     )
-    if profile.spaces.action.kind != "discrete":
+    size = sum(math.prod(space.shape) for space in profile.spaces.observations.values())
+    if profile.spaces.action.kind != "discrete" or not profile.sparse or size > LARGEST_STATE:
         return profile
     counts = client.sql(RANDOM_SQL.format(chosen=chosen), dataset=dataset, timeout=TIMEOUT)
     return replace(profile, random_outcomes=random_share(*counts.rows[0]))

@@ -121,7 +121,9 @@ def derive_settings(
         return [*shape, *_first_values(profile, losses.gamma, losses.reward_multiplier)]
     rewards = reward_settings(profile, gamma := basis(discount))
     first = _first_values(profile, gamma, basis(rewards[0]))
-    found = [discount, *rewards, *first, n_step, *(_one_step(profile) if random else [])]
+    found = [discount, *rewards, *first, n_step]
+    if random and basis(n_step) == 1:
+        found += _one_step(profile)
     if clone:
         return [*found, *_cloning(profile), *shape]
     if config.agent.critic is not None and basis(rewards[0]) == rewards[0].value:

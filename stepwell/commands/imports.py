@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="further option of the importer: action=discrete:6, max-steps=1000, drop-infos=NAME,…",
+        help="further option of the importer: action=discrete:6, "
+        "observation=discrete:64, max-steps=1000, drop-infos=NAME,…",
     )
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds to wait for the job")
     common.add_connection(parser)

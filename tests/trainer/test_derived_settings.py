@@ -130,44 +130,49 @@ def test_rare_rewards_that_are_partly_luck_get_one_step_targets() -> None:
     ):
         assert not {"agent.losses.tau", "optimizer.grad_clip"} & other.keys()
     assert derived(lucky, memory="transformer")["agent.losses.n_step"] == 5
+    given = derived_with(lucky, "--agent.losses.n-step=3")
+    assert not {"agent.losses.tau", "optimizer.grad_clip"} & given.keys(), "they are for one step"
 
 
 def test_random_outcomes_are_counted_where_states_occur_again(service) -> None:
     """On ice, two of three steps go elsewhere; without it, none does. Of vectors nothing is known,
-    and a truncated trajectory's last outcome does not count."""
+    and a truncated trajectory's last outcome, here with the only reward, does not count."""
     rng = np.random.default_rng(0)
 
     def walk(kind: str) -> Trajectory:
         at, states, actions = 4, [4], []
         for _ in range(20):
             actions.append(int(rng.integers(2)))
-            slip = int(rng.integers(3)) if kind == "ice" else 0
+            slip = int(rng.integers(3)) if kind in ("ice", "dense", "large") else 0
             at = (at + (1 if actions[-1] else -1) * (1, 2, 3)[slip]) % 10
             states.append(at)
-        if kind != "vectors":
-            obs = np.array(states)
-        else:
+        obs = np.array(states)
+        if kind == "large":
+            obs = np.tile(obs[:, None], 101).astype(np.float32)
+        if kind == "vectors":
             obs = np.stack([states, rng.normal(size=21)], 1).astype(np.float32)
         if kind == "cut":
             obs[-1] = obs[-2]
+        rewards = np.zeros(20, np.float32)
+        rewards[-1] = 1.0
         return Trajectory(
             obs={"observation": obs},
             actions={"action": np.array(actions)},
-            rewards=np.zeros(20, np.float32),
+            rewards=rewards if kind != "dense" else np.arange(20, dtype=np.float32),
             truncated=True,
             final_obs_valid=kind != "cut",
         )
 
     found = {}
     with service.client() as client:
-        for kind in ("ice", "none", "vectors", "cut"):
-            states = Box((2,)) if kind == "vectors" else Discrete(10)
+        for kind in ("ice", "none", "vectors", "cut", "dense", "large"):
+            states = {"vectors": Box((2,)), "large": Box((101,))}.get(kind, Discrete(10))
             client.create_dataset(f"walk-{kind}", EnvSpec.of(states, Discrete(2), env="Walk-v0"))
             client.post(f"walk-{kind}", [walk(kind) for _ in range(50)], wait_sealed=True)
             config = OFFLINE.replace(dataset=f"walk-{kind}")
             found[kind] = read_profile(client, config).random_outcomes
     assert found["ice"] == pytest.approx(2 / 3, abs=0.1)
-    assert found["none"] == found["vectors"] == found["cut"] == 0.0
+    assert {share for kind, share in found.items() if kind != "ice"} == {0.0}
 
 
 def test_a_success_beside_a_cost_of_each_step_is_sparse() -> None:
