@@ -283,13 +283,12 @@ class Agent(nn.Module):
         """The parameters of the optimiser and of the clipped gradient norm."""
         return [p for p in self.parameters() if p.requires_grad]
 
-    @staticmethod
-    def loss_counts(batch: Batch) -> dict[str, Tensor]:
+    def loss_counts(self, batch: Batch) -> dict[str, Tensor]:
         """The number of transitions that each loss of this batch is averaged over, by loss.
 
         Sum these over micro-batches for the argument `counts` of `forward`.
         """
-        masks = loss_masks(batch)
+        masks = loss_masks(batch, self.config.losses)
         counted = {"dpg": masks.dpg_mask, "bc": masks.bc_mask, "critic": masks.critic_mask}
         return {name: mask.sum() for name, mask in counted.items()}
 

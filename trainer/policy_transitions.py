@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amago_model.acting import ActingPolicy
-from amago_model.config import Spaces
+from amago_model.config import LossConfig, Spaces
 from amago_model.data.batch import Batch, encode_action, one_hot
 from amago_model.data.transitions import loss_masks
 from amago_model.encoders.modalities import modalities_of
@@ -177,7 +177,7 @@ def policy_transitions(policy: ActingPolicy, data: RunData) -> Transitions:
     initial, parts = data.initial, []
     for rows, batch in data.batches():
         state, action = _states_and_actions(policy, batch)
-        used = loss_masks(batch).critic_mask
+        used = loss_masks(batch, LossConfig()).critic_mask
         starts = torch.from_numpy(initial[rows])
         trajectory = torch.from_numpy(rows)
         taken = encode_action(policy.spaces.action, batch.action)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from amago_model.config import AgentConfig, Spaces
+from amago_model.config import AgentConfig, LossConfig, Spaces
 from amago_model.data.batch import Batch, action_index, encode_action, one_hot, only_valid
 from amago_model.data.packing import Packing
 
@@ -106,13 +106,27 @@ class LossMasks(NamedTuple):
     bc_mask: Tensor
     """As dpg_mask, and the action was recorded."""
     critic_mask: Tensor
-    """The action was recorded, the transition terminates or its next observation was recorded, and
-    `Batch.critic_mask` includes it."""
+    """The action was recorded, the transition has a target, and `Batch.critic_mask` includes it."""
 
 
-def loss_masks(batch: Batch) -> LossMasks:
+def has_target(batch: Batch, losses: LossConfig) -> Tensor:
+    """[B, T] bool: the transition terminates, or its next state can be evaluated: the observation
+    was recorded and, for `losses.bc_target_penalty`, the action in it too."""
+    valid = batch.next_obs_valid
+    if losses.bc_target_penalty > 0:
+        valid = valid & next_action_known(batch)
+    return batch.mask & (batch.terminated | valid)
+
+
+def next_action_known(batch: Batch) -> Tensor:
+    """[B, T] bool: the next action was recorded; False for the last transition of a window."""
     known = batch.mask & batch.action_known
-    critic_mask = known & (batch.terminated | batch.next_obs_valid)
+    return torch.cat((known[:, 1:], torch.zeros_like(known[:, :1])), dim=1)
+
+
+def loss_masks(batch: Batch, losses: LossConfig) -> LossMasks:
+    known = batch.mask & batch.action_known
+    critic_mask = known & has_target(batch, losses)
     if batch.critic_mask is not None:
         critic_mask = critic_mask & batch.critic_mask
     if batch.actor_mask is None:
@@ -144,7 +158,7 @@ def make_transitions(
         packing: the packing of the states, if they are packed.
         index: the selected transitions, from `flat_indices`; None only without a packing.
     """
-    masks = LossMasks(*(select(index, mask.flatten()) for mask in loss_masks(batch)))
+    masks = LossMasks(*(select(index, mask.flatten()) for mask in loss_masks(batch, config.losses)))
     space, dtype = spaces.action, noise["policy_noise"].dtype  # autocast may make states 16-bit
     if space.kind == "discrete":
         action = action_index(space, batch.action).clamp(0, space.n - 1)

@@ -4,7 +4,7 @@
     reward       r0    r1    r2
     next value   q0    q1    q2          q[t] is the value of timestep t+1, after transition t
     terminated   F     F     x           x = True: no value after r2
-    usable       T     T     z           False: padding, or no termination and no next observation
+    usable       T     T     z           False: padding, or `has_target` says so
 
 The sum stops after n rewards, at a termination, or before the first unusable transition, whichever
 comes first. It then bootstraps from the next value, except at a termination.
@@ -19,7 +19,7 @@ from torch import Tensor
 from amago_model.config import ActionSpace, AgentConfig, LossConfig
 from amago_model.critics import Critics
 from amago_model.data.batch import Batch, encode_action
-from amago_model.data.transitions import Transitions
+from amago_model.data.transitions import Transitions, has_target, next_action_known
 from amago_model.heads.critic import CriticEnsemble
 from amago_model.heads.distributions import Categorical, Deterministic, Distribution
 from amago_model.losses.critic_evaluation import StateValue, data_action_outputs, policy_values
@@ -76,10 +76,10 @@ def next_action_error(
     batch: Batch, tr: Transitions, next_policy: Deterministic, space: ActionSpace
 ) -> Tensor:
     """Squared error [N, G] between the policy's next actions and the data's, mean over dimensions
-    and samples; 0 where the data's is unknown, as after the last transition of a window."""
-    action, known = encode_action(space, batch.action), batch.mask & batch.action_known
+    and samples; 0 where the data's is unknown."""
+    action = encode_action(space, batch.action)
     after = tr.flatten(torch.cat((action[:, 1:], action[:, :1]), dim=1))
-    known = tr.flatten(torch.cat((known[:, 1:], torch.zeros_like(known[:, :1])), dim=1))
+    known = tr.flatten(next_action_known(batch))
     error = (next_policy.rsample(tr.target_noise) - after.unsqueeze(1)).square().mean(-1).mean(0)
     return torch.where(known.unsqueeze(1), error, 0.0)
 
@@ -103,7 +103,7 @@ def bootstrapped_returns(
 ) -> Tensor:
     """Returns [B, T, G] from next_value [B, T, G] and gammas [G], in units of the multiplied
     reward."""
-    usable = batch.mask & (batch.terminated | batch.next_obs_valid)
+    usable = has_target(batch, config)
     reward = torch.where(batch.mask, batch.reward * config.reward_multiplier, 0.0)
     terms = reward, batch.terminated, usable, next_value, gammas
     if config.td_lambda is None:

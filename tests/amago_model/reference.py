@@ -120,8 +120,10 @@ class _Loops:
         return bool(self.batch.mask[i, k] and self.batch.action_known[i, k])
 
     def usable(self, i: int, k: int) -> bool:
-        arrives = self.batch.terminated[i, k] or self.batch.next_obs_valid[i, k]
-        return bool(self.batch.mask[i, k] and arrives)
+        arrives = bool(self.batch.next_obs_valid[i, k])
+        if self.c.bc_target_penalty > 0:
+            arrives = arrives and k + 1 < self.t and self.known(i, k + 1)
+        return bool(self.batch.mask[i, k]) and (bool(self.batch.terminated[i, k]) or arrives)
 
     def rows(self, i: int) -> list[int]:
         """Rows of window i that hold an observation."""

@@ -70,7 +70,7 @@ def _learn(agent: Agent, batch: Batch, m: int) -> dict[str, torch.Tensor]:
     """Loss, gradients and statistics after two updates' worth of batches in m parts."""
     result: dict[str, torch.Tensor] = {}
     for turn in range(2):
-        counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
+        counts = {k: float(v) for k, v in agent.loss_counts(batch).items()}
         agent.zero_grad()
         if m == 1:
             loss = agent(batch)[0]

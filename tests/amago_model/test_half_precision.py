@@ -44,7 +44,7 @@ def test_every_memory_acts(name: str, memory: str) -> None:
 def test_every_agent_learns_from_parts_and_looks_at_data(name: str) -> None:
     agent, _, (batch, *_) = both(name, "transformer")
     parts = [batch.windows(0, 1), batch.windows(1, len(batch.mask))]
-    counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
+    counts = {k: float(v) for k, v in agent.loss_counts(batch).items()}
     with half():
         update_statistics(agent, batch)
         if agent.critics is not None:

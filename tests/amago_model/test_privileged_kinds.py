@@ -135,7 +135,7 @@ def test_rows_of_padding_are_not_computed(agent, make_batch) -> None:
 def test_parts_make_the_update_of_the_whole(agent, make_batch) -> None:
     batch = with_hidden(make_batch(SPACES, lengths=(5, 1, 0, 3)))
     batch = dataclasses.replace(batch, noise=agent.draw_noise(*batch.mask.shape))
-    counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
+    counts = {k: float(v) for k, v in agent.loss_counts(batch).items()}
     twin = copy.deepcopy(agent)
     agent(batch)[0].backward()
     parts = [batch.windows(0, 1), batch.windows(1, 4)]

@@ -330,7 +330,7 @@ def test_a_compiled_update_draws_what_any_other_draws(
     monkeypatch.setattr(compiling, "compile_obstacle", lambda _: None)
     agent = Agent(make_config(), make_spaces("continuous")).eval()
     batch = make_batch(agent.spaces)
-    counts = {k: float(v) for k, v in Agent.loss_counts(batch).items()}
+    counts = {k: float(v) for k, v in agent.loss_counts(batch).items()}
     torch.manual_seed(3)
     expected, _ = agent(batch, counts=counts)
     torch.manual_seed(3)
