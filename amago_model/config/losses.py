@@ -127,9 +127,9 @@ class LossConfig(Settings):
     their mean absolute value in the batch, per discount (TD3+BC; Fujimoto & Gu 2021)."""
     bc_target_penalty: Weight = 0.0
     """Penalty on next values: this factor times the squared error between the policy's next action
-    and that of the data, in units of the multiplied reward (ReBRAC; Tarasov et al. 2023). The critics
-    learn only from transitions whose next action is known: not from the last one of a window that
-    does not terminate. Needs actor.continuous.kind deterministic."""
+    and that of the data, in units of the multiplied reward (ReBRAC; Tarasov et al. 2023). Where the
+    next action is unknown the critics learn nothing: after the last transition of a window, unless
+    it terminates. Needs actor.continuous.kind deterministic."""
     bc_weight: Weight = 0.1
     """Weight of the (filtered) behaviour cloning loss."""
     filter: FilterConfig = Field(default_factory=BinaryFilterConfig)
