@@ -124,7 +124,8 @@ class RunningMoments(Statistics):
     """Debiased running mean and variance [*features], stored as buffers.
 
     Update k uses the step size beta / (1 - (1 - beta)^(k + 1)), so that early batches have nearly
-    equal weights: .500025, .333358, ... for beta = 1e-4. The variance is tracked directly, because
+    equal weights: .500025, .333358, ... for beta = 1e-4. With an `init_nu` of 0 they begin with 1,
+    so that nothing of the initial values remains. The variance is tracked directly, because
     E[x^2] - E[x]^2 (equal in exact arithmetic) is imprecise for features with a large mean and a
     small variance.
     """
@@ -134,7 +135,7 @@ class RunningMoments(Statistics):
         self.beta = beta
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("variance", torch.full(features, init_nu))
-        self.register_buffer("updates", torch.tensor(1.0))
+        self.register_buffer("updates", torch.tensor(1.0 if init_nu > 0.0 else 0.0))
 
     mean: Tensor
     variance: Tensor
@@ -151,9 +152,11 @@ class RunningMoments(Statistics):
         """Step size for a batch with `count` entries; counts the update unless count is 0."""
         # 1 - (1 - beta)^k by expm1: in float32 the direct formula is wrong in the fourth digit.
         if isinstance(count, int):
-            self.updates += min(count, 1)
-            total = -math.expm1(float(self.updates) * math.log1p(-self.beta))
-            return min(count, 1) * self.beta / total
+            if count == 0:
+                return 0.0
+            self.updates += 1
+            return self.beta / -math.expm1(float(self.updates) * math.log1p(-self.beta))
         any_row = (count > 0).to(self.updates.dtype)
         self.updates += any_row
-        return any_row * self.beta / -torch.expm1(self.updates * math.log1p(-self.beta))
+        total = -torch.expm1(self.updates.clamp(min=1.0) * math.log1p(-self.beta))
+        return any_row * self.beta / total

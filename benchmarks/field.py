@@ -60,9 +60,18 @@ def _modified(
     reward_scale: float = 1.0,
     constant_action: bool = False,
     hide: Sequence[int] = (),
+    units: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    changes = {"env": env, "reward_scale": reward_scale, "constant_action": constant_action}
-    return {**changes, "hide": list(hide)} if hide else changes
+    changes: dict[str, Any] = {
+        "env": env,
+        "reward_scale": reward_scale,
+        "constant_action": constant_action,
+    }
+    if hide:
+        changes["hide"] = list(hide)
+    if units is not None:
+        changes["observation_scale"], changes["observation_shift"] = units
+    return changes
 
 
 PENDULUM, HALFCHEETAH, HOPPER, WALKER2D = (
@@ -367,6 +376,30 @@ FIELD = (
         "pendulum-mixed --reward-scale 1e4",
         MODIFIED_ID,
         _modified(PENDULUM, reward_scale=1e4),
+    ),
+    Dataset(
+        "pendulum-small-units",
+        "observation scale",
+        FIT,
+        "pendulum-stitch --observation-scale 1e-5",
+        MODIFIED_ID,
+        _modified(PENDULUM, units=(1e-5, 0.0)),
+    ),
+    Dataset(
+        "lunarlander-small-units",
+        "observation scale",
+        HELD_OUT,
+        "lunarlander-discrete-noisy --observation-scale 1e-4",
+        MODIFIED_ID,
+        _modified(LANDER_DISCRETE, units=(1e-4, 0.0)),
+    ),
+    Dataset(
+        "reacher-far-units",
+        "observation scale",
+        HELD_OUT,
+        "reacher-noisy --observation-scale 1e-3 --observation-shift 10",
+        MODIFIED_ID,
+        _modified("Reacher-v5", units=(1e-3, 10.0)),
     ),
 )
 BY_NAME = {dataset.name: dataset for dataset in FIELD}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from amago_model.config import Spaces, TimestepEncoderConfig
 from amago_model.encoders.modalities import modalities_of
 from stepwell import EnvSpec
+from stepwell._sql import quoted
 from stepwell.client import Client
 from stepwell.messages import PARTIALLY_OBSERVABLE
 from trainer.config import DataConfig, TrainConfig
@@ -41,7 +42,17 @@ REPEATED = 0.5
 """Outcomes are compared if a larger share of the steps has a state and action that occur again."""
 LARGEST_STATE = 100
 """Outcomes are compared for observations of at most this many numbers: images are too much to read,
-and hardly occur again."""
+and hardly occur again. The same limit holds for the deviations of observed numbers."""
+OBSERVED_STEPS = 20_000
+"""Approximate number of steps whose observations are read."""
+DEVIATION_SQL = """\
+with observed as (
+  select unnest({numbers})::double as x, generate_subscripts({numbers}, 1) as i
+  from steps where trajectory_id in (select id from ({chosen}))
+)
+select stddev_pop(x) as std, quantile_cont(x, 0.75) - quantile_cont(x, 0.25) as middle
+from observed where isfinite(x) group by i"""
+"""Standard deviation of each number of an observation, and the range of its middle half."""
 RANDOM_SQL = """\
 with transition as (
   select hash(obs) as state, action, is_last,
@@ -58,6 +69,8 @@ with transition as (
 select sum(n)::bigint, sum(n) filter (n > 1)::bigint, sum(unusual)::bigint from pair"""
 """Steps, steps whose state and action occur again, and those of them whose outcome is not the most
 frequent one. After a truncation the outcome may be unknown."""
+OFTEN = 0.1
+"""A number changes in most steps if its middle half spans more than this many deviations."""
 FAR = 10.0
 """Returns are far from the others if they are farther away than this many times the distance from
 the 5th to the 95th percentile."""
@@ -117,6 +130,9 @@ class DatasetProfile:
     """[n] lengths of the sampled trajectories."""
     sampled_terminated: Floats
     """[n] whether they end in a termination."""
+    smallest_std: float = math.inf
+    """The smallest standard deviation of an observed number that changes in most steps; infinite if
+    there is none, or if observations are larger than LARGEST_STATE."""
     random_outcomes: float = 0.0
     """Of steps with the same observation and action as others, the share whose outcome is not the
     most frequent one. 0 if most observations occur once, and not counted (0) if rewards are not
@@ -276,13 +292,19 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
             f"dataset {dataset!r} has no trajectory to learn from"
             + (f" with where={config.where!r}" if config.where else "")
         )
-    limit = max(1, int(SAMPLED_STEPS / length.mean()))
+
+    def sample_of(steps: int) -> str:
+        limit = max(1, int(steps / length.mean()))
+        return (
+            f"select id, length, terminated from trajectories where {condition} and "
+            f"state = 'sealed' order by hash(id), id limit {limit}"
+        )
+
     best = best_condition(condition, DataConfig().best_fraction)
     best_tenth = client.sql(
         f"select count(*) from trajectories where {condition} and {best}", timeout=TIMEOUT
     ).rows[0][0]
-    chosen = f"select id, length, terminated from trajectories where {condition} and state = "
-    chosen += f"'sealed' order by hash(id), id limit {limit}"
+    chosen = sample_of(SAMPLED_STEPS)
     sample = client.sql(
         f"select any_value(c.length) as length, any_value(c.terminated) as terminated, "
         f"list(s.reward order by s.t) as reward from steps s join ({chosen}) c "
@@ -307,10 +329,30 @@ def read_profile(client: Client, config: TrainConfig) -> DatasetProfile:
         sampled_terminated=columns["terminated"].to_numpy(),
     )
     size = sum(math.prod(space.shape) for space in profile.spaces.observations.values())
+    if size <= LARGEST_STATE:
+        smallest = _smallest_std(client, profile, sample_of(OBSERVED_STEPS))
+        profile = replace(profile, smallest_std=smallest)
     if profile.spaces.action.kind != "discrete" or not profile.sparse or size > LARGEST_STATE:
         return profile
     counts = client.sql(RANDOM_SQL.format(chosen=chosen), dataset=dataset, timeout=TIMEOUT)
     return replace(profile, random_outcomes=random_share(*counts.rows[0]))
+
+
+def _smallest_std(client: Client, profile: DatasetProfile, chosen: str) -> float:
+    """`DatasetProfile.smallest_std`, from the observations of the chosen trajectories."""
+    found = [math.inf]
+    kinds = modalities_of(TimestepEncoderConfig(), profile.spaces)
+    for key, kind in kinds.items():
+        space = profile.spaces.observations[key]
+        if kind != "vector" or space.n is not None or space.dtype == "uint8":
+            continue
+        column = f"obs.{quoted(key)}"
+        numbers = column if space.shape else f"[{column}]"
+        query = DEVIATION_SQL.format(numbers=numbers, chosen=chosen)
+        rows = client.sql(query, dataset=profile.dataset, timeout=TIMEOUT).rows
+        # A number that is nearly always the same, and seldom another, is not in small units.
+        found += [std for std, middle in rows if middle > OFTEN * std > 0.0]
+    return min(found)
 
 
 def random_share(steps: int | None, repeated: int | None, unusual: int | None) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from amago_model.config import TimestepEncoderConfig
+from amago_model.config import InputNormConfig, TimestepEncoderConfig
 from amago_model.encoders.modalities import has_numbers
 from amago_model.heads.popart import LARGEST_SIGMA
 from stepwell._plural import pluralize
@@ -113,6 +113,7 @@ def derive_settings(
         *_sampling(profile),
         *_memory(profile, memory, remembers, basis(window)),
         *_network(profile, remembers),
+        *(_input_norm(profile) if config.agent.timestep_encoder.input_norm else ()),
         *(updates, *_schedule(basis(updates))),
         *(_conditioning(profile) if conditioned and not config.data.relabel else ()),
     ]
@@ -320,6 +321,18 @@ def _network(p: DatasetProfile, remembers: bool) -> list[Derived]:
             seen = "shows velocities, which a memory hardly sees in positions that change little"
             found.append(Derived("agent.timestep_encoder.differences", True, seen))
     return [*found, Derived("agent.timestep_encoder.hide_previous", not remembers, hide)]
+
+
+def _input_norm(p: DatasetProfile) -> list[Derived]:
+    """How observations in small units become visible."""
+    if p.smallest_std > InputNormConfig().min_std:
+        return []
+    key = "agent.timestep_encoder.input_norm."
+    reason = f"an observed number varies by {p.smallest_std:.2g} only"
+    return [
+        Derived(f"{key}min_std", one_digit(0.1 * p.smallest_std), f"{reason}: it is scaled, too"),
+        Derived(f"{key}init_nu", 0.0, f"{reason}: statistics begin with the first batch"),
+    ]
 
 
 def _sampling(p: DatasetProfile) -> list[Derived]:

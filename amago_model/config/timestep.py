@@ -131,8 +131,11 @@ class InputNormConfig(Settings):
 
     beta: StepSize = 1e-4
     """Step size of the running statistics."""
-    init_nu: Positive = 1.0
-    """Initial variance."""
+    init_nu: float = Field(1.0, ge=0)
+    """Initial variance, beside an initial mean of 0: they count as one batch. 0: the statistics
+    begin with the first batch."""
+    min_std: Positive = 0.01
+    """A feature with a standard deviation of at most this is centred but not scaled."""
     previous: bool = True
     """Also normalise the previous action and reward; false: they stay unscaled."""
 

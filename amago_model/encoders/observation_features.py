@@ -23,22 +23,22 @@ from amago_model.running_statistics import RunningMoments
 class InputNorm(nn.Module):
     """Normalise each feature by its running mean and standard deviation over valid timesteps.
 
-    A feature with a standard deviation of at most `least` is centred but not scaled.
+    A feature with a standard deviation of at most `min_std` is centred but not scaled.
     """
 
     def __init__(
-        self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0, least: float = 0.01
+        self, width: int, *, beta: float = 1e-4, init_nu: float = 1.0, min_std: float = 0.01
     ) -> None:
         super().__init__()
-        self.width, self.least = width, least
+        self.width, self.min_std = width, min_std
         self.moments = RunningMoments((width,), beta=beta, init_nu=init_nu)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """x [B, L, F], valid [B, L] -> [B, L, F]. In training, updates the statistics first."""
         if self.training and valid is not None:
             self.moments.update(x, valid)
-        std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 0.1 * self.least**2)
-        scale = torch.where(std > self.least, std, 1.0)
+        std = torch.sqrt(self.moments.variance.clamp(min=0.0) + 0.1 * self.min_std**2)
+        scale = torch.where(std > self.min_std, std, 1.0)
         return ((x - self.moments.mean) / scale).clamp(-1e4, 1e4)
 
 

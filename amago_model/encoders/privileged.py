@@ -21,7 +21,12 @@ class PrivilegedEncoder(nn.Module):
         self.observations = ObservationFeatures(config, spaces, "critic")
         if plain := self.observations.d_vectors:
             statistics = config.input_norm or InputNormConfig()
-            self.norm = InputNorm(plain, beta=statistics.beta, init_nu=statistics.init_nu)
+            self.norm = InputNorm(
+                plain,
+                beta=statistics.beta,
+                init_nu=statistics.init_nu,
+                min_std=statistics.min_std,
+            )
         self.width = plain + self.observations.d_encoded
         """P: number of features per timestep."""
 

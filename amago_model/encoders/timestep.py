@@ -61,8 +61,8 @@ class TimestepEncoder(nn.Module):
         """Create the layers after the networks of single observations."""
         config, observed = self.config, self.observations.d_vectors
         self.input_norm = _input_norm(config.input_norm, observed, self.d_previous)
-        if self.d_differences:  # the first variance of 0 is forgotten at once
-            self.difference_norm = InputNorm(self.d_differences, init_nu=0.0, least=SMALLEST)
+        if self.d_differences:
+            self.difference_norm = InputNorm(self.d_differences, init_nu=0.0, min_std=SMALLEST)
         width = observed + self.d_previous + self.d_unscaled + self.observations.d_encoded
         width += self.d_differences
         self.d_output = _scaled(config, "d_output", "out_norm", width)
@@ -194,7 +194,7 @@ def _input_norm(config: InputNormConfig | None, observed: int, previous: int) ->
             "observation consists of plain numbers; set input_norm=None "
             "(--agent.timestep-encoder.no-input-norm) instead"
         )
-    return InputNorm(width, beta=config.beta, init_nu=config.init_nu)
+    return InputNorm(width, beta=config.beta, init_nu=config.init_nu, min_std=config.min_std)
 
 
 def _scaled(config: TimestepEncoderConfig, name: str, norm: str, width: int) -> int:

@@ -117,6 +117,10 @@ def parser() -> argparse.ArgumentParser:
         kind.add_argument("--constant-action", action="store_true", help=constant)
         hidden = "leave out these numbers of each observation; the behaviour policy sees them"
         kind.add_argument("--hide", type=int, nargs="+", default=[], metavar="INDEX", help=hidden)
+        units = "multiply every observed number with this (default: %(default)s)"
+        kind.add_argument("--observation-scale", type=float, default=1.0, metavar="X", help=units)
+        units = "then add this to every observed number (default: %(default)s)"
+        kind.add_argument("--observation-shift", type=float, default=0.0, metavar="X", help=units)
         if name == "tmaze-passive":
             length = "number of steps between the cue and the junction (default: %(default)s)"
             kind.add_argument("--corridor-length", type=int, default=20, help=length)
@@ -165,6 +169,8 @@ def main(argv: list[str] | None = None) -> int:
                 reward_scale=args.reward_scale,
                 constant_action=args.constant_action,
                 hide=args.hide,
+                observation_scale=args.observation_scale,
+                observation_shift=args.observation_shift,
                 policy_args=policy_args,
                 env_args=env_args,
             )

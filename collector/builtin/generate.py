@@ -152,6 +152,8 @@ def generate(
     reward_scale: float = 1.0,
     constant_action: bool = False,
     hide: Sequence[int] = (),
+    observation_scale: float = 1.0,
+    observation_shift: float = 0.0,
     policy_args: Mapping[str, Any] | None = None,
     env_args: Mapping[str, Any] | None = None,
 ) -> Summary:
@@ -161,8 +163,9 @@ def generate(
     the arguments. Episode i depends only on (kind, env_args, seed, i), so a longer file begins with
     the rows of a shorter one. The metadata contain all that is needed to replay the episodes.
 
-    `reward_scale`, `constant_action` and `hide` change the data as `Modified` does; the metadata
-    then name that environment. `policy_args` are passed to `kind` after the environment.
+    `reward_scale`, `constant_action`, `hide`, `observation_scale` and `observation_shift` change
+    the data as `Modified` does; the metadata then name that environment. `policy_args` are passed
+    to `kind` after the environment.
 
     Raises:
         InvalidData: an argument is out of range, or both `steps` and `episodes` are given, or
@@ -172,10 +175,14 @@ def generate(
     if steps is not None and episodes is not None:
         raise InvalidData("steps", expected="none if episodes is given", got=str(steps))
     env_id, env_args = kind.env_id, {**kind.env_args, **(env_args or {})}
-    if modified := reward_scale != 1.0 or constant_action or bool(hide):
+    units = {"observation_scale": observation_scale, "observation_shift": observation_shift}
+    in_units = observation_scale != 1.0 or observation_shift != 0.0
+    if modified := reward_scale != 1.0 or constant_action or bool(hide) or in_units:
         changes: dict[str, Any] = {"reward_scale": reward_scale, "constant_action": constant_action}
         if hide:
             changes["hide"] = list(hide)
+        if in_units:
+            changes |= units
         env_id, env_args = MODIFIED_ID, {"env": kind.env_id, **changes, **env_args}
     try:
         with warnings.catch_warnings():

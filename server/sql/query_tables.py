@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepwell._sql import quoted
+
 RESERVED = frozenset({"main", "memory", "temp", "system", "information_schema", "pg_catalog", "q"})
 """Schema names that DuckDB reserves: for such a dataset set `dataset` in the request."""
 
@@ -122,10 +124,6 @@ def where_dataset(only: str | None) -> str:
 def _empty(columns: list[Any]) -> str:
     typed = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in columns)
     return f"SELECT {typed} WHERE false"
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _stored(file: str) -> str:

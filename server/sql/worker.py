@@ -35,6 +35,7 @@ from typing import Any, TypeAlias
 from server.pipe_frames import read_frame, write_frame
 from server.sandbox import confine, libraries
 from server.sql import query_tables
+from stepwell._sql import quoted
 
 ADDRESS_SPACE = 3 << 30
 """Besides the worker's share: libraries and stacks are mapped, and mostly unused."""
@@ -275,7 +276,7 @@ def _json(
 
 def _time_as_text(number: int, name: str, kind: str) -> str:
     value = f"CAST(c{number} AS VARCHAR)" if "TIME ZONE" in kind else f"c{number}"
-    return f"{value} AS {query_tables.quoted(name)}"
+    return f"{value} AS {quoted(name)}"
 
 
 def _arrow(

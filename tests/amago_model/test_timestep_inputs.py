@@ -202,7 +202,7 @@ def test_the_statistics_start_and_move_as_told(make_config) -> None:  # type: ig
     ("changes", "message"),
     [
         ({"beta": 0.0}, "beta: expected greater than 0, got 0.0"),
-        ({"init_nu": -1.0}, "init_nu: expected greater than 0, got -1.0"),
+        ({"init_nu": -1.0}, "init_nu: expected greater than or equal to 0, got -1.0"),
     ],
 )
 def test_statistics_that_could_not_move_are_refused_by_name(changes: dict, message: str) -> None:

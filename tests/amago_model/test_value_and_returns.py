@@ -64,6 +64,28 @@ def test_a_large_mean_does_not_swallow_the_spread() -> None:
     assert float(moments.variance) == pytest.approx(1.0, abs=0.1)
 
 
+def test_without_an_initial_variance_the_first_batch_is_all_that_counts() -> None:
+    """Also where nothing is known of the first batches, on each way to count."""
+    for empty in (0, torch.tensor(0)):
+        moments = RunningMoments((1,), beta=1e-4, init_nu=0.0)
+        assert moments._step(empty) == 0.0
+        moments.update(torch.ones(4, 1), torch.zeros(4, dtype=torch.bool))
+        assert (float(moments.mean), float(moments.variance)) == (0.0, 0.0)
+        x = torch.tensor([[1e3], [1e3 + 2e-2]])
+        moments.update(x, torch.ones(2, dtype=torch.bool))
+        assert float(moments.mean) == pytest.approx(1e3 + 1e-2, abs=1e-3)
+        assert float(moments.variance) == pytest.approx(1e-4, rel=0.1)
+    assert float(moments._step(torch.tensor(3))) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_lower_limit_makes_small_features_visible() -> None:
+    x = 1e-5 * torch.randn(1, 4096, 1)
+    norm = InputNorm(1, init_nu=0.0, min_std=1e-6)
+    assert float(norm(x, torch.ones(1, 4096, dtype=torch.bool)).std()) == pytest.approx(1, abs=0.01)
+    unseen = InputNorm(1)(x, torch.ones(1, 4096, dtype=torch.bool))
+    assert float(unseen.std()) < 1e-4
+
+
 def test_an_empty_mask_leaves_statistics_untouched() -> None:
     norm = InputNorm(3)
     before = {k: v.clone() for k, v in norm.state_dict().items()}

@@ -294,6 +294,12 @@ def test_modified_data_differs_only_by_the_modification(tmp_path: Path) -> None:
     np.testing.assert_array_equal(after["actions"], np.pad(before["actions"], ((0, 0), (0, 1))))
     for name in ("observations", "next_observations", "terminals", "timeouts"):
         np.testing.assert_array_equal(after[name], before[name])
+    units = tmp_path / "units.hdf5"
+    generate(PendulumMixed, units, episodes=2, observation_scale=0.5, observation_shift=2.0)
+    seen = read(units)
+    np.testing.assert_array_equal(seen["actions"], before["actions"])
+    for name in ("observations", "next_observations"):
+        np.testing.assert_allclose(seen[name], 0.5 * before[name] + 2.0, rtol=1e-6)
     about = metadata(changed)
     env = gymnasium.make(
         about["environment"].decode(), **json.loads(about["environment_kwargs"].decode())

@@ -169,3 +169,24 @@ def test_modified_ignores_the_last_action_and_scales_the_reward() -> None:
         inner_obs, inner_reward, *_ = inner.step(np.array([1.5], np.float32))
         np.testing.assert_array_equal(obs, inner_obs)
         assert reward == 10 * float(inner_reward)
+
+
+def test_modified_observes_in_other_units() -> None:
+    """The behaviour sees the inner environment; the space has the same units as observations."""
+    env = gymnasium.make(
+        MODIFIED_ID, env="Pendulum-v1", hide=[2], observation_scale=1e-3, observation_shift=5.0
+    )
+    inner = gymnasium.make("Pendulum-v1")
+    obs, _ = env.reset(seed=3)
+    expected, _ = inner.reset(seed=3)
+    np.testing.assert_allclose(obs, 5.0 + 1e-3 * expected[:2], rtol=1e-6)
+    assert obs.dtype == np.float32
+    assert env.observation_space.contains(obs)
+    np.testing.assert_allclose(env.observation_space.high, 5.001)
+    np.testing.assert_array_equal(env.unwrapped.full_observation, expected)
+    for wrong, said in (
+        ({"observation_scale": 0.0}, "^observation_scale; expected above 0"),
+        ({"env": "FrozenLake-v1", "observation_shift": 1.0}, "^observation_shift; expected an e"),
+    ):
+        with pytest.raises(InvalidData, match=said):
+            gymnasium.make(MODIFIED_ID, **{"env": "Pendulum-v1", **wrong})

@@ -175,6 +175,58 @@ def test_random_outcomes_are_counted_where_states_occur_again(service) -> None:
     assert {share for kind, share in found.items() if kind != "ice"} == {0.0}
 
 
+def test_observations_in_small_units_are_scaled() -> None:
+    """For baselines too, unless a flag says otherwise; usual ones keep the defaults."""
+    prefix = "agent.timestep_encoder.input_norm."
+    small = make_profile(DENSE, smallest_std=3e-5)
+    expected = {f"{prefix}min_std": 3e-6, f"{prefix}init_nu": 0.0}
+    assert expected.items() <= derived(small).items()
+    of_bc = derive_settings(small, recipe("bc").replace(dataset="made"))
+    assert expected.items() <= {d.key: d.value for d in of_bc}.items()
+    for other in (
+        derived(make_profile(DENSE, smallest_std=0.02)),
+        derived(make_profile(DENSE)),
+        derived_with(small, "--agent.timestep_encoder.no-input-norm"),
+    ):
+        assert not any(key.startswith(prefix) for key in other)
+
+
+def test_the_smallest_deviation_is_of_numbers_that_change_often(service) -> None:
+    """Not of categories, of what is nearly always the same, nor of a constant; a number without
+    axes counts, and any name of an observation is a column."""
+    rng = np.random.default_rng(0)
+    rare = np.zeros(101)
+    rare[::25] = 1e-4
+    spaces = {
+        "half/gear": Box((3,)),
+        "current": Box(()),
+        "kind": Discrete(3),
+        "image": Box((2, 2), low=0, high=255, dtype="uint8"),
+    }
+    steps = np.stack([rng.normal(0.0, 0.5, 101), np.full(101, 7.0), rare], 1)
+
+    def found(current: float) -> float:
+        name = f"deviations-{uuid.uuid4().hex[:8]}"
+        trajectory = Trajectory(
+            obs={
+                "half/gear": steps.astype(np.float32),
+                "current": rng.normal(5.0, current, 101).astype(np.float32),
+                "kind": rng.integers(3, size=101),
+                "image": rng.integers(2, size=(101, 2, 2)).astype(np.uint8),
+            },
+            actions={"action": rng.integers(2, size=100)},
+            rewards=np.arange(100, dtype=np.float32),
+            terminated=True,
+        )
+        client.create_dataset(name, EnvSpec.of(spaces, Discrete(2), env="Units-v0"))
+        client.post(name, [trajectory], wait_sealed=True)
+        return read_profile(client, OFFLINE.replace(dataset=name)).smallest_std
+
+    with service.client() as client:
+        assert found(1e-3) == pytest.approx(1e-3, rel=0.3)
+        assert found(3.0) == pytest.approx(0.5, rel=0.3)
+
+
 def test_a_success_beside_a_cost_of_each_step_is_sparse() -> None:
     """As if there were no cost. A crash, a dense reward or a trajectory in another unit is not."""
     rng = np.random.default_rng(0)

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from stepwell._files import TEMPORARY, whole_file
 from stepwell._plural import pluralize
+from stepwell._sql import quoted
 from stepwell.client import Client
 from stepwell.errors import CodecError, Gone, NotFound, ServiceUnreachable
 from stepwell.failpoints import failpoint
@@ -295,7 +296,7 @@ def convert(
         params = {"path": str(shard_file)}
         count = connection.sql(f"SELECT count(*) FROM {source}", params=params).fetchall()
         rows = int(count[0][0])
-        names = ", ".join(_quoted(name) for name in ["traj_idx", "t", *(f.column for f in fields)])
+        names = ", ".join(quoted(name) for name in ["traj_idx", "t", *(f.column for f in fields)])
         reader = connection.sql(f"SELECT {names} FROM {source}", params=params).to_arrow_reader(
             ROWS_AT_ONCE
         )
@@ -411,7 +412,3 @@ def _unusable(root: Path, error: OSError) -> DataError:
 def _load(path: Path) -> NDArray[Any]:
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
