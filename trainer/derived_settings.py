@@ -100,8 +100,11 @@ def derive_settings(
     discount, random = _gamma(profile), _is_random(profile, remembers)
     n_step = _n_step(profile, random)
     recalls = remembers and profile.sparse and _has_better_ones(profile)
-    clone = config.derive == "all" and (is_narrow(profile) or is_small(profile) or recalls)
-    clone = clone and all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
+    narrow, few = is_narrow(profile), is_small(profile)
+    compare_few = few and not narrow and _shows_better_ones(profile, remembers)
+    follows_rule = config.derive == "all"
+    follows_rule &= all(is_free(key, decided) for key in decided if key.startswith(FOLLOWING))
+    clone = follows_rule and (narrow or (few and not compare_few) or recalls)
     window = _window(profile, remembers, basis(n_step))
     batch = _batch(basis(window), remembers, basis(n_step))
     passes = LONG_PASSES if basis(n_step) >= LONG_STEPS and not remembers else PASSES
@@ -130,9 +133,11 @@ def derive_settings(
     if config.agent.critic is not None and basis(rewards[0]) == rewards[0].value:
         if warning := outlier_warning(profile, gamma, rewards[0], config.where):
             say(warning)
+    if compare_few and follows_rule:
+        return [*found, *_few(profile), *shape]
     found += [*_imitation(profile), *shape]
     if all(is_free(key, decided) for key in decided if key.startswith(FILTER)):
-        found += _filter(profile, remembers, basis(window))
+        found += _filter(profile, basis(window))
     return found
 
 
@@ -384,8 +389,7 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
             "would prefer actions by their errors"
         )
     elif is_small(p):
-        trajectories = pluralize(p.trajectories, "trajectory", "trajectories")
-        reason = f"too little data for critics ({trajectories}, {pluralize(p.steps, 'step')})"
+        reason = f"too little data for critics ({_size(p)})"
     else:
         reason = (
             f"rewards are sparse ({p.informative:.2%} of the steps) and follow from the past: what "
@@ -404,7 +408,35 @@ def _cloning(p: DatasetProfile) -> list[Derived]:
     return found
 
 
-def _filter(p: DatasetProfile, remembers: bool, window: int) -> list[Derived]:
+def _shows_better_ones(p: DatasetProfile, remembers: bool) -> bool:
+    """Whether few data tell better actions from worse ones."""
+    continuous = p.spaces.action.kind == "continuous"
+    return continuous and p.trajectories >= COMPARED and not remembers
+
+
+def _few(p: DatasetProfile) -> list[Derived]:
+    """What the actor follows if there are few data, good and bad ones, of continuous actions: only
+    the data's actions, the better ones more, by values of no others (as in IQL)."""
+    reason = (
+        f"few data ({_size(p)}): values of the data's better actions only, and better actions "
+        "imitated more, as critics would err for other actions"
+    )
+    chosen: dict[str, Any] = {
+        f"{FILTER}kind": "exp",
+        f"{FILTER}beta": 1.0,
+        f"{FILTER}batch_norm": True,
+        "agent.losses.value_expectile": 0.7,
+        "agent.losses.dpg_weight": 0.0,
+    }
+    return [Derived(key, value, reason) for key, value in chosen.items()]
+
+
+def _size(p: DatasetProfile) -> str:
+    trajectories = pluralize(p.trajectories, "trajectory", "trajectories")
+    return f"{trajectories}, {pluralize(p.steps, 'step')}"
+
+
+def _filter(p: DatasetProfile, window: int) -> list[Derived]:
     """The advantage filter, if it is not the recipe's."""
     if p.spaces.action.kind == "discrete":
         reason = (
@@ -428,12 +460,6 @@ def _filter(p: DatasetProfile, remembers: bool, window: int) -> list[Derived]:
             f"{FILTER}n_step": n_step,
             "agent.losses.value_expectile": 0.9,
         }
-    elif remembers:
-        reason = (
-            "critics know the state from memory only, and are less exact: an exponential filter "
-            "follows large advantages and ignores small ones, of which a binary one keeps the sign"
-        )
-        chosen = {f"{FILTER}kind": "exp", f"{FILTER}beta": 3.0}
     else:
         return []
     return [Derived(key, value, reason) for key, value in chosen.items()]

@@ -449,10 +449,30 @@ def test_equally_good_and_few_trajectories_are_cloned() -> None:
     for few in (noisy[:5], switching[:5], DENSE[:5], SPARSE[:19]):
         found = derived(make_profile(few))
         assert found["agent.losses.dpg_weight"] == 0.0 and "data.best_share" not in found
+        assert (found["agent.losses.filter.kind"] == "exp") == (few != noisy[:5])
     for enough in (switching[:20], [10 * 1000 * [0.0, 1.0]]):
         assert derived(make_profile(enough))["agent.losses.dpg_weight"] == 0.05
     equal = make_profile([[0.0] * 20] * 60)
     assert equal.difference == 0.0 and derived(equal)["agent.losses.dpg_weight"] == 0.0
+
+
+def test_the_better_actions_of_few_trajectories_are_imitated_more() -> None:
+    """By values of the data's actions only. Not where nothing can be compared, nor of discrete
+    actions or with memory: these are cloned."""
+    filters = ("agent.losses.filter.kind", "agent.losses.filter.batch_norm")
+    found = derived(make_profile(DENSE[:5]))
+    assert [found[key] for key in filters] == ["exp", True]
+    assert found["agent.losses.value_expectile"] == 0.7 and found["agent.losses.dpg_weight"] == 0.0
+    assert "agent.losses.critic_weight" not in found
+    for other in (
+        derived(make_profile(DENSE[:4])),
+        derived(make_profile(DENSE[:5], spec=DISCRETE)),
+        derived(make_profile(DENSE[:5]), memory="gru"),
+    ):
+        assert other["agent.losses.filter.kind"] == "behavior_cloning"
+        assert "agent.losses.value_expectile" not in other
+    given = derived_with(make_profile(DENSE[:5]), "--agent.losses.filter.kind=binary")
+    assert "agent.losses.value_expectile" not in given
 
 
 def test_sparse_rewards_compare_the_outcomes_of_several_actions() -> None:
@@ -615,13 +635,11 @@ def test_with_memory_and_sparse_rewards_the_best_trajectories_are_imitated() -> 
     assert {d.key: d.value for d in chosen}[key] == "exp"
 
 
-def test_with_memory_the_filter_is_soft_for_continuous_actions_too() -> None:
-    """A binary one follows the sign of errors, which are larger where memory tells the state."""
+def test_with_memory_the_filter_of_continuous_actions_stays_that_of_the_recipe() -> None:
+    """Differences show velocities, so critics are exact enough for a binary one."""
     tagged = dataclasses.replace(make_profile(DENSE), partially_observable=True)
-    keys = ("agent.losses.filter.kind", "agent.losses.filter.beta")
-    assert [derived(tagged)[key] for key in keys] == ["exp", 3.0]
-    assert [derived(tagged, memory="none").get(key) for key in keys] == [None, None]
-    assert "agent.losses.filter.batch_norm" not in derived(tagged)
+    assert derived(tagged)["agent.timestep_encoder.differences"] is True
+    assert not any(key.startswith("agent.losses.filter") for key in derived(tagged))
 
 
 def test_memory_without_derived_settings_is_refused() -> None:
